@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from tests.acceptance.peers import Admin, Peer
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import AdminApi, SocketClient
 
 _numbers = count(1)
 
@@ -19,8 +19,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def admin(broker: BrokerProcess) -> Admin:
-    return Admin(broker.admin[0])
+def admin(broker: BrokerProcess) -> AdminApi:
+    return AdminApi(broker.admin[0])
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def queue() -> str:
 
 
 @pytest.fixture
-def peer(broker: BrokerProcess) -> Iterator[Peer]:
-    with Peer(broker.port) as connected:
+def peer(broker: BrokerProcess) -> Iterator[SocketClient]:
+    with SocketClient(broker.port) as connected:
         yield connected
 
 
 @pytest.fixture
-def other(broker: BrokerProcess) -> Iterator[Peer]:
-    with Peer(broker.port) as connected:
+def other(broker: BrokerProcess) -> Iterator[SocketClient]:
+    with SocketClient(broker.port) as connected:
         yield connected

@@ -14,7 +14,7 @@ from schemathesis.core.failures import FailureGroup
 
 from tests.fuzz import api_mutant
 from tests.fuzz.api import FLAGS, Asked, operations_of
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
 
 pytestmark = pytest.mark.acceptance
 

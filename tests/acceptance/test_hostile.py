@@ -9,18 +9,18 @@ from select import select
 
 import pytest
 
-from tests.acceptance.peers import Admin, Peer, assert_closed_without_reply
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import AdminApi, SocketClient, assert_closed_without_reply
 
 pytestmark = pytest.mark.acceptance
 
-Request = Callable[[Peer, str], bytes]
+Request = Callable[[SocketClient, str], bytes]
 
 
 # -- the http guard (docs/operate/security.md 8)
 
 
-def browser_request(peer: Peer, queue: str) -> bytes:
+def browser_request(peer: SocketClient, queue: str) -> bytes:
     """Return what a browser sends for ``fetch(url, {method: frame, body: frame})``."""
     method = peer.side.publish(queue, b"method")
     body = peer.side.publish(queue, b"body")
@@ -28,7 +28,7 @@ def browser_request(peer: Peer, queue: str) -> bytes:
     return method + head + body
 
 
-def swallowing_request(peer: Peer, queue: str) -> bytes:
+def swallowing_request(peer: SocketClient, queue: str) -> bytes:
     """Return one whose method takes the rest of the head in as its content."""
     head = b" / HTTP/1.1\r\nHost: 127.0.0.1:9100\r\n\r\n"
     frame_of_head = peer.side.publish(queue, b"start" + head).removesuffix(b"P05%029d0" % 1)
@@ -37,12 +37,12 @@ def swallowing_request(peer: Peer, queue: str) -> bytes:
 
 @pytest.mark.parametrize("request_of", [browser_request, swallowing_request])
 def test_frames_of_a_browser_are_not_executed(
-    broker: BrokerProcess, admin: Admin, queue: str, request_of: Request
+    broker: BrokerProcess, admin: AdminApi, queue: str, request_of: Request
 ) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.send(request_of(peer, queue))
         assert_closed_without_reply(peer)
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.barrier()
     assert admin.queue(queue) == {}
 
@@ -54,17 +54,17 @@ def test_frames_of_a_browser_are_executed_without_the_guard(
     """The control: the requests above are such that the guard alone stops them."""
     flags = ("--admin", "none", "--set", "tcp.http_guard=false")
     with broker_process(tmp_path / "data", *flags) as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.send(request_of(peer, "orders"))
             peer.half_close()
             peer.rest()
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.consume("orders", 5)
             assert len(peer.dispatches(1)) == 1
 
 
 def test_frames_that_might_be_a_method_are_executed_after_a_silence(
-    peer: Peer, other: Peer, queue: str
+    peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.consume(queue, 5)
     peer.publish(queue, b"onlyTokenCharacters")
@@ -72,9 +72,9 @@ def test_frames_that_might_be_a_method_are_executed_after_a_silence(
 
 
 def test_frames_that_might_be_a_method_are_executed_at_the_end(
-    broker: BrokerProcess, other: Peer, queue: str
+    broker: BrokerProcess, other: SocketClient, queue: str
 ) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.publish(queue, b"onlyTokenCharacters")
     other.consume(queue, 5)
     assert other.bodies(1) == [b"onlyTokenCharacters"]
@@ -102,11 +102,11 @@ def test_publishers_that_end_within_a_message_leave_no_trace(
 ) -> None:
     """What was read of it is forgotten, so it stops nobody."""
     for _ in range(4):
-        with Peer(tight.port) as peer:
+        with SocketClient(tight.port) as peer:
             peer.barrier()
             peer.send(peer.side.publish(queue, b"{" * 500_000)[:-100_000])
             getattr(peer, how)()
-    with Peer(tight.port) as peer:
+    with SocketClient(tight.port) as peer:
         large = b"{" * 300_000
         for number in range(4):
             message = peer.side.publish(queue, large, key=b"%d" % number)
@@ -119,8 +119,12 @@ def test_publishers_that_wait_for_a_paused_queue_stop_nobody_else(
     tight: BrokerProcess, queue: str
 ) -> None:
     """Not even when what they have sent fills all the room."""
-    admin, more = Admin(tight.admin[0]), f"{queue}-more"
-    with Peer(tight.port) as peer, Peer(tight.port) as other, Peer(tight.port) as third:
+    admin, more = AdminApi(tight.admin[0]), f"{queue}-more"
+    with (
+        SocketClient(tight.port) as peer,
+        SocketClient(tight.port) as other,
+        SocketClient(tight.port) as third,
+    ):
         peer.store(queue, b"first")
         admin.pause(queue, "publishing")
         peer.send(b"".join(peer.side.publish(queue, b"{" * 100_000) for _ in range(15)))
@@ -138,8 +142,8 @@ def test_publishers_that_wait_for_a_paused_queue_stop_nobody_else(
 
 def test_consumer_is_gone_when_its_next_frame_never_ends(tight: BrokerProcess, queue: str) -> None:
     """Its 002 may still be a browser's, so it waits; the end lets it go, and nothing holds on."""
-    admin = Admin(tight.admin[0])
-    with Peer(tight.port) as peer:
+    admin = AdminApi(tight.admin[0])
+    with SocketClient(tight.port) as peer:
         endless = peer.side.publish(queue, b"x" * 1_000)
         peer.send(peer.side.consume(queue, 5) + endless[:8])
         for at in range(8, len(endless)):  # never silent for as long as the guard waits
@@ -147,7 +151,7 @@ def test_consumer_is_gone_when_its_next_frame_never_ends(tight: BrokerProcess, q
             if select([peer.socket], [], [], 0.008)[0]:
                 break
         assert_closed_without_reply(peer)
-    with Peer(tight.port) as other:
+    with SocketClient(tight.port) as other:
         assert other.confirm(queue, b"body") is None
         other.consume(queue, 1)
         assert other.bodies(1) == [b"body"]
@@ -156,11 +160,11 @@ def test_consumer_is_gone_when_its_next_frame_never_ends(tight: BrokerProcess, q
 
 def test_publisher_that_stalls_within_a_message_is_ended(tight: BrokerProcess, queue: str) -> None:
     """``limits.frame_timeout_s``; what was whole before it stands."""
-    with Peer(tight.port) as peer:
+    with SocketClient(tight.port) as peer:
         whole = peer.side.publish(queue, b"{}")
         peer.send(whole + whole[:-1])
         assert_closed_without_reply(peer)
-    with Peer(tight.port) as other:
+    with SocketClient(tight.port) as other:
         other.consume(queue, 5)
         other.dispatches(1)
         other.barrier()
@@ -169,7 +173,7 @@ def test_publisher_that_stalls_within_a_message_is_ended(tight: BrokerProcess, q
 
 def test_consumer_that_does_not_read_is_ended(tight: BrokerProcess, queue: str) -> None:
     """``limits.write_timeout_s``; others get what it held."""
-    with Peer(tight.port) as peer, Peer(tight.port) as other:
+    with SocketClient(tight.port) as peer, SocketClient(tight.port) as other:
         for number in range(40):  # more than the kernels and the write buffer take
             assert other.confirm(queue, b"{%03d" % number + b" " * 400_000) is None
         peer.read_nothing()

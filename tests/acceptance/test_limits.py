@@ -16,8 +16,8 @@ import pytest
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.testing import BrokerProcess, broker_process
-from tests.acceptance.measures import MIB, Probe, Times, resident_bytes
-from tests.acceptance.peers import WAIT_S, Admin, Peer, assert_closed_without_reply
+from tests.support.latency_probe import MIB, Latencies, LatencyProbe, resident_bytes
+from tests.support.socket_client import WAIT_S, AdminApi, SocketClient, assert_closed_without_reply
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -54,7 +54,7 @@ class Scene:
 
     def __init__(self, broker: BrokerProcess, name: str, figure: Callable[[str], None]) -> None:
         self._broker, self._name, self._figure = broker, name, figure
-        self._probe = Probe(broker.port)
+        self._probe = LatencyProbe(broker.port)
         self._probe.round_trips(50)  # what is done once is done now
         self._alone = self._probe.round_trips(ROUND_TRIPS)
         self._bytes = resident_bytes(broker.pid)
@@ -71,7 +71,7 @@ class Scene:
         for _ in range(ROUND_TRIPS):
             each()
             times_ms.append(self._probe.round_trip_ms())
-        times = Times(times_ms)
+        times = Latencies(times_ms)
         grown = resident_bytes(self._broker.pid) - self._bytes
         self._figure(
             f"{self._name}: round trips {times} (alone: {self._alone}); "
@@ -81,7 +81,7 @@ class Scene:
         assert grown < most_bytes
 
 
-def send_what_goes(peers: list[Peer], data: bytes) -> int:
+def send_what_goes(peers: list[SocketClient], data: bytes) -> int:
     """Send it on each connection, until none takes any for half a second; give the bytes sent."""
     left = {peer.socket: memoryview(data) for peer in peers}
     for own in left:
@@ -96,13 +96,13 @@ def send_what_goes(peers: list[Peer], data: bytes) -> int:
     return len(peers) * len(data) - sum(map(len, left.values()))
 
 
-def with_small_buffer(port: int) -> Peer:
+def with_small_buffer(port: int) -> SocketClient:
     """Connect with a receive buffer of a few kilobytes, so that little is on its way."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     own.settimeout(WAIT_S)
     own.connect(("127.0.0.1", port))
-    return Peer(own)
+    return SocketClient(own)
 
 
 def test_consumers_that_stop_reading_disturb_nobody(
@@ -110,7 +110,7 @@ def test_consumers_that_stop_reading_disturb_nobody(
 ) -> None:
     """Three with a credit of 1,000 each, 60 MB waiting for them; later one of them goes on."""
     with ExitStack() as stack, Scene(broker, "3 consumers that stop reading", figure) as scene:
-        with Peer(broker.port) as publisher:
+        with SocketClient(broker.port) as publisher:
             for number in range(3_000):
                 publisher.publish("large", b"%020d" % number * 1_000)
             publisher.barrier()
@@ -129,7 +129,7 @@ def test_publishers_that_trickle_disturb_nobody(
 ) -> None:
     """A hundred that have begun a message of 8 MB and send a byte now and then."""
     with ExitStack() as stack, Scene(broker, "100 publishers that trickle", figure) as scene:
-        peers = [stack.enter_context(Peer(broker.port)) for _ in range(100)]
+        peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(100)]
         for peer in peers:
             peer.send(b"H0100102P01%029dqueueP02%029d{" % (5, 8 << 20))
 
@@ -145,7 +145,7 @@ def test_unfinished_messages_do_not_fill_the_memory(
 ) -> None:
     """``limits.unstored_total`` of them is read, and a bit of each; the rest stays outside."""
     with ExitStack() as stack, Scene(broker, "40 messages cut at 7 of 8 MB", figure) as scene:
-        peers = [stack.enter_context(Peer(broker.port)) for _ in range(40)]
+        peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(40)]
         head = b"H0100102P01%029dqueueP02%029d" % (5, 8 << 20)
         send_what_goes(peers, head + b"{" * (7 << 20))
         scene.compare(most_bytes=128 * MIB)
@@ -156,12 +156,12 @@ def test_many_connections_disturb_nobody(
 ) -> None:
     """Half of them wait for messages, each of a queue of its own, and get one at the end."""
     with ExitStack() as stack, Scene(broker, f"{CONNECTIONS:,} connections", figure) as scene:
-        peers = [stack.enter_context(Peer(broker.port)) for _ in range(CONNECTIONS)]
+        peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(CONNECTIONS)]
         for number, peer in enumerate(peers[::2]):
             peer.consume(f"idle-{number}", 10)
         peers[-1].barrier()
         scene.compare()
-        with Peer(broker.port) as publisher:
+        with SocketClient(broker.port) as publisher:
             for number in range(len(peers[::2])):
                 publisher.publish(f"idle-{number}", b"%d" % number)
         for number, peer in enumerate(peers[::2]):
@@ -175,12 +175,12 @@ def test_lengths_of_29_digits_are_refused(
     with Scene(broker, "29-digit lengths, one before each round trip", figure) as scene:
 
         def ask_for_much() -> None:
-            with Peer(broker.port) as peer:
+            with SocketClient(broker.port) as peer:
                 peer.send(b"H0100102P01%029dqueueP02%s" % (5, b"9" * 29))
                 assert_closed_without_reply(peer)
 
         scene.compare(ask_for_much)
-    metrics = Admin(broker.admin[0]).metrics()
+    metrics = AdminApi(broker.admin[0]).metrics()
     assert metrics['phpmq_protocol_errors_total{code="too-large"}'] == ROUND_TRIPS
 
 
@@ -218,11 +218,11 @@ def test_connections_beyond_the_descriptors_are_turned_away(
             Scene(broker, "1,000 connections with 256 descriptors", figure) as scene,
         ):
             for _ in range(CONNECTIONS):
-                stack.enter_context(Peer(broker.port))
+                stack.enter_context(SocketClient(broker.port))
             scene.compare()
-            clients = Admin(broker.admin[0]).metrics()["phpmq_clients"]
+            clients = AdminApi(broker.admin[0]).metrics()["phpmq_clients"]
             assert clients == 256 - 64
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.barrier()
         log = broker.log.read_text(encoding="utf-8").splitlines()
         figure(f"{'':9}{len([line for line in log if 'turned_away' in line])} log lines of it")
@@ -235,11 +235,11 @@ def test_publishers_that_left_a_full_queue_do_not_lock_its_consumer_out(tmp_path
     """PHP connects, publishes and closes, again and again, while the consumer is away."""
     flags = ["--admin", "none", "--set", "queues.max_messages=1", "--set", "limits.connections=20"]
     with broker_process(tmp_path / "data", *flags) as broker:
-        with Peer(broker.port) as publisher:
+        with SocketClient(broker.port) as publisher:
             assert publisher.confirm("orders", b"first") is None
             publisher.confirm("other", b"")
         for number in range(60):
-            with Peer(broker.port) as publisher:
+            with SocketClient(broker.port) as publisher:
                 publisher.publish("orders", b"{%d}" % number)
         # Turned away at first, it comes back by itself, until there is a place.
         with connect_blocking("127.0.0.1", broker.port) as client:

@@ -10,8 +10,8 @@ from select import select
 
 import pytest
 
-from tests.acceptance.peers import Admin, Peer, assert_closed_without_reply, connect
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import AdminApi, SocketClient, assert_closed_without_reply, connect
 
 pytestmark = pytest.mark.acceptance
 
@@ -49,19 +49,19 @@ def page_of(broker: BrokerProcess) -> str:
 
 def open_too_many(broker: BrokerProcess, _queue: str) -> None:
     with ExitStack() as stack:
-        peers = [stack.enter_context(Peer(broker.port)) for _ in range(13)]
+        peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(13)]
         assert_closed_without_reply(peers[-1])
         peers[0].barrier()
 
 
 def stall_within_a_message(broker: BrokerProcess, queue: str) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.send(peer.side.publish(queue, b"{}")[:-1])
         assert_closed_without_reply(peer)
 
 
 def read_nothing(broker: BrokerProcess, queue: str) -> None:
-    with Peer(broker.port) as peer, Peer(broker.port) as other:
+    with SocketClient(broker.port) as peer, SocketClient(broker.port) as other:
         for _ in range(40):
             assert other.confirm(queue, LONG) is None
         peer.read_nothing()
@@ -72,19 +72,19 @@ def read_nothing(broker: BrokerProcess, queue: str) -> None:
 
 
 def publish_too_much(broker: BrokerProcess, queue: str) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.publish(queue, b"x" * ((1 << 20) + 1))
         assert_closed_without_reply(peer)
 
 
 def make_too_many_queues(broker: BrokerProcess, queue: str) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         reasons = {peer.confirm(f"{queue}-{number}", b"") for number in range(41)}
     assert "too many queues" in reasons
 
 
 def hold_too_many(broker: BrokerProcess, queue: str) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.store(queue, *[b"%d" % number for number in range(60)])
         peer.consume(queue, 60)
         held = peer.dispatches(50)
@@ -97,7 +97,7 @@ def hold_too_many(broker: BrokerProcess, queue: str) -> None:
 
 def flood(broker: BrokerProcess, queue: str) -> None:
     """More frames than one connection may have waiting, in one write."""
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.store(queue, *[b"%d" % number for number in range(2_000)])
 
 
@@ -105,7 +105,7 @@ def send_large_ones_together(broker: BrokerProcess, queue: str) -> None:
     """Several messages that are not whole, until no more of them is taken."""
     with ExitStack() as stack:
         for _ in range(4):
-            peer = stack.enter_context(Peer(broker.port))
+            peer = stack.enter_context(SocketClient(broker.port))
             peer.barrier()
             peer.socket.setblocking(False)
             rest = memoryview(peer.side.publish(queue, b"{" + LONG)[:-1])
@@ -136,12 +136,12 @@ REACHED: dict[str, Callable[[BrokerProcess, str], None]] = {
 
 @pytest.mark.parametrize("limit", REACHED)
 def test_limit_that_is_reached_is_counted(broker: BrokerProcess, queue: str, limit: str) -> None:
-    admin, sample = Admin(broker.admin[0]), f'phpmq_limit_reached_total{{limit="{limit}"}}'
+    admin, sample = AdminApi(broker.admin[0]), f'phpmq_limit_reached_total{{limit="{limit}"}}'
     before = admin.metrics()[sample]
     REACHED[limit](broker, queue)
     while admin.metrics()['phpmq_limit_used{limit="connections"}']:
         pass  # those that were in have left
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.barrier()  # it was counted by now, and nobody is locked out
     assert admin.metrics()[sample] > before
 
@@ -149,7 +149,7 @@ def test_limit_that_is_reached_is_counted(broker: BrokerProcess, queue: str, lim
 def test_page_names_every_limit_with_what_happens(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    page, metrics = page_of(broker), Admin(broker.admin[0]).metrics()
+    page, metrics = page_of(broker), AdminApi(broker.admin[0]).metrics()
     bounds = [name for name in metrics if name.startswith("phpmq_limit{")]
     counted = [name for name in metrics if name.startswith("phpmq_limit_reached_total{")]
     used = [name for name in metrics if name.startswith("phpmq_limit_used{")]
@@ -171,8 +171,8 @@ def test_publishers_wait_while_the_memory_is_short(
     data = tmp_path_factory.mktemp("short") / "data"
     flags = ("--admin", "127.0.0.1:0", "--set", "limits.memory=1MiB")
     with broker_process(data, *flags) as broker:
-        admin = Admin(broker.admin[0])
-        with Peer(broker.port) as consumer, Peer(broker.port) as publisher:
+        admin = AdminApi(broker.admin[0])
+        with SocketClient(broker.port) as consumer, SocketClient(broker.port) as publisher:
             consumer.consume("orders", 5_000)
             publisher.store("orders", b"first")
             sample = 'phpmq_readers_paused{reason="resident"}'

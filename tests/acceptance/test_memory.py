@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.testing import BrokerProcess, broker_process
-from tests.acceptance.measures import MIB, resident_bytes
-from tests.acceptance.peers import Admin, Peer
+from tests.support.latency_probe import MIB, resident_bytes
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -27,7 +27,7 @@ CREDIT = 100
 MOST_BYTES = 120_000_000  # of the whole process, however many wait
 
 
-def fill(peer: Peer, number: int) -> float:
+def fill(peer: SocketClient, number: int) -> float:
     """Publish so many messages; give the messages per second."""
     began = time.perf_counter()
     piece = peer.side.publish("backlog", BODY) * 1_000
@@ -39,7 +39,7 @@ def fill(peer: Peer, number: int) -> float:
 
 def work_a_little(broker: BrokerProcess) -> None:
     """Consume and acknowledge some, so that windows and caches are what they are at work."""
-    with Peer(broker.port) as consumer:
+    with SocketClient(broker.port) as consumer:
         consumer.consume("backlog", CREDIT)
         for _ in range(20):
             consumer.ack(*consumer.dispatches(CREDIT))
@@ -51,19 +51,19 @@ def test_memory_and_start_do_not_follow_the_backlog(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
-        with Peer(broker.port) as publisher:
+        with SocketClient(broker.port) as publisher:
             fill(publisher, SMALL)
             work_a_little(broker)
             small = resident_bytes(broker.pid)
             rate = fill(publisher, BACKLOG - SMALL)
             work_a_little(broker)
             large = resident_bytes(broker.pid)
-        count = Admin(broker.admin[0]).queue("backlog")["ready"]
+        count = AdminApi(broker.admin[0]).queue("backlog")["ready"]
         broker.kill()
         began = time.perf_counter()
         broker.start()
         listens_s = time.perf_counter() - began
-        with Peer(broker.port) as consumer:
+        with SocketClient(broker.port) as consumer:
             consumer.consume("backlog", 1)
             consumer.dispatches(1)
             dispatched_s = time.perf_counter() - began

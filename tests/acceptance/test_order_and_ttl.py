@@ -16,8 +16,8 @@ import pytest
 from phpmq_lite.model import State
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity.seal import seal
-from tests.acceptance.peers import Peer
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import SocketClient
 
 pytestmark = pytest.mark.acceptance
 
@@ -37,7 +37,7 @@ def numbered(numbers: range) -> list[bytes]:
     return [b"%d" % number for number in numbers]
 
 
-def consume_all(peer: Peer, queue: str, number: int, credit: int) -> list[bytes]:
+def consume_all(peer: SocketClient, queue: str, number: int, credit: int) -> list[bytes]:
     """Consume so many messages, acknowledging each read."""
     peer.consume(queue, credit)
     got: list[bytes] = []
@@ -53,7 +53,7 @@ def consume_all(peer: Peer, queue: str, number: int, credit: int) -> list[bytes]
 
 @pytest.mark.parametrize("credit", [1, 7, 1_000])
 def test_consumer_gets_messages_in_the_order_of_publishing(
-    peer: Peer, other: Peer, queue: str, credit: int
+    peer: SocketClient, other: SocketClient, queue: str, credit: int
 ) -> None:
     """Those that wait on disk, those in memory, and those that come meanwhile."""
     other.store(queue, *numbered(range(300)))
@@ -62,7 +62,9 @@ def test_consumer_gets_messages_in_the_order_of_publishing(
     assert consume_all(peer, queue, 600, credit) == numbered(range(600))
 
 
-def test_consumers_together_get_messages_in_order(peer: Peer, other: Peer, queue: str) -> None:
+def test_consumers_together_get_messages_in_order(
+    peer: SocketClient, other: SocketClient, queue: str
+) -> None:
     other.store(queue, *numbered(range(200)))
     peer.consume(queue, 60)
     first = peer.bodies(60)
@@ -74,7 +76,7 @@ def test_consumers_together_get_messages_in_order(peer: Peer, other: Peer, queue
 
 @pytest.mark.parametrize("how", ["close", "reset", "half_close"])
 def test_messages_come_again_before_newer_ones_after_a_disconnect(
-    peer: Peer, other: Peer, queue: str, how: str
+    peer: SocketClient, other: SocketClient, queue: str, how: str
 ) -> None:
     """In their old order, under their old ids."""
     other.store(queue, *numbered(range(200)))
@@ -92,10 +94,10 @@ def test_messages_come_again_before_newer_ones_after_a_disconnect(
 
 
 def test_messages_of_two_consumers_come_again_in_one_order(
-    broker: BrokerProcess, peer: Peer, other: Peer, queue: str
+    broker: BrokerProcess, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.store(queue, *numbered(range(100)))
-    with Peer(broker.port) as third:
+    with SocketClient(broker.port) as third:
         peer.consume(queue, 20)
         peer.dispatches(20)
         third.consume(queue, 20)
@@ -107,7 +109,7 @@ def test_messages_of_two_consumers_come_again_in_one_order(
 
 def test_messages_come_in_the_same_order_after_a_kill(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", "--admin", "none") as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.store("orders", *numbered(range(100)))
             peer.consume("orders", 10)
             held = peer.dispatches(10)
@@ -119,12 +121,12 @@ def test_messages_come_in_the_same_order_after_a_kill(tmp_path: Path) -> None:
         expected = numbered(range(100))
         expected.remove(b"4")
         expected.remove(b"2")
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.store("orders", b"newer")
             assert consume_all(peer, "orders", 100, 100) == [*expected, b"2", b"newer"]
 
 
-def test_requeued_message_comes_last(peer: Peer, other: Peer, queue: str) -> None:
+def test_requeued_message_comes_last(peer: SocketClient, other: SocketClient, queue: str) -> None:
     """Under its old id; what is published later comes behind it."""
     other.store(queue, *numbered(range(120)))
     peer.consume(queue, 1)
@@ -138,7 +140,7 @@ def test_requeued_message_comes_last(peer: Peer, other: Peer, queue: str) -> Non
     assert newer == [b"0", b"newer"]
 
 
-def test_order_is_kept_over_many_ends(other: Peer, queue: str) -> None:
+def test_order_is_kept_over_many_ends(other: SocketClient, queue: str) -> None:
     """Acknowledge some, requeue some, give back the rest, again and again: a list agrees."""
     rng = random.Random(queue)
     expected = numbered(range(400))
@@ -163,7 +165,7 @@ def test_order_is_kept_over_many_ends(other: Peer, queue: str) -> None:
 # -- time to live
 
 
-def second_passes(peer: Peer, seconds: int = 1) -> None:
+def second_passes(peer: SocketClient, seconds: int = 1) -> None:
     """Return when the broker says that so many seconds have passed since the call.
 
     A message in ``<queue>.retry`` comes to ``<queue>`` when its TTL ends.
@@ -191,7 +193,7 @@ FROM history JOIN queue USING (queue_id) WHERE name = ? ORDER BY "offset"
 
 
 def test_message_is_not_dispatched_after_its_second(
-    broker: BrokerProcess, peer: Peer, other: Peer, queue: str
+    broker: BrokerProcess, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     """TTL 1, nobody there for more than a second by the broker's own clock, then a consumer."""
     other.store(queue, *[b"short"] * 100, ttl_s=1)
@@ -208,7 +210,11 @@ def test_message_is_not_dispatched_after_its_second(
 
 
 def test_no_dispatch_is_late_under_load(
-    broker: BrokerProcess, peer: Peer, other: Peer, queue: str, figure: Callable[[str], None]
+    broker: BrokerProcess,
+    peer: SocketClient,
+    other: SocketClient,
+    queue: str,
+    figure: Callable[[str], None],
 ) -> None:
     """A consumer that takes one at a time, of far more than it can in a second."""
     other.store(queue, *numbered(range(20_000)), ttl_s=1)
@@ -235,7 +241,7 @@ def test_no_dispatch_is_late_under_load(
     assert soonest_ms >= 999
 
 
-def test_remaining_seconds_count_down(peer: Peer, other: Peer, queue: str) -> None:
+def test_remaining_seconds_count_down(peer: SocketClient, other: SocketClient, queue: str) -> None:
     """They are rounded up, so a message that just came has all of them."""
     other.publish(queue, b"", ttl_s=100)
     left = []
@@ -251,7 +257,9 @@ def test_remaining_seconds_count_down(peer: Peer, other: Peer, queue: str) -> No
     assert left[2] > 50
 
 
-def test_requeue_gives_a_new_time_to_live(peer: Peer, other: Peer, queue: str) -> None:
+def test_requeue_gives_a_new_time_to_live(
+    peer: SocketClient, other: SocketClient, queue: str
+) -> None:
     other.store(queue, b"a", ttl_s=1)
     peer.consume(queue, 1)
     (dispatch,) = peer.dispatches(1)
@@ -261,7 +269,7 @@ def test_requeue_gives_a_new_time_to_live(peer: Peer, other: Peer, queue: str) -
 
 
 def test_held_message_does_not_expire_but_is_not_dispatched_again_either(
-    broker: BrokerProcess, peer: Peer, other: Peer, queue: str
+    broker: BrokerProcess, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     """Only ready messages expire; this one does when it comes back."""
     other.store(queue, b"a", ttl_s=1)
@@ -278,7 +286,7 @@ def test_held_message_does_not_expire_but_is_not_dispatched_again_either(
 
 
 def test_message_without_time_to_live_never_expires(
-    broker: BrokerProcess, peer: Peer, other: Peer, queue: str
+    broker: BrokerProcess, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     """TTL 0, and the older revision, which has none; the largest number is a hundred years."""
     other.publish(queue, b"zero")
@@ -297,7 +305,7 @@ def test_message_without_time_to_live_never_expires(
 def test_expiry_survives_a_restart(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with broker_process(data, "--admin", "none") as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.store("orders", b"short", ttl_s=2)
             peer.store("orders", b"long", ttl_s=3_600)
             peer.store("orders.timer.retry", b"rings", ttl_s=2)
@@ -305,7 +313,7 @@ def test_expiry_survives_a_restart(tmp_path: Path) -> None:
             assert peer.bodies(2) == [b"short", b"long"]
             broker.kill()
         broker.start()
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.consume("orders.timer", 1)
             assert peer.bodies(1) == [b"rings"]
             peer.consume("orders", 5)
@@ -357,7 +365,7 @@ def test_loop_lives_while_100_000_messages_expire_at_once(
     """The issue's bound is 50 ms; what is asserted leaves room for a busy machine."""
     data, number = tmp_path / "data", 100_000
     with broker_process(data, "--admin", "127.0.0.1:0") as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             for _ in range(0, number, 1_000):
                 peer.send(peer.side.publish("orders", b"x" * 256, ttl_s=3_600) * 1_000)
             peer.barrier()

@@ -13,8 +13,14 @@ import pytest
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
-from tests.acceptance.peers import Admin, Peer, assert_closed_without_reply, connect, new_key
-from tests.preloaded import BrokerProcess, broker_of_all, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process, broker_with_all_listeners
+from tests.support.socket_client import (
+    AdminApi,
+    SocketClient,
+    assert_closed_without_reply,
+    connect,
+    new_key,
+)
 
 pytestmark = pytest.mark.acceptance
 
@@ -22,7 +28,7 @@ pytestmark = pytest.mark.acceptance
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker with the default settings."""
-    with broker_of_all(tmp_path_factory.mktemp("session") / "data") as running:
+    with broker_with_all_listeners(tmp_path_factory.mktemp("session") / "data") as running:
         yield running
 
 
@@ -41,7 +47,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def test_broker_applies_commands_of_a_connection_in_order(small: BrokerProcess, queue: str) -> None:
     """The client's ``pushBack``: 004 makes the room that the 001 behind it needs."""
-    with Peer(small.port) as peer:
+    with SocketClient(small.port) as peer:
         assert [peer.confirm(queue, body) for body in (b"a", b"b", b"c")] == [None] * 3
         peer.consume(queue, 1)
         (first,) = peer.dispatches(1)
@@ -64,7 +70,7 @@ def test_receipts_come_in_the_order_of_the_publishes(small: BrokerProcess, queue
     """Refusals too, and over several queues."""
     names = [queue, f"{queue}-more"]
     sent = [(names[number % 2], b"%s %d" % (queue.encode(), number)) for number in range(12)]
-    with Peer(small.port) as peer:
+    with SocketClient(small.port) as peer:
         peer.send(b"".join(peer.side.publish(name, b"", key=key) for name, key in sent))
         receipts = [peer.receipt() for _ in sent]
     assert [(receipt.queue, receipt.key) for receipt in receipts] == sent
@@ -73,10 +79,10 @@ def test_receipts_come_in_the_order_of_the_publishes(small: BrokerProcess, queue
 
 def test_publisher_is_refused_when_the_queue_is_full(small: BrokerProcess, queue: str) -> None:
     """An acknowledgement makes room again."""
-    with Peer(small.port) as peer:
+    with SocketClient(small.port) as peer:
         results = [peer.confirm(queue, b"body") for _ in range(5)]
         assert results == [None, None, None, "queue full: messages", "queue full: messages"]
-        assert Admin(small.admin[0]).queue(queue)["ready"] == 3
+        assert AdminApi(small.admin[0]).queue(queue)["ready"] == 3
         peer.consume(queue, 1)
         peer.ack(*peer.dispatches(1))
         assert peer.confirm(queue, b"body") is None
@@ -87,7 +93,11 @@ def test_publisher_without_key_waits_when_the_queue_is_full(
 ) -> None:
     """It is not read until there is room, and nobody else waits with it."""
     more = f"{queue}-more"
-    with Peer(small.port) as peer, Peer(small.port) as other, Peer(small.port) as third:
+    with (
+        SocketClient(small.port) as peer,
+        SocketClient(small.port) as other,
+        SocketClient(small.port) as third,
+    ):
         assert [peer.confirm(queue, b"%d" % number) for number in range(3)] == [None] * 3
         peer.send(peer.side.publish(queue, b"3") + peer.side.publish(more, b"behind"))
         third.consume(more, 5)
@@ -101,7 +111,7 @@ def test_publisher_without_key_waits_when_the_queue_is_full(
         assert third.bodies(1) == [b"behind"]
 
 
-def test_dispatch_leaves_in_one_write(peer: Peer, other: Peer, queue: str) -> None:
+def test_dispatch_leaves_in_one_write(peer: SocketClient, other: SocketClient, queue: str) -> None:
     """The PHP client fails when the header of a dispatch arrives in two pieces."""
     other.store(queue, b"one", b"two", b"three")
     peer.consume(queue, 10)
@@ -139,7 +149,7 @@ def test_dispatch_mirrors_the_framing_of_its_consumer(
         digits=digits, line=line,
     )  # fmt: skip
     consume = frame(b"H0100202", (b"01", name), (b"04", b"5"), digits=digits, line=line)
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.send(publish + consume)
         got = peer.socket.recv(1 << 16)
     found = re.search(b"P03%0*d%s([0-9a-f]{32})" % (digits, 32, line), got)
@@ -154,11 +164,11 @@ def test_dispatch_mirrors_the_framing_of_its_consumer(
 
 @pytest.mark.parametrize(("listener", "header"), [(0, b"H0100304"), (1, b"H0100303")])
 def test_listener_decides_for_a_consumer_that_has_shown_nothing(
-    broker: BrokerProcess, other: Peer, queue: str, listener: int, header: bytes
+    broker: BrokerProcess, other: SocketClient, queue: str, listener: int, header: bytes
 ) -> None:
     """R7: a 002 does not tell which revision its sender speaks."""
     other.store(queue, b"body")
-    with Peer(broker.phpmq[listener]) as peer:
+    with SocketClient(broker.phpmq[listener]) as peer:
         peer.consume(queue, 1)
         assert peer.socket.recv(1 << 16).startswith(header)
 
@@ -173,11 +183,11 @@ def test_receipt_mirrors_line_framing(broker: BrokerProcess, queue: str) -> None
 
 
 def test_log_hints_at_the_other_listener_when_a_consumer_leaves_after_its_first_dispatch(
-    broker: BrokerProcess, other: Peer, queue: str
+    broker: BrokerProcess, other: SocketClient, queue: str
 ) -> None:
     """R7: a wrong choice loses nothing, and the log says how to help."""
     other.store(queue, b"body")
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume(queue, 1)
         peer.dispatches(1)
         port = peer.socket.getsockname()[1]
@@ -196,21 +206,21 @@ def test_log_hints_at_the_other_listener_when_a_consumer_leaves_after_its_first_
 
 def test_key_is_stored_once_also_after_a_restart(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             keyed = [peer.side.publish("orders", b"first", key=b"k") for _ in range(3)]
             peer.send(b"".join(keyed))  # in one batch
             assert [peer.receipt().reason for _ in keyed] == [None] * 3
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"again", key=b"k") is None
             assert peer.confirm("refunds", b"another queue", key=b"k") is None
         broker.kill()
         broker.start()
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"after the restart", key=b"k") is None
             peer.consume("orders", 10)
             peer.barrier()
             assert [dispatch.content for dispatch in peer.got] == [b"first"]
-        assert Admin(broker.admin[0]).queue("refunds")["ready"] == 1
+        assert AdminApi(broker.admin[0]).queue("refunds")["ready"] == 1
 
 
 # -- errors
@@ -227,11 +237,11 @@ def test_key_is_stored_once_also_after_a_restart(tmp_path: Path) -> None:
     ],
 )
 def test_broker_closes_without_reply_at_the_first_wrong_byte(
-    broker: BrokerProcess, admin: Admin, other: Peer, queue: str, wrong: bytes
+    broker: BrokerProcess, admin: AdminApi, other: SocketClient, queue: str, wrong: bytes
 ) -> None:
     """R16: what was whole before it stands, nothing behind it is executed."""
     other.confirm(queue, b"earlier")
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         side = peer.side
         peer.send(side.publish(queue, b"before {}") + wrong + side.publish(queue, b"behind"))
         assert_closed_without_reply(peer)
@@ -242,13 +252,15 @@ def test_broker_closes_without_reply_at_the_first_wrong_byte(
     assert admin.queue(queue)["dispatched"] == 2
 
 
-def test_broker_confirms_what_was_whole_before_the_wrong_byte(peer: Peer, queue: str) -> None:
+def test_broker_confirms_what_was_whole_before_the_wrong_byte(
+    peer: SocketClient, queue: str
+) -> None:
     peer.send(peer.side.publish(queue, b"{}", key=b"k") + b"garbage")
     assert peer.side.receive(peer.rest()) != []
 
 
 def test_held_messages_return_when_their_consumer_breaks_the_grammar(
-    peer: Peer, other: Peer, queue: str
+    peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.store(queue, b"a", b"b", b"c")
     peer.consume(queue, 3)
@@ -261,7 +273,7 @@ def test_held_messages_return_when_their_consumer_breaks_the_grammar(
 
 @pytest.mark.parametrize("how", ["close", "reset", "half_close"])
 def test_held_messages_return_when_their_consumer_leaves(
-    peer: Peer, other: Peer, queue: str, how: str
+    peer: SocketClient, other: SocketClient, queue: str, how: str
 ) -> None:
     other.store(queue, b"a", b"b")
     peer.consume(queue, 2)
@@ -276,14 +288,16 @@ def test_held_messages_return_when_their_consumer_leaves(
 
 def test_everything_sent_before_the_end_is_stored(broker: BrokerProcess, queue: str) -> None:
     """No answer is needed: bytes, then the end, as a PHP script does it."""
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.send(b"".join(peer.side.publish(queue, b"%d" % number) for number in range(500)))
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume(queue, 1_000)
         assert peer.bodies(500) == [b"%d" % number for number in range(500)]
 
 
-def test_receipts_still_arrive_after_the_publisher_closed_its_side(peer: Peer, queue: str) -> None:
+def test_receipts_still_arrive_after_the_publisher_closed_its_side(
+    peer: SocketClient, queue: str
+) -> None:
     peer.send(b"".join(peer.side.publish(queue, b"", key=b"%d" % n) for n in range(100)))
     peer.half_close()
     assert [peer.receipt().key for _ in range(100)] == [b"%d" % n for n in range(100)]
@@ -291,7 +305,7 @@ def test_receipts_still_arrive_after_the_publisher_closed_its_side(peer: Peer, q
 
 
 def test_consumer_sees_what_it_asked_for_after_it_closed_its_side(
-    peer: Peer, other: Peer, queue: str
+    peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     """``nc -N`` sends its 002 and the end in one go."""
     other.store(queue, b"body")
@@ -303,7 +317,7 @@ def test_consumer_sees_what_it_asked_for_after_it_closed_its_side(
 
 @pytest.mark.parametrize("how", ["close", "reset", "half_close"])
 def test_frame_that_is_not_whole_is_not_stored(
-    peer: Peer, other: Peer, queue: str, how: str
+    peer: SocketClient, other: SocketClient, queue: str, how: str
 ) -> None:
     whole = peer.side.publish(queue, b"{whole}")
     peer.send(whole + whole[:-1])
@@ -322,7 +336,7 @@ def test_frame_that_is_not_whole_is_not_stored(
 
 
 def test_everything_before_a_confirmed_publish_is_stored_with_it(
-    broker: BrokerProcess, peer: Peer, queue: str
+    broker: BrokerProcess, peer: SocketClient, queue: str
 ) -> None:
     """A dead letter too, though its record needs the body, which lies on disk."""
     peer.store(queue, *(b"%d" % number for number in range(60)))
@@ -350,7 +364,7 @@ def test_everything_before_a_confirmed_publish_is_stored_with_it(
 # -- sizes and numbers
 
 
-def test_content_may_have_the_largest_size_and_no_byte_more(peer: Peer, queue: str) -> None:
+def test_content_may_have_the_largest_size_and_no_byte_more(peer: SocketClient, queue: str) -> None:
     largest = b"{" * (8 << 20)
     assert peer.confirm(queue, largest) is None
     peer.consume(queue, 5)
@@ -365,13 +379,13 @@ def test_content_may_have_the_largest_size_and_no_byte_more(peer: Peer, queue: s
 def test_publishes_to_too_many_queues_are_refused(tmp_path: Path) -> None:
     """With a key by a receipt; without one, and for a 002, there is only the end."""
     flags = ("--admin", "none", "--set", "limits.max_queues=2")
-    with broker_process(tmp_path / "data", *flags) as broker, Peer(broker.port) as peer:
+    with broker_process(tmp_path / "data", *flags) as broker, SocketClient(broker.port) as peer:
         results = [peer.confirm(name, b"") for name in ("a", "b", "c", "a")]
         assert results == [None, None, "too many queues", None]
-        with Peer(broker.port) as other:
+        with SocketClient(broker.port) as other:
             other.send(other.side.publish("a", b"{stands}") + other.side.publish("c", b""))
             assert_closed_without_reply(other)
-        with Peer(broker.port) as other:
+        with SocketClient(broker.port) as other:
             other.consume("c", 1)
             assert_closed_without_reply(other)
         peer.consume("a", 5)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.acceptance.peers import Admin, Peer
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.acceptance
 
 
-def ignored(admin: Admin, reason: str) -> float:
+def ignored(admin: AdminApi, reason: str) -> float:
     return admin.metrics().get(f'phpmq_acks_ignored_total{{reason="{reason}"}}', 0)
 
 
@@ -16,7 +16,7 @@ def ignored(admin: Admin, reason: str) -> float:
 
 
 def test_acknowledgement_of_a_stranger_is_ignored(
-    admin: Admin, peer: Peer, other: Peer, queue: str
+    admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.store(queue, b"a")
     before = ignored(admin, "foreign")
@@ -36,7 +36,7 @@ def test_acknowledgement_of_a_stranger_is_ignored(
     [b"0" * 32, b"f" * 32, b"0" * 15 + b"1" + b"0" * 16, b"x", b"\xff" * 64, b"+1" + b"0" * 30],
 )
 def test_acknowledgement_with_an_unknown_id_is_ignored_and_frees_no_credit(
-    peer: Peer, queue: str, message_id: bytes
+    peer: SocketClient, queue: str, message_id: bytes
 ) -> None:
     peer.store(queue, b"a", b"b")
     peer.consume(queue, 1)
@@ -49,7 +49,7 @@ def test_acknowledgement_with_an_unknown_id_is_ignored_and_frees_no_credit(
 
 
 def test_acknowledgement_with_the_wrong_queue_is_ignored(
-    admin: Admin, peer: Peer, queue: str
+    admin: AdminApi, peer: SocketClient, queue: str
 ) -> None:
     peer.store(queue, b"a", b"b")
     peer.consume(queue, 1)
@@ -60,7 +60,7 @@ def test_acknowledgement_with_the_wrong_queue_is_ignored(
     assert admin.queue(queue)["dispatched"] == 1
 
 
-def test_second_acknowledgement_is_ignored(peer: Peer, queue: str) -> None:
+def test_second_acknowledgement_is_ignored(peer: SocketClient, queue: str) -> None:
     peer.store(queue, b"a", b"b", b"c")
     peer.consume(queue, 1)
     held = peer.dispatches(1)
@@ -71,7 +71,7 @@ def test_second_acknowledgement_is_ignored(peer: Peer, queue: str) -> None:
 
 
 def test_acknowledgement_counts_when_nobody_holds_the_message_any_more(
-    admin: Admin, peer: Peer, other: Peer, queue: str
+    admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     """Its consumer lost the connection, did the work, and came back."""
     other.store(queue, b"a")
@@ -86,7 +86,7 @@ def test_acknowledgement_counts_when_nobody_holds_the_message_any_more(
 
 
 def test_acknowledgement_of_a_purged_message_is_ignored(
-    admin: Admin, peer: Peer, queue: str
+    admin: AdminApi, peer: SocketClient, queue: str
 ) -> None:
     """And the credit is free again."""
     peer.store(queue, b"a")
@@ -104,7 +104,9 @@ def test_acknowledgement_of_a_purged_message_is_ignored(
 # -- windows
 
 
-def test_consumer_gets_at_most_its_credit(peer: Peer, other: Peer, queue: str) -> None:
+def test_consumer_gets_at_most_its_credit(
+    peer: SocketClient, other: SocketClient, queue: str
+) -> None:
     other.store(queue, *(b"%d" % number for number in range(10)))
     peer.consume(queue, 3)
     held = peer.dispatches(3)
@@ -114,7 +116,9 @@ def test_consumer_gets_at_most_its_credit(peer: Peer, other: Peer, queue: str) -
     assert peer.bodies(2) == [b"3", b"4"]
 
 
-def test_second_consume_replaces_the_window(peer: Peer, other: Peer, queue: str) -> None:
+def test_second_consume_replaces_the_window(
+    peer: SocketClient, other: SocketClient, queue: str
+) -> None:
     """What was held is put back and comes again under the same ids."""
     other.store(queue, b"a", b"b", b"c")
     peer.consume(queue, 2)
@@ -126,7 +130,7 @@ def test_second_consume_replaces_the_window(peer: Peer, other: Peer, queue: str)
 
 
 def test_consumer_gives_back_with_a_count_of_0(
-    admin: Admin, peer: Peer, other: Peer, queue: str
+    admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.store(queue, b"a", b"b")
     peer.consume(queue, 2)
@@ -139,14 +143,18 @@ def test_consumer_gives_back_with_a_count_of_0(
     assert not peer.got
 
 
-def test_connection_may_consume_several_queues(peer: Peer, other: Peer, queue: str) -> None:
+def test_connection_may_consume_several_queues(
+    peer: SocketClient, other: SocketClient, queue: str
+) -> None:
     peer.send(peer.side.consume(queue, 1) + peer.side.consume(f"{queue}-more", 1))
     other.store(queue, b"a", b"b")
     other.store(f"{queue}-more", b"c", b"d")
     assert sorted(peer.bodies(2)) == [b"a", b"c"]
 
 
-def test_huge_count_is_taken_as_the_largest_credit(peer: Peer, other: Peer, queue: str) -> None:
+def test_huge_count_is_taken_as_the_largest_credit(
+    peer: SocketClient, other: SocketClient, queue: str
+) -> None:
     """R14."""
     peer.consume(queue, 10**18)
     other.store(queue, *(b"" for _ in range(1_010)))
@@ -155,7 +163,9 @@ def test_huge_count_is_taken_as_the_largest_credit(peer: Peer, other: Peer, queu
     assert not peer.got
 
 
-def test_consumers_take_turns_message_by_message(peer: Peer, other: Peer, queue: str) -> None:
+def test_consumers_take_turns_message_by_message(
+    peer: SocketClient, other: SocketClient, queue: str
+) -> None:
     peer.consume(queue, 100)
     other.consume(queue, 100)
     peer.barrier()
@@ -168,7 +178,7 @@ def test_consumers_take_turns_message_by_message(peer: Peer, other: Peer, queue:
 
 
 def test_publisher_without_key_waits_while_publishing_is_paused(
-    admin: Admin, peer: Peer, other: Peer, queue: str
+    admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     """What it sent behind waits with it, in order; everybody else goes on."""
     peer.store(queue, b"a")
@@ -186,11 +196,11 @@ def test_publisher_without_key_waits_while_publishing_is_paused(
 
 
 def test_publish_that_waited_is_stored_though_its_publisher_has_left(
-    admin: Admin, other: Peer, broker: BrokerProcess, queue: str
+    admin: AdminApi, other: SocketClient, broker: BrokerProcess, queue: str
 ) -> None:
     other.store(queue, b"a")
     admin.pause(queue, "publishing")
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.send(peer.side.publish(queue, b"{b}") + peer.side.publish(queue, b"{c}"))
     other.consume(queue, 5)
     other.barrier()
@@ -200,7 +210,7 @@ def test_publish_that_waited_is_stored_though_its_publisher_has_left(
 
 
 def test_acknowledgements_pass_slowly_behind_a_publish_that_waits(
-    admin: Admin, peer: Peer, other: Peer, queue: str
+    admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     """A connection that also consumes is let through, so that its queue drains."""
     other.store(f"{queue}-work", b"1", b"2", b"3")
@@ -218,7 +228,7 @@ def test_acknowledgements_pass_slowly_behind_a_publish_that_waits(
 
 
 def test_consumer_waits_while_delivery_is_paused(
-    admin: Admin, peer: Peer, other: Peer, queue: str
+    admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.store(queue, b"a")
     admin.pause(queue, "delivery")

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from phpmq_lite.envelopes import dead_letter_record
-from tests.acceptance.cutting_proxy import CuttingProxy, Moment
-from tests.acceptance.peers import Admin, Peer
-from tests.envelope_cases import CASES, Case, record_of
-from tests.preloaded import BrokerProcess, Process
+from tests.support.envelope_cases import CASES, Case, record_of
+from tests.support.fork_server import BrokerProcess, ForkedProcess
+from tests.support.killing_proxy import KillingProxy, Moment
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.acceptance
 
@@ -50,9 +50,9 @@ class Crew:
     folder: Path
     port: int
     queue: str
-    started: list[Process] = field(default_factory=list)
+    started: list[ForkedProcess] = field(default_factory=list)
 
-    def start(self, *flags: str, port: int | None = None) -> Process:
+    def start(self, *flags: str, port: int | None = None) -> ForkedProcess:
         """Start one; it waits 0.2 s for a message at a time."""
         environment = {
             "TEST_PORT": str(port or self.port),
@@ -61,11 +61,13 @@ class Crew:
         }
         arguments = [
             "phpmq_lite", "worker", "--reserve-timeout", "0.2",
-            "--app", "tests.acceptance.worker_app:app", *flags,
+            "--app", "tests.support.worker_app:app", *flags,
         ]  # fmt: skip
         log = (self.folder / f"log-{len(self.started)}").open("w", encoding="utf-8")
         with log:
-            worker = Process(arguments, stderr=log, env=os.environ | environment, cwd=self.folder)
+            worker = ForkedProcess(
+                arguments, stderr=log, env=os.environ | environment, cwd=self.folder
+            )
         self.started.append(worker)
         return worker
 
@@ -109,7 +111,7 @@ def wait_until(what: Callable[[], Any]) -> Any:
     return found
 
 
-def alive(admin: Admin, name: str) -> list[dict[str, Any]]:
+def alive(admin: AdminApi, name: str) -> list[dict[str, Any]]:
     """Give the live messages of a queue, in order."""
     if not admin.queue(name):
         return []
@@ -117,13 +119,13 @@ def alive(admin: Admin, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def settled(admin: Admin, name: str) -> list[dict[str, Any]]:
+def settled(admin: AdminApi, name: str) -> list[dict[str, Any]]:
     """Give the history of a queue."""
     items = admin.get(f"/api/v1/history?queue={name}&limit=100")["items"]
     return [item for item in items if item["queue"] == name]
 
 
-def taken(peer: Peer, name: str, number: int) -> list[bytes]:
+def taken(peer: SocketClient, name: str, number: int) -> list[bytes]:
     """Take messages off a queue for good."""
     peer.consume(name, number)
     got = peer.dispatches(number)
@@ -136,7 +138,7 @@ def taken(peer: Peer, name: str, number: int) -> list[bytes]:
 # -- the common life
 
 
-def test_worker_handles_and_acknowledges(crew: Crew, peer: Peer, admin: Admin) -> None:
+def test_worker_handles_and_acknowledges(crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
     made = [envelope("done") for _ in range(5)]
     peer.store(crew.queue, *map(written, made))
     assert crew.run() == 0
@@ -148,7 +150,7 @@ def test_worker_handles_and_acknowledges(crew: Crew, peer: Peer, admin: Admin) -
     assert crew.events()[-1]["reason"] == "empty"
 
 
-def test_trace_goes_on_over_two_hops(crew: Crew, peer: Peer) -> None:
+def test_trace_goes_on_over_two_hops(crew: Crew, peer: SocketClient) -> None:
     made = envelope("forward")
     peer.store(crew.queue, written(made))
     assert crew.run() == 0
@@ -159,7 +161,7 @@ def test_trace_goes_on_over_two_hops(crew: Crew, peer: Peer) -> None:
 
 
 def test_failing_job_is_tried_with_growing_gaps_then_dead(
-    crew: Crew, peer: Peer, admin: Admin
+    crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     made = envelope("fail", big=12345678901234567890, e="1E2")
     peer.store(crew.queue, written(made))
@@ -186,7 +188,7 @@ def test_failing_job_is_tried_with_growing_gaps_then_dead(
 
 
 @pytest.mark.parametrize("strategy", ["fail", "delete", "release", "dead_letter"])
-def test_unknown_urn(strategy: str, crew: Crew, peer: Peer, admin: Admin) -> None:
+def test_unknown_urn(strategy: str, crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
     content = written(envelope(urn="urn:test:nobody"))
     peer.store(crew.queue, content)
     flags = ("--on-unknown", strategy, "--backoff", "0", "--release-delay", "60")
@@ -215,7 +217,7 @@ MALFORMED = [case for case in CASES if case.reason is not None]
 
 
 def test_malformed_of_every_reason_is_put_aside_with_its_bytes(
-    crew: Crew, peer: Peer, admin: Admin
+    crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     """All of the table at once: first delivery, one record each, never in a handler."""
     good = written(envelope("done"))
@@ -242,7 +244,7 @@ def _assert_record(case: Case, found: bytes, queue: str) -> None:
     assert (block.reason, block.detail, block.original_queue) == ("poison", case.reason, queue)
 
 
-def test_version_2_is_kept_byte_for_byte(crew: Crew, peer: Peer, admin: Admin) -> None:
+def test_version_2_is_kept_byte_for_byte(crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
     made = envelope("done")
     made["meta"]["schema_version"] = 2
     peer.store(crew.queue, written(made))
@@ -256,7 +258,7 @@ def test_version_2_is_kept_byte_for_byte(crew: Crew, peer: Peer, admin: Admin) -
 # -- the end of a worker
 
 
-def test_sigterm_lets_the_handler_finish(crew: Crew, peer: Peer, admin: Admin) -> None:
+def test_sigterm_lets_the_handler_finish(crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
     peer.store(crew.queue, written(envelope("sleep", seconds=1)), written(envelope("done")))
     worker = crew.start()
     wait_until(lambda: crew.runs)
@@ -267,7 +269,7 @@ def test_sigterm_lets_the_handler_finish(crew: Crew, peer: Peer, admin: Admin) -
 
 
 def test_sigterm_gives_the_message_back_when_the_time_is_over(
-    crew: Crew, peer: Peer, admin: Admin
+    crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     content = written(envelope("sleep", seconds=60))
     peer.store(crew.queue, content, ttl_s=100)
@@ -284,7 +286,7 @@ def test_sigterm_gives_the_message_back_when_the_time_is_over(
     peer.ack(back)
 
 
-def test_second_signal_ends_at_once(crew: Crew, peer: Peer) -> None:
+def test_second_signal_ends_at_once(crew: Crew, peer: SocketClient) -> None:
     content = written(envelope("sleep", seconds=60))
     peer.store(crew.queue, content)
     worker = crew.start()
@@ -297,7 +299,7 @@ def test_second_signal_ends_at_once(crew: Crew, peer: Peer) -> None:
     assert taken(peer, crew.queue, 1) == [content]
 
 
-def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: Peer) -> None:
+def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: SocketClient) -> None:
     content = written(envelope("exit"))
     peer.store(crew.queue, content)
     assert crew.run() == 3
@@ -314,7 +316,7 @@ def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: Peer) -> No
     ],
 )
 def test_worker_ends_at_its_limit(
-    crew: Crew, peer: Peer, flags: list[str], runs: int, told: str
+    crew: Crew, peer: SocketClient, flags: list[str], runs: int, told: str
 ) -> None:
     peer.store(crew.queue, *(written(envelope("done")) for _ in range(3)))
     assert crew.start(*flags).wait(WAIT_S) == 0
@@ -329,7 +331,7 @@ def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> N
     broker.start()
     crew = Crew(tmp_path, broker.port, queue)
     try:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.store(queue, written(envelope("done")))
         broker.terminate()
         worker = crew.start()
@@ -338,7 +340,7 @@ def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> N
         wait_until(lambda: len(crew.events("job.ack")) == 1)
         broker.kill()
         broker.start()
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.store(queue, written(envelope("done")))
         wait_until(lambda: len(crew.events("job.ack")) == 2)
         worker.terminate()
@@ -350,7 +352,9 @@ def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> N
         broker.kill()
 
 
-def test_processes_share_a_queue_and_one_that_is_killed_is_replaced(crew: Crew, peer: Peer) -> None:
+def test_processes_share_a_queue_and_one_that_is_killed_is_replaced(
+    crew: Crew, peer: SocketClient
+) -> None:
     supervisor = crew.start("--processes", "2")
     peer.store(crew.queue, *(written(envelope("sleep", seconds=0.2)) for _ in range(6)))
     pids = wait_until(lambda: len(found := {run["pid"] for run in crew.runs}) == 2 and found)
@@ -366,7 +370,7 @@ def test_processes_share_a_queue_and_one_that_is_killed_is_replaced(crew: Crew, 
     assert supervisor.wait(WAIT_S) == 0
 
 
-def test_envelope_is_handled_once_with_a_store(crew: Crew, peer: Peer) -> None:
+def test_envelope_is_handled_once_with_a_store(crew: Crew, peer: SocketClient) -> None:
     once = written(envelope("done"))
     peer.store(crew.queue, once, once, written(envelope("done")))
     assert crew.run("--idempotency", str(crew.folder / "claims.db")) == 0
@@ -407,7 +411,7 @@ DEAD_STEPS = [
 ]
 
 
-def kill_at(crew: Crew, admin: Admin, step: Step, *flags: str) -> None:
+def kill_at(crew: Crew, admin: AdminApi, step: Step, *flags: str) -> None:
     """Run a worker behind a proxy that kills it at a step; wait until the broker has seen it."""
     is_killed = threading.Event()
 
@@ -416,7 +420,7 @@ def kill_at(crew: Crew, admin: Admin, step: Step, *flags: str) -> None:
         worker.wait(WAIT_S)
         is_killed.set()
 
-    proxy = CuttingProxy(crew.port, step.frame, step.moment, kill)
+    proxy = KillingProxy(crew.port, step.frame, step.moment, kill)
     worker = crew.start(*flags, port=proxy.port)
     try:
         assert is_killed.wait(WAIT_S), f"no {step.frame} among {proxy.seen}"
@@ -427,7 +431,7 @@ def kill_at(crew: Crew, admin: Admin, step: Step, *flags: str) -> None:
 
 
 def left_after_kill(
-    crew: Crew, peer: Peer, admin: Admin, step: Step, ending: str, *flags: str
+    crew: Crew, peer: SocketClient, admin: AdminApi, step: Step, ending: str, *flags: str
 ) -> list[bytes]:
     """Kill a worker at a step, run another; give what is in the only queue that is not empty."""
     kill_at(crew, admin, step, *flags)
@@ -441,7 +445,7 @@ def left_after_kill(
 
 @pytest.mark.parametrize(("step", "first_runs"), RETRY_STEPS, ids=str)
 def test_worker_killed_in_a_retry_loses_nothing(
-    step: Step, first_runs: int | None, crew: Crew, peer: Peer, admin: Admin
+    step: Step, first_runs: int | None, crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     made = envelope("fail")
     peer.store(crew.queue, written(made))
@@ -457,7 +461,7 @@ def test_worker_killed_in_a_retry_loses_nothing(
 
 @pytest.mark.parametrize(("step", "runs"), DEAD_STEPS, ids=str)
 def test_worker_killed_in_a_dead_letter_loses_nothing(
-    step: Step, runs: int | None, crew: Crew, peer: Peer, admin: Admin
+    step: Step, runs: int | None, crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     made = envelope("fail")
     peer.store(crew.queue, written(made))
@@ -472,7 +476,7 @@ def test_worker_killed_in_a_dead_letter_loses_nothing(
 
 @pytest.mark.parametrize("step", [step for step, _ in DEAD_STEPS], ids=str)
 def test_worker_killed_in_a_quarantine_loses_nothing(
-    step: Step, crew: Crew, peer: Peer, admin: Admin
+    step: Step, crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     peer.store(crew.queue, b"no envelope \xff")
     (found,) = left_after_kill(crew, peer, admin, step, "dlq")

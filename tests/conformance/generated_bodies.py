@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tests.envelope_cases import BLOCK, CASES, MEMBERS, META
+from tests.support.envelope_cases import BLOCK, CASES, MEMBERS, META
 
 SEED: Final = 20_261_121
 

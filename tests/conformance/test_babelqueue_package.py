@@ -14,7 +14,7 @@ from babelqueue._poison_record import build_poison_record
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
 from tests.conformance.babelqueue_differences import TABLE, Comparison
 from tests.conformance.generated_bodies import bodies
-from tests.envelope_cases import CASES, Case, body, nested
+from tests.support.envelope_cases import CASES, Case, body, nested
 
 BODIES: Final = 8_000
 

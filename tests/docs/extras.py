@@ -14,9 +14,9 @@ import pytest
 
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.envelopes import codec, decode, lint, urn
-from tests.beanstalkd import beanstalkd_process
 from tests.docs.snippets import Said, Walk
-from tests.envelope_cases import body
+from tests.support.beanstalkd import beanstalkd_process
+from tests.support.envelope_cases import body
 from tests.unit.moving.test_initphp import JOBS, JOBS_FAILED
 
 DOUBLES: Final = Path(__file__).parent / "initphp_doubles.php"

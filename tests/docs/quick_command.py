@@ -1,7 +1,7 @@
 """``phpmq-lite`` on the path, in a tenth of the time: a small program has us fork it off.
 
 It is a process of its own with the arguments, environment, folder and terminal of whoever called
-the program; ``tests/preloaded.py`` says what is saved.
+the program; ``tests/support/fork_server.py`` says what is saved.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Final
 
-from tests.preloaded import Process
+from tests.support.fork_server import ForkedProcess
 
 _PROGRAM: Final = """\
 #!{python} -IS
@@ -60,7 +60,7 @@ def _answer(peer: socket.socket) -> None:
         told = peer.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
         folder, arguments, environment = json.loads(told)
         stdin, stdout, stderr = files
-        process = Process(
+        process = ForkedProcess(
             ["phpmq_lite", *arguments], stdin=stdin, stdout=stdout, stderr=stderr,
             env=environment, cwd=Path(folder),
         )  # fmt: skip

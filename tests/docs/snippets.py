@@ -29,7 +29,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.docs.deviations import INSTEAD, NOT_RUN
 from tests.docs.pages import COMMANDS, ROOT, Block, blocks
 from tests.docs.quick_command import quick_command
-from tests.preloaded import BrokerProcess, broker_of_all
+from tests.support.fork_server import BrokerProcess, broker_with_all_listeners
 
 TIMEOUT_S: Final = 90.0
 BIN: Final = ".bin"
@@ -194,7 +194,7 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     with (
         quick_command(tmp_path / BIN),
-        broker_of_all(tmp_path / "phpmq-data") as broker,
+        broker_with_all_listeners(tmp_path / "phpmq-data") as broker,
     ):
         (tmp_path / BIN / ".curlrc").write_text("fail-with-body\n")  # a 404 is no success
         it = Walk(broker, tmp_path)

@@ -15,7 +15,7 @@ from phpmq_lite.queue_settings import LONGEST_TTL_S
 from phpmq_lite.settings import SETTINGS, Settings, as_text
 from phpmq_lite.storage.statements import load
 from tests.docs import pages
-from tests.unit.broker.rig import Rig
+from tests.support.core_rig import CoreRig
 
 TTL_S: Final = 60
 DEFAULT_S: Final = 7  # of the queue that is forwarded or moved to
@@ -27,7 +27,7 @@ TTL: Final = "docs/concepts/ttl.md"
 class Scene:
     """A consumer that holds two messages of ``orders``, which have a minute to live."""
 
-    rig: Rig = field(default_factory=Rig)
+    rig: CoreRig = field(default_factory=CoreRig)
 
     def __post_init__(self) -> None:
         self.consumer: Connection = self.rig.consumer()

@@ -21,7 +21,7 @@ from phpmq_lite.settings import SETTINGS, Settings
 from phpmq_lite.testing import StartFailedError
 from tests.docs.command_lines import assert_taken
 from tests.integration.test_packaging import build, names_in_wheel
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
 
 ROOT = Path(__file__).parent.parent.parent
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load(

@@ -10,7 +10,7 @@ from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
 from phpmq_lite.envelopes.verdict import LANGUAGES, OUTDATED, REASONS
 from tests.conformance.babelqueue_differences import TABLE
 from tests.docs import pages
-from tests.envelope_cases import MEMBERS, META
+from tests.support.envelope_cases import MEMBERS, META
 
 NAME = "docs/guides/envelopes.md"
 PAGE = pages.text_of(NAME)

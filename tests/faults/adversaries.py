@@ -21,7 +21,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from tests.acceptance.peers import WAIT_S, Peer
+from tests.support.socket_client import WAIT_S, SocketClient
 
 MIB: Final = 1 << 20
 CONNECTIONS: Final = 95  # of HTTP; limits.http_connections are 100
@@ -42,10 +42,10 @@ class Target:
     token: str
     source: str = "127.0.0.1"  # address of this end
 
-    def peer(self) -> Peer:
+    def peer(self) -> SocketClient:
         """Connect to the PHPMQ listener."""
         address = "127.0.0.1", self.port
-        made = Peer(socket.create_connection(address, WAIT_S, (self.source, 0)))
+        made = SocketClient(socket.create_connection(address, WAIT_S, (self.source, 0)))
         made.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made
 

@@ -1,8 +1,8 @@
 """A broker under a shim that was preloaded without a control file: it takes this one.
 
-``python -m tests.faults.attached CONTROL MUTANT serve …``; ``-`` is no mutant.  For brokers forked
-off a process that has the shim: see ``tests/preloaded.py``.  What it does each second it does each
-20th of one, and its patience is shorter, so that a life of a second has it all.
+``python -m tests.faults.attached CONTROL MUTANT serve …``; ``-`` means no mutant.  It is for
+brokers forked from a process that has loaded the shim, see ``tests/support/fork_server.py``.  The
+periodic work of each second runs every 0.05 s, and its timeouts are shorter.
 """
 
 import sys

@@ -24,8 +24,8 @@ from phpmq_lite.storage.backup.backups import read_backup
 from phpmq_lite.storage.backup.restore import drill
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity.verify import verify
-from tests.acceptance.peers import Peer
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import SocketClient
 
 PUBLISHERS: Final = 3
 BETWEEN: Final = 300  # receipts from one backup to the next, at least
@@ -73,7 +73,7 @@ class Load:
                 self.errors.append(repr(error))
 
     def _publish(self, of: int) -> None:
-        with Peer(self.port) as peer:
+        with SocketClient(self.port) as peer:
             number = 0
             while not self._ends.is_set():
                 number += 1
@@ -84,7 +84,7 @@ class Load:
 
     def _consume(self) -> None:
         """Acknowledge half of what comes: settled messages are in a backup too."""
-        with Peer(self.port) as peer:
+        with SocketClient(self.port) as peer:
             peer.socket.settimeout(WAIT_S)
             peer.consume("load", 50)
             while not self._ends.is_set():

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from phpmq_lite.testing import BrokerProcess
-from tests.acceptance.peers import Admin, Peer
 from tests.faults.shim import Shim
+from tests.support.socket_client import AdminApi, SocketClient
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -74,7 +74,7 @@ class Trial:
     def jump(self, way: str, jump_ms: int) -> None:
         """Publish, set the clock, publish again under the same keys, and look."""
         name = f"{way}-{self.jumps.total()}"
-        with Peer(self.broker.port) as peer:
+        with SocketClient(self.broker.port) as peer:
             self.publish(peer, f"{name}-long", LONG_S)
             self.publish(peer, f"{name}-short", SHORT_S)
         if way == "stop":
@@ -85,12 +85,12 @@ class Trial:
         if way != "live":
             self.broker.start()
         self.jumps[way] += 1
-        with Peer(self.broker.port) as peer:
+        with SocketClient(self.broker.port) as peer:
             self.publish(peer, f"{name}-long", LONG_S, is_new=False)
             self.publish(peer, f"{name}-after", SHORT_S)
         self.look()
 
-    def publish(self, peer: Peer, queue: str, ttl_s: int, *, is_new: bool = True) -> None:
+    def publish(self, peer: SocketClient, queue: str, ttl_s: int, *, is_new: bool = True) -> None:
         """Publish a lot under keys."""
         began = time.monotonic()
         for number in range(OFTEN):
@@ -101,7 +101,7 @@ class Trial:
 
     def look(self) -> None:
         """Count what has gone before its time, is there too often, or stays after its time."""
-        admin = Admin(self.broker.admin[0])
+        admin = AdminApi(self.broker.admin[0])
         for lot in self.lots:
             asked_at = time.monotonic()
             ready = admin.queue(lot.queue)["ready"]
@@ -117,7 +117,7 @@ class Trial:
 
         Nothing is measured by the wait: the broker may be as slow as the machine.
         """
-        admin = Admin(self.broker.admin[0])
+        admin = AdminApi(self.broker.admin[0])
         short = [lot for lot in self.lots if lot.ttl_s == SHORT_S]
         until = time.monotonic() + SHORT_S + PATIENCE_S
         while any(admin.queue(lot.queue)["ready"] for lot in short) and time.monotonic() < until:
@@ -130,7 +130,7 @@ class Trial:
     def take(self, lot: Lot, ready: int) -> None:
         """Consume a lot, and see how much time its messages say that they have left."""
         self.early += max(0, OFTEN - ready)
-        with Peer(self.broker.port) as peer:
+        with SocketClient(self.broker.port) as peer:
             peer.consume(lot.queue, OFTEN)
             for dispatch in peer.dispatches(min(ready, OFTEN)):
                 passed_s = time.monotonic() - lot.published_at[0]

@@ -34,8 +34,8 @@ from phpmq_lite.errors import PhpmqError
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity import seal
 from phpmq_lite.storage.integrity.verify import verify
-from tests.acceptance.peers import Peer
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import SocketClient
 
 QUEUES: Final = ("orders", "mail", "audit", "mail.dlq")
 FIRST: Final = 600  # messages ahead of a checkpoint, and behind it
@@ -91,7 +91,7 @@ def fill(folder: Path, rng: random.Random, *, is_clean: bool) -> Filled:
     broker.start()
     filled = Filled(data, {queue: [] for queue in QUEUES}, set(), is_clean)
     try:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             _publish(peer, filled, rng, range(FIRST))
             _settle(peer, filled, "orders", 40)
             _kill(peer, filled, "mail", 8)
@@ -104,7 +104,9 @@ def fill(folder: Path, rng: random.Random, *, is_clean: bool) -> Filled:
     return filled
 
 
-def _publish(peer: Peer, filled: Filled, rng: random.Random, numbers: Iterable[int]) -> None:
+def _publish(
+    peer: SocketClient, filled: Filled, rng: random.Random, numbers: Iterable[int]
+) -> None:
     for number in numbers:
         queue = QUEUES[number % 3]
         content = b"%s %d " % (queue.encode(), number) + rng.randbytes(rng.randint(10, 1_500))
@@ -113,7 +115,7 @@ def _publish(peer: Peer, filled: Filled, rng: random.Random, numbers: Iterable[i
         filled.alive[queue].append(content)
 
 
-def _settle(peer: Peer, filled: Filled, queue: str, number: int) -> None:
+def _settle(peer: SocketClient, filled: Filled, queue: str, number: int) -> None:
     peer.consume(queue, number)
     some = peer.dispatches(number)
     peer.consume(queue, 0)
@@ -123,7 +125,7 @@ def _settle(peer: Peer, filled: Filled, queue: str, number: int) -> None:
     del filled.alive[queue][:number]
 
 
-def _kill(peer: Peer, filled: Filled, queue: str, number: int) -> None:
+def _kill(peer: SocketClient, filled: Filled, queue: str, number: int) -> None:
     peer.consume(queue, number)
     some = peer.dispatches(number)
     peer.consume(queue, 0)
@@ -143,7 +145,7 @@ def _dead_letters(data: Path) -> list[bytes]:
         return [_original("mail.dlq", content) for (content,) in found]
 
 
-def _pass(peer: Peer) -> None:
+def _pass(peer: SocketClient) -> None:
     """Wait until what was sent is stored: a receipt comes behind it."""
     peer.publish("passed", b"", ttl_s=1, key=b"pass %d" % time.monotonic_ns())
     peer.receipt()
@@ -272,7 +274,7 @@ def _consume(broker: BrokerProcess) -> tuple[dict[str, list[bytes]], bool]:
     """Take everything; False: the broker closed the connection ahead of the end."""
     got: dict[str, list[bytes]] = {queue: [] for queue in QUEUES}
     try:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             for queue in QUEUES:
                 peer.publish(queue, MARK, key=b"mark " + queue.encode())
                 peer.receipt()

@@ -42,10 +42,10 @@ from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.server import engine
 from phpmq_lite.storage import disk_space
 from phpmq_lite.storage.data_folder import DATABASE
-from tests.acceptance.peers import Admin, Peer, new_key
-from tests.driving import empty_database
 from tests.faults.shim import Shim, attach, library
-from tests.preloaded import BrokerProcess
+from tests.support.core_and_store import empty_database
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import AdminApi, SocketClient, new_key
 
 IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 EXAMPLES: Final = 12
@@ -80,7 +80,7 @@ SELECT source_seq FROM message UNION SELECT source_seq FROM history
 class Consumer:
     """A connection with credit, and what it has received and not ended, oldest first."""
 
-    peer: Peer
+    peer: SocketClient
     held: list[Dispatch] = field(default_factory=list)
 
     def take(self) -> None:
@@ -105,7 +105,7 @@ class EndToEnd(RuleBasedStateMachine):
         self.answers: list[tuple[str, list[dict[str, Any]], Any]] = []  # key, asked, first answer
         self.number = 0
         self.start()
-        with Peer(self.broker.port) as peer:
+        with SocketClient(self.broker.port) as peer:
             for name in QUEUES:
                 peer.consume(name, 0)
             peer.barrier()
@@ -126,7 +126,7 @@ class EndToEnd(RuleBasedStateMachine):
             consumer.peer.close()
         self.consumers.clear()
         self.broker.start()
-        self.admin = Admin(self.broker.admin[0])
+        self.admin = AdminApi(self.broker.admin[0])
 
     def configure(self, queue: str, changes: dict[str, Any]) -> None:
         self.call("PATCH", f"/api/v1/queues/{queue}", changes)
@@ -146,7 +146,7 @@ class EndToEnd(RuleBasedStateMachine):
         return b"body %d" % self.number
 
     def confirm(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
-        with Peer(self.broker.port) as peer:
+        with SocketClient(self.broker.port) as peer:
             assert peer.confirm(queue, body, ttl_s) is None
             self.confirmed.add(body)
             peer.barrier()
@@ -170,7 +170,7 @@ class EndToEnd(RuleBasedStateMachine):
     @precondition(lambda self: len(self.consumers) < 4)
     @rule(credit=st.integers(1, 2))
     def consume(self, credit: int) -> None:
-        consumer = Consumer(Peer(self.broker.port))
+        consumer = Consumer(SocketClient(self.broker.port))
         consumer.peer.consume("orders", credit)
         consumer.take()
         self.consumers.append(consumer)
@@ -276,7 +276,7 @@ class EndToEnd(RuleBasedStateMachine):
 
     def _accepts(self) -> bool:
         with suppress(ConnectionError):
-            Peer(self.broker.port).close()
+            SocketClient(self.broker.port).close()
             return True
         return False
 
@@ -291,7 +291,7 @@ class EndToEnd(RuleBasedStateMachine):
         """A publish on a full disk is refused, or waits for room; what it says is true."""
         body, key = self.body() + b" " + b"x" * 20_000, new_key()
         self.shim.quota_bytes = self.shim.used_bytes + room
-        with Peer(self.broker.port) as peer:
+        with SocketClient(self.broker.port) as peer:
             peer.publish("orders", body, key=key)
             peer.socket.settimeout(SILENCE_S)
             with suppress(TimeoutError):
@@ -321,7 +321,7 @@ class EndToEnd(RuleBasedStateMachine):
         if is_stopped:
             self.broker.process.terminate()
         else:
-            with suppress(ConnectionError), Peer(self.broker.port) as peer:
+            with suppress(ConnectionError), SocketClient(self.broker.port) as peer:
                 peer.publish("orders", self.body(), key=new_key())
                 assert peer.rest() == b"", f"confirmed, although {name} is another file"
         code = self.broker.process.wait(30)
@@ -338,7 +338,7 @@ class EndToEnd(RuleBasedStateMachine):
     def ledger_agrees(self) -> None:
         for consumer in self.consumers:
             consumer.take()
-        with Peer(self.broker.port) as peer:
+        with SocketClient(self.broker.port) as peer:
             peer.barrier()
         found = [row for row in self.rows(SQL) if row[0] in self.confirmed]
         records = {seq for (seq,) in self.rows(RECORDS)}

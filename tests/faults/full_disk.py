@@ -21,8 +21,8 @@ from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.testing import BrokerProcess
-from tests.acceptance.peers import Admin, Peer
 from tests.faults.shim import Shim
+from tests.support.socket_client import AdminApi, SocketClient
 
 SIZE: Final = 96 << 20  # twice the ballast, and what a broker has from the start
 MESSAGES: Final = int(os.environ.get("PHPMQ_FULL_MESSAGES", "400"))
@@ -123,7 +123,7 @@ class Story:
     resumed_s: float | None = None  # from the room to the first receipt
     _count: int = 0
 
-    def publish(self, peer: Peer, size: int = 1_000) -> bool:
+    def publish(self, peer: SocketClient, size: int = 1_000) -> bool:
         """Have a message confirmed; False: it was refused."""
         key = self._new_key()
         reason = peer.confirm("orders", key + bytes(size), key=key)
@@ -137,12 +137,12 @@ class Story:
         self._count += 1
         return b"%0*d" % (_KEY, self._count)
 
-    def publish_until_refused(self, peer: Peer, size: int) -> None:
+    def publish_until_refused(self, peer: SocketClient, size: int) -> None:
         for _ in range(MOST):
             if not self.publish(peer, size):
                 return
 
-    def acknowledge(self, peer: Peer, number: int) -> None:
+    def acknowledge(self, peer: SocketClient, number: int) -> None:
         """Acknowledge what comes, in rounds, each with an answer behind it: so it is stored.
 
         The answer is a receipt or, while the disk is full, a refusal.
@@ -158,7 +158,7 @@ class Story:
                 return
             self.stored += some
 
-    def wait_until_it_goes_on(self, peer: Peer) -> None:
+    def wait_until_it_goes_on(self, peer: SocketClient) -> None:
         """Publish again and again until a receipt comes."""
         peer.socket.settimeout(RESUME_S)
         began = time.monotonic()
@@ -169,7 +169,7 @@ class Story:
                     return
                 time.sleep(0.05)
 
-    def fill_by_others(self, producer: Peer, consumer: Peer) -> None:
+    def fill_by_others(self, producer: SocketClient, consumer: SocketClient) -> None:
         """Fill the disk behind the broker's back, publish, acknowledge, and make room again."""
         self._begin(producer, consumer)
         self.disk.fill()
@@ -178,13 +178,13 @@ class Story:
             self.publish_until_refused(producer, 20_000)
         self.acknowledge(consumer, MESSAGES)
 
-    def fill_by_publishing(self, producer: Peer, consumer: Peer) -> None:
+    def fill_by_publishing(self, producer: SocketClient, consumer: SocketClient) -> None:
         """Publish until nothing is taken any more, and acknowledge."""
         self._begin(producer, consumer)
         self.publish_until_refused(producer, 200_000)
         self.acknowledge(consumer, MESSAGES)
 
-    def _begin(self, producer: Peer, consumer: Peer) -> None:
+    def _begin(self, producer: SocketClient, consumer: SocketClient) -> None:
         """Have messages stored, and as many of them held as one consumer may hold."""
         for at in range(0, MESSAGES, WINDOW):
             keys = [self._new_key() for _ in range(min(WINDOW, MESSAGES - at))]
@@ -211,7 +211,7 @@ class Story:
             thread.join()
 
     def _retry(self, is_over: threading.Event, tries: list[int]) -> None:
-        with Peer(self.broker.port) as peer, suppress(TimeoutError, ConnectionError):
+        with SocketClient(self.broker.port) as peer, suppress(TimeoutError, ConnectionError):
             while not self.refused and not is_over.is_set():
                 time.sleep(0.01)  # it tells nobody
             for number in count():
@@ -270,6 +270,6 @@ def story_on(disk: Disk, *settings: str, mutant: str = "") -> Iterator[Story]:
         broker.kill()
 
 
-def admin_of(story: Story) -> Admin:
+def admin_of(story: Story) -> AdminApi:
     """Give the HTTP API of the broker."""
-    return Admin(story.broker.admin[0])
+    return AdminApi(story.broker.admin[0])

@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from phpmq_lite.storage.data_folder import DATABASE
-from tests.acceptance.peers import Peer
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import SocketClient
 
 IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 CONSUMERS: Final = 25
@@ -50,9 +50,9 @@ def rows(broker: BrokerProcess, sql: str) -> list[tuple[int, ...]]:
         return database.execute(sql).fetchall()
 
 
-def idle_consumers(broker: BrokerProcess, stack: ExitStack) -> list[Peer]:
+def idle_consumers(broker: BrokerProcess, stack: ExitStack) -> list[SocketClient]:
     """Connect consumers of an empty queue; the broker knows their credit when this returns."""
-    peers = [stack.enter_context(Peer(broker.port)) for _ in range(CONSUMERS)]
+    peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(CONSUMERS)]
     for peer in peers:
         peer.consume(QUEUE, 1)
         peer.publish("barrier", b"", key=b"b")
@@ -61,7 +61,7 @@ def idle_consumers(broker: BrokerProcess, stack: ExitStack) -> list[Peer]:
     return peers
 
 
-def play(broker: BrokerProcess, publisher: Peer, end: str, figures: Figures) -> None:
+def play(broker: BrokerProcess, publisher: SocketClient, end: str, figures: Figures) -> None:
     """End all consumers, publish one message, and see what it has been charged."""
     number = sum(figures.rounds.values())
     body = b"%d" % number
@@ -80,7 +80,7 @@ def play(broker: BrokerProcess, publisher: Peer, end: str, figures: Figures) -> 
             assert publisher.confirm(QUEUE, body, key=body) is None
         assert publisher.confirm("barrier", b"") is None
     figures.rounds[end] += 1
-    with Peer(broker.port) as worker:
+    with SocketClient(broker.port) as worker:
         worker.consume(QUEUE, 1)
         worker.socket.settimeout(PATIENCE_S)
         try:
@@ -104,7 +104,7 @@ def play(broker: BrokerProcess, publisher: Peer, end: str, figures: Figures) -> 
 
 def haunt(broker: BrokerProcess, rounds: int, figures: Figures) -> None:
     """Play rounds, with each way to end in its turn."""
-    with Peer(broker.port) as publisher:
+    with SocketClient(broker.port) as publisher:
         for number in range(rounds):
             play(broker, publisher, ENDS[number % len(ENDS)], figures)
     figures.dead = len(rows(broker, "SELECT seq FROM history WHERE outcome = 4"))
@@ -115,7 +115,7 @@ def haunt(broker: BrokerProcess, rounds: int, figures: Figures) -> None:
 def deploy(broker: BrokerProcess, figures: Figures, rng: random.Random) -> None:
     """Stop the broker while workers hold messages; some of them stop before it does."""
     with ExitStack() as stack:
-        workers = [stack.enter_context(Peer(broker.port)) for _ in JOBS]
+        workers = [stack.enter_context(SocketClient(broker.port)) for _ in JOBS]
         for worker in workers:
             worker.consume("slow", 1)
         for worker in workers:
@@ -141,7 +141,7 @@ def deploy(broker: BrokerProcess, figures: Figures, rng: random.Random) -> None:
 
 def _accepts(broker: BrokerProcess) -> bool:
     try:
-        Peer(broker.port).close()
+        SocketClient(broker.port).close()
     except ConnectionError:
         return False
     return True
@@ -158,7 +158,7 @@ def _run(broker: BrokerProcess, rounds: int, stops: int, seed: int) -> Figures:
     broker.start()
     try:
         haunt(broker, rounds, figures)
-        with Peer(broker.port) as publisher:
+        with SocketClient(broker.port) as publisher:
             publisher.store("slow", *JOBS)
         rng = random.Random(seed)
         for _ in range(stops):

@@ -31,13 +31,13 @@ from typing import Final
 
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.testing import StartFailedError
-from tests.acceptance.peers import Peer
-from tests.faults.books import Books
 from tests.faults.disk import Disk, Policy
 from tests.faults.ledger import KEY_BYTES, MARKS, QUEUES
 from tests.faults.power import lay, records_of, recovered
+from tests.faults.power_ledger import PowerLedger
 from tests.faults.shim import Op, Shim, library
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import SocketClient
 
 ERRORS: Final = (errno.EIO, errno.ENOSPC, errno.EROFS)
 OPS: Final = (Op.SYNC, Op.WRITE)
@@ -161,7 +161,7 @@ class Trial:
                 return
 
     def _load(self) -> None:
-        with Peer(self.broker.port) as asker, Peer(self.broker.port) as taker:
+        with SocketClient(self.broker.port) as asker, SocketClient(self.broker.port) as taker:
             asker.socket.settimeout(AFTER_S)
             taker.socket.settimeout(AFTER_S)
             for _ in range(3):
@@ -183,7 +183,7 @@ class Trial:
         self._keys += 1
         return b"%0*d" % (KEY_BYTES, (0 if self.killed is None else 1_000) + self._keys)
 
-    def _confirm(self, peer: Peer, queue: str, size: int = 100, ttl_s: int = 0) -> None:
+    def _confirm(self, peer: SocketClient, queue: str, size: int = 100, ttl_s: int = 0) -> None:
         """Publish until it is taken: a full disk is refused, and then goes away."""
         key = self._new_key()
         until = time.monotonic() + AFTER_S
@@ -208,7 +208,7 @@ class Trial:
 
     def _compare(self) -> None:
         """Start without faults: on the files as they are, and as after a power cut too."""
-        disk, books = Disk(), Books()
+        disk, books = Disk(), PowerLedger()
         logs = [self.log] if self.killed is None else [self.killed.log, self.log]
         for record in records_of(logs):
             disk.take(record)

@@ -21,7 +21,7 @@ from typing import Final, cast
 
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.ledger import QUEUES, TIMED, Crowd, Late, Ledger, Load, is_drained
-from tests.preloaded import BrokerProcess, Process
+from tests.support.fork_server import BrokerProcess, ForkedProcess
 
 MOST_RECEIPTS: Final = 2_000  # between two kills
 DRAIN_S: Final = 60
@@ -55,11 +55,11 @@ class Lives:
         return cls(broker, Ledger(random.Random(seed)))
 
     @property
-    def process(self) -> Process:
+    def process(self) -> ForkedProcess:
         """The broker's process, while it runs."""
         process = self.broker.process
         assert process is not None
-        return cast(Process, process)  # of a preloaded broker
+        return cast(ForkedProcess, process)  # of a preloaded broker
 
     async def start(self) -> None:
         """Start it, and see that what was confirmed is on disk."""
@@ -94,7 +94,7 @@ class Lives:
 
     async def _kill_in_start(self, after_s: float) -> None:
         with self.broker.log.open("a", encoding="utf-8") as log:
-            process = Process(self.broker.command[2:], stdout=subprocess.PIPE, stderr=log)
+            process = ForkedProcess(self.broker.command[2:], stdout=subprocess.PIPE, stderr=log)
         await asyncio.sleep(after_s)
         assert process.poll() is None
         process.kill()

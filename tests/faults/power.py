@@ -3,8 +3,8 @@
 The real broker works under the recorder of ``shim.py``: three lives, one of them ended by a kill,
 with a mixed load, a pause in which the WAL is copied, retention, and clean stops.  Then its disk is
 made anew as it may have been at some record of the log, once by each policy of ``disk.py``; a start
-on it, by the calls that ``service.py`` makes, is compared with ``books.py``.  On some the broker
-itself is started, and a client reads what it has.
+on it, by the calls that ``service.py`` makes, is compared with ``power_ledger.py``.  On some the
+broker itself is started, and a client reads what it has.
 
 ``python -m tests.faults.power --points 1000`` prints the table, and ends with 1 if a promise was
 broken; ``--seed N`` repeats the choices of a run, though not its moments.
@@ -36,11 +36,19 @@ from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import BrokerProcess
-from tests import preloaded
-from tests.faults.books import DAMAGED, FORGOTTEN, LOST, REFUSED, UNDONE, Books, Finding
 from tests.faults.disk import Disk, Policy
 from tests.faults.ledger import QUEUES, Client, Consumer, Crowd, Ledger, Load, Producer
+from tests.faults.power_ledger import (
+    DAMAGED,
+    FORGOTTEN,
+    LOST,
+    REFUSED,
+    UNDONE,
+    Finding,
+    PowerLedger,
+)
 from tests.faults.shim import Kind, Record, Shim, read_log
+from tests.support import fork_server
 
 LONE: Final = "lone"  # one message at a time
 RECEIPTS: Final = 400  # of each phase, at most
@@ -203,7 +211,7 @@ def cut(
     """
     chosen = _choose(logs, points, rng)
     to_serve = set(rng.sample(sorted(chosen), min(served, len(chosen))))
-    disk, books = Disk(), Books()
+    disk, books = Disk(), PowerLedger()
     folder = Path(mkdtemp(prefix="phpmq-power-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
         for number, record in enumerate(records_of(logs)):
@@ -255,7 +263,7 @@ def lay(folder: Path, files: dict[str, bytes]) -> Path:
     return data
 
 
-def recovered(data: Path, books: Books, kind: type[Store] = Store) -> list[Finding]:
+def recovered(data: Path, books: PowerLedger, kind: type[Store] = Store) -> list[Finding]:
     """Do what a start of the broker does with its files, and compare."""
     try:
         folder = DataFolder.open(data)
@@ -272,7 +280,7 @@ def recovered(data: Path, books: Books, kind: type[Store] = Store) -> list[Findi
         return [Finding(REFUSED, f"{type(error).__name__}: {error}")]
 
 
-def _recover(store: Store, books: Books) -> list[Finding]:
+def _recover(store: Store, books: PowerLedger) -> list[Finding]:
     store.configure(8 << 20)
     store.checkpoint("TRUNCATE")
     migrate(store.connection, migrations_folder())
@@ -283,9 +291,9 @@ def _recover(store: Store, books: Books) -> list[Finding]:
     return found
 
 
-def serve(data: Path, books: Books) -> Iterator[Finding]:
+def serve(data: Path, books: PowerLedger) -> Iterator[Finding]:
     """Start the broker on it, and read all that is there and never expires."""
-    with preloaded.broker_process(data, "--admin", "none") as broker:
+    with fork_server.broker_process(data, "--admin", "none") as broker:
         with sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True) as database:
             rows = database.execute(
                 "SELECT seq FROM message JOIN queue USING (queue_id) "

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.acceptance.peers import Admin, Peer
 from tests.faults import mutants
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
 
@@ -64,8 +64,8 @@ class Round:
             broker.kill()
 
     def _prepare(self, broker: BrokerProcess) -> tuple[str, int]:
-        admin = Admin(broker.admin[0])
-        with Peer(broker.port) as peer:
+        admin = AdminApi(broker.admin[0])
+        with SocketClient(broker.port) as peer:
             peer.store("orders", *(b"m%d" % at for at in range(SELECTED)))
             peer.store("mail", b"first")
             made = admin.post("/api/v1/selections", {"q": "queue:orders"})
@@ -82,7 +82,7 @@ class Round:
         asked = {"token": token, "action": self.action}
         timer.start()
         with suppress(OSError, HTTPException):  # killed ahead of the answer
-            Admin(broker.admin[0]).post(
+            AdminApi(broker.admin[0]).post(
                 "/api/v1/bulk", asked | ({"target": "mail"} if self.action == "move" else {})
             )
         timer.join()

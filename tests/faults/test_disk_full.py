@@ -12,7 +12,6 @@ from urllib.request import urlopen
 import pytest
 
 from phpmq_lite.testing import BrokerProcess
-from tests.acceptance.peers import Peer
 from tests.faults.full_disk import (
     RESUME_S,
     ROOM,
@@ -25,6 +24,7 @@ from tests.faults.full_disk import (
     tmpfs,
 )
 from tests.faults.shim import Shim
+from tests.support.socket_client import SocketClient
 
 pytestmark = [pytest.mark.faults, pytest.mark.acceptance]
 
@@ -52,7 +52,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         yield mounted
 
 
-def see_degraded(story: Story, silent: Peer, code: str, setting: str) -> None:
+def see_degraded(story: Story, silent: SocketClient, code: str, setting: str) -> None:
     """See what an operator sees, and what the others are told."""
     admin = admin_of(story)
     with urlopen(f"{admin.url}/readyz") as answer:
@@ -79,10 +79,10 @@ def edges(story: Story) -> list[str]:
 
 
 def test_full_disk_takes_acknowledgements_and_resumes_by_itself(disk: Disk, figure: Figure) -> None:
-    with story_on(disk, ONLY_WHEN_FULL) as story, Peer(story.broker.port) as producer:
+    with story_on(disk, ONLY_WHEN_FULL) as story, SocketClient(story.broker.port) as producer:
         with (
-            Peer(story.broker.port) as consumer,
-            Peer(story.broker.port) as silent,
+            SocketClient(story.broker.port) as consumer,
+            SocketClient(story.broker.port) as silent,
             story.retrying() as tries,
         ):
             story.fill_by_others(producer, consumer)
@@ -124,7 +124,10 @@ def test_publishing_stops_ahead_of_a_full_disk(quota: Quota, figure: Figure) -> 
     quota.shim.quota_bytes = SIZE + ROOM
     free_bytes = (16 << 20) + ROOM
     with story_on(quota, f"storage.free_bytes={free_bytes}") as story:
-        with Peer(story.broker.port) as producer, Peer(story.broker.port) as consumer:
+        with (
+            SocketClient(story.broker.port) as producer,
+            SocketClient(story.broker.port) as consumer,
+        ):
             story.fill_by_publishing(producer, consumer)
             left = quota.shim.quota_bytes or 0
             left -= quota.shim.used_bytes
@@ -143,13 +146,13 @@ def test_publishing_stops_ahead_of_a_full_disk(quota: Quota, figure: Figure) -> 
 
 def test_start_on_a_full_disk_gives_up_the_ballast_and_serves_consumers(quota: Quota) -> None:
     with story_on(quota, ONLY_WHEN_FULL) as story:
-        with Peer(story.broker.port) as producer:
+        with SocketClient(story.broker.port) as producer:
             for _ in range(50):
                 assert story.publish(producer)
         story.broker.kill()
         quota.fill()
         story.broker.start()
-        with Peer(story.broker.port) as consumer:
+        with SocketClient(story.broker.port) as consumer:
             assert not story.publish(consumer)
             consumer.consume("orders", 50)
             story.acknowledge(consumer, 50)
@@ -164,7 +167,10 @@ def test_harness_sees_that_without_ballast_no_acknowledgement_is_stored(
     quota: Quota, figure: Figure
 ) -> None:
     with story_on(quota, ONLY_WHEN_FULL, "storage.ballast_bytes=0") as story:
-        with Peer(story.broker.port) as producer, Peer(story.broker.port) as consumer:
+        with (
+            SocketClient(story.broker.port) as producer,
+            SocketClient(story.broker.port) as consumer,
+        ):
             story.fill_by_others(producer, consumer)
             assert len(story.stored) < story.acked
             quota.grow()  # what waited is stored all the same
@@ -177,8 +183,8 @@ def test_harness_sees_that_without_ballast_no_acknowledgement_is_stored(
 def test_harness_sees_that_what_found_no_room_was_confirmed(quota: Quota, figure: Figure) -> None:
     with story_on(quota, ONLY_WHEN_FULL, mutant="AnswersFullAsStored") as story:
         with (
-            Peer(story.broker.port) as producer,
-            Peer(story.broker.port) as consumer,
+            SocketClient(story.broker.port) as producer,
+            SocketClient(story.broker.port) as consumer,
             suppress(AssertionError, OSError),
         ):
             story.fill_by_others(producer, consumer)
@@ -197,7 +203,7 @@ def test_read_only_file_system_confirms_nothing_and_stops_the_broker(
     )
     broker.start()
     try:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"a") is None
             shim.is_read_only = True
             began = time.monotonic()
@@ -212,7 +218,7 @@ def test_read_only_file_system_confirms_nothing_and_stops_the_broker(
         shim.heal()
         broker.kill()
         broker.start()
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.consume("orders", 2)
             assert peer.bodies(1) == [b"a"]
     finally:

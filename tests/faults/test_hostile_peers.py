@@ -14,10 +14,10 @@ from select import select
 
 import pytest
 
-from tests.acceptance.measures import MIB, Probe, Times, resident_bytes
-from tests.acceptance.peers import WAIT_S, Admin, Peer
 from tests.faults.test_kill import SEED
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.latency_probe import MIB, Latencies, LatencyProbe, resident_bytes
+from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
 
@@ -37,7 +37,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield running
 
 
-def ignored(admin: Admin, reason: str) -> float:
+def ignored(admin: AdminApi, reason: str) -> float:
     return admin.metrics().get(f'phpmq_acks_ignored_total{{reason="{reason}"}}', 0)
 
 
@@ -48,8 +48,8 @@ def test_consumer_that_never_acknowledges_holds_at_most_its_credit(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
     """In messages, and in bytes; what is beyond is for others."""
-    admin = Admin(broker.admin[0])
-    with Peer(broker.port) as greedy, Peer(broker.port) as other:
+    admin = AdminApi(broker.admin[0])
+    with SocketClient(broker.port) as greedy, SocketClient(broker.port) as other:
         other.store("small", *(b"%d" % number for number in range(3 * CREDIT)))
         other.store("large", *(b"%d" % number + b"." * MIB for number in range(24)))
         before = resident_bytes(broker.pid)
@@ -74,8 +74,8 @@ def test_acknowledgements_of_what_others_hold_are_ignored_and_counted(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
     """Twenty times each id that another consumer holds, and as many that nobody ever had."""
-    admin, times = Admin(broker.admin[0]), 20
-    with Peer(broker.port) as owner, Peer(broker.port) as thief:
+    admin, times = AdminApi(broker.admin[0]), 20
+    with SocketClient(broker.port) as owner, SocketClient(broker.port) as thief:
         owner.store("work", *(b"%d" % number for number in range(200)))
         owner.consume("work", 200)
         held = owner.dispatches(200)
@@ -106,7 +106,7 @@ def test_connections_that_trickle_are_closed_and_pages_answer_meanwhile(
         open_ones = {}
         began = time.monotonic()
         for _ in range(TRICKLING):
-            peer = stack.enter_context(Peer(broker.port))
+            peer = stack.enter_context(SocketClient(broker.port))
             peer.send(b"H0100102P01%029dqueueP02%029d{" % (5, 1 << 20))
             open_ones[peer.socket] = peer
         while open_ones:
@@ -123,7 +123,7 @@ def test_connections_that_trickle_are_closed_and_pages_answer_meanwhile(
         took_s = time.monotonic() - began
     figure(
         f"{TRICKLING} connections that trickle with {FRAME_S} s for a message: all closed after "
-        f"{took_s:.1f} s, a page meanwhile in {Times(took_ms)}"
+        f"{took_s:.1f} s, a page meanwhile in {Latencies(took_ms)}"
     )
     assert took_s >= FRAME_S
 
@@ -132,14 +132,14 @@ def test_flood_of_queue_names_ends_at_the_limit(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
     """With a key it is refused; without one the connection is closed.  Old queues go on."""
-    with Peer(broker.port) as peer, Peer(broker.port) as flood:
+    with SocketClient(broker.port) as peer, SocketClient(broker.port) as flood:
         assert peer.confirm("old", b"first") is None
         reasons = [flood.confirm(f"made-{number}", b"") for number in range(2 * QUEUES)]
         assert set(reasons) == {None, "too many queues"}
         made = reasons.count(None)
         closed = 0
         for number in range(50):
-            with Peer(broker.port) as plain:
+            with SocketClient(broker.port) as plain:
                 plain.publish(f"plain-{number}", b"{}")
                 closed += plain.rest() == b""
         assert peer.confirm("old", b"second") is None
@@ -165,7 +165,7 @@ def test_flood_of_connections_disturbs_nobody(
                 opened += 1
                 one.sendall(words[(opened + SEED) % len(words)])
 
-    with Probe(broker.port) as probe:
+    with LatencyProbe(broker.port) as probe:
         alone = probe.round_trips(100)
         threads = [threading.Thread(target=flood) for _ in range(2)]
         for thread in threads:

@@ -20,10 +20,10 @@ import pytest
 from phpmq_lite.client.async_client import connect
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.client.session import Backoff
-from tests.acceptance.peers import Admin, Peer
 from tests.faults.links import BadLinks, Ending, Link
 from tests.faults.test_kill import SEED
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
 
@@ -61,11 +61,11 @@ def test_publish_that_is_cut_at_any_byte_is_stored_once_when_it_is_repeated(
     """Half of a frame is nothing, and a whole one whose receipt was lost is not stored again."""
     queue = f"cut-{ending}"
     cuts = 0
-    with Peer(broker.port) as again:
+    with SocketClient(broker.port) as again:
         length = len(again.side.publish(queue, b"{000}", key=KEY + b"000"))
         for cuts in range(length + 1):
             key, body = KEY + b"%03d" % cuts, b"{%03d}" % cuts
-            with Peer(broker.port) as peer:
+            with SocketClient(broker.port) as peer:
                 peer.send(peer.side.publish(queue, body, key=key)[:cuts])
                 getattr(peer, ending)()
             assert again.confirm(queue, body, key=key) is None
@@ -76,13 +76,13 @@ def test_publish_that_is_cut_at_any_byte_is_stored_once_when_it_is_repeated(
 def test_receipt_that_is_cut_at_any_byte_makes_no_double(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    with Peer(broker.port) as again:
+    with SocketClient(broker.port) as again:
         again.publish("cut-receipt", b"{000}", key=KEY + b"000")
         length = len(again.socket.recv(1 << 16))
         with BadLinks(broker.port, lambda number: Link(down=number, ending="reset")) as links:
             for number in range(length):
                 key, body = KEY + b"%03d" % number, b"{%03d}" % number
-                with suppress(ConnectionResetError), Peer(links.port) as peer:  # or at once
+                with suppress(ConnectionResetError), SocketClient(links.port) as peer:  # or at once
                     peer.publish("cut-receipt", body, key=key)
                     assert len(peer.rest()) <= number
                 assert again.confirm("cut-receipt", body, key=key) is None
@@ -95,18 +95,18 @@ def test_messages_come_again_in_order_wherever_their_dispatches_were_cut(
 ) -> None:
     """Each consumer leaves at another byte of its dispatches; the next one gets them as before."""
     contents = [b"1", b"2", b"3"]
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.store("cut-dispatch", *contents)
         peer.consume("cut-dispatch", 1)
         length = len(peer.socket.recv(1 << 16))  # of one
     with BadLinks(broker.port, lambda number: Link(down=length + number)) as links:
         for number in range(length + 1):
-            with Peer(links.port) as peer:
+            with SocketClient(links.port) as peer:
                 peer.consume("cut-dispatch", 3)
                 frames = peer.side.receive(peer.rest())
                 got = [getattr(frame, "content", b"") for frame in frames]
                 assert got == contents[: 1 + number // length]
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume("cut-dispatch", 3)
         assert peer.bodies(3) == contents
     figure(f"dispatches cut at each of {length + 1} places: come again in their order")
@@ -115,18 +115,18 @@ def test_messages_come_again_in_order_wherever_their_dispatches_were_cut(
 def test_acknowledgement_that_is_cut_at_any_byte_counts_only_whole(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.store("cut-ack", b"first")
         peer.consume("cut-ack", 1)
         (first,) = peer.dispatches(1)
         frame = peer.side.acknowledge(first.queue, first.message_id)
     for cut in range(len(frame)):
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.consume("cut-ack", 1)
             (again,) = peer.dispatches(1)
             assert again.message_id == first.message_id
             peer.send(frame[:cut])
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume("cut-ack", 1)
         peer.ack(*peer.dispatches(1))
         peer.store("cut-ack", b"second")
@@ -232,12 +232,12 @@ def test_what_a_silent_link_holds_goes_to_others_in_its_old_place(
 ) -> None:
     """What its consumer says is swallowed, and no end of it ever comes."""
     flags = ("--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1")
-    with broker_process(tmp_path / "data", *flags) as broker, Peer(broker.port) as other:
+    with broker_process(tmp_path / "data", *flags) as broker, SocketClient(broker.port) as other:
         other.store("silent", b"1", b"2", b"3")
         said = len(other.side.consume("silent", 2))
         with (
             BadLinks(broker.port, lambda _: Link(up=said, ending="silence")) as links,
-            Peer(links.port) as lost,
+            SocketClient(links.port) as lost,
         ):
             lost.consume("silent", 2)
             lost.ack(*lost.dispatches(2))
@@ -246,7 +246,7 @@ def test_what_a_silent_link_holds_goes_to_others_in_its_old_place(
                 (dispatch,) = other.dispatches(1)
                 assert dispatch.content == content
                 other.ack(dispatch)
-            clients = Admin(broker.admin[0]).metrics()["phpmq_clients"]
+            clients = AdminApi(broker.admin[0]).metrics()["phpmq_clients"]
     figure("a link that swallows acknowledgements: what it held came again, in its order")
     assert clients == 2
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.measures import MIB
-from tests.acceptance.peers import WAIT_S, Admin, Peer
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.latency_probe import MIB
+from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
 
@@ -71,7 +71,7 @@ def wal_of(broker: BrokerProcess) -> int:
 def write(broker: BrokerProcess, size: int = WRITTEN) -> int:
     """Store so many bytes; give the largest WAL that was seen."""
     most = 0
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         for _ in range(size // (PIECE * len(BODY))):
             peer.store("large", *[BODY] * PIECE)
             most = max(most, wal_of(broker))
@@ -123,11 +123,11 @@ def test_reader_of_others_is_told_of_and_the_wal_recovers_after_it(
             assert stranger.execute("SELECT count(*) FROM message").fetchone() == before
             with urllib.request.urlopen(broker.admin[0], timeout=WAIT_S) as page:
                 assert "a reader may hold it up" in page.read().decode()
-            gauge = Admin(broker.admin[0]).metrics()['phpmq_db_bytes{file="wal"}']
+            gauge = AdminApi(broker.admin[0]).metrics()['phpmq_db_bytes{file="wal"}']
         took_s = wait_for_wal_below(broker, LIMIT)
         with urllib.request.urlopen(broker.admin[0], timeout=WAIT_S) as page:
             assert "a reader may hold it up" not in page.read().decode()
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("large", b"later") is None
     figure(
         f"{WRITTEN // MIB:,} MiB written beside a stranger's transaction: a WAL of "

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.peers import Peer
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import SocketClient
 
 pytestmark = pytest.mark.faults
 
@@ -22,14 +22,14 @@ GOOD = [b"good %d" % number for number in range(30)]
 
 def work_off(broker: BrokerProcess) -> tuple[int, float]:
     """Consume with programs that die of the poison; give the connections, and how late it was."""
-    with Peer(broker.port) as publisher:
+    with SocketClient(broker.port) as publisher:
         publisher.store("work", *GOOD[:10], POISON, *GOOD[10:])
     done: list[bytes] = []
     connections, began = 0, time.perf_counter()
     while len(done) < len(GOOD):
         connections += 1
         assert connections <= 2 * MOST, f"{POISON!r} comes again and again"
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.consume("work", 10)
             peer.socket.settimeout(PATIENCE_S)
             while len(done) < len(GOOD):
@@ -63,7 +63,7 @@ def judge(broker: BrokerProcess) -> tuple[int, float]:
     assert ends.pop(POISON) == (4, "max_deliveries", MOST, MOST)  # dead
     charged = {content: end for content, end in ends.items() if end[0] != 2 or end[-1]}
     assert charged == {}, "neighbours that were charged, or not acknowledged"
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume("work.dlq", 5)
         assert b'"raw":"poison"' in peer.bodies(1)[0]
     return connections, took_ms

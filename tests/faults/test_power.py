@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.storage.write.store import Store
-from tests.faults import books, disk_mutants
+from tests.faults import disk_mutants, power_ledger
 from tests.faults.power import POINTS_OF_A_RUN, Tally, cut, record
 from tests.faults.shim import IS_AVAILABLE
 
@@ -26,12 +26,12 @@ SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange
 SERVED = 2  # disks of a recording on which the broker itself is started
 MUTANT_POINTS = 16
 EXPECTED = {  # what each mutant breaks
-    "SyncsLess": books.LOST,
-    "ConfirmsBeforeCommit": books.LOST,
-    "DispatchesBeforeCommit": books.UNSTORED,
-    "SettlesLate": books.UNDONE,
-    "ForgetsKeys": books.FORGOTTEN,
-    "KeepsItsSeals": books.REFUSED,
+    "SyncsLess": power_ledger.LOST,
+    "ConfirmsBeforeCommit": power_ledger.LOST,
+    "DispatchesBeforeCommit": power_ledger.UNSTORED,
+    "SettlesLate": power_ledger.UNDONE,
+    "ForgetsKeys": power_ledger.FORGOTTEN,
+    "KeepsItsSeals": power_ledger.REFUSED,
 }
 
 
@@ -84,7 +84,8 @@ async def test_power_cut_finds_a_start_that_gives_numbers_again(
     for kind in kinds:
         tally = Tally()
         cut(logs, MUTANT_POINTS, random.Random(SEED), tally, store=kind)
-        found.append(tally.count(books.REUSED))
-    figure(f"mutant NumbersAnew: {books.REUSED} on {found[1]} of {sum(tally.disks.values())} disks")
+        found.append(tally.count(power_ledger.REUSED))
+    disks = sum(tally.disks.values())
+    figure(f"mutant NumbersAnew: {power_ledger.REUSED} on {found[1]} of {disks} disks")
     assert found[0] == 0
     assert found[1]

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.measures import MIB
-from tests.acceptance.peers import Peer
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
 from tests.faults.test_kill import SEED
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.latency_probe import MIB
+from tests.support.socket_client import SocketClient
 
 pytestmark = pytest.mark.faults
 
@@ -40,7 +40,7 @@ def press(broker: BrokerProcess) -> None:
     """Send large messages on many connections, until each is refused or taken."""
     with ExitStack() as stack, suppress(OSError, AssertionError):
         for number in range(12):
-            peer = stack.enter_context(Peer(broker.port))
+            peer = stack.enter_context(SocketClient(broker.port))
             peer.publish("large", b"press %010d" % number + b"." * (4 * MIB), key=b"%d" % number)
 
 
@@ -73,7 +73,7 @@ async def load(broker: BrokerProcess, ledger: Ledger) -> None:
 def is_at_work(broker: BrokerProcess) -> bool:
     """Tell whether it does all that a broker does."""
     try:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.socket.settimeout(END_S)
             assert peer.confirm("after", b"after 0000000000") is None
             peer.consume("after", 1)

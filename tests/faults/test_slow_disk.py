@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.testing import BrokerProcess
-from tests.acceptance.measures import Times
-from tests.acceptance.peers import WAIT_S, Admin, Peer
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
 from tests.faults.shim import Shim
 from tests.faults.test_kill import SEED
+from tests.support.latency_probe import Latencies
+from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
 
@@ -69,14 +69,14 @@ def asked(url: str) -> Iterator[list[float]]:
         thread.join()
 
 
-def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Times, Times]:
+def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Latencies, Latencies]:
     """Have one publisher wait for each receipt, on a fast disk and then on a slow one.
 
     Returns the times of the health's answers, each asked for while the disk works, and of a page's.
     """
     url = broker.admin[0].rstrip("/")
     health_ms: list[float] = []
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         for number in range(50):  # the disk is known to be fast
             assert peer.confirm("alone", b"fast %011d" % number) is None
         shim.delay_sync_ms = DELAY_MS
@@ -87,7 +87,7 @@ def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Times, Times]:
                 time.sleep(DELAY_MS / 10_000)  # a tenth of it
                 health_ms.append(ask(f"{url}/livez"))
                 assert peer.receipt_for(key).reason is None
-        return Times(health_ms), Times(page_ms)
+        return Latencies(health_ms), Latencies(page_ms)
 
 
 async def test_loop_lives_while_the_disk_is_slow(
@@ -100,7 +100,7 @@ async def test_loop_lives_while_the_disk_is_slow(
         began = time.perf_counter()
         await crowd.work(CROWD, crowd.leave)
         rate = CROWD / (time.perf_counter() - began)
-        lag_ms = Admin(broker.admin[0]).metrics()["phpmq_event_loop_lag_seconds"] * 1_000
+        lag_ms = AdminApi(broker.admin[0]).metrics()["phpmq_event_loop_lag_seconds"] * 1_000
         shim.delay_sync_ms = 0
         await Crowd(ledger, broker.port, Load(acks_all=True)).drain(lambda: is_drained(broker.data))
         assert broker.terminate() == 0

@@ -11,8 +11,8 @@ from urllib.request import urlopen
 import pytest
 
 from phpmq_lite.storage.data_folder import DATABASE
-from tests.acceptance.peers import Peer
-from tests.preloaded import broker_process
+from tests.support.fork_server import broker_process
+from tests.support.socket_client import SocketClient
 
 pytestmark = [pytest.mark.faults, pytest.mark.acceptance]
 
@@ -43,7 +43,10 @@ def test_database_is_open_for_writing_once(tmp_path: Path, figure: Callable[[str
     data = tmp_path / "data"
     database = data.resolve() / DATABASE
     most: Counter[bool] = Counter()
-    with broker_process(data, "--admin", "127.0.0.1:0") as broker, Peer(broker.port) as peer:
+    with (
+        broker_process(data, "--admin", "127.0.0.1:0") as broker,
+        SocketClient(broker.port) as peer,
+    ):
         admin = broker.admin[0].rstrip("/")
         for at, page in enumerate(PAGES):
             peer.store("orders", *[bytes(100_000)] * 20)  # checkpoints, too

@@ -20,8 +20,8 @@ import schemathesis
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from tests.acceptance.peers import Peer
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import SocketClient
 
 schemathesis.serializer.alias("application/vnd.apache.arrow.stream", "application/octet-stream")
 
@@ -97,7 +97,7 @@ def main(minutes: float, seed: int | None) -> None:
     asked, rounds = Asked(), 0
     ends_s = time.monotonic() + minutes * 60
     with TemporaryDirectory() as folder, broker_process(Path(folder) / "data", *FLAGS) as broker:
-        with Peer(broker.port) as peer:  # so that there is something to be found
+        with SocketClient(broker.port) as peer:  # so that there is something to be found
             peer.store("0", *(b'{"job":"urn:a","n":%d}' % number for number in range(100)))
         operations = operations_of(broker)
         try:

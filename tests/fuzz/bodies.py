@@ -20,8 +20,8 @@ from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.json_edit import find_members
 from phpmq_lite.model import DeadLetterCause, Indexed
 from phpmq_lite.queue_settings import QueueSettings
-from tests.envelope_cases import BLOCK, CASES, MEMBERS, META, written
 from tests.fuzz.target import LONGEST, Target
+from tests.support.envelope_cases import BLOCK, CASES, MEMBERS, META, to_json
 
 _INTAKE: Final = BabelQueueInspector()
 _MODES: Final[tuple[verdict.EmptyListData, ...]] = ("php", "never", "always")
@@ -155,7 +155,7 @@ def _fresh(dice: Random) -> bytes:
     meta = dict(META)
     for _ in range(dice.choice((0, 0, 1, 2))):
         meta[dice.choice((*META, "max_retries", "x"))] = dice.choice(_VALUES)
-    pieces = [f'"{name}":{value}' for name, value in {**MEMBERS, "meta": written(meta)}.items()]
+    pieces = [f'"{name}":{value}' for name, value in {**MEMBERS, "meta": to_json(meta)}.items()]
     for _ in range(dice.choice((0, 1, 1, 2))):
         at = dice.randrange(len(pieces) + 1)
         pieces.insert(at, f'"{dice.choice(_NAMES)}":{dice.choice(_VALUES)}')

@@ -31,7 +31,7 @@ from phpmq_lite.protocol.frames import (
 )
 from tests.fuzz import grammar
 from tests.fuzz.target import Target
-from tests.writing import cut, forever, packets_of, written
+from tests.support.frame_bytes import encode_frame, forever, packets_of, split_at
 
 LIMITS: Final = WireLimits(max_content=300, max_queue=40)
 MOST_KEPT: Final = 10 + 4 * 40 + sum(LIMITS.by_packet().values())  # bytes of one whole frame
@@ -78,7 +78,7 @@ def check_reading(data: bytes, made: Callable[[], Side], right: Any, width: int 
     few = dice.choice((1, 5, 7, 11))  # bytes: less than any frame, so it takes the slow way
     by_few = [data[at : at + few] for at in range(0, len(data), few)]
     places = [dice.randrange(1 << 16) for _ in range(dice.randrange(1, 5))]
-    for pieces in (by_few, cut(data, places)):
+    for pieces in (by_few, split_at(data, places)):
         assert read(made(), pieces) == whole, "another result at another cut"
     frames, end = grammar.read(data, right, LIMITS, width)
     assert whole.frames == frames, "other frames than the grammar has"
@@ -97,7 +97,7 @@ def check_reading(data: bytes, made: Callable[[], Side], right: Any, width: int 
 def check_guard(data: bytes, without: Reading) -> None:
     """See that the guard refuses requests of HTTP, and changes nothing else."""
     dice = Random(crc32(data))
-    for pieces in ([data], cut(data, [dice.randrange(1 << 16) for _ in range(3)])):
+    for pieces in ([data], split_at(data, [dice.randrange(1 << 16) for _ in range(3)])):
         guarded = read(ServerSide(LIMITS), pieces)
         if not grammar.is_http(data):
             assert guarded == without, "the guard changes what is no request"
@@ -124,7 +124,7 @@ def check_parser(data: bytes) -> str:
     if frames:
         dice = Random(crc32(data))
         style = dice.choice((32, 36)), forever(dice.choice(([b""], [b"\n"], [b"\r\n", b"\n"])))
-        again = b"".join(written(*packets_of(frame), *style) for frame in frames)
+        again = b"".join(encode_frame(*packets_of(frame), *style) for frame in frames)
         side = ServerSide(LIMITS, http_guard=False)
         assert read(side, [again]).frames == frames, "frames do not survive"
     return "request" if grammar.is_http(data) and frames else _outcome(whole)
@@ -188,7 +188,7 @@ def _fresh(shapes: dict[bytes, Any], dice: Random) -> bytes:
         packets = [_packet(dice, int(packet)) for packet in sorted(shapes[kind][0])]
         if dice.random() < 0.2:
             dice.shuffle(packets)
-        stream += written(int(kind[:3]), packets, *style)
+        stream += encode_frame(int(kind[:3]), packets, *style)
     return stream + b" / HTTP/1.1\r\nHost: a\r\n\r\n" * (dice.random() < 0.05)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.driven import MakeDriver, drivers_in
+from tests.support.core_and_store import MakeDriver, drivers_in
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ import pytest
 from argon2 import PasswordHasher
 
 from phpmq_lite.admin.auth import passwords
-from tests.integration.visitors import PASSWORD, House, Visitor, house, shown
+from tests.support.http_users import PASSWORD, BrokerFixture, HttpUser, broker_fixture, visible_text
 
 OTHER = "another password here"
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
+async def home(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
     """Run a broker with an admin."""
-    async with house(tmp_path / "data") as made:
+    async with broker_fixture(tmp_path / "data") as made:
         await made.add("anna")
         yield made
 
@@ -30,7 +30,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def test_loopback_without_users_needs_no_login_and_can_plant_nobody(tmp_path: Path) -> None:
-    async with house(tmp_path / "data") as home, Visitor(home.url) as me:
+    async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
         assert (await me.get("/queues")).status == 200
         user = {"name": "eve", "password": PASSWORD, "role": "admin"}
         token = {"name": "eve", "role": "admin"}
@@ -44,7 +44,7 @@ async def test_loopback_without_users_needs_no_login_and_can_plant_nobody(tmp_pa
 
 
 async def test_program_on_this_machine_needs_no_token_until_there_is_a_user(tmp_path: Path) -> None:
-    async with house(tmp_path / "data") as home, aiohttp.ClientSession() as program:
+    async with broker_fixture(tmp_path / "data") as home, aiohttp.ClientSession() as program:
         url = f"{home.url}/api/v1/queues/orders/messages"
         async with program.post(url, json={"content": "x"}) as response:
             assert response.status == 201
@@ -58,7 +58,7 @@ async def test_program_on_this_machine_needs_no_token_until_there_is_a_user(tmp_
 
 
 async def test_setup_makes_the_first_admin_with_the_token_of_the_file(tmp_path: Path) -> None:
-    async with house(tmp_path / "data") as home, Visitor(home.url) as me:
+    async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
         file = home.data / "setup-token"
         token = file.read_text().strip()
         assert len(token) == 32
@@ -79,40 +79,40 @@ async def test_setup_makes_the_first_admin_with_the_token_of_the_file(tmp_path: 
         assert "anna is the first admin" in page.text
         assert not file.exists()
         assert (await me.get("/setup")).status == 404
-        async with Visitor(home.url) as stranger:
+        async with HttpUser(home.url) as stranger:
             assert (await stranger.get("/")).location == "/login"
             assert (await stranger.post("/setup", token=token, **form)).status == 404
 
 
 async def test_login_can_be_asked_for_without_users(tmp_path: Path) -> None:
-    always = house(tmp_path / "data", admin={"login": "always"})
-    async with always as home, Visitor(home.url) as me:
+    always = broker_fixture(tmp_path / "data", admin={"login": "always"})
+    async with always as home, HttpUser(home.url) as me:
         assert (await me.get("/queues")).location == "/login?next=/queues"
         assert "no user yet" in (await me.get("/login")).text
         assert (await me.get("/metrics")).status == 401
 
 
 async def test_proxy_on_this_machine_makes_nobody_local(tmp_path: Path) -> None:
-    async with house(tmp_path / "data") as home, Visitor(home.url) as me:
+    async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
         for name in ("X-Forwarded-For", "Forwarded", "Via"):
             assert (await me.ask("GET", "/", {name: "192.0.2.1"})).status == 303
-    named = house(tmp_path / "other", admin={"public_url": "https://mq.example"})
-    async with named as home, Visitor(home.url) as me:
+    named = broker_fixture(tmp_path / "other", admin={"public_url": "https://mq.example"})
+    async with named as home, HttpUser(home.url) as me:
         assert (await me.get("/")).status == 303
 
 
 # -- login, sessions
 
 
-async def test_login_leads_back_to_the_page_and_keeps_the_name(home: House) -> None:
-    async with Visitor(home.url) as me:
+async def test_login_leads_back_to_the_page_and_keeps_the_name(home: BrokerFixture) -> None:
+    async with HttpUser(home.url) as me:
         answer = await me.get("/queues?q=mail")
         assert answer.location == "/login?next=/queues?q%3Dmail"
         page = await me.get(answer.location)
         assert 'value="/queues?q=mail"' in page.text
         wrong = await me.log_in("anna", "wrong password", next="/queues?q=mail")
         assert wrong.status == 401
-        assert "Name or password is wrong." in shown(wrong.text)
+        assert "Name or password is wrong." in visible_text(wrong.text)
         assert 'value="anna"' in wrong.text
         assert 'value="/queues?q=mail"' in wrong.text
         right = await me.log_in("anna", next="/queues?q=mail")
@@ -122,8 +122,8 @@ async def test_login_leads_back_to_the_page_and_keeps_the_name(home: House) -> N
             assert (await me.log_in("anna", next=evil)).location in ("/", None)
 
 
-async def test_cookie_is_new_at_login_and_hidden_from_scripts(home: House) -> None:
-    async with Visitor(home.url) as me:
+async def test_cookie_is_new_at_login_and_hidden_from_scripts(home: BrokerFixture) -> None:
+    async with HttpUser(home.url) as me:
         await me.get("/login")
         [(name, before)] = me.cookies().items()
         assert name == f"phpmq-{home.url.rpartition(':')[2]}"
@@ -135,15 +135,15 @@ async def test_cookie_is_new_at_login_and_hidden_from_scripts(home: House) -> No
         assert home.rows(
             "SELECT count(*) FROM session WHERE hex(sha256) LIKE ?", f"%{before}%"
         ) == [(0,)]
-        async with Visitor(home.url, Cookie=f"{name}={before}") as fixed:
+        async with HttpUser(home.url, Cookie=f"{name}={before}") as fixed:
             assert (await fixed.get("/")).status == 303
 
 
-async def test_logout_ends_the_session_also_for_who_copied_the_cookie(home: House) -> None:
-    async with Visitor(home.url) as me:
+async def test_logout_ends_the_session_also_for_who_copied_the_cookie(home: BrokerFixture) -> None:
+    async with HttpUser(home.url) as me:
         await me.log_in("anna")
         [(name, cookie)] = me.cookies().items()
-        async with Visitor(home.url, Cookie=f"{name}={cookie}") as thief:
+        async with HttpUser(home.url, Cookie=f"{name}={cookie}") as thief:
             assert (await thief.get("/queues")).status == 200
             assert (await me.post("/logout")).location == "/login"
             assert (await thief.get("/queues")).status == 303
@@ -151,9 +151,11 @@ async def test_logout_ends_the_session_also_for_who_copied_the_cookie(home: Hous
 
 
 @pytest.mark.parametrize("change", [{"password": OTHER}, {"role": "viewer"}, {"queues": ["a*"]}])
-async def test_change_of_a_user_ends_their_sessions(home: House, change: dict[str, Any]) -> None:
+async def test_change_of_a_user_ends_their_sessions(
+    home: BrokerFixture, change: dict[str, Any]
+) -> None:
     await home.add("ben", "operator")
-    async with Visitor(home.url) as ben, Visitor(home.url) as twice:
+    async with HttpUser(home.url) as ben, HttpUser(home.url) as twice:
         await ben.log_in("ben")
         await twice.log_in("ben")
         await home.control("PATCH", "/users/ben", change)
@@ -164,8 +166,8 @@ async def test_change_of_a_user_ends_their_sessions(home: House, change: dict[st
         assert answer.status == 303
 
 
-async def test_own_password_changes_and_this_session_goes_on(home: House) -> None:
-    async with Visitor(home.url) as me, Visitor(home.url) as other:
+async def test_own_password_changes_and_this_session_goes_on(home: BrokerFixture) -> None:
+    async with HttpUser(home.url) as me, HttpUser(home.url) as other:
         await me.log_in("anna")
         await other.log_in("anna")
         form = {"password": OTHER, "again": OTHER}
@@ -177,9 +179,9 @@ async def test_own_password_changes_and_this_session_goes_on(home: House) -> Non
         assert (await other.get("/account")).status == 303
 
 
-async def test_sessions_are_listed_and_ended(home: House) -> None:
+async def test_sessions_are_listed_and_ended(home: BrokerFixture) -> None:
     await home.add("ben", "viewer")
-    async with Visitor(home.url) as anna, Visitor(home.url) as ben:
+    async with HttpUser(home.url) as anna, HttpUser(home.url) as ben:
         await anna.log_in("anna")
         await ben.ask("GET", "/login")
         await ben.log_in("ben")
@@ -195,24 +197,24 @@ async def test_sessions_are_listed_and_ended(home: House) -> None:
 
 async def test_sessions_survive_a_restart(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    async with house(data) as home:
+    async with broker_fixture(data) as home:
         await home.add("anna")
-        async with Visitor(home.url) as me:
+        async with HttpUser(home.url) as me:
             await me.log_in("anna")
             [(_, cookie)] = me.cookies().items()
-    async with house(data) as home:
+    async with broker_fixture(data) as home:
         name = f"phpmq-{home.url.rpartition(':')[2]}"
-        async with Visitor(home.url, Cookie=f"{name}={cookie}") as me:
+        async with HttpUser(home.url, Cookie=f"{name}={cookie}") as me:
             assert (await me.get("/queues")).status == 200
 
 
 async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
-    home: House, figure: Callable[[str], None]
+    home: BrokerFixture, figure: Callable[[str], None]
 ) -> None:
     context = home.broker.service._context
     assert context is not None
     before = context.entrance.hasher.count
-    async with Visitor(home.url) as me:
+    async with HttpUser(home.url) as me:
         token = await me.csrf()
         data = {"csrf": token, "name": "anna", "password": "guess guess guess"}
         statuses = []
@@ -229,15 +231,15 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
     assert len(rows) <= 2  # two where a minute ended meanwhile
     assert context.entrance.refusals.total == 100
     assert home.broker.service._context is context
-    async with Visitor(home.url) as owner:  # no account is locked, but this address waits
+    async with HttpUser(home.url) as owner:  # no account is locked, but this address waits
         assert (await owner.log_in("anna")).status == 429
 
 
-async def test_unknown_user_is_hashed_too(home: House) -> None:
+async def test_unknown_user_is_hashed_too(home: BrokerFixture) -> None:
     context = home.broker.service._context
     assert context is not None
     before = context.entrance.hasher.count
-    async with Visitor(home.url) as me:
+    async with HttpUser(home.url) as me:
         assert (await me.log_in("nobody-here")).status == 401
     assert context.entrance.hasher.count == before + 1
     assert home.audit()[-1][3] == ""  # what was typed as a name may have been a password
@@ -247,13 +249,13 @@ async def test_old_hash_is_renewed_at_the_next_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passwords, "PasswordHasher", PasswordHasher)  # at its real cost
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         await home.add("anna")
         context = home.broker.service._context
         assert context is not None
         old = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
         context.entrance.accounts.users["anna"].password = old
-        async with Visitor(home.url) as me:
+        async with HttpUser(home.url) as me:
             assert (await me.log_in("anna")).status == 303
             assert (await me.get("/account")).status == 200
         [(stored,)] = home.rows("SELECT password FROM user")
@@ -264,12 +266,12 @@ async def test_old_hash_is_renewed_at_the_next_login(
 # -- users, tokens
 
 
-async def test_users_are_made_changed_and_removed_on_their_pages(home: House) -> None:
-    async with Visitor(home.url) as me:
+async def test_users_are_made_changed_and_removed_on_their_pages(home: BrokerFixture) -> None:
+    async with HttpUser(home.url) as me:
         await me.log_in("anna")
         new = {"name": "ben", "role": "viewer", "queues": "orders*\n\nmail"}
         short = await me.post("/users", password="short", **new)
-        assert (short.status, 'value="ben"' in short.text, "short" in shown(short.text)) == (
+        assert (short.status, 'value="ben"' in short.text, "short" in visible_text(short.text)) == (
             422,
             True,
             False,
@@ -303,8 +305,8 @@ async def test_users_are_made_changed_and_removed_on_their_pages(home: House) ->
     "name",
     ["", "local", "Control", "a" * 65, "a b", "a\nb", "<script>", "\u202eevil", "-x", "../x"],
 )
-async def test_odd_names_are_refused(home: House, name: str) -> None:
-    async with Visitor(home.url) as me:
+async def test_odd_names_are_refused(home: BrokerFixture, name: str) -> None:
+    async with HttpUser(home.url) as me:
         await me.log_in("anna")
         user = {"name": name, "password": PASSWORD, "role": "viewer"}
         answer = await me.call("POST", "/users", user)
@@ -312,15 +314,15 @@ async def test_odd_names_are_refused(home: House, name: str) -> None:
 
 
 async def test_token_is_shown_once_and_worthless_once_revoked(
-    home: House, figure: Callable[[str], None]
+    home: BrokerFixture, figure: Callable[[str], None]
 ) -> None:
-    async with Visitor(home.url) as anna:
+    async with HttpUser(home.url) as anna:
         await anna.log_in("anna")
         page = await anna.post("/tokens", name="ci", role="operator", queues="orders*", days="30")
         [secret] = re.findall(r"phpmq_[\w-]{43}", page.text)
         assert secret not in (await anna.get("/tokens")).text
         assert secret not in (await anna.call("GET", "/tokens")).text
-        async with Visitor(home.url, secret) as program:
+        async with HttpUser(home.url, secret) as program:
             assert (
                 await program.call("POST", "/queues/orders/messages", {"content": "x"})
             ).status == 201
@@ -334,20 +336,20 @@ async def test_token_is_shown_once_and_worthless_once_revoked(
     assert ("token ci", "http", "message.publish", "orders", 1, "done") in home.audit()
 
 
-async def test_token_ends_at_its_time(home: House) -> None:
+async def test_token_ends_at_its_time(home: BrokerFixture) -> None:
     context = home.broker.service._context
     assert context is not None
     soon = context.now_ms() + 3_600_000
     secret = await home.token("soon", "viewer", expires_at=soon)
-    async with Visitor(home.url, secret) as program:
+    async with HttpUser(home.url, secret) as program:
         assert (await program.get("/api/v1/queues")).status == 200
         context.now_ms = lambda: soon
         assert (await program.get("/api/v1/queues")).status == 401
 
 
-async def test_token_outdoes_a_cookie_that_comes_along(home: House) -> None:
+async def test_token_outdoes_a_cookie_that_comes_along(home: BrokerFixture) -> None:
     secret = await home.token("ci", "viewer")
-    async with Visitor(home.url) as me:
+    async with HttpUser(home.url) as me:
         await me.log_in("anna")
         for bearer, status in ((secret, 403), ("phpmq_wrong", 401), ("", 401)):
             answer = await me.ask("GET", "/api/v1/users", {"Authorization": f"Bearer {bearer}"})
@@ -355,12 +357,12 @@ async def test_token_outdoes_a_cookie_that_comes_along(home: House) -> None:
         assert (await me.ask("GET", "/api/v1/users", {"Authorization": "Basic eA=="})).status == 200
 
 
-async def test_last_use_is_stored_at_most_every_five_minutes(home: House) -> None:
+async def test_last_use_is_stored_at_most_every_five_minutes(home: BrokerFixture) -> None:
     secret = await home.token("ci", "viewer")
     context = home.broker.service._context
     assert context is not None
     start = context.now_ms()
-    async with Visitor(home.url, secret) as program:
+    async with HttpUser(home.url, secret) as program:
         for minutes in (0, 1, 4, 6, 7):
             context.now_ms = lambda minutes=minutes: start + minutes * 60_000  # type: ignore[misc]
             await program.get("/api/v1/queues")
@@ -368,12 +370,12 @@ async def test_last_use_is_stored_at_most_every_five_minutes(home: House) -> Non
     assert home.rows("SELECT last_used_at FROM token") == [(start + 360_000,)]
 
 
-async def test_rights_end_at_the_queues_of_a_token(home: House) -> None:
+async def test_rights_end_at_the_queues_of_a_token(home: BrokerFixture) -> None:
     ids = {}
     for queue in ("orders", "mail"):
         made = await home.control("POST", f"/queues/{queue}/messages", {"content": queue})
         ids[queue] = made["ids"][0]
-    async with Visitor(home.url, await home.token("ci", "operator", "orders*")) as program:
+    async with HttpUser(home.url, await home.token("ci", "operator", "orders*")) as program:
         listed = json.loads((await program.get("/api/v1/queues")).text)["items"]
         assert [queue["name"] for queue in listed] == ["orders"]
         assert (await program.get("/api/v1/queues/mail")).status == 404
@@ -394,7 +396,7 @@ async def test_rights_end_at_the_queues_of_a_token(home: House) -> None:
             assert (path, answer.status) == (path, 403), answer.text
         assert (await program.call("POST", f"/messages/{ids['mail']}/delete")).status == 404
     limited = await home.token("boss", "admin", "orders*")
-    async with Visitor(home.url, limited) as program:
+    async with HttpUser(home.url, limited) as program:
         answer = await program.call("POST", "/tokens", {"name": "free", "role": "admin"})
         assert (answer.status, json.loads(answer.text)["code"]) == (403, "foreign_queue")
 
@@ -404,10 +406,10 @@ async def test_secrets_are_in_no_log_row_or_error(
 ) -> None:
     canary, wrong = "canary-password-1", "canary-wrong-password-2"
     seen = []
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         setup = (home.data / "setup-token").read_text().strip()
         await home.add("anna")
-        async with Visitor(home.url) as me:
+        async with HttpUser(home.url) as me:
             seen.append(await me.log_in("anna", wrong))
             seen.append(await me.log_in(wrong, canary))
             await me.log_in("anna")
@@ -419,7 +421,7 @@ async def test_secrets_are_in_no_log_row_or_error(
             seen.append(await me.call("PATCH", "/users/ben", {"password": canary[:11]}))
             seen.append(await me.post("/users", name="eve", password=canary, role="x", queues=""))
         secret = await home.token("ci", "viewer")
-        async with Visitor(home.url, secret) as program:
+        async with HttpUser(home.url, secret) as program:
             seen.append(await program.call("POST", "/users", {}))
             seen.append(await program.get("/nowhere"))
         audit = json.dumps(home.rows("SELECT * FROM audit"))
@@ -434,9 +436,9 @@ async def test_secrets_are_in_no_log_row_or_error(
     figure(f"{5 + len(cookies)} canary secrets: 0 in {len(seen)} answers, the log and the audit")
 
 
-async def test_user_is_removed_once(home: House) -> None:
+async def test_user_is_removed_once(home: BrokerFixture) -> None:
     await home.add("bob", "viewer")
-    async with Visitor(home.url, await home.token("robot", "admin")) as robot:
+    async with HttpUser(home.url, await home.token("robot", "admin")) as robot:
         done = await asyncio.gather(*(robot.call("DELETE", "/users/bob") for _ in range(3)))
         assert sorted(answer.status for answer in done) == [200, 404, 404]
         changed = {"role": "operator"}
@@ -444,9 +446,11 @@ async def test_user_is_removed_once(home: House) -> None:
         assert (await robot.get("/readyz")).status == 200
 
 
-async def test_browser_with_an_odd_name_logs_in_and_changes_the_password(home: House) -> None:
+async def test_browser_with_an_odd_name_logs_in_and_changes_the_password(
+    home: BrokerFixture,
+) -> None:
     odd = {"User-Agent": "odd \udcff"}  # a byte that is not UTF-8
-    async with Visitor(home.url) as anna:
+    async with HttpUser(home.url) as anna:
         host, port = home.url.removeprefix("http://").split(":")
 
         async def post(path: str, fields: str) -> bytes:
@@ -473,21 +477,21 @@ async def test_browser_with_an_odd_name_logs_in_and_changes_the_password(home: H
     assert home.rows("SELECT agent FROM session WHERE agent LIKE 'odd%'") == [("odd \\udcff",)]
 
 
-async def test_form_in_an_unknown_charset_is_refused(home: House) -> None:
+async def test_form_in_an_unknown_charset_is_refused(home: BrokerFixture) -> None:
     part = (
         '--x\r\nContent-Disposition: form-data; name="csrf"\r\n'
         "Content-Type: text/plain; charset=bogus\r\n\r\nabc\r\n--x--\r\n"
     )
     headers = {"Origin": home.url, "Content-Type": "multipart/form-data; boundary=x"}
-    async with Visitor(home.url) as visitor:
+    async with HttpUser(home.url) as visitor:
         answer = await visitor.ask("POST", "/login", headers, data=part)
     assert answer.status == 400
 
 
-async def test_metrics_need_a_viewer_or_a_token_for_them_alone(home: House) -> None:
+async def test_metrics_need_a_viewer_or_a_token_for_them_alone(home: BrokerFixture) -> None:
     """Any program of the machine could read the names and figures of all queues."""
     secret = await home.token("prometheus", "metrics")
-    async with Visitor(home.url) as stranger, Visitor(home.url, secret) as scraper:
+    async with HttpUser(home.url) as stranger, HttpUser(home.url, secret) as scraper:
         assert (await stranger.get("/metrics")).status == 401
         assert "phpmq_" not in (await stranger.get("/metrics")).text
         answer = await scraper.get("/metrics")
@@ -495,15 +499,15 @@ async def test_metrics_need_a_viewer_or_a_token_for_them_alone(home: House) -> N
         assert (await scraper.get("/api/v1/queues")).status == 403
         assert (await scraper.get("/")).status == 403
     asked = {"name": "x", "password": PASSWORD, "role": "metrics", "queues": []}
-    async with Visitor(home.url, await home.token("boss", "admin")) as boss:
+    async with HttpUser(home.url, await home.token("boss", "admin")) as boss:
         assert (await boss.call("POST", "/users", asked)).status == 422
         assert (await boss.get("/metrics")).status == 200
 
 
-async def test_metrics_show_the_queues_of_a_limited_token_only(home: House) -> None:
+async def test_metrics_show_the_queues_of_a_limited_token_only(home: BrokerFixture) -> None:
     for queue in ("orders", "mail"):
         await home.control("POST", f"/queues/{queue}/messages", {"content": "x"})
     secret = await home.token("limited", "metrics", "orders*")
-    async with Visitor(home.url, secret) as scraper:
+    async with HttpUser(home.url, secret) as scraper:
         text = (await scraper.get("/metrics")).text
     assert ('queue="orders"' in text, 'queue="mail"' in text) == (True, False)

@@ -10,22 +10,24 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.admin.auth.browser_security import HEADERS
-from tests.integration.visitors import PASSWORD, House, Visitor, house
+from tests.support.http_users import PASSWORD, BrokerFixture, HttpUser, broker_fixture
 
 OTHER = "another password here"
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
+async def home(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
     """Run a broker with an admin."""
-    async with house(tmp_path / "data") as made:
+    async with broker_fixture(tmp_path / "data") as made:
         await made.add("anna")
         yield made
 
 
-async def test_rebound_name_gets_nothing(home: House, figure: Callable[[str], None]) -> None:
+async def test_rebound_name_gets_nothing(
+    home: BrokerFixture, figure: Callable[[str], None]
+) -> None:
     asked = 0
-    async with Visitor(home.url) as me:
+    async with HttpUser(home.url) as me:
         for path in (
             "/",
             "/login",
@@ -44,9 +46,11 @@ async def test_rebound_name_gets_nothing(home: House, figure: Callable[[str], No
     figure(f"rebound name: {asked} requests, all 421 with 0 bytes")
 
 
-async def test_every_answer_has_its_headers(home: House, figure: Callable[[str], None]) -> None:
+async def test_every_answer_has_its_headers(
+    home: BrokerFixture, figure: Callable[[str], None]
+) -> None:
     paths = ["/", "/login", "/livez", "/nowhere", "/static/x/app.css", "/api/v1/users", "/x//y"]
-    async with Visitor(home.url) as me:
+    async with HttpUser(home.url) as me:
         for path in paths:
             for method in ("GET", "PUT", "OPTIONS"):
                 answer = await me.ask(method, path)
@@ -63,7 +67,7 @@ async def test_every_answer_has_its_headers(home: House, figure: Callable[[str],
 async def test_unreadable_request_gets_the_headers_too(
     tmp_path: Path, request_bytes: bytes
 ) -> None:
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", int(home.url.rpartition(":")[2])
         )
@@ -84,9 +88,9 @@ async def test_sub_path_behind_a_trusted_proxy(tmp_path: Path) -> None:
         "hsts": True,
     }
     proxy = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7", "Host": "tools.example"}
-    async with house(tmp_path / "data", admin=admin) as home:
+    async with broker_fixture(tmp_path / "data", admin=admin) as home:
         await home.add("anna")
-        async with Visitor(home.url, Origin="https://tools.example", headers=proxy) as me:
+        async with HttpUser(home.url, Origin="https://tools.example", headers=proxy) as me:
             answer = await me.get("/mq/queues")
             assert answer.location == "/mq/login?next=/mq/queues"
             page = await me.get("/mq/login")
@@ -112,21 +116,23 @@ async def test_sub_path_behind_a_trusted_proxy(tmp_path: Path) -> None:
 
 
 async def test_public_url_may_be_the_only_setting_for_a_proxy(tmp_path: Path) -> None:
-    async with house(tmp_path / "data", admin={"public_url": "https://mq.example"}) as home:
+    async with broker_fixture(
+        tmp_path / "data", admin={"public_url": "https://mq.example"}
+    ) as home:
         await home.add("anna")
-        async with Visitor(home.url, Origin="https://mq.example") as me:
+        async with HttpUser(home.url, Origin="https://mq.example") as me:
             assert (await me.log_in("anna")).status == 303  # the proxy did not pass Host on
             assert (await me.ask("GET", "/", {"Host": "mq.example"})).status == 303
 
 
-async def test_command_line_over_the_control_socket_is_the_owner(home: House) -> None:
+async def test_command_line_over_the_control_socket_is_the_owner(home: BrokerFixture) -> None:
     users = await home.control("GET", "/users")
     assert [user["name"] for user in users["items"]] == ["anna"]
     assert home.audit() == [("control", "cli", "user.add", "anna", 1, "done")]
 
 
 async def test_command_line_makes_the_first_admin(tmp_path: Path) -> None:
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         file = tmp_path / "password"
         file.write_text(PASSWORD + "\n")
         where = ("--data", str(home.data))
@@ -134,7 +140,7 @@ async def test_command_line_makes_the_first_admin(tmp_path: Path) -> None:
         secret = (await run("token", "add", "ci", "--expires", "30d", *where)).strip()
         listed = json.loads(await run("user", "ls", "-o", "json", *where))
         assert [(user["name"], user["role"]) for user in listed] == [("anna", "admin")]
-        async with Visitor(home.url) as me, Visitor(home.url, secret) as program:
+        async with HttpUser(home.url) as me, HttpUser(home.url, secret) as program:
             assert (await me.log_in("anna")).status == 303
             assert (await program.get("/api/v1/queues")).status == 200
             file.write_text(OTHER)

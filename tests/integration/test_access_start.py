@@ -10,7 +10,7 @@ import pytest
 
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.testing import running_service
-from tests.integration.visitors import PASSWORD, Visitor, house
+from tests.support.http_users import PASSWORD, HttpUser, broker_fixture
 
 # -- the first password, wide binds, files
 
@@ -25,13 +25,13 @@ def password_file(folder: Path, text: str = PASSWORD + "\n", mode: int = 0o600) 
 async def test_first_password_comes_from_a_file_and_counts_once(tmp_path: Path) -> None:
     data, file = tmp_path / "data", password_file(tmp_path)
     admin = {"initial_password_file": file}
-    async with house(data, admin=admin) as home, Visitor(home.url) as me:
+    async with broker_fixture(data, admin=admin) as home, HttpUser(home.url) as me:
         assert not (home.data / "setup-token").exists()
         assert (await me.get("/")).status == 303
         assert (await me.log_in("admin")).status == 303
         assert (await me.get("/users")).status == 200
     file.unlink()
-    async with house(data, admin=admin) as home, Visitor(home.url) as me:
+    async with broker_fixture(data, admin=admin) as home, HttpUser(home.url) as me:
         assert (await me.log_in("admin")).status == 303
 
 
@@ -57,13 +57,13 @@ async def test_wide_admin_starts_with_a_user_and_a_decision_only(tmp_path: Path)
             async with running_service(data, admin=admin):
                 pass
     assert not data.exists()
-    async with house(data) as home:
+    async with broker_fixture(data) as home:
         await home.add("anna")
     with pytest.raises(SettingsError, match=r"admin\.plaintext"):
         async with running_service(data, admin=wide):
             pass
-    decided = house(data, admin=wide | {"plaintext": True})
-    async with decided as home, Visitor(home.url.replace("0.0.0.0", "127.0.0.1")) as me:
+    decided = broker_fixture(data, admin=wide | {"plaintext": True})
+    async with decided as home, HttpUser(home.url.replace("0.0.0.0", "127.0.0.1")) as me:
         assert (await me.get("/queues")).status == 303
         assert (await me.log_in("anna")).status == 303
         assert (await me.get("/queues")).status == 200
@@ -75,7 +75,7 @@ async def test_plain_http_on_an_address_of_the_network_works(tmp_path: Path) -> 
         pytest.skip("this machine has no address but loopback")
     file = password_file(tmp_path)
     admin = {"listen": [f"{address}:0"], "plaintext": True, "initial_password_file": file}
-    async with house(tmp_path / "data", admin=admin) as home, Visitor(home.url) as me:
+    async with broker_fixture(tmp_path / "data", admin=admin) as home, HttpUser(home.url) as me:
         assert (await me.get("/")).status == 303  # browsers send no Sec-Fetch-Site there
         assert (await me.log_in("admin")).status == 303
         assert "Plain http" in (await me.get("/")).text
@@ -100,7 +100,7 @@ async def test_files_are_private_under_any_umask(
     before = os.umask(0)
     listen = [f"unix:{tmp_path / 'admin.sock'}", "127.0.0.1:0"]
     try:
-        async with house(tmp_path / "data", admin={"listen": listen}) as home:
+        async with broker_fixture(tmp_path / "data", admin={"listen": listen}) as home:
             await home.control("POST", "/queues/orders/messages", {"content": "x"})
             files = [*home.data.iterdir(), tmp_path / "admin.sock"]
             wide = [file.name for file in files if file.stat().st_mode & 0o077]

@@ -11,31 +11,31 @@ import pytest
 
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.testing import running_service
-from tests.integration.authority import Authority
-from tests.integration.visitors import PASSWORD, House, Visitor, house
+from tests.support.certificates import CertificateAuthority
+from tests.support.http_users import PASSWORD, BrokerFixture, HttpUser, broker_fixture
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
 
 
-def tls(authority: Authority) -> dict[str, Any]:
+def tls(authority: CertificateAuthority) -> dict[str, Any]:
     cert, key = authority.make("server")
     return {"tls_cert": cert, "tls_key": key, "hsts": True}
 
 
 async def test_login_over_tls_has_a_host_cookie_and_hsts(
-    tmp_path: Path, authority: Authority
+    tmp_path: Path, authority: CertificateAuthority
 ) -> None:
     admin = tls(authority)
     trusting = ssl.create_default_context(cafile=str(admin["tls_cert"]))
     trusting.check_hostname = False
-    async with house(tmp_path / "data", admin=admin) as home:
+    async with broker_fixture(tmp_path / "data", admin=admin) as home:
         assert home.url.startswith("https://127.0.0.1:")
         await home.add("anna")
         connector = aiohttp.TCPConnector(ssl=trusting)
-        async with Visitor(home.url, connector=connector) as me:
+        async with HttpUser(home.url, connector=connector) as me:
             page = await me.get("/login")
             port = home.url.rpartition(":")[2]
             assert page.headers["Strict-Transport-Security"] == "max-age=31536000"
@@ -48,10 +48,10 @@ async def test_login_over_tls_has_a_host_cookie_and_hsts(
 
 
 async def test_handshakes_that_never_end_have_their_places_counted(
-    tmp_path: Path, authority: Authority
+    tmp_path: Path, authority: CertificateAuthority
 ) -> None:
     limits = {"http_connections": 3, "http_connections_per_address": 3}
-    async with house(tmp_path / "data", admin=tls(authority), limits=limits) as home:
+    async with broker_fixture(tmp_path / "data", admin=tls(authority), limits=limits) as home:
         port = int(home.url.rpartition(":")[2])
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -66,7 +66,7 @@ async def test_handshakes_that_never_end_have_their_places_counted(
         async with asyncio.timeout(10):
             while True:
                 with suppress(aiohttp.ClientError):
-                    async with Visitor(
+                    async with HttpUser(
                         home.url, connector=aiohttp.TCPConnector(ssl=trusting)
                     ) as me:
                         assert (await me.get("/livez")).status == 200
@@ -74,7 +74,7 @@ async def test_handshakes_that_never_end_have_their_places_counted(
                 await asyncio.sleep(0.05)
 
 
-async def metrics(home: House) -> str:
+async def metrics(home: BrokerFixture) -> str:
     """Read them over the control socket, which needs no place."""
     connector = aiohttp.UnixConnector(str(home.data / "control.sock"))
     async with (
@@ -84,8 +84,10 @@ async def metrics(home: House) -> str:
         return await response.text()
 
 
-async def test_plain_request_to_tls_is_closed(tmp_path: Path, authority: Authority) -> None:
-    async with house(tmp_path / "data", admin=tls(authority)) as home:
+async def test_plain_request_to_tls_is_closed(
+    tmp_path: Path, authority: CertificateAuthority
+) -> None:
+    async with broker_fixture(tmp_path / "data", admin=tls(authority)) as home:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", int(home.url.rpartition(":")[2])
         )
@@ -99,7 +101,7 @@ async def test_plain_request_to_tls_is_closed(tmp_path: Path, authority: Authori
 
 
 async def test_unsafe_certificate_or_key_refuses_the_start(
-    tmp_path: Path, authority: Authority
+    tmp_path: Path, authority: CertificateAuthority
 ) -> None:
     cert, key = authority.make("server")
     readable = tmp_path / "key.pem"

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.admin.base.urls import encode_name
-from tests.integration.site import Site, error_of, note_of, running_site
+from tests.support.http_site import HttpSite, error_of, note_of, running_site
 
 HOSTILE = '../<script>alert(1)</script>"\u00e9'
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         yield made
 
@@ -23,7 +23,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 # -- one message
 
 
-async def test_message_is_requeued_and_back_on_the_page_it_came_from(site: Site) -> None:
+async def test_message_is_requeued_and_back_on_the_page_it_came_from(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b")
     page = await site.submit(f"/messages/{ids[0]}/requeue", next="/queues/orders?state=ready")
     assert page.status == 200
@@ -34,13 +34,13 @@ async def test_message_is_requeued_and_back_on_the_page_it_came_from(site: Site)
 
 
 @pytest.mark.parametrize("where", ["//evil.example", "https://evil.example", "/\\evil", "x"])
-async def test_next_leads_to_no_other_site(site: Site, where: str) -> None:
+async def test_next_leads_to_no_other_site(site: HttpSite, where: str) -> None:
     ids = await site.publish("orders", "a")
     done = await site.post(f"/messages/{ids[0]}/requeue", next=where)
     assert done.location == f"/messages/{ids[0]}"
 
 
-async def test_message_is_deleted_after_a_question_and_comes_back(site: Site) -> None:
+async def test_message_is_deleted_after_a_question_and_comes_back(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b")
     asked = await site.get(f"/messages/{ids[0]}/delete?next=/queues/orders")
     fields = asked.fields(f"/messages/{ids[0]}/delete")
@@ -53,7 +53,7 @@ async def test_message_is_deleted_after_a_question_and_comes_back(site: Site) ->
     assert await site.contents("orders") == ["a", "b"]
 
 
-async def test_message_is_moved_to_a_queue_that_is_made_on_purpose(site: Site) -> None:
+async def test_message_is_moved_to_a_queue_that_is_made_on_purpose(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     path = f"/messages/{ids[0]}/move"
     assert "To the queue" in (await site.get(path)).text
@@ -64,7 +64,7 @@ async def test_message_is_moved_to_a_queue_that_is_made_on_purpose(site: Site) -
     assert await site.contents("mail") == ["a"]
 
 
-async def test_held_message_is_released_or_deleted_on_purpose(site: Site) -> None:
+async def test_held_message_is_released_or_deleted_on_purpose(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     async with site.client() as client, client.consume("orders", credit=1) as consumer:
         await anext(consumer)
@@ -74,7 +74,7 @@ async def test_held_message_is_released_or_deleted_on_purpose(site: Site) -> Non
         assert (await site.ok("GET", f"/messages/{ids[0]}"))["state"] == "ready"
 
 
-async def test_restored_message_is_shown(site: Site) -> None:
+async def test_restored_message_is_shown(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     await site.submit(f"/messages/{ids[0]}/delete", next="/queues/orders")
     assert "old deadline" in (await site.get(f"/messages/{ids[0]}/restore")).text
@@ -84,7 +84,7 @@ async def test_restored_message_is_shown(site: Site) -> None:
     assert await site.contents("orders") == ["a"]
 
 
-async def test_body_is_erased_only_when_typed_and_reasoned(site: Site) -> None:
+async def test_body_is_erased_only_when_typed_and_reasoned(site: HttpSite) -> None:
     ids = await site.publish("orders", "secret")
     await site.submit(f"/messages/{ids[0]}/delete", next="/queues/orders")
     path, number = f"/messages/{ids[0]}/erase", f"#{int(ids[0][:16], 16)}"
@@ -100,7 +100,7 @@ async def test_body_is_erased_only_when_typed_and_reasoned(site: Site) -> None:
 @pytest.mark.parametrize(
     "action", ["requeue", "release", "move", "delete", "redrive", "restore", "erase", "edit"]
 )
-async def test_each_form_of_a_message_is_shown(site: Site, action: str) -> None:
+async def test_each_form_of_a_message_is_shown(site: HttpSite, action: str) -> None:
     ids = await site.publish(HOSTILE, "<b>a</b>")
     page = await site.get(f"/messages/{ids[0]}/{action}")
     assert page.status == 200
@@ -108,7 +108,7 @@ async def test_each_form_of_a_message_is_shown(site: Site, action: str) -> None:
     assert page.fields(f"/messages/{ids[0]}/{action}")["csrf"]
 
 
-async def test_form_of_another_session_is_refused(site: Site) -> None:
+async def test_form_of_another_session_is_refused(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     assert (await site.post(f"/messages/{ids[0]}/requeue", csrf="0" * 64)).status == 403
     assert (await site.audit("message.requeue"))[0]["result"] == "stale_form"
@@ -117,7 +117,7 @@ async def test_form_of_another_session_is_refused(site: Site) -> None:
 # -- rows ticked on a list
 
 
-async def test_ticked_messages_are_deleted_and_undone(site: Site) -> None:
+async def test_ticked_messages_are_deleted_and_undone(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 5)
     page = await site.submit(
         "/messages/act", {"id": ids[1:4]}, action="delete", next="/queues/orders"
@@ -129,14 +129,14 @@ async def test_ticked_messages_are_deleted_and_undone(site: Site) -> None:
     assert [row["count"] for row in await site.audit("message.delete")] == [3]
 
 
-async def test_ticked_messages_say_why_some_were_passed_over(site: Site) -> None:
+async def test_ticked_messages_say_why_some_were_passed_over(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 3)
     await site.ok("POST", f"/messages/{ids[0]}/delete")
     page = await site.submit("/messages/act", {"id": ids}, action="requeue", next="/queues/orders")
     assert note_of(page.text) == "2 messages requeued. Passed over: 1 settled meanwhile."
 
 
-async def test_ticked_messages_ask_where_to_move(site: Site) -> None:
+async def test_ticked_messages_ask_where_to_move(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 3)
     asked = await site.post("/messages/act", {"id": ids[:2]}, action="move", next="/queues/orders")
     assert asked.status == 200
@@ -151,7 +151,7 @@ async def test_ticked_messages_ask_where_to_move(site: Site) -> None:
 @pytest.mark.parametrize(
     "fields", [{"action": "delete"}, {"action": "explode", "id": "x"}, {"id": "x"}]
 )
-async def test_odd_forms_of_a_list_are_refused(site: Site, fields: dict[str, str]) -> None:
+async def test_odd_forms_of_a_list_are_refused(site: HttpSite, fields: dict[str, str]) -> None:
     assert (await site.post("/messages/act", fields)).status == 422
 
 
@@ -168,14 +168,14 @@ async def test_ticked_messages_in_production_are_previewed(tmp_path: Path) -> No
 # -- all that match
 
 
-async def _preview(site: Site, query: str, action: str, back: str = "/queues/orders") -> str:
+async def _preview(site: HttpSite, query: str, action: str, back: str = "/queues/orders") -> str:
     made = await site.post("/selections", q=query, action=action, next=back)
     assert made.status == 303, error_of(made.text)
     assert made.location is not None
     return made.location
 
 
-async def test_preview_says_exactly_what_will_happen(site: Site) -> None:
+async def test_preview_says_exactly_what_will_happen(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     await site.publish("mail", "<i>x</i>")
     page = await site.get(await _preview(site, "state:ready", "delete"))
@@ -184,7 +184,7 @@ async def test_preview_says_exactly_what_will_happen(site: Site) -> None:
     assert "<i>x</i>" not in page.text
 
 
-async def test_preview_applies_to_what_it_showed_and_comes_back(site: Site) -> None:
+async def test_preview_applies_to_what_it_showed_and_comes_back(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     where = await _preview(site, "queue:orders", "delete")
     page = await site.get(where)
@@ -201,7 +201,7 @@ async def test_preview_applies_to_what_it_showed_and_comes_back(site: Site) -> N
 
 
 @pytest.mark.parametrize("action", ["requeue", "release", "move", "delete", "redrive", "restore"])
-async def test_preview_has_a_form_for_each_action(site: Site, action: str) -> None:
+async def test_preview_has_a_form_for_each_action(site: HttpSite, action: str) -> None:
     ids = await site.publish("orders.dlq", "a", "b", "c")
     await site.ok("POST", f"/messages/{ids[2]}/delete")
     async with site.client() as client, client.consume("orders.dlq", credit=1) as consumer:
@@ -214,13 +214,13 @@ async def test_preview_has_a_form_for_each_action(site: Site, action: str) -> No
     assert f"{3 - fits} of them are not in a state for this" in page.text
 
 
-async def test_preview_of_nothing_says_so(site: Site) -> None:
+async def test_preview_of_nothing_says_so(site: HttpSite) -> None:
     await site.publish("orders", "a")
     page = await site.get(await _preview(site, "queue:orders text", "delete"))
     assert "Nothing matches now" in page.text
 
 
-async def test_selection_of_another_token_is_gone(site: Site) -> None:
+async def test_selection_of_another_token_is_gone(site: HttpSite) -> None:
     page = await site.get("/selections/unknown")
     assert page.status == 410
     assert "select again" in page.text
@@ -239,7 +239,7 @@ async def test_typed_name_is_asked_for_above_the_count(tmp_path: Path) -> None:
         assert await site.ready("orders") == 0
 
 
-async def test_long_work_shows_its_progress_and_is_cancelled(site: Site) -> None:
+async def test_long_work_shows_its_progress_and_is_cancelled(site: HttpSite) -> None:
     await site.publish_many("orders", 50)
     where = await _preview(site, "queue:orders", "delete")
     path = where.partition("?")[0] + "/apply"
@@ -260,7 +260,7 @@ async def test_long_work_shows_its_progress_and_is_cancelled(site: Site) -> None
 # -- a whole queue
 
 
-async def test_purge_takes_what_was_there_when_the_form_was_opened(site: Site) -> None:
+async def test_purge_takes_what_was_there_when_the_form_was_opened(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     asked = await site.get("/queues/orders/purge")
     fields = asked.fields("/queues/orders/purge")
@@ -274,20 +274,20 @@ async def test_purge_takes_what_was_there_when_the_form_was_opened(site: Site) -
     assert (row["target"], row["count"], row["reason"]) == ("orders", 3, "test")
 
 
-async def test_whole_queue_can_be_looked_at_first(site: Site) -> None:
+async def test_whole_queue_can_be_looked_at_first(site: HttpSite) -> None:
     await site.publish_many("a *", 3)
     asked = await site.get(f"/queues/{encode_name('a *')}/purge")
     page = await site.submit("/selections", asked.fields("/selections"))
     assert "Delete 3 messages" in page.text
 
 
-async def test_purge_of_the_oldest(site: Site) -> None:
+async def test_purge_of_the_oldest(site: HttpSite) -> None:
     await site.publish_many("orders", 5)
     await site.submit("/queues/orders/purge", confirm="orders", limit="2")
     assert await site.contents("orders") == ["m2", "m3", "m4"]
 
 
-async def test_purge_of_a_hostile_queue_takes_its_escaped_name(site: Site) -> None:
+async def test_purge_of_a_hostile_queue_takes_its_escaped_name(site: HttpSite) -> None:
     for name in ("\u202eevil", "..", "a/b", " a  b ", "100%&q=1#x?y", HOSTILE, 'a"b*?\\'):
         await site.publish(name, "a")
         path = f"/queues/{encode_name(name)}/purge"
@@ -298,7 +298,7 @@ async def test_purge_of_a_hostile_queue_takes_its_escaped_name(site: Site) -> No
         assert await site.ready(name) == 0, name
 
 
-async def test_purge_takes_held_messages_on_purpose(site: Site) -> None:
+async def test_purge_takes_held_messages_on_purpose(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     async with site.client() as client, client.consume("orders", credit=1) as consumer:
         await anext(consumer)
@@ -311,7 +311,7 @@ async def test_purge_takes_held_messages_on_purpose(site: Site) -> None:
         assert (await site.ok("GET", "/queues/orders"))["dispatched"] == 0
 
 
-async def test_all_of_a_queue_is_moved_in_order(site: Site) -> None:
+async def test_all_of_a_queue_is_moved_in_order(site: HttpSite) -> None:
     await site.publish_many("orders", 5)
     await site.get("/queues/orders/move")
     await site.submit("/queues/orders/move", target="mail", create="yes")
@@ -319,7 +319,7 @@ async def test_all_of_a_queue_is_moved_in_order(site: Site) -> None:
     assert (await site.post("/queues/orders/move", target="")).status == 422
 
 
-async def test_dead_letters_go_back(site: Site) -> None:
+async def test_dead_letters_go_back(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     async with site.client() as client, client.consume("orders", credit=3) as consumer:
         for _ in range(3):
@@ -336,7 +336,7 @@ async def test_dead_letters_go_back(site: Site) -> None:
     assert await site.contents("orders") == ["m0"]
 
 
-async def test_sides_of_a_queue_are_paused_and_resumed(site: Site) -> None:
+async def test_sides_of_a_queue_are_paused_and_resumed(site: HttpSite) -> None:
     await site.publish("orders", "a")
     page = await site.submit("/queues/orders/pause", side="publishing", next="/queues/orders")
     assert note_of(page.text) == "Publishing of orders is paused."
@@ -347,7 +347,7 @@ async def test_sides_of_a_queue_are_paused_and_resumed(site: Site) -> None:
     assert (await site.post("/queues/orders/pause", side="inside")).status == 422
 
 
-async def test_empty_queue_is_removed(site: Site) -> None:
+async def test_empty_queue_is_removed(site: HttpSite) -> None:
     await site.publish("orders", "a")
     assert (await site.post("/queues/orders/remove", confirm="orders")).status == 409
     await site.ok("POST", "/queues/orders/purge")
@@ -361,7 +361,7 @@ async def test_empty_queue_is_removed(site: Site) -> None:
 # -- ticked queues
 
 
-async def test_ticked_queues_are_paused_purged_and_removed(site: Site) -> None:
+async def test_ticked_queues_are_paused_purged_and_removed(site: HttpSite) -> None:
     for name in ("a", "b *?", "c"):
         await site.publish(name, "x")
     ticked = {"queue": ["a", "b *?"]}
@@ -381,6 +381,6 @@ async def test_ticked_queues_are_paused_purged_and_removed(site: Site) -> None:
 
 @pytest.mark.parametrize("fields", [{"action": "remove"}, {"action": "x", "queue": "a"}])
 async def test_odd_forms_of_the_list_of_queues_are_refused(
-    site: Site, fields: dict[str, str]
+    site: HttpSite, fields: dict[str, str]
 ) -> None:
     assert (await site.post("/queues/act", fields)).status == 422

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.admin.base import responses
-from tests.integration.site import Site, running_site
+from tests.support.http_site import HttpSite, running_site
 
 UNKNOWN_ID = "0" * 15 + "1" + "0" * 16
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         yield made
 
@@ -24,14 +24,14 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 # -- publishing
 
 
-async def test_array_is_stored_whole_and_the_cursor_waits_behind_it(site: Site) -> None:
+async def test_array_is_stored_whole_and_the_cursor_waits_behind_it(site: HttpSite) -> None:
     done = await site.ok("POST", "/queues/orders/messages", [{"content": "a"}, {"content": "b"}])
     assert await site.contents("orders") == ["a", "b"]
     assert len(done["ids"]) == 2
     assert done["cursor"]
 
 
-async def test_repeated_key_stores_nothing_and_gives_the_first_ids(site: Site) -> None:
+async def test_repeated_key_stores_nothing_and_gives_the_first_ids(site: HttpSite) -> None:
     messages = [{"content": "a"}, {"content": "b"}, {"content": "c"}]
     path, key = "/queues/orders/messages", {"Idempotency-Key": "order-1042"}
     first = await site.ok("POST", path, messages, **key)
@@ -53,14 +53,14 @@ async def test_key_outlives_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 65])
-async def test_key_out_of_bounds_is_refused(site: Site, key: str) -> None:
+async def test_key_out_of_bounds_is_refused(site: HttpSite, key: str) -> None:
     status, problem = await site.api(
         "POST", "/queues/orders/messages", {"content": "a"}, **{"Idempotency-Key": key}
     )
     assert (status, problem["field"]) == (422, "Idempotency-Key")
 
 
-async def test_publish_to_a_paused_queue_is_refused(site: Site) -> None:
+async def test_publish_to_a_paused_queue_is_refused(site: HttpSite) -> None:
     await site.publish("orders", "a")
     await site.ok("POST", "/queues/orders/pause", {"side": "publishing"})
     status, problem = await site.api("POST", "/queues/orders/messages", {"content": "b"})
@@ -73,7 +73,7 @@ async def test_publish_to_a_paused_queue_is_refused(site: Site) -> None:
 # -- one message
 
 
-async def test_requeue_and_its_undo(site: Site) -> None:
+async def test_requeue_and_its_undo(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b", "c")
     done = await site.ok("POST", f"/messages/{ids[0]}/requeue")
     assert await site.contents("orders") == ["b", "c", "a"]
@@ -82,7 +82,7 @@ async def test_requeue_and_its_undo(site: Site) -> None:
     assert await site.contents("orders") == ["a", "b", "c"]
 
 
-async def test_move_and_its_undo(site: Site) -> None:
+async def test_move_and_its_undo(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b", "c")
     path = f"/messages/{ids[1]}/move"
     assert (await site.api("POST", path, {"target": "mail"}))[0] == 404
@@ -94,7 +94,7 @@ async def test_move_and_its_undo(site: Site) -> None:
     assert await site.contents("mail") == []
 
 
-async def test_delete_and_its_undo(site: Site) -> None:
+async def test_delete_and_its_undo(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b", "c")
     done = await site.ok("POST", f"/messages/{ids[0]}/delete", {"reason": "a duplicate"})
     assert await site.contents("orders") == ["b", "c"]
@@ -106,7 +106,7 @@ async def test_delete_and_its_undo(site: Site) -> None:
     assert (status, problem["code"]) == (410, "undo_expired")
 
 
-async def test_restore_and_its_undo(site: Site) -> None:
+async def test_restore_and_its_undo(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b")
     await site.ok("POST", f"/messages/{ids[0]}/delete")
     made = await site.ok("POST", f"/messages/{ids[0]}/restore")
@@ -118,7 +118,7 @@ async def test_restore_and_its_undo(site: Site) -> None:
     assert await site.contents("orders") == ["b"]
 
 
-async def test_redrive_and_its_undo(site: Site) -> None:
+async def test_redrive_and_its_undo(site: HttpSite) -> None:
     await _kill(site, "orders", "a", "b")
     records = await site.ok("GET", "/queues/orders.dlq/messages")
     record = records["items"][0]["id"]
@@ -130,7 +130,7 @@ async def test_redrive_and_its_undo(site: Site) -> None:
     assert await site.contents("orders") == []
 
 
-async def _kill(site: Site, queue: str, *contents: str) -> None:
+async def _kill(site: HttpSite, queue: str, *contents: str) -> None:
     """Publish messages and have a consumer give them up."""
     await site.publish(queue, *contents)
     async with site.client() as client, client.consume(queue, credit=10) as consumer:
@@ -142,7 +142,7 @@ async def _kill(site: Site, queue: str, *contents: str) -> None:
             pass
 
 
-async def test_release_takes_a_message_back_from_its_holder(site: Site) -> None:
+async def test_release_takes_a_message_back_from_its_holder(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b")
     async with site.client() as client, client.consume("orders", credit=1) as consumer:
         await anext(consumer)
@@ -157,7 +157,7 @@ async def test_release_takes_a_message_back_from_its_holder(site: Site) -> None:
     assert await site.contents("orders") == ["a", "b"]
 
 
-async def test_delete_of_a_held_message_has_to_say_so(site: Site) -> None:
+async def test_delete_of_a_held_message_has_to_say_so(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     async with site.client() as client, client.consume("orders", credit=1) as consumer:
         await anext(consumer)
@@ -165,7 +165,7 @@ async def test_delete_of_a_held_message_has_to_say_so(site: Site) -> None:
     assert (await site.ok("GET", f"/messages/{ids[0]}"))["state"] == "deleted"
 
 
-async def test_edit_makes_a_new_message_tied_to_the_old(site: Site) -> None:
+async def test_edit_makes_a_new_message_tied_to_the_old(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     body = base64.b64encode(b"\x00\xff").decode()
     made = await site.ok(
@@ -181,7 +181,7 @@ async def test_edit_makes_a_new_message_tied_to_the_old(site: Site) -> None:
     assert await site.contents("orders") == ["a"]
 
 
-async def test_erase_takes_the_body_only(site: Site) -> None:
+async def test_erase_takes_the_body_only(site: HttpSite) -> None:
     ids = await site.publish("orders", "secret")
     status, problem = await site.api("POST", f"/messages/{ids[0]}/erase")
     assert (status, problem["code"]) == (409, "not_settled")
@@ -191,7 +191,7 @@ async def test_erase_takes_the_body_only(site: Site) -> None:
     assert (await site.ok("GET", f"/messages/{ids[0]}"))["state"] == "deleted"
 
 
-async def test_settled_and_unknown_messages_are_refused(site: Site) -> None:
+async def test_settled_and_unknown_messages_are_refused(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     await site.ok("POST", f"/messages/{ids[0]}/delete")
     for action in ("requeue", "release", "delete", "redrive"):
@@ -200,7 +200,7 @@ async def test_settled_and_unknown_messages_are_refused(site: Site) -> None:
     assert (await site.api("POST", f"/messages/{UNKNOWN_ID}/requeue"))[0] == 410
 
 
-async def test_passed_deadline_needs_a_new_time_to_live(site: Site) -> None:
+async def test_passed_deadline_needs_a_new_time_to_live(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", ttl_s=1)
     await site.ok("POST", f"/messages/{ids[0]}/delete")
     row = await site.ok("GET", f"/messages/{ids[0]}")
@@ -216,7 +216,7 @@ async def test_passed_deadline_needs_a_new_time_to_live(site: Site) -> None:
 # -- queues
 
 
-async def test_queue_is_made_set_and_removed(site: Site) -> None:
+async def test_queue_is_made_set_and_removed(site: HttpSite) -> None:
     assert (await site.api("PUT", "/queues/orders"))[0] == 201
     assert (await site.api("PUT", "/queues/orders"))[0] == 200
     shown = await site.ok("GET", "/queues/orders")
@@ -242,18 +242,18 @@ async def test_queue_is_made_set_and_removed(site: Site) -> None:
 @pytest.mark.parametrize(
     "changes", [{"max_deliveries": -1}, {"on_expire": "away"}, {"color": 1}, {"link": "ftp://x"}]
 )
-async def test_odd_settings_are_refused(site: Site, changes: dict[str, object]) -> None:
+async def test_odd_settings_are_refused(site: HttpSite, changes: dict[str, object]) -> None:
     await site.ok("PUT", "/queues/orders")
     assert (await site.api("PATCH", "/queues/orders", changes))[0] == 422
 
 
-async def test_queue_with_messages_is_not_removed(site: Site) -> None:
+async def test_queue_with_messages_is_not_removed(site: HttpSite) -> None:
     await site.publish("orders", "a")
     status, problem = await site.api("DELETE", "/queues/orders")
     assert (status, problem["code"]) == (409, "queue_not_empty")
 
 
-async def test_purge_takes_the_oldest_or_all(site: Site) -> None:
+async def test_purge_takes_the_oldest_or_all(site: HttpSite) -> None:
     await site.publish_many("orders", 5)
     assert await site.ok("POST", "/queues/orders/purge", {"limit": 2}) == {"settled": 2}
     assert await site.contents("orders") == ["m2", "m3", "m4"]
@@ -277,20 +277,20 @@ async def test_definitions_are_given_and_brought_back(tmp_path: Path) -> None:
         assert len(await site.audit("definitions.put")) == 1
 
 
-async def test_wrong_definitions_change_nothing(site: Site) -> None:
+async def test_wrong_definitions_change_nothing(site: HttpSite) -> None:
     wrong = {"queues": {"a": {}, "b": {"on_expire": "x"}}}
     assert (await site.api("PUT", "/definitions", wrong))[0] == 422
     assert (await site.ok("GET", "/definitions"))["queues"] == {}
     assert (await site.audit("definitions.put"))[0]["result"] == "bad_setting"
 
 
-async def test_refusals_are_audited_once(site: Site) -> None:
+async def test_refusals_are_audited_once(site: HttpSite) -> None:
     await site.api("POST", "/bulk", {"token": "x", "action": "delete"})
     rows = await site.audit()
     assert [(row["action"], row["result"]) for row in rows] == [("bulk.start", "selection_expired")]
 
 
-async def test_definitions_with_a_text_that_cannot_be_stored_change_nothing(site: Site) -> None:
+async def test_definitions_with_a_text_that_cannot_be_stored_change_nothing(site: HttpSite) -> None:
     for wrong, code in (("\ud800", "bad_value"), (float("nan"), "invalid")):
         asked = {"queues": {"orders": {"note": "x"}}, "labels": {"10.0.0.7": wrong}}
         status, answer = await site.api("PUT", "/definitions", asked)
@@ -298,7 +298,7 @@ async def test_definitions_with_a_text_that_cannot_be_stored_change_nothing(site
     assert (await site.ok("GET", "/definitions"))["queues"] == {}
 
 
-async def test_import_that_ends_half_way_is_audited_as_such(site: Site) -> None:
+async def test_import_that_ends_half_way_is_audited_as_such(site: HttpSite) -> None:
     await site.ok("PUT", "/queues/small")
     await site.ok("PATCH", "/queues/small", {"max_messages": 500})
     lines = [{"queue": "small", "content": str(at)} for at in range(501)]
@@ -308,7 +308,7 @@ async def test_import_that_ends_half_way_is_audited_as_such(site: Site) -> None:
     assert (row["count"], row["result"]) == (500, "queue_full")
 
 
-async def test_import_that_ends_half_way_has_stored_the_beginning(site: Site) -> None:
+async def test_import_that_ends_half_way_has_stored_the_beginning(site: HttpSite) -> None:
     await site.ok("PUT", "/queues/full")
     await site.ok("PATCH", "/queues/full", {"max_messages": 30})
     for name, policy in (("room", "opaque"), ("judged", "envelope")):
@@ -330,7 +330,7 @@ async def test_import_that_ends_half_way_has_stored_the_beginning(site: Site) ->
     assert (row["count"], row["result"]) == (121, "queue_full")
 
 
-async def test_import_keeps_the_order_of_each_queue(site: Site) -> None:
+async def test_import_keeps_the_order_of_each_queue(site: HttpSite) -> None:
     for name, policy in (("judged", "observe"), ("plain", "opaque")):
         await site.ok("PUT", f"/queues/{name}")
         await site.ok("PATCH", f"/queues/{name}", {"payload_policy": policy})
@@ -346,14 +346,14 @@ async def test_import_keeps_the_order_of_each_queue(site: Site) -> None:
         assert starts == [f'{{"at": {at}' for at in range(5)]
 
 
-async def test_purge_of_ticked_queues_is_audited_once_it_is_done(site: Site) -> None:
+async def test_purge_of_ticked_queues_is_audited_once_it_is_done(site: HttpSite) -> None:
     await site.publish("orders", "a")
     page = await site.post("/queues/act", {"action": "purge", "queue": "orders"})
     assert page.status == 303
     assert [row["action"] for row in await site.audit()] == ["selection.make", "message.publish"]
 
 
-async def test_cursor_past_64_bits_is_refused(site: Site) -> None:
+async def test_cursor_past_64_bits_is_refused(site: HttpSite) -> None:
     cursor = responses.encode_cursor("closed clients", "after", [1 << 70, 1])
     status, answer = await site.api("GET", f"/clients?state=closed&cursor={cursor}")
     assert (status, answer["code"]) == (422, "bad_cursor")

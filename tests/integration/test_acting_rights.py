@@ -9,17 +9,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.integration.site import Site, running_site
-from tests.integration.visitors import Visitor, house
+from tests.support.http_site import HttpSite, running_site
+from tests.support.http_users import HttpUser, broker_fixture
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         yield made
 
 
-async def token(site: Site, role: str, *queues: str) -> dict[str, str]:
+async def token(site: HttpSite, role: str, *queues: str) -> dict[str, str]:
     """Have a token made over the control socket; gives the header that has it."""
     socket = aiohttp.UnixConnector(str(site.broker.data / "control.sock"))
     asked = {"name": f"{role}-{len(queues)}", "role": role, "queues": list(queues)}
@@ -32,7 +32,7 @@ async def token(site: Site, role: str, *queues: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {made['token']}"}
 
 
-async def test_limited_operator_acts_on_their_queues_only(site: Site) -> None:
+async def test_limited_operator_acts_on_their_queues_only(site: HttpSite) -> None:
     await site.publish_many("orders", 2)
     mail = await site.publish("mail", "a")
     limited = await token(site, "operator", "orders*")
@@ -53,7 +53,7 @@ async def test_limited_operator_acts_on_their_queues_only(site: Site) -> None:
     assert await site.ready("mail") == 1
 
 
-async def test_undo_and_selection_are_for_who_made_them(site: Site) -> None:
+async def test_undo_and_selection_are_for_who_made_them(site: HttpSite) -> None:
     await site.publish_many("orders", 2)
     one, other = await token(site, "operator"), await token(site, "operator", "*")
     made = await site.ok("POST", "/selections", {"q": "queue:orders"}, **one)
@@ -66,7 +66,7 @@ async def test_undo_and_selection_are_for_who_made_them(site: Site) -> None:
     assert await site.ready("orders") == 2
 
 
-async def test_viewer_changes_nothing(site: Site) -> None:
+async def test_viewer_changes_nothing(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     viewer = await token(site, "viewer")
     for path in (
@@ -77,7 +77,7 @@ async def test_viewer_changes_nothing(site: Site) -> None:
     assert await site.contents("orders") == ["a"]
 
 
-async def test_settings_and_erase_are_for_admins(site: Site) -> None:
+async def test_settings_and_erase_are_for_admins(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     operator = await token(site, "operator")
     await site.ok("POST", f"/messages/{ids[0]}/delete", **operator)
@@ -86,7 +86,7 @@ async def test_settings_and_erase_are_for_admins(site: Site) -> None:
     assert (await site.api("PUT", "/definitions", {}, **operator))[0] == 403
 
 
-async def bury(site: Site, queue: str, count: int) -> list[str]:
+async def bury(site: HttpSite, queue: str, count: int) -> list[str]:
     """Have messages of a queue die; gives the ids of their records."""
     await site.publish_many(queue, count)
     async with site.client() as client, client.consume(queue, credit=count) as consumer:
@@ -99,7 +99,7 @@ async def bury(site: Site, queue: str, count: int) -> list[str]:
     return [item["id"] for item in page["items"]]
 
 
-async def test_records_go_back_to_queues_of_who_redrives_only(site: Site) -> None:
+async def test_records_go_back_to_queues_of_who_redrives_only(site: HttpSite) -> None:
     ids = await bury(site, "orders", 3)
     limited = await token(site, "operator", "orders.dlq")
     status, answer = await site.api("POST", f"/messages/{ids[0]}/redrive", **limited)
@@ -119,7 +119,7 @@ async def test_records_go_back_to_queues_of_who_redrives_only(site: Site) -> Non
     assert (await site.ready("orders"), await site.ready("orders.dlq")) == (2, 1)
 
 
-async def test_expired_messages_are_not_forwarded_to_queues_of_others(site: Site) -> None:
+async def test_expired_messages_are_not_forwarded_to_queues_of_others(site: HttpSite) -> None:
     await site.publish("orders", "a")
     limited = await token(site, "admin", "orders*")
     forward = {"on_expire": "forward:mail"}
@@ -134,7 +134,7 @@ async def test_expired_messages_are_not_forwarded_to_queues_of_others(site: Site
     )
 
 
-async def test_connections_that_serve_other_queues_stay(site: Site) -> None:
+async def test_connections_that_serve_other_queues_stay(site: HttpSite) -> None:
     await site.publish("mail", "a")
     await site.publish("orders", "b")
     limited = await token(site, "operator", "orders*")
@@ -152,7 +152,7 @@ async def test_connections_that_serve_other_queues_stay(site: Site) -> None:
         assert gone["returned"] == 1
 
 
-async def test_admin_of_some_queues_is_not_admin_of_the_broker(site: Site) -> None:
+async def test_admin_of_some_queues_is_not_admin_of_the_broker(site: HttpSite) -> None:
     limited = await token(site, "admin", "orders*")
     await token(site, "viewer")
     status, answer = await site.api("DELETE", "/tokens/viewer-0", **limited)
@@ -178,10 +178,10 @@ async def test_limited_user_uses_templates_and_views_of_their_queues_only(
     tmp_path: Path,
 ) -> None:
     """A template holds a body, so that of a foreign queue must not be read, changed or removed."""
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         await home.add("ann")
         await home.add("bob", "operator", "orders*")
-        ann, bob = Visitor(home.url), Visitor(home.url)
+        ann, bob = HttpUser(home.url), HttpUser(home.url)
         async with ann, bob:
             for who, name in ((ann, "ann"), (bob, "bob")):
                 assert (await who.log_in(name)).status == 303
@@ -223,7 +223,7 @@ async def test_limited_user_uses_templates_and_views_of_their_queues_only(
             assert (await bob.post("/publish/forget", template="of orders")).status == 303
 
         secret = await home.token("half", "admin", "orders*")
-        async with Visitor(home.url, secret) as half:
+        async with HttpUser(home.url, secret) as half:
             for asked, status in (
                 ({"templates": {"of mail": {"queue": "orders"}}}, 409),
                 ({"templates": {"x": {"queue": "mail"}}}, 403),

@@ -11,7 +11,7 @@ import pytest
 
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.installation import templates_folder
-from tests.integration.filled_house import PAGES, Filled, filled_house
+from tests.support.full_broker import PAGES, FullBroker, full_broker
 from tests.unit.admin.cases import HOSTILE
 
 BASE = "/team/mq"
@@ -28,8 +28,8 @@ NOT_ADDRESSES = {"data-key"}  # the key that opens the search
 
 
 @pytest.fixture
-async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
-    async with filled_house(tmp_path / "data", BASE) as made:
+async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
+    async with full_broker(tmp_path / "data", BASE) as made:
         yield made
 
 
@@ -55,7 +55,7 @@ def texts(data: Any) -> Iterator[str]:
         yield data
 
 
-async def test_every_address_on_every_page_begins_with_the_base_path(filled: Filled) -> None:
+async def test_every_address_on_every_page_begins_with_the_base_path(filled: FullBroker) -> None:
     wrong, count = {}, 0
     for route in PAGES:
         for part in ("", *PARTS.get(route.name, ())):
@@ -72,7 +72,7 @@ async def test_every_address_on_every_page_begins_with_the_base_path(filled: Fil
     assert count > 500
 
 
-async def test_pages_of_who_is_nobody_stay_below_it(filled: Filled) -> None:
+async def test_pages_of_who_is_nobody_stay_below_it(filled: FullBroker) -> None:
     await filled.me.post("/logout")
     for path in ("/login", "/setup", "/queues", "/nowhere"):
         answer = await filled.me.get(path)
@@ -81,7 +81,7 @@ async def test_pages_of_who_is_nobody_stay_below_it(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_queue_of_any_name_is_reached_below_it(filled: Filled, name: str) -> None:
+async def test_queue_of_any_name_is_reached_below_it(filled: FullBroker, name: str) -> None:
     listed = (await filled.me.get("/queues")).text
     address = f"{BASE}/queues/{encode_name(name)}"
     assert f'href="{address}"' in unescape(listed)
@@ -89,7 +89,7 @@ async def test_queue_of_any_name_is_reached_below_it(filled: Filled, name: str) 
     assert (answer.status, strays(answer.text)) == (200, [])
 
 
-async def test_what_a_stream_brings_has_no_other_address(filled: Filled) -> None:
+async def test_what_a_stream_brings_has_no_other_address(filled: FullBroker) -> None:
     arguments = {"queue": "orders", "tail": "orders"}
     arguments |= {"client": filled.places["client"], "bulk": filled.places["job"]}
     refused = json.loads((await filled.me.get("/api/v1/live?topic=x")).text)
@@ -107,7 +107,7 @@ def test_script_and_style_know_no_address() -> None:
         assert re.findall(r"""["'`(]/(?:api|static|queues|messages)\b""", text) == [], path.name
 
 
-async def test_forms_lead_back_below_it(filled: Filled) -> None:
+async def test_forms_lead_back_below_it(filled: FullBroker) -> None:
     answer = await filled.me.post("/queues/orders/pause", side="delivery")
     assert (answer.status, answer.location) == (303, f"{BASE}/queues/orders")
     answer = await filled.me.post("/queues/orders/resume", side="delivery", next=f"{BASE}/queues")
@@ -121,7 +121,7 @@ async def test_forms_lead_back_below_it(filled: Filled) -> None:
     assert (answer.location or "").startswith(f"{BASE}/messages/{known}")
 
 
-async def test_work_under_way_and_its_undo_stay_below_it(filled: Filled) -> None:
+async def test_work_under_way_and_its_undo_stay_below_it(filled: FullBroker) -> None:
     made = await filled.ok("POST", "/selections", {"q": "state:ready"})
     order = {"token": made["token"], "action": "requeue", "rate": 1}
     job = await filled.ok("POST", "/bulk", order)
@@ -136,7 +136,7 @@ async def test_work_under_way_and_its_undo_stay_below_it(filled: Filled) -> None
     assert strays(page.text) == []
 
 
-async def test_proxy_may_strip_it(filled: Filled) -> None:
+async def test_proxy_may_strip_it(filled: FullBroker) -> None:
     filled.me.base = filled.me.base.removesuffix(BASE)
     page = await filled.me.get("/queues")
     assert (page.status, strays(page.text)) == (200, [])

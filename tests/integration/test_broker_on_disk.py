@@ -5,8 +5,7 @@ import pytest
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.write import store as stores
-from tests.driving import Driver
-from tests.integration.driven import MakeDriver, ask
+from tests.support.core_and_store import Driver, MakeDriver, run_operation
 
 # -- restart
 
@@ -28,7 +27,7 @@ def test_held_messages_are_ready_again_in_their_place_after_a_restart(make: Make
 def test_queues_count_with_who_made_them_after_a_restart(make: MakeDriver) -> None:
     driver = make(Limits(queues=4))
     driver.publish(b"a", queue="mails")
-    ask(driver, "create_queue", "late")
+    run_operation(driver, "create_queue", "late")
     created = +driver.core.state.registry.created
     assert sum(created.values()) == 2
     assert len(created) == 2

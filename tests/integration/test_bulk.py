@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.site import Site, running_site
+from tests.support.http_site import HttpSite, running_site
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         yield made
 
 
-async def test_selection_says_what_was_selected(site: Site) -> None:
+async def test_selection_says_what_was_selected(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     await site.publish("mail", "x")
     made = await site.select("state:ready")
@@ -25,7 +25,7 @@ async def test_selection_says_what_was_selected(site: Site) -> None:
     assert made["to_confirm"] == []
 
 
-async def test_selection_is_given_again_to_who_made_it(site: Site) -> None:
+async def test_selection_is_given_again_to_who_made_it(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     made = await site.select("queue:orders")
     await site.publish_many("orders", 1)
@@ -34,14 +34,14 @@ async def test_selection_is_given_again_to_who_made_it(site: Site) -> None:
     assert (status, answer["code"]) == (410, "selection_expired")
 
 
-async def test_selection_without_a_state_has_what_is_alive(site: Site) -> None:
+async def test_selection_without_a_state_has_what_is_alive(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 3)
     await site.ok("POST", f"/messages/{ids[0]}/delete")
     made = await site.select("queue:orders")
     assert (made["q"], made["count"]) == ("queue:orders state:ready state:dispatched", 2)
 
 
-async def test_later_arrivals_are_not_touched(site: Site) -> None:
+async def test_later_arrivals_are_not_touched(site: HttpSite) -> None:
     await site.publish_many("orders", 700)
     made = await site.select("queue:orders")
     await site.publish_many("orders", 5, start=700)
@@ -51,7 +51,7 @@ async def test_later_arrivals_are_not_touched(site: Site) -> None:
     assert await site.contents("orders") == [f"m{at}" for at in range(700, 705)]
 
 
-async def test_undo_brings_order_back(site: Site) -> None:
+async def test_undo_brings_order_back(site: HttpSite) -> None:
     await site.publish_many("orders", 1_200)
     before = await site.contents("orders")
     job = await site.bulk("queue:orders", "delete", reason="a flood")
@@ -64,7 +64,7 @@ async def test_undo_brings_order_back(site: Site) -> None:
     assert (row["count"], row["result"], row["reason"]) == (1_200, "done", "a flood")
 
 
-async def test_what_left_meanwhile_is_passed_over_with_its_reason(site: Site) -> None:
+async def test_what_left_meanwhile_is_passed_over_with_its_reason(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 4)
     made = await site.select("queue:orders")
     await site.ok("POST", f"/messages/{ids[0]}/delete")
@@ -74,7 +74,7 @@ async def test_what_left_meanwhile_is_passed_over_with_its_reason(site: Site) ->
     assert (job["done"], job["skipped"]) == (2, {"gone": 1, "dispatched": 1})
 
 
-async def test_token_is_the_idempotency_key(site: Site) -> None:
+async def test_token_is_the_idempotency_key(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     made = await site.select("queue:orders")
     asked = {"token": made["token"], "action": "requeue"}
@@ -85,7 +85,7 @@ async def test_token_is_the_idempotency_key(site: Site) -> None:
     assert (other["job"], other["action"]) == (first["job"], "requeue")
 
 
-async def test_unknown_token_is_gone(site: Site) -> None:
+async def test_unknown_token_is_gone(site: HttpSite) -> None:
     status, problem = await site.api("POST", "/bulk", {"token": "x", "action": "delete"})
     assert (status, problem["code"], problem["field"]) == (410, "selection_expired", "token")
 
@@ -102,7 +102,7 @@ async def test_many_need_their_count_or_queue_typed(tmp_path: Path) -> None:
         assert (await site.ok("POST", "/bulk", asked | {"confirm": "3"}))["done"] == 3
 
 
-async def test_move_keeps_the_order_and_undo_brings_each_back(site: Site) -> None:
+async def test_move_keeps_the_order_and_undo_brings_each_back(site: HttpSite) -> None:
     await site.publish_many("orders", 600)
     await site.publish("mail", "first")
     job = await site.bulk("queue:orders", "move", target="mail")
@@ -113,7 +113,7 @@ async def test_move_keeps_the_order_and_undo_brings_each_back(site: Site) -> Non
     assert await site.contents("orders") == [f"m{at}" for at in range(600)]
 
 
-async def test_move_needs_a_target_that_exists(site: Site) -> None:
+async def test_move_needs_a_target_that_exists(site: HttpSite) -> None:
     await site.publish_many("orders", 2)
     made = await site.select("queue:orders")
     asked = {"token": made["token"], "action": "move"}
@@ -123,7 +123,7 @@ async def test_move_needs_a_target_that_exists(site: Site) -> None:
     assert job["done"] == 2
 
 
-async def test_cancelled_work_is_taken_back_as_far_as_it_came(site: Site) -> None:
+async def test_cancelled_work_is_taken_back_as_far_as_it_came(site: HttpSite) -> None:
     await site.publish_many("orders", 50)
     before = await site.contents("orders")
     made = await site.select("queue:orders")
@@ -141,14 +141,14 @@ async def test_cancelled_work_is_taken_back_as_far_as_it_came(site: Site) -> Non
     assert await site.contents("orders") == before
 
 
-async def test_rate_is_kept(site: Site) -> None:
+async def test_rate_is_kept(site: HttpSite) -> None:
     await site.publish_many("orders", 30)
     job = await site.bulk("queue:orders", "requeue", rate=20)
     assert job["done"] == 30
     assert job["ended_at"] - job["started_at"] >= 900  # 20 at once, the others a second later
 
 
-async def test_refusal_in_the_middle_stops_and_says_why(site: Site) -> None:
+async def test_refusal_in_the_middle_stops_and_says_why(site: HttpSite) -> None:
     await site.publish_many("orders", 20)
     await site.ok("PUT", "/queues/mail")
     made = await site.select("queue:orders")
@@ -161,7 +161,7 @@ async def test_refusal_in_the_middle_stops_and_says_why(site: Site) -> None:
     assert await site.ready("orders") + await site.ready("mail") == 20
 
 
-async def test_restore_of_many(site: Site) -> None:
+async def test_restore_of_many(site: HttpSite) -> None:
     await site.publish_many("orders", 10)
     before = await site.contents("orders")
     await site.bulk("queue:orders", "delete")
@@ -186,14 +186,14 @@ async def test_work_of_before_a_restart_is_told_from_the_audit(tmp_path: Path) -
         assert f"Interrupted, {found['done']} of 50" in page.text
 
 
-async def test_redrive_at_a_rate_goes_on_in_the_background(site: Site) -> None:
+async def test_redrive_at_a_rate_goes_on_in_the_background(site: HttpSite) -> None:
     await site.ok("PUT", "/queues/orders.dlq")
     answer = await site.ok("POST", "/dead/orders/redrive", {"rate": 5})
     assert answer["redriven"] == 0
     assert (await site.finished(answer["job"]))["state"] == "done"
 
 
-async def test_unknown_work_is_not_found(site: Site) -> None:
+async def test_unknown_work_is_not_found(site: HttpSite) -> None:
     for path in ("/bulk/99", "/bulk/x"):
         assert (await site.api("GET", path))[0] == 404
         assert (await site.api("POST", f"{path}/cancel"))[0] == 404

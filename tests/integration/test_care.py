@@ -27,8 +27,8 @@ from phpmq_lite.storage.integrity.scrub import (
     read_state,
     write_state,
 )
-from tests.driving import Driver
-from tests.integration.visitors import Visitor, house, until
+from tests.support.core_and_store import Driver
+from tests.support.http_users import HttpUser, broker_fixture, wait_until
 
 WAIT_S = 30
 
@@ -191,7 +191,7 @@ async def test_scrub_that_cannot_open_the_database_has_found_no_damage(
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
         scrub = care_of(running).scrub
         await scrub.start()
-        await until(lambda: not scrub.is_working)
+        await wait_until(lambda: not scrub.is_working)
         assert scrub.state.faults == 0
 
 
@@ -218,7 +218,7 @@ async def test_look_at_the_structure_ends_where_too_much_is_written_meanwhile(
         assert await asyncio.to_thread(looked.wait, WAIT_S)
         with (running.data / "phpmq.db-wal").open("ab") as log:
             log.write(bytes(1))  # behind the last frame, as one that is not whole
-        await until(lambda: not scrub.is_working)
+        await wait_until(lambda: not scrub.is_working)
         assert scrub.state.structure_at == 0  # it is due still
         assert scrub.state.faults == 0
         assert scrub.state.last is not None
@@ -308,12 +308,12 @@ async def test_round_that_cannot_go_on_waits_for_its_next_time(
     monkeypatch.setattr(Scrub, "look", look)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
         scrub = care_of(running).scrub
-        await until(lambda: bool(looks) and not scrub.is_working)
+        await wait_until(lambda: bool(looks) and not scrub.is_working)
         await asyncio.sleep(0.1)  # in which it would have begun many times
         assert len(looks) == 1
         assert read_state(running.data).tried_at > 0
         await scrub.start()
-        await until(lambda: len(looks) == 2)
+        await wait_until(lambda: len(looks) == 2)
 
 
 @pytest.mark.usefixtures("soon")
@@ -333,9 +333,9 @@ async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
             seen, tried_at = len(looks), scrub.state.tried_at
             if is_asked:
                 await scrub.start()
-            await until(lambda seen=seen: len(looks) > seen)  # type: ignore[misc]
+            await wait_until(lambda seen=seen: len(looks) > seen)  # type: ignore[misc]
             await scrub.stop()
-            await until(lambda: not scrub.is_working)
+            await wait_until(lambda: not scrub.is_working)
             seen = len(looks)
             await asyncio.sleep(0.1)
             assert len(looks) == seen
@@ -355,7 +355,7 @@ async def test_what_nobody_thought_of_ends_no_broker(
     monkeypatch.setattr("phpmq_lite.server.maintenance.read_state", fail)
     monkeypatch.setattr("phpmq_lite.storage.backup.backups.listed", fail)
     async with testing.running_service(tmp_path / "data") as running:
-        await until(lambda: len(calls) > 5)
+        await wait_until(lambda: len(calls) > 5)
         assert await asyncio.to_thread(page, running, "livez")
 
 
@@ -409,7 +409,7 @@ async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refus
             await scrub.start(refuse)
         assert not scrub.is_working
         await scrub.start()
-        await until(lambda: scrub.state.is_under_way)
+        await wait_until(lambda: scrub.state.is_under_way)
         with pytest.raises(RefusedError, match="nothing can be stored"):
             await scrub.stop(refuse)
         seen = scrub.state.now.began_at
@@ -417,16 +417,16 @@ async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refus
             await scrub.start(refuse)
         assert scrub.state.now.began_at == seen
         await scrub.stop()
-        await until(lambda: not scrub.is_working)
+        await wait_until(lambda: not scrub.is_working)
 
 
 async def test_who_may_see_some_queues_is_not_told_which_messages_are_damaged(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         care_of(home.broker).scrub.state.last = ScrubRound(1, 2, bad_alive=1, named=[7])
         for name, queues, seqs in (("some", ["mine.*"], []), ("all", [], [7])):
             secret = await home.token(name, "viewer", *queues)
-            async with Visitor(home.url, secret) as visitor:
+            async with HttpUser(home.url, secret) as visitor:
                 told = json.loads((await visitor.get("/api/v1/scrub")).text)
             assert (told["last"]["bad_alive"], told["last"]["seqs"]) == (1, seqs)

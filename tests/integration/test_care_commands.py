@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import root_command
-from tests.acceptance.peers import Peer
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import SocketClient
 
 Run = Callable[..., Result]
 
@@ -23,7 +23,7 @@ Run = Callable[..., Result]
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with broker_process(tmp_path_factory.mktemp("care") / "data", "--admin", "127.0.0.1:0") as it:
-        with Peer(it.port) as peer:
+        with SocketClient(it.port) as peer:
             for number in range(5):
                 peer.publish("orders", b"order %d" % number, key=b"%d" % number)
                 peer.receipt()
@@ -119,7 +119,7 @@ def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProce
     assert (dead["state"], dead["queue"]) == ("dead", "orders")
     assert rows(run("scrub"))[0]["bad_alive"] == 0  # once it is settled it is known
     assert metrics(broker)["phpmq_damage_found"] == 0
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume("orders", 10)
         assert peer.bodies(4) == [b"order 0", b"order 2", b"order 3", b"order 4"]
 
@@ -131,7 +131,7 @@ def test_scrub_that_is_not_under_way_cannot_be_stopped(run: Run) -> None:
 def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with broker_process(data) as it:
-        with Peer(it.port) as peer:
+        with SocketClient(it.port) as peer:
             peer.publish("orders", b"mine", key=b"1")
             peer.receipt()
         it.terminate()
@@ -151,7 +151,7 @@ def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> No
     assert "empty" in call("migrate", code=65).stderr
     call("verify", code=65)
     call("restore", made["id"], "--yes")
-    with broker_process(data) as it, Peer(it.port) as peer:
+    with broker_process(data) as it, SocketClient(it.port) as peer:
         peer.consume("orders", 1)
         assert peer.bodies(1) == [b"mine"]
 

@@ -11,8 +11,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
-from tests.driving import Driver
-from tests.integration.driven import MakeDriver, ask, taken_in_order
+from tests.support.core_and_store import Driver, MakeDriver, consume_all, run_operation
 
 
 @pytest.fixture(params=[1_000, 2], ids=["one page", "many pages"])
@@ -24,7 +23,7 @@ def make(make: MakeDriver, request: pytest.FixtureRequest) -> Iterator[MakeDrive
 def claim(
     driver: Driver, count: int = 100, *, name: str = "s", size: int = 1 << 20, **options: Any
 ) -> Any:
-    return ask(driver, "claim", name, "orders", count, size, **options)
+    return run_operation(driver, "claim", name, "orders", count, size, **options)
 
 
 def claimed(driver: Driver, name: str = "s") -> list[tuple[int, bytes]]:
@@ -80,15 +79,15 @@ def test_acknowledged_claims_settle_once(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1, 2, 3, 4)
     claim(driver, 4)
-    assert ask(driver, "ack_claims", "s", 3) == 3
+    assert run_operation(driver, "ack_claims", "s", 3) == 3
     assert driver.outcomes() == [(1, 1, 2, None), (2, 2, 2, None), (3, 3, 2, None)]
-    assert ask(driver, "ack_claims", "s", 3) == 0
-    assert ask(driver, "ack_claims", "s", 1) == 0
-    assert ask(driver, "ack_claims", "s", 5) == "unknown_claims"
-    assert ask(driver, "ack_claims", "other", 1) == "unknown_subscription"
+    assert run_operation(driver, "ack_claims", "s", 3) == 0
+    assert run_operation(driver, "ack_claims", "s", 1) == 0
+    assert run_operation(driver, "ack_claims", "s", 5) == "unknown_claims"
+    assert run_operation(driver, "ack_claims", "other", 1) == "unknown_subscription"
     assert (figures(driver), driver.live()) == ((0, 1), (1, 1))
     assert driver.rows("SELECT acked_upto, next_claim FROM subscription") == [(3, 5)]
-    assert ask(driver, "ack_claims", "s", 4) == 1
+    assert run_operation(driver, "ack_claims", "s", 4) == 1
     assert driver.rows("SELECT count(*) FROM claim") == [(0,)]
 
 
@@ -104,7 +103,7 @@ def test_claims_survive_a_restart_and_what_connections_held_does_not(make: MakeD
     assert claim(driver, after=0) == 1
     worker = driver.consume()
     assert [d.body for d in worker.take()] == [b"1", b"3"]
-    assert ask(driver, "ack_claims", "s", 1) == 1
+    assert run_operation(driver, "ack_claims", "s", 1) == 1
     assert driver.live() == (2, 2)
 
 
@@ -118,7 +117,7 @@ def test_claimed_message_neither_expires_nor_times_out(make: MakeDriver) -> None
     driver.clock.advance(60)
     driver.step()
     assert claimed(driver) == [(1, b"1")]
-    assert ask(driver, "release_claims", "s") == 1
+    assert run_operation(driver, "release_claims", "s") == 1
     assert driver.outcomes() == [(1, 1, 3, None)]  # judged when it comes back
 
 
@@ -151,7 +150,7 @@ def test_released_claims_go_back_to_their_place(make: MakeDriver) -> None:
     publish(driver, 1, 2, 3, 4)
     claim(driver, 3)
     worker = driver.consume(1)
-    assert ask(driver, "release_claims", "s") == 3
+    assert run_operation(driver, "release_claims", "s") == 3
     assert (figures(driver), claimed(driver)) == ((3, 1), [])
     [held] = worker.take()
     assert held.body == b"4"
@@ -160,15 +159,15 @@ def test_released_claims_go_back_to_their_place(make: MakeDriver) -> None:
     assert driver.rows("SELECT deliveries, charged FROM message WHERE seq = 1") == [(2, 0)]
     worker.acknowledge("orders", held.message_id)
     driver.step()
-    assert taken_in_order(driver, worker) == [b"2", b"3"]
+    assert consume_all(driver, worker) == [b"2", b"3"]
 
 
 def test_forgotten_subscription_begins_anew(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1)
     claim(driver)
-    assert ask(driver, "release_claims", "s", forget=True) == 1
-    assert ask(driver, "ack_claims", "s", 1) == "unknown_subscription"
+    assert run_operation(driver, "release_claims", "s", forget=True) == 1
+    assert run_operation(driver, "ack_claims", "s", 1) == "unknown_subscription"
     driver.kill_and_restart()
     assert claim(driver, after=1) == "unknown_claims"
     assert claim(driver) == 1
@@ -178,9 +177,9 @@ def test_paused_queue_gives_nothing_new_but_what_was_claimed(make: MakeDriver) -
     driver = make()
     publish(driver, 1, 2, 3)
     claim(driver, 2)
-    ask(driver, "pause", "orders", "delivery", True)
+    run_operation(driver, "pause", "orders", "delivery", True)
     assert (claim(driver, after=1), claim(driver, after=2)) == (2, 2)
-    assert ask(driver, "ack_claims", "s", 2) == 2
+    assert run_operation(driver, "ack_claims", "s", 2) == 2
 
 
 def test_window_and_claims_share_a_queue(make: MakeDriver) -> None:
@@ -189,7 +188,7 @@ def test_window_and_claims_share_a_queue(make: MakeDriver) -> None:
     worker = driver.consume(1)
     publish(driver, *range(10))
     assert claim(driver, 4) == 4
-    got = [body for _, body in claimed(driver)] + taken_in_order(driver, worker)
+    got = [body for _, body in claimed(driver)] + consume_all(driver, worker)
     assert sorted(got) == [b"%d" % n for n in range(10)]
 
 
@@ -237,12 +236,12 @@ def test_operator_takes_what_is_claimed_and_leaves_a_gap(make: MakeDriver, verb:
     publish(driver, 1, 2, 3)
     claim(driver)
     if verb == "purge":
-        ask(driver, "purge", "orders", with_dispatched=True, limit=1)
+        run_operation(driver, "purge", "orders", with_dispatched=True, limit=1)
     else:
         options = ActionOptions(with_dispatched=True)
-        ask(driver, "act_on_messages", Action(verb), (1,), options)
+        run_operation(driver, "act_on_messages", Action(verb), (1,), options)
     assert claimed(driver) == [(2, b"2"), (3, b"3")]
-    assert ask(driver, "ack_claims", "s", 3) == 2
+    assert run_operation(driver, "ack_claims", "s", 3) == 2
     left = 1 if verb in ("requeue", "release") else 0
     assert (driver.live()[0], figures(driver)) == (left, (left, 0))
     assert driver.rows("SELECT count(*) FROM claim") == [(0,)]
@@ -252,11 +251,13 @@ def test_operator_who_takes_only_what_is_ready_leaves_claims_alone(make: MakeDri
     driver = make()
     publish(driver, 1, 2, 3)
     claim(driver, 2)
-    assert ask(driver, "purge", "orders") == 1
-    ask(driver, "create_queue", "mails")
-    moved = ask(driver, "act_on_messages", Action.MOVE, (1, 2), ActionOptions(target="mails"))
+    assert run_operation(driver, "purge", "orders") == 1
+    run_operation(driver, "create_queue", "mails")
+    moved = run_operation(
+        driver, "act_on_messages", Action.MOVE, (1, 2), ActionOptions(target="mails")
+    )
     assert moved.skipped == {"dispatched": 2}
-    assert ask(driver, "remove_queue", "orders") == "queue_not_empty"
+    assert run_operation(driver, "remove_queue", "orders") == "queue_not_empty"
     assert len(claimed(driver)) == 2
 
 
@@ -284,7 +285,7 @@ def test_kill_in_the_middle_leaves_nothing_half_done(
         assert [number for number, _ in claimed(driver)] == list(range(1, hi + 1))
         assert [body for _, body in claimed(driver)] == [b"%d" % n for n in range(hi)]
         return
-    ask(driver, verb, *given[verb])
+    run_operation(driver, verb, *given[verb])
     assert (claimed(driver), figures(driver)) == ([], (1 if verb == "ack_claims" else 7, 0))
 
 
@@ -303,12 +304,12 @@ def test_subscription_is_of_one_queue_until_that_is_removed(make: MakeDriver) ->
     driver = make()
     publish(driver, 1)
     claim(driver)
-    ask(driver, "create_queue", "mails")
-    assert ask(driver, "claim", "s", "mails", 1, 1) == "other_queue"
-    ask(driver, "ack_claims", "s", 1)
-    assert ask(driver, "remove_queue", "orders") is True
-    assert ask(driver, "claim", "s", "orders", 1, 1) == "unknown_queue"
-    assert ask(driver, "claim", "s", "mails", 1, 1) == 1
+    run_operation(driver, "create_queue", "mails")
+    assert run_operation(driver, "claim", "s", "mails", 1, 1) == "other_queue"
+    run_operation(driver, "ack_claims", "s", 1)
+    assert run_operation(driver, "remove_queue", "orders") is True
+    assert run_operation(driver, "claim", "s", "orders", 1, 1) == "unknown_queue"
+    assert run_operation(driver, "claim", "s", "mails", 1, 1) == 1
     driver.kill_and_restart()
     assert driver.rows("SELECT queue_id FROM subscription") == [(2,)]
 
@@ -318,8 +319,8 @@ def test_only_unusual_commands_of_a_subscription_are_in_the_audit(make: MakeDriv
     publish(driver, 1, 2)
     claim(driver, 1)
     claim(driver, 1)
-    ask(driver, "ack_claims", "s", 1)
-    ask(driver, "release_claims", "s")
+    run_operation(driver, "ack_claims", "s", 1)
+    run_operation(driver, "release_claims", "s")
     rows = driver.rows("SELECT action, count, result FROM audit ORDER BY audit_id")
     assert rows == [("queue.claim", 0, "done"), ("queue.release_claims", 1, "done")]
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.main import root_command
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
 
 Run = Callable[..., Result]
 

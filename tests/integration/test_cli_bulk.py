@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.running import Run, runner
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.cli_runner import RunCommand, cli_runner
+from tests.support.fork_server import BrokerProcess, broker_process
 
 
 @pytest.fixture(scope="module")
@@ -24,21 +24,23 @@ def queue(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def run(broker: BrokerProcess) -> Run:
-    return runner(broker)
+def run(broker: BrokerProcess) -> RunCommand:
+    return cli_runner(broker)
 
 
-def selected(run: Run, queue: str, count: int) -> str:
+def selected(run: RunCommand, queue: str, count: int) -> str:
     """Publish and select so many; give the token."""
     run("publish", queue, "--data", "x", "--count", str(count))
     return run("msg", "rm", "--query", f"queue:{queue}", "--dry-run").stdout.strip()
 
 
-def ready(run: Run, queue: str) -> object:
+def ready(run: RunCommand, queue: str) -> object:
     return json.loads(run("show", queue, "-o", "json").stdout)["ready"]
 
 
-def test_many_that_were_looked_at_are_acted_on_when_it_is_confirmed(run: Run, queue: str) -> None:
+def test_many_that_were_looked_at_are_acted_on_when_it_is_confirmed(
+    run: RunCommand, queue: str
+) -> None:
     token = selected(run, queue, 5)
     refused = run("msg", "rm", "--apply", token, code=2)
     assert "without a terminal this needs --yes" in refused.stderr
@@ -47,12 +49,12 @@ def test_many_that_were_looked_at_are_acted_on_when_it_is_confirmed(run: Run, qu
     assert (job["state"], job["done"]) == ("done", 5)
 
 
-def test_few_that_were_looked_at_need_no_more(run: Run, queue: str) -> None:
+def test_few_that_were_looked_at_need_no_more(run: RunCommand, queue: str) -> None:
     job = json.loads(run("msg", "rm", "--apply", selected(run, queue, 2)).stdout)
     assert (job["state"], job["done"]) == ("done", 2)
 
 
-def test_each_id_is_tried_and_each_error_names_its_id(run: Run, queue: str) -> None:
+def test_each_id_is_tried_and_each_error_names_its_id(run: RunCommand, queue: str) -> None:
     run("publish", queue, "--data", "x", "--count", "3")
     first, second, third = (
         json.loads(line)["id"] for line in run("msg", "ls", queue).stdout.split("\n")[:3]
@@ -65,7 +67,7 @@ def test_each_id_is_tried_and_each_error_names_its_id(run: Run, queue: str) -> N
     assert ready(run, queue) == 0
 
 
-def test_id_is_one_part_of_the_address_whatever_is_in_it(run: Run, queue: str) -> None:
+def test_id_is_one_part_of_the_address_whatever_is_in_it(run: RunCommand, queue: str) -> None:
     run("publish", queue, "--data", "x")
     message_id = json.loads(run("msg", "ls", queue).stdout)["id"]
     for wrong in ("a b", f"{message_id}?", f"{message_id}#x", f"{message_id}/events"):
@@ -73,25 +75,25 @@ def test_id_is_one_part_of_the_address_whatever_is_in_it(run: Run, queue: str) -
         run("msg", "rm", wrong, code=3)
 
 
-def test_name_that_is_not_utf_8_is_one_line(run: Run) -> None:
+def test_name_that_is_not_utf_8_is_one_line(run: RunCommand) -> None:
     result = run("queue", "show", "bad\udcff", code=1)
     assert result.stderr == "Error: 'bad\\udcff' is not UTF-8\n"
 
 
-def test_password_that_is_not_utf_8_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_password_that_is_not_utf_8_is_one_line(run: RunCommand, tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_bytes("pässwörter von früher".encode("latin-1"))
     result = run("user", "add", "eve", "--password-file", str(path), code=1)
     assert result.stderr == f"Error: the password in {path} is not UTF-8\n"
 
 
-def test_list_in_which_nothing_matches_says_so(run: Run, queue: str) -> None:
+def test_list_in_which_nothing_matches_says_so(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     assert run("queue", "ls", "zzz", "-o", "table").stderr == "no queue matches 'zzz'\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\0" * 1_500_000, "größer".encode()])
-def test_body_is_written_whole(run: Run, queue: str, tmp_path: Path, content: bytes) -> None:
+def test_body_is_written_whole(run: RunCommand, queue: str, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "body"
     path.write_bytes(content)
     queue = queue.partition("[")[0] + str(len(content))
@@ -101,13 +103,13 @@ def test_body_is_written_whole(run: Run, queue: str, tmp_path: Path, content: by
     run("msg", "get", message_id[::-1], "--body", code=3)
 
 
-def test_unknown_token_is_not_found(run: Run) -> None:
+def test_unknown_token_is_not_found(run: RunCommand) -> None:
     assert "This selection is gone" in run("msg", "rm", "--apply", "a/b", "--yes", code=3).stderr
 
 
 @pytest.mark.parametrize("flags", [("--rate", "10/s"), ("--rate", "10/s", "--filter", "origin:b*")])
 def test_redrive_ends_when_all_are_published_again(
-    run: Run, queue: str, flags: tuple[str, ...]
+    run: RunCommand, queue: str, flags: tuple[str, ...]
 ) -> None:
     run("queue", "create", queue)
     run("queue", "set", queue, "on_expire=dead_letter")

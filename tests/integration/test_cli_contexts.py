@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from phpmq_lite import envelopes, settings
 from phpmq_lite.cli import admin_client, broker_connection, contexts, worker
 from phpmq_lite.cli.main import root_command
-from tests.preloaded import broker_process
+from tests.support.fork_server import broker_process
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from phpmq_lite.cli.admin_client import AdminClient
-from tests.integration.running import Run
 from tests.integration.test_cli_groups import broker, fill, queue, rows, run
+from tests.support.cli_runner import RunCommand
 
 __all__ = ["broker", "queue", "run"]  # fixtures
 
 
-def die(run: Run, queue: str) -> str:
+def die(run: RunCommand, queue: str) -> str:
     """Make the one record of a message that expired; gives its id."""
     run("queue", "create", queue)
     run("queue", "set", queue, "on_expire=dead_letter")
@@ -21,11 +21,11 @@ def die(run: Run, queue: str) -> str:
     return record
 
 
-def alive(run: Run, queue: str) -> list[str]:
+def alive(run: RunCommand, queue: str) -> list[str]:
     return [str(row["id"]) for row in rows(run("msg", "ls", queue))]
 
 
-def test_only_records_are_deleted_by_a_search(run: Run, queue: str) -> None:
+def test_only_records_are_deleted_by_a_search(run: RunCommand, queue: str) -> None:
     die(run, queue)
     ids = fill(run, queue)
     mine = f"queue:{queue}*"
@@ -37,7 +37,7 @@ def test_only_records_are_deleted_by_a_search(run: Run, queue: str) -> None:
     assert "colour" in run("dead", "rm", "--query", "colour:red", "--yes", code=4).stderr
 
 
-def test_only_records_are_deleted_by_their_ids(run: Run, queue: str) -> None:
+def test_only_records_are_deleted_by_their_ids(run: RunCommand, queue: str) -> None:
     record = die(run, queue)
     ids = fill(run, queue)
     said = run("dead", "rm", ids[1], record, ids[0], code=4).stderr
@@ -48,7 +48,7 @@ def test_only_records_are_deleted_by_their_ids(run: Run, queue: str) -> None:
     assert alive(run, queue) == ids
 
 
-def test_only_a_selection_of_records_is_deleted(run: Run, queue: str) -> None:
+def test_only_a_selection_of_records_is_deleted(run: RunCommand, queue: str) -> None:
     die(run, queue)
     ids = fill(run, queue)
     mine = ("--query", f"queue:{queue}*", "--dry-run")
@@ -61,7 +61,7 @@ def test_only_a_selection_of_records_is_deleted(run: Run, queue: str) -> None:
 
 
 def test_counts_say_how_many_records_were_looked_at(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = {"queue": "a.dlq", "origin": "a", "urn": None, "reason": "failed", "cause": "x"}
     items = [group | {"count": 2}, group | {"cause": "y", "count": 3}]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tests.integration.running import Run, runner
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.cli_runner import RunCommand, cli_runner
+from tests.support.fork_server import BrokerProcess, broker_process
 
 
 @pytest.fixture(scope="module")
@@ -27,22 +27,22 @@ def queue(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def run(broker: BrokerProcess) -> Run:
-    return runner(broker)
+def run(broker: BrokerProcess) -> RunCommand:
+    return cli_runner(broker)
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def fill(run: Run, queue: str, count: int = 3) -> list[str]:
+def fill(run: RunCommand, queue: str, count: int = 3) -> list[str]:
     """Publish {"n": 0} and on; give the ids in order."""
     for at in range(count):
         run("publish", queue, "--data", f'{{"n": {at}}}')
     return [row["id"] for row in rows(run("msg", "ls", queue))]
 
 
-def test_queue_is_made_set_shown_and_removed(run: Run, queue: str) -> None:
+def test_queue_is_made_set_shown_and_removed(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     run("queue", "set", queue, "max_messages=2", "note=of the tests")
     shown = json.loads(run("show", queue, "-o", "json").stdout)
@@ -54,7 +54,7 @@ def test_queue_is_made_set_shown_and_removed(run: Run, queue: str) -> None:
     run("show", queue, code=3)
 
 
-def test_messages_are_requeued_moved_deleted_and_restored(run: Run, queue: str) -> None:
+def test_messages_are_requeued_moved_deleted_and_restored(run: RunCommand, queue: str) -> None:
     first, second, third = fill(run, queue)
     run("msg", "requeue", first)
     assert [row["id"] for row in rows(run("msg", "ls", queue))] == [second, third, first]
@@ -67,7 +67,7 @@ def test_messages_are_requeued_moved_deleted_and_restored(run: Run, queue: str) 
     assert run("msg", "get", answer["new_id"], "--body").stdout == '{"n": 2}'
 
 
-def test_bulk_is_previewed_then_applied_to_what_was_seen(run: Run, queue: str) -> None:
+def test_bulk_is_previewed_then_applied_to_what_was_seen(run: RunCommand, queue: str) -> None:
     fill(run, queue)
     preview = run("msg", "rm", "--query", f"queue:{queue}", "--dry-run")
     token = preview.stdout.strip()
@@ -78,21 +78,21 @@ def test_bulk_is_previewed_then_applied_to_what_was_seen(run: Run, queue: str) -
     assert len(rows(run("msg", "ls", queue))) == 1
 
 
-def test_bulk_without_a_terminal_needs_yes(run: Run, queue: str) -> None:
+def test_bulk_without_a_terminal_needs_yes(run: RunCommand, queue: str) -> None:
     fill(run, queue, 1)
     run("msg", "rm", "--query", f"queue:{queue}", code=2)
     run("msg", "rm", "--query", f"queue:{queue}", "--yes")
     assert rows(run("msg", "ls", queue)) == []
 
 
-def test_search_finds_by_a_value_in_the_body(run: Run, queue: str) -> None:
+def test_search_finds_by_a_value_in_the_body(run: RunCommand, queue: str) -> None:
     ids = fill(run, queue)
     found = rows(run("search", f"queue:{queue} data.n:1"))
     assert [row["id"] for row in found] == [ids[1]]
     assert "colour" in run("search", "colour:red", code=4).stderr
 
 
-def test_dead_letters_are_grouped_and_redriven(run: Run, queue: str) -> None:
+def test_dead_letters_are_grouped_and_redriven(run: RunCommand, queue: str) -> None:
     run("publish", queue, "--data", "x")
     run("queue", "set", queue, "on_expire=dead_letter")
     run("publish", queue, "--data", "y", "--ttl", "1s")
@@ -103,7 +103,7 @@ def test_dead_letters_are_grouped_and_redriven(run: Run, queue: str) -> None:
 
 
 def test_dead_letters_of_a_queue_that_names_another_place_are_redriven(
-    run: Run, queue: str
+    run: RunCommand, queue: str
 ) -> None:
     place = f"{queue}-graves"
     run("queue", "create", queue)
@@ -115,7 +115,7 @@ def test_dead_letters_of_a_queue_that_names_another_place_are_redriven(
     run("dead", "redrive", "nothing", code=3)
 
 
-def test_expect_finds_what_was_published_after_a_cursor(run: Run, queue: str) -> None:
+def test_expect_finds_what_was_published_after_a_cursor(run: RunCommand, queue: str) -> None:
     run("publish", queue, "--data", '{"n": 1}')
     after = run("expect", queue, "--cursor").stdout.strip()
     run("publish", queue, "--data", '{"n": 2}')
@@ -124,7 +124,7 @@ def test_expect_finds_what_was_published_after_a_cursor(run: Run, queue: str) ->
     run("expect", queue, "data.n:3", "--after", after, "--timeout", "1s", code=5)
 
 
-def test_export_is_imported_as_it_was(run: Run, queue: str, tmp_path: Path) -> None:
+def test_export_is_imported_as_it_was(run: RunCommand, queue: str, tmp_path: Path) -> None:
     fill(run, queue)
     exported = run("export", f"queue:{queue}").stdout
     assert json.loads(exported.splitlines()[-1])["complete"] is True
@@ -147,7 +147,7 @@ def test_export_is_imported_as_it_was(run: Run, queue: str, tmp_path: Path) -> N
 )
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 def test_import_stores_nothing_where_a_late_line_is_wrong(
-    run: Run, queue: str, wrong: dict[str, Any], told: str, flags: tuple[str, ...]
+    run: RunCommand, queue: str, wrong: dict[str, Any], told: str, flags: tuple[str, ...]
 ) -> None:
     good = json.dumps({"content": "x", "queue": queue})
     lines = [*[good] * 501, json.dumps({"queue": queue} | wrong)]
@@ -155,7 +155,7 @@ def test_import_stores_nothing_where_a_late_line_is_wrong(
     assert [row["name"] for row in rows(run("queues", queue))] == []
 
 
-def test_import_says_where_an_export_seems_cut_off(run: Run, queue: str) -> None:
+def test_import_says_where_an_export_seems_cut_off(run: RunCommand, queue: str) -> None:
     fill(run, queue)
     lines = run("export", f"queue:{queue}").stdout.splitlines()[:-1]
     result = run("import", "-", "--dry-run", input="\n".join(lines))
@@ -163,7 +163,7 @@ def test_import_says_where_an_export_seems_cut_off(run: Run, queue: str) -> None
     assert "3 messages can be imported" in result.stderr
 
 
-def test_import_that_is_cut_off_says_what_is_stored(run: Run, queue: str) -> None:
+def test_import_that_is_cut_off_says_what_is_stored(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     run("queue", "set", queue, "max_messages=500")
     good = json.dumps({"content": "x", "queue": queue})
@@ -171,7 +171,7 @@ def test_import_that_is_cut_off_says_what_is_stored(run: Run, queue: str) -> Non
     assert "500 messages stored, from the beginning" in result.stderr
 
 
-def test_export_as_csv_has_a_head(run: Run, queue: str) -> None:
+def test_export_as_csv_has_a_head(run: RunCommand, queue: str) -> None:
     fill(run, queue, 1)
     lines = run("export", f"queue:{queue}", "--format", "csv").stdout.splitlines()
     assert len(lines) == 2
@@ -190,7 +190,7 @@ def test_export_as_csv_has_a_head(run: Run, queue: str) -> None:
     ],
 )
 def test_check_ends_with_the_code_of_its_level(
-    run: Run, arguments: list[str], code: int, words: str
+    run: RunCommand, arguments: list[str], code: int, words: str
 ) -> None:
     name = "g.checked"
     if not rows(run("queues", name)):
@@ -200,11 +200,11 @@ def test_check_ends_with_the_code_of_its_level(
     assert result.stdout.startswith(words)
 
 
-def test_check_of_the_disk_says_how_much_is_free(run: Run) -> None:
+def test_check_of_the_disk_says_how_much_is_free(run: RunCommand) -> None:
     assert "% of the disk are free" in run("check", "disk", "-w", "0", "-c", "0").stdout
 
 
-def test_flush_deletes_messages_and_queue_but_not_a_pinned_one(run: Run, queue: str) -> None:
+def test_flush_deletes_messages_and_queue_but_not_a_pinned_one(run: RunCommand, queue: str) -> None:
     fill(run, queue)
     run("queue", "set", queue, "pinned=true")
     assert "the queue stays" in run("flush", queue, "--yes").stderr
@@ -213,12 +213,12 @@ def test_flush_deletes_messages_and_queue_but_not_a_pinned_one(run: Run, queue: 
     run("show", queue, code=3)
 
 
-def test_top_prints_the_queues_once(run: Run, queue: str) -> None:
+def test_top_prints_the_queues_once(run: RunCommand, queue: str) -> None:
     fill(run, queue, 1)
     assert "ready ·" in run("top", "--once").stdout
 
 
-def test_tail_shows_what_happens(broker: BrokerProcess, run: Run, queue: str) -> None:
+def test_tail_shows_what_happens(broker: BrokerProcess, run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     command = [sys.executable, "-m", "phpmq_lite", "tail", queue, "-n", "2", "--kind", "publish"]
     with subprocess.Popen(

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from phpmq_lite import settings
 from phpmq_lite.cli.main import COMMANDS, SECTIONS, root_command
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
 
 RAW = re.compile(  # what Python, pydantic, aiohttp and OpenSSL say to programmers
     r"\[Errno|Traceback|pydantic|ValidationError|Input should|Extra inputs|String should"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.running import Run, runner
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.cli_runner import RunCommand, cli_runner
+from tests.support.fork_server import BrokerProcess, broker_process
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +16,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def run(broker: BrokerProcess) -> Run:
-    return runner(broker)
+def run(broker: BrokerProcess) -> RunCommand:
+    return cli_runner(broker)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,9 @@ def run(broker: BrokerProcess) -> Run:
         ("[ab]c", "ac"),
     ],
 )
-def test_expect_looks_at_the_queue_of_this_name_alone(run: Run, name: str, other: str) -> None:
+def test_expect_looks_at_the_queue_of_this_name_alone(
+    run: RunCommand, name: str, other: str
+) -> None:
     after = run("expect", "--cursor", "--", name).stdout.strip()
     run("publish", "--data", "other", "--", other)
     run("publish", "--data", "mine", "--", name)
@@ -42,7 +44,7 @@ def test_expect_looks_at_the_queue_of_this_name_alone(run: Run, name: str, other
     assert found["preview"] == "mine"
 
 
-def test_settings_take_texts_that_look_like_numbers(run: Run) -> None:
+def test_settings_take_texts_that_look_like_numbers(run: RunCommand) -> None:
     run("queue", "create", "looks")
     run("queue", "set", "looks", "note=42", "owner=true", "dead_letter_queue=7", "pinned=true")
     settings = json.loads(run("show", "looks", "-o", "json").stdout)["settings"]

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import root_command
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
 
 Run = Callable[..., Result]
 Doctor = Callable[..., tuple[int, dict[str, dict[str, str]]]]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.admin.monitoring import live_feeds
-from tests.integration.site import Site, running_site
+from tests.support.http_site import HttpSite, running_site
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         await made.ok("PUT", "/queues/orders")
         yield made
@@ -37,7 +37,7 @@ async def tail(tmp_path: Path, queue: str) -> AsyncIterator[Process]:
             await process.wait()
 
 
-async def publish_until_shown(site: Site, process: Process) -> list[str]:
+async def publish_until_shown(site: HttpSite, process: Process) -> list[str]:
     """Publish until the first row is shown: it looks now.  Gives the ids from that one on."""
     assert process.stdout is not None
     first = asyncio.create_task(process.stdout.readline())
@@ -48,7 +48,7 @@ async def publish_until_shown(site: Site, process: Process) -> list[str]:
     return ids[ids.index(json.loads(await first)["message"]) :]
 
 
-async def check_all_shown(site: Site, tmp_path: Path, count: int) -> str:
+async def check_all_shown(site: HttpSite, tmp_path: Path, count: int) -> str:
     """Publish so many, a few at a time; each must be shown once.  Gives what else was said."""
     async with tail(tmp_path, "orders") as process:
         assert process.stdout is not None
@@ -72,14 +72,14 @@ async def ended(process: Process) -> tuple[int | None, str]:
 
 
 async def test_tail_goes_on_in_the_next_stream_without_a_gap(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: HttpSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_feeds, "STREAM_S", 0.5)
     assert await check_all_shown(site, tmp_path, 40) == ""
 
 
 async def test_tail_without_a_place_for_its_stream_looks_once_a_second(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: HttpSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_feeds, "STREAMS_OF_CONTROL", 0)
     said = await check_all_shown(site, tmp_path, 40)
@@ -93,7 +93,7 @@ async def test_tail_of_no_queue_is_not_found(tmp_path: Path) -> None:
 
 
 async def test_tail_ends_with_an_error_when_the_queue_is_removed(
-    site: Site, tmp_path: Path
+    site: HttpSite, tmp_path: Path
 ) -> None:
     async with tail(tmp_path, "orders") as process:
         await publish_until_shown(site, process)
@@ -102,7 +102,7 @@ async def test_tail_ends_with_an_error_when_the_queue_is_removed(
         assert await ended(process) == (3, "Error: There is no queue 'orders'.\n")
 
 
-async def test_tail_is_ended_with_ctrl_c(site: Site, tmp_path: Path) -> None:
+async def test_tail_is_ended_with_ctrl_c(site: HttpSite, tmp_path: Path) -> None:
     async with tail(tmp_path, "orders") as process:
         await publish_until_shown(site, process)
         process.send_signal(signal.SIGINT)

@@ -18,8 +18,8 @@ from phpmq_lite.protocol.frames import (
     Publish,
     Requeue,
 )
-from tests.integration.certificates import tls_pair
-from tests.integration.scripted_broker import Peer, ScriptedBroker
+from tests.support.certificates import tls_contexts
+from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 
 IDS = [b"%032x" % number for number in range(100)]
 
@@ -76,7 +76,7 @@ async def test_confirmed_publishes_share_the_connection(broker: ScriptedBroker) 
     """Receipts in the opposite order find their publishes."""
     waiting: list[Publish] = []
 
-    def answer_backwards(peer: Peer, frame: ClientFrame) -> None:
+    def answer_backwards(peer: ScriptedPeer, frame: ClientFrame) -> None:
         assert isinstance(frame, Publish)
         waiting.append(frame)
         if len(waiting) == 50:
@@ -93,7 +93,7 @@ async def test_confirmed_publishes_share_the_connection(broker: ScriptedBroker) 
 
 
 async def test_refused_publish_raises_the_reason(broker: ScriptedBroker) -> None:
-    def refuse(peer: Peer, frame: ClientFrame) -> None:
+    def refuse(peer: ScriptedPeer, frame: ClientFrame) -> None:
         assert isinstance(frame, Publish)
         peer.answer(frame, "publishing is paused")
 
@@ -110,7 +110,7 @@ async def test_unanswered_publish_is_repeated_under_its_key(broker: ScriptedBrok
     """Stored, but the receipt is lost: the repetition stores nothing."""
     cuts = 3
 
-    def store_and_vanish(peer: Peer, frame: ClientFrame) -> None:
+    def store_and_vanish(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if len(broker.peers) <= cuts and isinstance(frame, Publish) and frame.key is not None:
             broker.stored.setdefault(frame.key, frame.content)
             peer.cut()
@@ -140,7 +140,7 @@ async def test_publish_many_keeps_its_window_and_takes_async_bodies(
     unanswered: list[Publish] = []
     most = 0
 
-    def answer_late(peer: Peer, frame: ClientFrame) -> None:
+    def answer_late(peer: ScriptedPeer, frame: ClientFrame) -> None:
         nonlocal most
         assert isinstance(frame, Publish)
         unanswered.append(frame)
@@ -375,7 +375,7 @@ async def test_client_speaks_over_a_unix_socket(tmp_path: Path) -> None:
 
 
 async def test_client_speaks_tls(tmp_path: Path) -> None:
-    server, trusting = tls_pair(tmp_path)
+    server, trusting = tls_contexts(tmp_path)
     async with ScriptedBroker(tls=server) as broker:
         async with connect("127.0.0.1", broker.port, ssl=trusting) as client:
             assert await client.publish_many("orders", [bytes(50_000)] * 20) == 20

@@ -17,8 +17,8 @@ from phpmq_lite.protocol.frames import (
     Publish,
     Requeue,
 )
-from tests.integration.certificates import tls_pair
-from tests.integration.scripted_broker import Peer, ScriptedBroker
+from tests.support.certificates import tls_contexts
+from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 
 IDS = [b"%032x" % number for number in range(100)]
 
@@ -54,10 +54,10 @@ async def with_client(
     await asyncio.to_thread(run)
 
 
-def dispatch_on_consume(*bodies: bytes) -> Callable[[Peer, ClientFrame], None]:
+def dispatch_on_consume(*bodies: bytes) -> Callable[[ScriptedPeer, ClientFrame], None]:
     """Script: each window is filled with these bodies, ids in order."""
 
-    def script(peer: Peer, frame: ClientFrame) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Consume) and frame.count:
             for message_id, body in zip(IDS, bodies, strict=False):
                 peer.dispatch(frame.queue, body, message_id, ttl_s=17)
@@ -81,7 +81,7 @@ async def test_confirmed_publish_returns_with_its_receipt(broker: ScriptedBroker
 
 
 async def test_refused_publish_raises_the_reason(broker: ScriptedBroker) -> None:
-    def refuse(peer: Peer, frame: ClientFrame) -> None:
+    def refuse(peer: ScriptedPeer, frame: ClientFrame) -> None:
         assert isinstance(frame, Publish)
         peer.answer(frame, "publishing is paused")
 
@@ -109,7 +109,7 @@ async def test_publish_many_goes_on_over_cuts(broker: ScriptedBroker) -> None:
 
 
 async def test_lost_receipt_stores_nothing_twice(broker: ScriptedBroker) -> None:
-    def store_and_vanish(peer: Peer, frame: ClientFrame) -> None:
+    def store_and_vanish(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if len(broker.peers) <= 3 and isinstance(frame, Publish) and frame.key is not None:
             broker.stored.setdefault(frame.key, frame.content)
             peer.cut()
@@ -125,7 +125,7 @@ async def test_lost_receipt_stores_nothing_twice(broker: ScriptedBroker) -> None
 async def test_large_writes_do_not_starve_large_reads(broker: ScriptedBroker) -> None:
     """Both sides have more to send than sockets hold: somebody must read."""
 
-    def echo(peer: Peer, frame: ClientFrame) -> None:
+    def echo(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Publish):
             peer.dispatch("orders", frame.content, IDS[0])
         broker.store(peer, frame)
@@ -162,7 +162,7 @@ async def test_consumer_gets_messages_and_ends_them(broker: ScriptedBroker) -> N
 async def test_consumer_ends_when_nothing_came_in_time(broker: ScriptedBroker) -> None:
     fill = dispatch_on_consume(b"a", b"b")
 
-    def script(peer: Peer, frame: ClientFrame) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         fill(peer, frame)
         broker.store(peer, frame)
 
@@ -209,7 +209,7 @@ async def test_one_connection_consumes_several_queues(broker: ScriptedBroker) ->
 async def test_consumer_comes_back_after_a_cut(broker: ScriptedBroker) -> None:
     fill = dispatch_on_consume(b"a", b"b")
 
-    def cut_at_first_end(peer: Peer, frame: ClientFrame) -> None:
+    def cut_at_first_end(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Acknowledge) and len(broker.peers) == 1:
             peer.cut()
         fill(peer, frame)
@@ -336,7 +336,7 @@ async def test_client_speaks_over_a_unix_socket(tmp_path: Path) -> None:
 
 
 async def test_client_speaks_tls(tmp_path: Path) -> None:
-    server, trusting = tls_pair(tmp_path)
+    server, trusting = tls_contexts(tmp_path)
 
     def run(port: int) -> None:
         with connect_blocking("127.0.0.1", port, ssl=trusting) as client:

@@ -15,7 +15,7 @@ import pytest
 from phpmq_lite.admin.monitoring.connections import _unix_pid
 from phpmq_lite.client import Client, connect
 from phpmq_lite.testing import Running, running_service
-from tests.integration.live_client import Pages, pages, until
+from tests.support.live_pages import LivePages, pages, poll_until
 
 HOSTILE = '../<script>alert(1)</script>"é'
 LINE_PUBLISH = b"H0100102\nP01%029d\nmail\nP02%029d\n<b>\x00\xff\n" % (4, 5)
@@ -31,7 +31,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @pytest.fixture
-async def browser(broker: Running) -> AsyncIterator[Pages]:
+async def browser(broker: Running) -> AsyncIterator[LivePages]:
     async with pages(broker) as browser:
         yield browser
 
@@ -44,13 +44,13 @@ async def worker(broker: Running) -> AsyncIterator[Client]:
         yield client
 
 
-async def client_number(browser: Pages) -> int:
+async def client_number(browser: LivePages) -> int:
     clients = await browser.clients()
     assert len(clients) == 1
     return int(clients[0]["client"])
 
 
-async def posted(browser: Pages, path: str, **fields: str) -> tuple[int, str]:
+async def posted(browser: LivePages, path: str, **fields: str) -> tuple[int, str]:
     """Send a form of our own pages."""
     _, text = await browser.get("/clients/" + str(await client_number(browser)))
     found = re.search(r'name="csrf" value="(\w+)"', text)
@@ -63,20 +63,20 @@ async def posted(browser: Pages, path: str, **fields: str) -> tuple[int, str]:
         return answer.status, answer.headers.get("Location") or await answer.text()
 
 
-async def frames_of(browser: Pages, number: int, count: int) -> list[dict[str, Any]]:
+async def frames_of(browser: LivePages, number: int, count: int) -> list[dict[str, Any]]:
     """Give the frames of a connection once there are so many."""
 
     async def ask() -> list[dict[str, Any]]:
         frames: list[dict[str, Any]] = (await browser.json(f"/clients/{number}/frames"))["frames"]
         return frames
 
-    return await until(ask, lambda frames: len(frames) >= count)
+    return await poll_until(ask, lambda frames: len(frames) >= count)
 
 
 # -- who is there
 
 
-async def test_client_is_listed_with_what_it_does(browser: Pages, worker: Client) -> None:
+async def test_client_is_listed_with_what_it_does(browser: LivePages, worker: Client) -> None:
     async with worker.consume("mail", credit=7) as deliveries:
         await anext(deliveries)
         number = await client_number(browser)
@@ -94,7 +94,7 @@ async def test_client_is_listed_with_what_it_does(browser: Pages, worker: Client
     assert (await browser.json("/clients?queue=nothing"))["items"] == []
 
 
-async def test_clients_change_in_place(browser: Pages, worker: Client) -> None:
+async def test_clients_change_in_place(browser: LivePages, worker: Client) -> None:
     number = await client_number(browser)
     async with browser.events("clients", f"&ids={number}") as stream:
         _, _, whole = await stream.next()
@@ -105,11 +105,11 @@ async def test_clients_change_in_place(browser: Pages, worker: Client) -> None:
         assert f"{number}.held" not in changed["shown"]
 
 
-async def test_ended_client_is_listed_with_the_reason(broker: Running, browser: Pages) -> None:
+async def test_ended_client_is_listed_with_the_reason(broker: Running, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("mail", b"x")
         number = await client_number(browser)
-    ended = await until(lambda: browser.clients("?state=closed"))
+    ended = await poll_until(lambda: browser.clients("?state=closed"))
     assert (ended[0]["client"], ended[0]["reason"]) == (number, "closed by the peer")
     _, page = await browser.get("/clients?state=closed")
     assert "closed by the peer" in page
@@ -121,7 +121,7 @@ async def test_ended_client_is_listed_with_the_reason(broker: Running, browser: 
 
 
 async def test_nobody_connected_says_where_the_broker_listens(
-    broker: Running, browser: Pages
+    broker: Running, browser: LivePages
 ) -> None:
     _, page = await browser.get("/clients")
     assert f"127.0.0.1:{broker.port}" in page
@@ -130,13 +130,13 @@ async def test_nobody_connected_says_where_the_broker_listens(
 
 
 @pytest.mark.parametrize("number", ["999", "x", "0", "9" * 30])
-async def test_client_that_never_was_is_not_there(browser: Pages, number: str) -> None:
+async def test_client_that_never_was_is_not_there(browser: LivePages, number: str) -> None:
     assert (await browser.get(f"/clients/{number}"))[0] == 404
     assert (await browser.get(f"/api/v1/clients/{number}"))[0] == 404
 
 
 async def test_message_receipt_of_an_earlier_revision_is_named_in_log_and_page(
-    broker: Running, browser: Pages, capfd: pytest.CaptureFixture[str]
+    broker: Running, browser: LivePages, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """R18: 005 with two packets."""
     reader, writer = await asyncio.open_connection(broker.host, broker.port)
@@ -150,7 +150,7 @@ async def test_message_receipt_of_an_earlier_revision_is_named_in_log_and_page(
 
 
 async def test_frame_is_explained_from_the_page_of_a_connection(
-    browser: Pages, worker: Client
+    browser: LivePages, worker: Client
 ) -> None:
     _, page = await browser.get(f"/clients/{await client_number(browser)}")
     assert 'action="/frame"' in page
@@ -163,7 +163,7 @@ async def test_frame_is_explained_from_the_page_of_a_connection(
     assert "Dispatch messages of &#39;Mqq&#39;, at most 5 unacknowledged" in page
 
 
-async def test_frame_is_escaped_and_its_text_keeps_line_feeds(browser: Pages) -> None:
+async def test_frame_is_escaped_and_its_text_keeps_line_feeds(browser: LivePages) -> None:
     frame = (
         "H0100102%0D%0AP0100000000000000000000000000004%0D%0A<b>!%0D%0A"
         "P0200000000000000000000000000003%0D%0Aa%0D%0Ab"
@@ -179,11 +179,13 @@ async def test_frame_is_escaped_and_its_text_keeps_line_feeds(browser: Pages) ->
 
 
 @pytest.mark.parametrize("query", ["frame=" + "0" * 4_001, "encoding=utf-7"])
-async def test_frame_that_cannot_be_asked_for_is_refused(browser: Pages, query: str) -> None:
+async def test_frame_that_cannot_be_asked_for_is_refused(browser: LivePages, query: str) -> None:
     assert (await browser.get(f"/frame?{query}"))[0] == 422
 
 
-async def test_label_of_a_network_is_shown_and_taken_away(browser: Pages, worker: Client) -> None:
+async def test_label_of_a_network_is_shown_and_taken_away(
+    browser: LivePages, worker: Client
+) -> None:
     status, _ = await posted(browser, "/clients/label", name="127.0.0.0/8", label="lab <1>")
     assert status == 303
     _, page = await browser.get("/clients")
@@ -195,7 +197,9 @@ async def test_label_of_a_network_is_shown_and_taken_away(browser: Pages, worker
     assert status == 422, text
 
 
-async def test_process_of_a_peer_on_this_machine_is_found(browser: Pages, worker: Client) -> None:
+async def test_process_of_a_peer_on_this_machine_is_found(
+    browser: LivePages, worker: Client
+) -> None:
     number = await client_number(browser)
     _, page = await browser.get(f"/clients/{number}")
     assert str(os.getpid()) not in page.split("Which process")[0]
@@ -204,7 +208,7 @@ async def test_process_of_a_peer_on_this_machine_is_found(browser: Pages, worker
 
 
 async def test_process_of_a_unix_peer_is_found(
-    broker: Running, browser: Pages, tmp_path: Path
+    broker: Running, browser: LivePages, tmp_path: Path
 ) -> None:
     async with connect(f"unix:{tmp_path / 'phpmq.sock'}") as client:
         await client.publish_confirmed("mail", b"x")
@@ -217,7 +221,7 @@ async def test_process_of_a_unix_peer_is_found(
 
 
 async def test_disconnect_says_what_follows_and_gives_back(
-    broker: Running, browser: Pages, worker: Client
+    broker: Running, browser: LivePages, worker: Client
 ) -> None:
     async with worker.consume("mail") as deliveries:
         await anext(deliveries)
@@ -225,7 +229,7 @@ async def test_disconnect_says_what_follows_and_gives_back(
         _, page = await browser.get(f"/clients/{number}?confirm=disconnect")
         assert "<b>1</b> message goes back to its place" in page
         assert await disconnected(broker, number) == (200, {"client": number, "returned": 1})
-        await until(browser.clients, lambda left: not left)
+        await poll_until(browser.clients, lambda left: not left)
     assert (await browser.json("/queues/mail"))["ready"] == 1
     assert (await disconnected(broker, number))[0] == 404
 
@@ -238,7 +242,7 @@ async def disconnected(broker: Running, number: int) -> tuple[int, Any]:
             return answer.status, await answer.json(content_type=None)
 
 
-async def test_disconnect_button_does_the_same(browser: Pages, worker: Client) -> None:
+async def test_disconnect_button_does_the_same(browser: LivePages, worker: Client) -> None:
     number = await client_number(browser)
     status, where = await posted(browser, f"/clients/{number}/disconnect", reason="test")
     assert (status, where) == (303, "/clients")
@@ -248,7 +252,7 @@ async def test_disconnect_button_does_the_same(browser: Pages, worker: Client) -
 
 
 async def test_inspector_shows_both_directions_with_hostile_strings(
-    browser: Pages, worker: Client
+    browser: LivePages, worker: Client
 ) -> None:
     number = await client_number(browser)
     assert await frames_of(browser, number, 0) == []
@@ -272,11 +276,11 @@ async def test_inspector_shows_both_directions_with_hostile_strings(
     assert "&lt;img onerror=x&gt;\\x00\\xff" in page
 
 
-async def test_inspector_shows_line_framing(broker: Running, browser: Pages) -> None:
+async def test_inspector_shows_line_framing(broker: Running, browser: LivePages) -> None:
     reader, writer = await asyncio.open_connection(broker.host, broker.legacy_port)
     writer.write(LINE_PUBLISH)
     await writer.drain()
-    await until(browser.clients)
+    await poll_until(browser.clients)
     number = await client_number(browser)
     await frames_of(browser, number, 0)
     writer.write(LINE_CONSUME)
@@ -294,7 +298,7 @@ async def test_inspector_shows_line_framing(broker: Running, browser: Pages) -> 
     await writer.wait_closed()
 
 
-async def test_stream_of_a_client_brings_its_frames(browser: Pages, worker: Client) -> None:
+async def test_stream_of_a_client_brings_its_frames(browser: LivePages, worker: Client) -> None:
     number = await client_number(browser)
     async with browser.events(f"client:{number}") as stream:
         await stream.next()
@@ -307,12 +311,12 @@ async def test_stream_of_a_client_brings_its_frames(browser: Pages, worker: Clie
     )
 
 
-async def test_wrong_byte_is_kept_when_nobody_watched(broker: Running, browser: Pages) -> None:
+async def test_wrong_byte_is_kept_when_nobody_watched(broker: Running, browser: LivePages) -> None:
     reader, writer = await asyncio.open_connection(broker.host, broker.port)
     writer.write(LINE_PUBLISH[:9] + b"X")
     assert await reader.read() == b""
     writer.close()
-    ended = await until(lambda: browser.clients("?state=closed"))
+    ended = await poll_until(lambda: browser.clients("?state=closed"))
     errors = (await browser.json(f"/clients/{ended[0]['client']}/frames"))["errors"]
     assert [(bad["code"], bad["offset"], bad["got"]) for bad in errors] == [
         ("bad-packet-header", 9, "X")

@@ -18,10 +18,10 @@ from phpmq_lite.model import AuditEntry, Now, State
 from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.retention import STEPS_KEPT, ClockSteps, RetentionBounds
 from phpmq_lite.storage.write.store import note_clock
-from tests.driving import Driver
-from tests.integration.visitors import House, Visitor, house, until
-from tests.steering import House as SteeredHouse
-from tests.steering import Program, without_time
+from tests.support.core_and_store import Driver
+from tests.support.engine_driver import EngineClient, disable_timers
+from tests.support.engine_driver import EngineDriver as SteeredHouse
+from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 
 DAY_MS = 86_400_000
 AWAY_DAYS = 20
@@ -40,18 +40,18 @@ def age(data: Path, days: int = AWAY_DAYS) -> None:
 
 
 @asynccontextmanager
-async def in_doubt(data: Path) -> AsyncIterator[House]:
+async def in_doubt(data: Path) -> AsyncIterator[BrokerFixture]:
     """Run a broker with a message that has a day left, and one that has thirty."""
-    async with house(data) as home:
+    async with broker_fixture(data) as home:
         for content, days in (("short", 1), ("long", 30)):
             message = {"content": content, "ttl_s": days * 86_400}
             await home.control("POST", "/queues/orders/messages", message)
     age(data)
-    async with house(data) as home:
+    async with broker_fixture(data) as home:
         yield home
 
 
-async def ready(home: House) -> list[str]:
+async def ready(home: BrokerFixture) -> list[str]:
     """Give what is ready, in words."""
     found = await home.control("GET", "/messages?q=state:ready")
     return [item["preview"] for item in reversed(found["items"])]
@@ -61,21 +61,21 @@ async def test_nothing_expires_by_a_clock_in_doubt_and_a_restart_remembers(
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "data"
-    async with in_doubt(data) as home, Visitor(home.url) as browser:
+    async with in_doubt(data) as home, HttpUser(home.url) as browser:
         assert await ready(home) == ["short", "long"]
         told = await home.control("GET", "/clock")
         assert told["doubt_ms"] > DOUBT_MS
         assert told["would_expire"] == 1
         assert "Is the clock right?" in (await browser.get("/system")).text
         assert "whether it is right" in (await browser.get("/")).text
-    async with house(data) as home:
+    async with broker_fixture(data) as home:
         assert (await home.control("GET", "/clock"))["doubt_ms"] == told["doubt_ms"]
         assert await ready(home) == ["short", "long"]
 
 
 async def test_operator_keeps_the_deadlines(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    async with in_doubt(data) as home, Visitor(home.url) as browser:
+    async with in_doubt(data) as home, HttpUser(home.url) as browser:
         assert (await browser.post("/system/clock", decision="keep")).status == 303
         assert await ready(home) == ["short", "long"]
         assert "Is the clock right?" not in (await browser.get("/system")).text
@@ -84,7 +84,7 @@ async def test_operator_keeps_the_deadlines(tmp_path: Path) -> None:
         ]
         again = await browser.post("/system/clock", decision="expire")
         assert again.status == 409, "it is decided once"
-    async with house(data) as home:
+    async with broker_fixture(data) as home:
         assert (await home.control("GET", "/clock"))["doubt_ms"] == 0
         assert await ready(home) == ["short", "long"]
 
@@ -102,7 +102,7 @@ async def test_operator_lets_the_time_count(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
         assert await ready(home) == ["long", "since"]
         rows = home.rows("SELECT deadline_ms FROM message ORDER BY seq")
-    async with house(data) as home:
+    async with broker_fixture(data) as home:
         assert await ready(home) == ["long", "since"]
         now_ms = home.broker.service.front.summary().clock_steady_ms
     days = [round((deadline_ms - now_ms) / DAY_MS) for (deadline_ms,) in rows]
@@ -112,10 +112,10 @@ async def test_operator_lets_the_time_count(tmp_path: Path) -> None:
 async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without_time(monkeypatch)
+    disable_timers(monkeypatch)
     house = SteeredHouse(tmp_path)
     house.start()
-    program = Program(house)
+    program = EngineClient(house)
     program.consume("orders", 1)
     program.publish("orders", b"a", ttl_s=1_000)
     await house.settle()
@@ -241,13 +241,13 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 async def test_jump_is_stored_and_told_at_once_also_while_nothing_happens(
     tmp_path: Path, hands: Hands
 ) -> None:
-    async with house(tmp_path / "data") as home, Visitor(home.url) as browser:
+    async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as browser:
         message = {"content": "{}", "ttl_s": 3_600}
         await home.control("POST", "/queues/orders/messages", message)
         (before,) = home.rows("SELECT deadline_ms FROM message")
         hands.wall_ms = 365 * DAY_MS
         count = "SELECT count(*) FROM clock_step"
-        await until(lambda: home.rows(count) == [(2,)])
+        await wait_until(lambda: home.rows(count) == [(2,)])
         (step,) = home.rows("SELECT value FROM counter WHERE name = 'clock_step_ms'")
         assert abs(step[0] - 365 * DAY_MS) < 2_000
         assert await ready(home) == ["{}"]
@@ -261,7 +261,7 @@ async def test_time_that_the_process_stood_still_is_no_acknowledgement_timeout(
 ) -> None:
     """Acknowledgements that lie in the sockets are read first."""
     queues = {"ack_timeout_s": 60, "max_deliveries": 0}
-    async with house(tmp_path / "data", queues=queues) as home:
+    async with broker_fixture(tmp_path / "data", queues=queues) as home:
         await home.control("POST", "/queues/orders/messages", {"content": "{}"})
         engine = home.broker.service.front.engine
         assert engine is not None
@@ -273,8 +273,8 @@ async def test_time_that_the_process_stood_still_is_no_acknowledgement_timeout(
             hands.wall_ms = hands.running_ms = 100_000
             batches = engine.core.batch_number
             await home.control("POST", "/queues/other/messages", {"content": "{}"})
-            await until(lambda: engine.core.batch_number > batches)
+            await wait_until(lambda: engine.core.batch_number > batches)
             queue = home.broker.service.front.status().queues[0]
             assert (queue.dispatched, queue.totals["returned"]) == (1, 0)
             delivery.ack()
-            await until(lambda: not home.broker.service.front.summary().held)
+            await wait_until(lambda: not home.broker.service.front.summary().held)

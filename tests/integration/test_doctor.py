@@ -17,8 +17,8 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, read_meta
 from phpmq_lite.storage.integrity.stopped_database import read_stopped
 from phpmq_lite.testing import BrokerProcess
-from tests.integration.authority import Authority
-from tests.preloaded import broker_process
+from tests.support.certificates import CertificateAuthority
+from tests.support.fork_server import broker_process
 
 NOWHERE = ("--set", "tcp.listen=none", "--set", "tcp.legacy_listen=none",
            "--set", "admin.listen=none")  # fmt: skip
@@ -258,7 +258,7 @@ def test_killed_broker_of_an_empty_log_starts_after_a_visit(
 
 
 def test_certificates_are_looked_at(data: Path, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     cert, key = authority.make("server")
     old, old_key = authority.make_dated("past", "20200101000000Z", "20210101000000Z")
     flags = [f"tcp.tls_cert={cert}", f"tcp.tls_key={key}",
@@ -271,7 +271,7 @@ def test_certificates_are_looked_at(data: Path, tmp_path: Path) -> None:
 
 
 def test_key_of_another_certificate_is_bad(data: Path, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     cert, _ = authority.make("server")
     _, other = authority.make("other")
     flags = ("--set", f"tcp.tls_cert={cert}", "--set", f"tcp.tls_key={other}")

@@ -20,7 +20,7 @@ from phpmq_lite.admin.connection_limits import (
 )
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.testing import Running, running_service
-from tests.integration.visitors import until
+from tests.support.http_users import wait_until
 
 WAIT_S = 20
 Come = Callable[[], Awaitable["Visitor"]]
@@ -98,7 +98,7 @@ async def test_connections_past_the_limit_are_turned_away_and_places_come_free(
     assert b"200" in await inside[0].ask(), "who is in goes on"
     inside[0].writer.close()
     doors = doors_of(broker)
-    await until(lambda: len(doors.open) < 5)
+    await wait_until(lambda: len(doors.open) < 5)
     assert b"200" in await (await come()).ask()
     assert doors.gate.refused.total() == 1
 
@@ -114,7 +114,7 @@ async def test_control_socket_lets_in_though_all_places_are_taken(
     assert b"200" in await visitor.ask()
     visitor.writer.close()
     doors = doors_of(broker)
-    await until(lambda: len(doors.open) == 5)
+    await wait_until(lambda: len(doors.open) == 5)
     assert doors.gate.connections == 5
 
 
@@ -124,7 +124,7 @@ async def test_slow_peers_are_ended_with_a_reason(broker: Running, come: Come) -
     head.writer.write(GET[:-2])
     body.writer.write(POST + b"{")
     assert b"200" in await idle.ask()
-    await until(lambda: sum(door.has_begun for door in doors.open) == 2)
+    await wait_until(lambda: sum(door.has_begun for door in doors.open) == 2)
     assert len(doors.open) == 4
     doors.look(loop.time() + 5)
     assert doors.ended.total() == 0

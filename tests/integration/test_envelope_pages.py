@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
-from tests.integration.site import Site, error_of, running_site
+from tests.support.http_site import HttpSite, error_of, running_site
 
 TRACE = "4bf92f35-77b3-4da6-a3ce-929d0e0e4736"
 META_ID = "a1c2d3e4-0000-4000-8000-000000000001"
@@ -37,12 +37,12 @@ def record(content: str, **changes: Any) -> str:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         yield made
 
 
-async def require(site: Site, queue: str, **settings: Any) -> None:
+async def require(site: HttpSite, queue: str, **settings: Any) -> None:
     """Make a queue that takes envelopes only."""
     await site.ok("PUT", f"/queues/{queue}")
     await site.ok("PATCH", f"/queues/{queue}", {"payload_policy": "envelope"} | settings)
@@ -51,7 +51,7 @@ async def require(site: Site, queue: str, **settings: Any) -> None:
 # -- the card
 
 
-async def test_card_says_what_is_wrong_on_page_and_in_the_api(site: Site) -> None:
+async def test_card_says_what_is_wrong_on_page_and_in_the_api(site: HttpSite) -> None:
     right, wrong, plain = await site.publish(
         "shop", envelope(), envelope(attempts=True), '{"order_id": 1}'
     )
@@ -74,7 +74,7 @@ async def test_card_says_what_is_wrong_on_page_and_in_the_api(site: Site) -> Non
     assert 'id="envelope"' not in (await site.get(f"/messages/{plain}")).text
 
 
-async def test_card_of_a_record_has_its_block_and_where_it_goes(site: Site) -> None:
+async def test_card_of_a_record_has_its_block_and_where_it_goes(site: HttpSite) -> None:
     [loose] = await site.publish(
         "shop.dlq", record(envelope(attempts=3), error="no <b>answer</b>", detail="max_deliveries")
     )
@@ -85,7 +85,7 @@ async def test_card_of_a_record_has_its_block_and_where_it_goes(site: Site) -> N
     assert (block["reason"], block["detail"], block["attempts"]) == ("failed", "max_deliveries", 3)
 
 
-async def test_card_tells_an_envelope_that_lies_elsewhere(site: Site) -> None:
+async def test_card_tells_an_envelope_that_lies_elsewhere(site: HttpSite) -> None:
     [away] = await site.publish("mail", envelope())
     assert "<code>meta.queue</code> says" in (await site.get(f"/messages/{away}")).text
 
@@ -107,7 +107,7 @@ async def test_card_tells_an_envelope_that_lies_elsewhere(site: Site) -> None:
     ],
     ids=range(11),
 )  # fmt: skip
-async def test_hostile_bodies_are_shown_safely(site: Site, body: str) -> None:
+async def test_hostile_bodies_are_shown_safely(site: HttpSite, body: str) -> None:
     await require(site, "strict")
     for queue in ("shop", "strict"):
         [message_id] = await site.publish(queue, body)
@@ -123,7 +123,7 @@ async def test_hostile_bodies_are_shown_safely(site: Site, body: str) -> None:
         assert "\u202e" not in re.sub('<input type="hidden"[^>]*>', "", page.text)
 
 
-async def test_envelope_above_a_mebibyte_is_not_judged_by_a_page(site: Site) -> None:
+async def test_envelope_above_a_mebibyte_is_not_judged_by_a_page(site: HttpSite) -> None:
     async with site.client() as client:
         await client.publish_confirmed("shop", envelope(data={"x": "y" * (1 << 20)}).encode())
     [item] = (await site.ok("GET", "/queues/shop/messages"))["items"]
@@ -134,7 +134,7 @@ async def test_envelope_above_a_mebibyte_is_not_judged_by_a_page(site: Site) -> 
 # -- tables
 
 
-async def test_tables_show_badge_trace_and_attempts(site: Site) -> None:
+async def test_tables_show_badge_trace_and_attempts(site: HttpSite) -> None:
     await site.publish("shop", envelope(attempts=2), envelope(attempts="2"), envelope(data=[]))
     for path in ("/queues/shop", "/messages?q=queue:shop"):
         text = (await site.get(path)).text
@@ -145,7 +145,7 @@ async def test_tables_show_badge_trace_and_attempts(site: Site) -> None:
         assert " · 2</span>" in text
 
 
-async def test_badge_follows_the_switch_of_the_queue(site: Site) -> None:
+async def test_badge_follows_the_switch_of_the_queue(site: HttpSite) -> None:
     await site.publish("shop", envelope(data=[]))
     await site.ok("PATCH", "/queues/shop", {"empty_list_data": "never"})
     text = (await site.get("/queues/shop")).text
@@ -155,11 +155,11 @@ async def test_badge_follows_the_switch_of_the_queue(site: Site) -> None:
 # -- the search
 
 
-async def found(site: Site, q: str) -> set[str]:
+async def found(site: HttpSite, q: str) -> set[str]:
     return {item["id"] for item in (await site.ok("GET", f"/messages?q={quote(q)}"))["items"]}
 
 
-async def test_search_finds_by_what_is_indexed(site: Site) -> None:
+async def test_search_finds_by_what_is_indexed(site: HttpSite) -> None:
     first, second, other = await site.publish(
         "shop", envelope(), envelope(attempts=4), envelope(meta_id="other", attempts=-1)
     )
@@ -171,7 +171,7 @@ async def test_search_finds_by_what_is_indexed(site: Site) -> None:
     assert await found(site, "meta:other attempts:>0") == set()
 
 
-async def test_search_finds_by_the_verdict(site: Site) -> None:
+async def test_search_finds_by_the_verdict(site: HttpSite) -> None:
     await require(site, "strict")
     bad, none = await site.publish("strict", envelope(attempts=True), envelope(meta=None))
     [fine] = await site.publish("strict", envelope())
@@ -184,7 +184,7 @@ async def test_search_finds_by_the_verdict(site: Site) -> None:
     assert (status, problem["field"]) == (422, "q")
 
 
-async def test_search_completes_names_and_reasons(site: Site) -> None:
+async def test_search_completes_names_and_reasons(site: HttpSite) -> None:
     names = (await site.ok("GET", "/completions?q=me"))["items"]
     assert "meta:" in names
     items = (await site.ok("GET", "/completions?q=verdict:miss"))["items"]
@@ -194,7 +194,7 @@ async def test_search_completes_names_and_reasons(site: Site) -> None:
 # -- the trace
 
 
-async def test_trace_puts_retries_together_over_queues(site: Site) -> None:
+async def test_trace_puts_retries_together_over_queues(site: HttpSite) -> None:
     await site.publish("shop", envelope(), envelope(attempts=1))
     await site.publish("mail", envelope(meta_id="hop", job="urn:babel:mail:send"))
     await site.publish("shop.dlq", record(envelope(attempts=2)))
@@ -211,7 +211,7 @@ async def test_trace_puts_retries_together_over_queues(site: Site) -> None:
 # -- quarantine
 
 
-async def test_queue_that_requires_envelopes_says_so_and_what_it_refused(site: Site) -> None:
+async def test_queue_that_requires_envelopes_says_so_and_what_it_refused(site: HttpSite) -> None:
     await require(site, "strict", dead_letter_queue="bad.ones")
     await site.publish("strict", envelope(), envelope(attempts=True), envelope(meta=None), "{}")
     text = (await site.get("/queues/strict")).text
@@ -230,7 +230,7 @@ async def test_queue_that_requires_envelopes_says_so_and_what_it_refused(site: S
         assert len(await found(site, group["q"])) == group["count"]
 
 
-async def test_card_of_a_quarantined_message_says_what_a_redrive_would_meet(site: Site) -> None:
+async def test_card_of_a_quarantined_message_says_what_a_redrive_would_meet(site: HttpSite) -> None:
     await require(site, "strict")
     await site.publish("strict", envelope(attempts=True))
     [item] = (await site.ok("GET", "/queues/strict.dlq/messages"))["items"]
@@ -239,7 +239,7 @@ async def test_card_of_a_quarantined_message_says_what_a_redrive_would_meet(site
     assert "Redrive…" in text
 
 
-async def test_redrive_of_a_group_shows_its_plan_first(site: Site) -> None:
+async def test_redrive_of_a_group_shows_its_plan_first(site: HttpSite) -> None:
     await require(site, "strict")
     await site.publish("strict", envelope(attempts=True), envelope(attempts=True))
     await site.publish("strict.dlq", record(envelope(), original_queue="strict"))
@@ -250,7 +250,7 @@ async def test_redrive_of_a_group_shows_its_plan_first(site: Site) -> None:
     assert await site.ready("strict.dlq") == before == 3
 
 
-async def test_metrics_count_what_was_quarantined(site: Site) -> None:
+async def test_metrics_count_what_was_quarantined(site: HttpSite) -> None:
     await require(site, "strict")
     await site.publish("strict", envelope(attempts=True), envelope(meta=None))
     text = (await site.get("/metrics")).text
@@ -258,7 +258,7 @@ async def test_metrics_count_what_was_quarantined(site: Site) -> None:
     assert 'phpmq_messages_quarantined_total{queue="strict",reason="missing_meta"} 1.0' in text
 
 
-async def test_consumer_of_a_retry_queue_is_pointed_out(site: Site) -> None:
+async def test_consumer_of_a_retry_queue_is_pointed_out(site: HttpSite) -> None:
     await site.publish("shop.retry", envelope())
     async with site.client() as client, client.consume("shop.retry", 1) as deliveries:
         await anext(deliveries)
@@ -269,7 +269,7 @@ async def test_consumer_of_a_retry_queue_is_pointed_out(site: Site) -> None:
 # -- publishing
 
 
-async def test_envelope_is_made_judged_and_then_sent(site: Site) -> None:
+async def test_envelope_is_made_judged_and_then_sent(site: HttpSite) -> None:
     await require(site, "strict")
     form = {"queue": "strict", "urn": "urn:babel:cart:done", "data": '{"cart": 7}', "kind": "json"}
     made = await site.post("/publish", form | {"do": "envelope"})
@@ -311,7 +311,7 @@ async def test_data_that_a_schema_does_not_allow_is_sent_only_after_a_confirmati
             assert await site.ready(name if name != "refused" else "refused.dlq") == 1
 
 
-async def test_check_judges_what_looks_like_an_envelope(site: Site) -> None:
+async def test_check_judges_what_looks_like_an_envelope(site: HttpSite) -> None:
     form = {"queue": "any", "kind": "json", "do": "check"}
     wrong = await site.post("/publish", form | {"body": envelope(meta=None)})
     assert "missing_meta" in wrong.text
@@ -319,7 +319,7 @@ async def test_check_judges_what_looks_like_an_envelope(site: Site) -> None:
     assert 'id="verdict-title"' not in plain.text
 
 
-async def test_lists_show_which_acked_attempts_failed(site: Site) -> None:
+async def test_lists_show_which_acked_attempts_failed(site: HttpSite) -> None:
     first, second, other = await site.publish(
         "shop", envelope(), envelope(attempts=1), envelope(meta_id="b" + META_ID[1:])
     )

@@ -12,21 +12,21 @@ import pytest
 from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
-from tests.envelope_cases import body
-from tests.integration.site import Site, running_site
-from tests.preloaded import broker_process
+from tests.support.envelope_cases import body
+from tests.support.fork_server import broker_process
+from tests.support.http_site import HttpSite, running_site
 
 LARGE = body(x='"%s"' % ("x" * BACKGROUND_BYTES))
 LARGE_BAD = body(trace_id=None, x='"%s"' % ("x" * BACKGROUND_BYTES))
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data", queues={"payload_policy": "envelope"}) as site:
         yield site
 
 
-async def bodies(site: Site, queue: str, count: int) -> list[bytes]:
+async def bodies(site: HttpSite, queue: str, count: int) -> list[bytes]:
     """Take so many messages out of a queue."""
     got: list[bytes] = []
     async with site.client() as client, client.consume(queue) as deliveries:
@@ -37,7 +37,7 @@ async def bodies(site: Site, queue: str, count: int) -> list[bytes]:
     return got
 
 
-async def test_bad_content_is_receipted_and_no_consumer_sees_it(site: Site) -> None:
+async def test_bad_content_is_receipted_and_no_consumer_sees_it(site: HttpSite) -> None:
     async with site.client() as client:
         for content in (b"bad", body(data=None), body()):
             await client.publish_confirmed("orders", content)
@@ -47,7 +47,7 @@ async def test_bad_content_is_receipted_and_no_consumer_sees_it(site: Site) -> N
     assert said == ["poison", "invalid_data"]
 
 
-async def test_search_finds_the_detail_of_a_verdict(site: Site) -> None:
+async def test_search_finds_the_detail_of_a_verdict(site: HttpSite) -> None:
     """The reason is poison; the detail, missing_urn, is in the record."""
     async with site.client() as client:
         for content in (b"bad", body(job=None), body()):
@@ -60,7 +60,7 @@ async def test_search_finds_the_detail_of_a_verdict(site: Site) -> None:
 
 
 async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: HttpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
     intake = site.broker.service.front.engine.core.state.inspector  # type: ignore[union-attr]
@@ -85,14 +85,14 @@ async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
     assert {name.partition("_")[0] for name in threads} == {"aside"}
 
 
-async def test_publisher_that_leaves_after_a_large_content_has_all_stored(site: Site) -> None:
+async def test_publisher_that_leaves_after_a_large_content_has_all_stored(site: HttpSite) -> None:
     async with site.client() as client:
         for content in (LARGE_BAD, LARGE, body()):
             await client.publish("orders", content)
     assert await bodies(site, "orders", 2) == [LARGE, body()]
 
 
-async def test_http_says_what_was_quarantined(site: Site) -> None:
+async def test_http_says_what_was_quarantined(site: HttpSite) -> None:
     asked = [{"content": c.decode()} for c in (body(), b"bad", LARGE_BAD)]
     status, made = await site.api("POST", "/queues/orders/messages", asked)
     assert status == 201
@@ -101,7 +101,7 @@ async def test_http_says_what_was_quarantined(site: Site) -> None:
     assert await bodies(site, "orders", 1) == [body()]
 
 
-async def test_plan_warns_of_poison_and_redrive_takes_what_matches(site: Site) -> None:
+async def test_plan_warns_of_poison_and_redrive_takes_what_matches(site: HttpSite) -> None:
     async with site.client() as client:
         await client.publish_many("orders", [b"bad", body(data=None)])
     status, made = await site.api("POST", "/dead/orders/redrive", {"dry_run": True})
@@ -120,7 +120,7 @@ async def test_plan_warns_of_poison_and_redrive_takes_what_matches(site: Site) -
     assert status == 422
 
 
-async def test_settings_of_envelopes_are_set_and_checked_over_http(site: Site) -> None:
+async def test_settings_of_envelopes_are_set_and_checked_over_http(site: HttpSite) -> None:
     await site.api("PUT", "/queues/orders", {})
     given = {
         "dead_letter_queue": "orders.failed",
@@ -175,7 +175,7 @@ def test_record_of_a_worker_stays_the_only_one_over_kill_9(tmp_path: Path) -> No
                 assert next(iter(records)).body == b"last"
 
 
-def live(site: Site, queue: str) -> int:
+def live(site: HttpSite, queue: str) -> int:
     engine = site.broker.service.front.engine
     assert engine is not None
     queues = engine.core.state.queues
@@ -206,7 +206,7 @@ async def test_receipt_waits_for_the_record_of_a_large_dead_letter_before_it(
 
 
 async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_thread(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: HttpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
     judge = BabelQueueInspector.validate

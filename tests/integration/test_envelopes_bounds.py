@@ -14,8 +14,8 @@ from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import DeadLetterCause, Inspection, Limits
 from phpmq_lite.queue_settings import QueueSettings
-from tests.driving import Client, Delivery, Driver
-from tests.envelope_cases import body
+from tests.support.core_and_store import Client, Delivery, Driver
+from tests.support.envelope_cases import body
 
 Make = Callable[..., Driver]
 

@@ -12,9 +12,8 @@ from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import QueueSettings
-from tests.driving import Delivery, Driver
-from tests.envelope_cases import CASES, Case, body, record_of
-from tests.integration.driven import MakeDriver
+from tests.support.core_and_store import Delivery, Driver, MakeDriver
+from tests.support.envelope_cases import CASES, Case, body, record_of
 
 URN = "urn:babel:orders:created"
 TRACE = "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from phpmq_lite.admin.base.urls import encode_name
-from tests.integration.filled_house import PAGES, READING, STREAM, Filled, filled_house
-from tests.integration.site import running_site
-from tests.integration.visitors import shown
+from tests.support.full_broker import PAGES, READING, STREAM, FullBroker, full_broker
+from tests.support.http_site import running_site
+from tests.support.http_users import visible_text
 from tests.unit.admin.cases import HOSTILE, NOW_MS
 from tests.unit.admin.insights.cases import summary
 
@@ -44,12 +44,12 @@ COUNTING = {  # what the broker writes by itself, and when somebody was seen
 
 
 @pytest.fixture
-async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
-    async with filled_house(tmp_path / "data") as made:
+async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
+    async with full_broker(tmp_path / "data") as made:
         yield made
 
 
-def everything(filled: Filled) -> dict[str, list[tuple[Any, ...]]]:
+def everything(filled: FullBroker) -> dict[str, list[tuple[Any, ...]]]:
     """Give all rows, but of what counts along by itself."""
     names = filled.home.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
     return {
@@ -57,21 +57,21 @@ def everything(filled: Filled) -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
-async def test_every_page_stands(filled: Filled) -> None:
+async def test_every_page_stands(filled: FullBroker) -> None:
     wrong = {}
     for route in PAGES:
         known = filled.message_ids[OTHER_STATE.get(route.name, 0)]
         answer = await filled.me.get(filled.path(route, id=known, q="orders"))
         expected = (303, 404) if route.name in ELSEWHERE else (200,)
         if answer.status not in expected:
-            wrong[route.name] = (answer.status, shown(answer.text)[-300:])
+            wrong[route.name] = (answer.status, visible_text(answer.text)[-300:])
         is_page = answer.headers.get("Content-Type", "").startswith("text/html")
         if is_page and "<script>alert" in answer.text:
             wrong[route.name] = (answer.status, "a hostile name is not escaped")
     assert wrong == {}
 
 
-async def test_every_chart_says_its_period_and_when_it_was_drawn(filled: Filled) -> None:
+async def test_every_chart_says_its_period_and_when_it_was_drawn(filled: FullBroker) -> None:
     for path, period in (
         ("/", "Last 1 h"), ("/?span=7d", "Last 7 d"), ("/queues/orders?tab=charts", "Last 1 h"),
         ("/history", "Last 1 h"), ("/history?span=30d", "Last 30 d"), ("/insights", "24 h up to"),
@@ -82,10 +82,12 @@ async def test_every_chart_says_its_period_and_when_it_was_drawn(filled: Filled)
         charts = re.findall(r'<figure class="chart".*?</figcaption>', text, re.DOTALL)
         assert (path, bool(charts)) == (path, True)
         for chart in charts:
-            assert re.search(rf"{period}.*, drawn at \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", shown(chart))
+            assert re.search(
+                rf"{period}.*, drawn at \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", visible_text(chart)
+            )
 
 
-async def test_list_has_other_formats_at_the_same_address(filled: Filled) -> None:
+async def test_list_has_other_formats_at_the_same_address(filled: FullBroker) -> None:
     for path in (*LISTS, *API_LISTS):
         address = f"{path}{'&' if '?' in path else '?'}format="
         answer = await filled.me.get(f"{address}json")
@@ -105,7 +107,7 @@ async def test_list_has_other_formats_at_the_same_address(filled: Filled) -> Non
         assert (path, answer.status) == (path, 422)
 
 
-async def test_odd_query_is_never_our_fault(filled: Filled) -> None:
+async def test_odd_query_is_never_our_fault(filled: FullBroker) -> None:
     wrong, count = [], 0
     for route in READING:
         for query in ODD:
@@ -119,7 +121,7 @@ async def test_odd_query_is_never_our_fault(filled: Filled) -> None:
     print(f"{count} odd queries, none our fault")  # noqa: T201
 
 
-async def test_odd_place_in_a_path_is_never_our_fault(filled: Filled) -> None:
+async def test_odd_place_in_a_path_is_never_our_fault(filled: FullBroker) -> None:
     huge, arabic = "9" * 23, "%d9%a1"
     odd = ("%00", "~", "~~", ".%2f..", "-1", "0", huge, "%ff", arabic, "x" * 999)
     wrong = []
@@ -133,7 +135,7 @@ async def test_odd_place_in_a_path_is_never_our_fault(filled: Filled) -> None:
     assert wrong == []
 
 
-async def test_looking_changes_nothing(filled: Filled) -> None:
+async def test_looking_changes_nothing(filled: FullBroker) -> None:
     before = everything(filled)
     rows = filled.home.rows("SELECT count(*) FROM audit")
     for _ in range(3):
@@ -145,7 +147,7 @@ async def test_looking_changes_nothing(filled: Filled) -> None:
     assert filled.home.rows("SELECT count(*) FROM audit") == rows
 
 
-async def test_hostile_name_is_itself_in_the_api_and_escaped_on_pages(filled: Filled) -> None:
+async def test_hostile_name_is_itself_in_the_api_and_escaped_on_pages(filled: FullBroker) -> None:
     for name in HOSTILE:
         data = await filled.ok("GET", f"/queues/{encode_name(name)}")
         assert (data["name"], data["ready"]) == (name, 1)

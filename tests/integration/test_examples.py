@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from phpmq_lite.envelopes import dead_letter_record
-from tests.acceptance.peers import Admin, Peer
-from tests.preloaded import BrokerProcess, broker_of_all
+from tests.support.fork_server import BrokerProcess, broker_with_all_listeners
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.acceptance
 
@@ -30,13 +30,13 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_of_all(tmp_path_factory.mktemp("examples") / "data") as running:
+    with broker_with_all_listeners(tmp_path_factory.mktemp("examples") / "data") as running:
         yield running
 
 
 @pytest.fixture
-def admin(broker: BrokerProcess) -> Admin:
-    return Admin(broker.admin[0])
+def admin(broker: BrokerProcess) -> AdminApi:
+    return AdminApi(broker.admin[0])
 
 
 @pytest.fixture
@@ -138,12 +138,12 @@ def wrapper(queue: str, message_id: str, failed_at: int = 10**12) -> str:
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
-def state_of(admin: Admin, message_id: str) -> dict[str, Any]:
+def state_of(admin: AdminApi, message_id: str) -> dict[str, Any]:
     found: dict[str, Any] = admin.get(f"/api/v1/messages/{message_id}")
     return found
 
 
-def until_state(admin: Admin, message_id: str, state: str) -> None:
+def until_state(admin: AdminApi, message_id: str, state: str) -> None:
     """Wait for what is stored: a dispatch leaves ahead of its record."""
     ends_at = monotonic() + 10
     while state_of(admin, message_id)["state"] != state:
@@ -169,7 +169,7 @@ def test_netcat_publishes(broker: BrokerProcess, style: Style, queue: str) -> No
     with Netcat(broker.port) as nc:
         nc.paste(style.write("H0100102", ("01", queue), ("02", "Hello World")))
         assert nc.end() == b""
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume(queue, 1)
         (dispatch,) = peer.dispatches(1)
     assert (dispatch.content, dispatch.ttl_s) == (b"Hello World", 0)
@@ -181,7 +181,7 @@ def test_netcat_publishes_with_ttl(broker: BrokerProcess, style: Style, queue: s
     with Netcat(broker.port) as nc:
         nc.paste(hello(style, queue))
         assert nc.end() == b""
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume(queue, 1)
         (dispatch,) = peer.dispatches(1)
     assert dispatch.content == b"Hello World"
@@ -191,7 +191,7 @@ def test_netcat_publishes_with_ttl(broker: BrokerProcess, style: Style, queue: s
 @needs_nc
 @all_styles
 def test_netcat_consumes_and_acknowledges(
-    broker: BrokerProcess, admin: Admin, style: Style, queue: str
+    broker: BrokerProcess, admin: AdminApi, style: Style, queue: str
 ) -> None:
     with Netcat(broker.port) as nc:
         nc.paste(hello(style, queue) + style.line.encode())
@@ -205,7 +205,7 @@ def test_netcat_consumes_and_acknowledges(
 
 @needs_nc
 @all_styles
-def test_netcat_requeues(broker: BrokerProcess, admin: Admin, style: Style, queue: str) -> None:
+def test_netcat_requeues(broker: BrokerProcess, admin: AdminApi, style: Style, queue: str) -> None:
     """005: to the end of the queue, with a new TTL."""
     line = style.line.encode()
     with Netcat(broker.port) as nc:
@@ -223,7 +223,9 @@ def test_netcat_requeues(broker: BrokerProcess, admin: Admin, style: Style, queu
 
 @needs_nc
 @all_styles
-def test_netcat_dead_letters(broker: BrokerProcess, admin: Admin, style: Style, queue: str) -> None:
+def test_netcat_dead_letters(
+    broker: BrokerProcess, admin: AdminApi, style: Style, queue: str
+) -> None:
     """006: its record waits in ``<queue>.dlq``."""
     line = style.line.encode()
     with Netcat(broker.port) as nc:
@@ -271,7 +273,7 @@ def php(script: str | Path, *arguments: str) -> str:
     ("listener", "ttl", "shown"), [(0, ["60"], "  (60 s left)"), (1, [], ""), (0, [], "")]
 )
 def test_php_consumer_gets_what_a_php_publisher_sent(
-    broker: BrokerProcess, admin: Admin, queue: str, listener: int, ttl: list[str], shown: str
+    broker: BrokerProcess, admin: AdminApi, queue: str, listener: int, ttl: list[str], shown: str
 ) -> None:
     """The older revision on its port, the newer on the other."""
     address = broker.phpmq[listener]
@@ -288,7 +290,7 @@ def test_php_consumer_of_the_older_revision_gets_what_others_publish(
     broker: BrokerProcess, queue: str
 ) -> None:
     """Both ports lead to the same queues; a TTL is not shown to who does not know it."""
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         assert peer.confirm(queue, b"from elsewhere", ttl_s=60) is None
     assert php("consume.php", broker.phpmq[1], queue) == "from elsewhere\n"
 
@@ -298,14 +300,14 @@ def test_php_publisher_of_the_older_revision_reaches_other_consumers(
     broker: BrokerProcess, queue: str
 ) -> None:
     php("publish.php", broker.phpmq[1], queue, "from PHP")
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume(queue, 1)
         assert peer.bodies(1) == [b"from PHP"]
 
 
 @needs_php
 def test_php_publisher_waits_for_its_receipt(
-    broker: BrokerProcess, admin: Admin, queue: str
+    broker: BrokerProcess, admin: AdminApi, queue: str
 ) -> None:
     """The same key twice is stored once."""
     for _ in range(2):
@@ -331,7 +333,7 @@ def test_php_consumer_waits_for_a_message_that_comes_later(
 
 @needs_php
 def test_programs_with_the_published_client_use_the_older_listener(
-    broker: BrokerProcess, admin: Admin, queue: str, tmp_path: Path
+    broker: BrokerProcess, admin: AdminApi, queue: str, tmp_path: Path
 ) -> None:
     """A double has the names and the bytes of the client; the rest is the example's."""
     shutil.copytree(ROOT / "examples/php/published", tmp_path, dirs_exist_ok=True)
@@ -349,10 +351,10 @@ def test_programs_with_the_published_client_use_the_older_listener(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_plain_python_worker_acknowledges_tries_again_and_puts_aside(
-    broker: BrokerProcess, admin: Admin, queue: str, tmp_path: Path, number: signal.Signals
+    broker: BrokerProcess, admin: AdminApi, queue: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     script = str(ROOT / "examples/python/plain_worker.py")
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         for content in (
             b'{"order_id": 1, "total": 9}',
             b"no JSON",
@@ -397,7 +399,7 @@ def test_babelqueue_worker_mails_and_puts_aside(broker: BrokerProcess) -> None:
         cwd=folder, env=environment, check=True, timeout=60, text=True, capture_output=True,
     )  # fmt: skip
     assert "mail to anna@example.org, trace " in done.stdout
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume("orders.dlq", 1)
         block = dead_letter_record.read_block(peer.dispatches(1)[0].content)
     assert block is not None

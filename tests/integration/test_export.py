@@ -21,29 +21,29 @@ from phpmq_lite.client import connect
 from phpmq_lite.export import exports as module
 from phpmq_lite.installation import install_command
 from phpmq_lite.model import checksum
-from tests.integration.export_site import ROWS, Site, large_site, site_on
-from tests.integration.settled import (
+from tests.support.export_site import ROWS, ExportSite, large_site, site_on
+from tests.support.http_users import BrokerFixture, wait_until
+from tests.support.settled_folder import (
     HISTORY_ID,
     QUEUES,
     ShortStreamError,
-    elsewhere,
+    execute_in_process,
     read_counted,
-    retire,
+    remove_history_upto,
     settled_folder,
 )
-from tests.integration.visitors import House, until
 
 reading = pytest.mark.asyncio(loop_scope="module")  # with ``shared``
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[ExportSite]:
     async with site_on(tmp_path / "data", 1_000) as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ExportSite]:
     """A site for all tests that only read; its export process starts once."""
     async with site_on(tmp_path_factory.mktemp("shared") / "data", 1_000) as made:
         yield made
@@ -61,7 +61,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @reading
-async def test_range_comes_whole_with_its_count_ahead(shared: Site) -> None:
+async def test_range_comes_whole_with_its_count_ahead(shared: ExportSite) -> None:
     async with shared.session.get(shared.url("lo=10&hi=9999999&body=1")) as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "application/vnd.apache.arrow.stream"
@@ -75,13 +75,13 @@ async def test_range_comes_whole_with_its_count_ahead(shared: Site) -> None:
 
 
 @reading
-async def test_empty_range_has_its_columns(shared: Site) -> None:
+async def test_empty_range_has_its_columns(shared: ExportSite) -> None:
     table = await shared.read("lo=7&hi=7&columns=queue,offset")
     assert (table.num_rows, table.schema.names) == (0, ["offset", "queue"])
 
 
 @reading
-async def test_queues_come_by_name_and_by_pattern(shared: Site) -> None:
+async def test_queues_come_by_name_and_by_pattern(shared: ExportSite) -> None:
     for query in ("queue=mail", "queues=mail", "pattern=m*", "queue=mail&queue=orders&pattern=m*"):
         table = await shared.read(f"lo=0&hi=1000&{query}")
         assert set(table["queue"].to_pylist()) == {"mail"}
@@ -91,29 +91,29 @@ async def test_queues_come_by_name_and_by_pattern(shared: Site) -> None:
 
 
 @reading
-async def test_head_counts_and_gives_nothing(shared: Site) -> None:
+async def test_head_counts_and_gives_nothing(shared: ExportSite) -> None:
     for _ in range(3):
         async with shared.session.head(shared.url("lo=0&hi=1000&queue=mail")) as response:
             assert (response.status, response.headers["X-Row-Count"]) == (200, "334")
     assert len(shared.exports.pids) == 1
 
 
-async def test_bounds_say_where_the_history_stands(site: Site) -> None:
+async def test_bounds_say_where_the_history_stands(site: ExportSite) -> None:
     status, told = await site.get("", "history/bounds")
     assert status == 200
     expected = {"history_id": HISTORY_ID, "lo": 0, "hi": 1_000, "lo_deleted": 0}
     assert told == expected | {"offset": None, "queues": None}
-    retire(site.database, 100)
+    remove_history_upto(site.database, 100)
     status, told = await site.get("at_ms=1800000500000&queues=1", "history/bounds")
     assert (told["lo"], told["hi"], told["lo_deleted"]) == (100, 1_000, 100)
     assert (told["offset"], told["queues"]) == (499, sorted(QUEUES))
 
 
-async def test_bounds_note_how_far_a_reader_is(site: Site) -> None:
+async def test_bounds_note_how_far_a_reader_is(site: ExportSite) -> None:
     await site.get("reader=nightly&position=400", "history/bounds")
     await site.get("reader=nightly&position=500", "history/bounds")
     await site.get("reader=unplaced", "history/bounds")
-    told = elsewhere(site.database, 'SELECT name, "offset" FROM reader')
+    told = execute_in_process(site.database, 'SELECT name, "offset" FROM reader')
     assert told == "[('nightly', 500)]"
     status, told = await site.get("reader=%00&position=1", "history/bounds")
     assert (status, told["code"]) == (422, "bad_name")
@@ -124,10 +124,12 @@ async def test_bounds_note_how_far_a_reader_is(site: Site) -> None:
 @pytest.mark.parametrize(
     "header", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}]
 )
-async def test_page_of_another_site_notes_no_reader(shared: Site, header: dict[str, str]) -> None:
+async def test_page_of_another_site_notes_no_reader(
+    shared: ExportSite, header: dict[str, str]
+) -> None:
     status, _ = await shared.get("reader=evil&position=1", "history/bounds", **header)
     assert status == 403
-    assert elsewhere(shared.database, "SELECT name FROM reader") == "[]"
+    assert execute_in_process(shared.database, "SELECT name FROM reader") == "[]"
     assert (await shared.get("", "history/bounds", **header))[0] == 200  # it writes nothing
 
 
@@ -148,15 +150,15 @@ async def test_page_of_another_site_notes_no_reader(shared: Site, header: dict[s
     ],
 )
 async def test_what_cannot_be_given_is_a_problem(
-    shared: Site, query: str, status: int, code: str
+    shared: ExportSite, query: str, status: int, code: str
 ) -> None:
     answered, told = await shared.get(query)
     assert (answered, told["code"]) == (status, code)
     assert (await shared.read("lo=0&hi=5")).num_rows == 5  # the process goes on
 
 
-async def test_gap_is_told_or_left_out(site: Site) -> None:
-    retire(site.database, 100)
+async def test_gap_is_told_or_left_out(site: ExportSite) -> None:
+    remove_history_upto(site.database, 100)
     status, told = await site.get("lo=50&hi=200")
     assert (status, told["code"]) == (409, "gap")
     assert told["detail"] == "Rows up to 100 left the history, asked is above 50."
@@ -184,8 +186,8 @@ def _rows(database: Path, text: str) -> list[tuple[Any, ...]]:
 # -- who may
 
 
-async def test_reader_sees_the_queues_that_are_theirs(site: Site) -> None:
-    home = House(site.broker)
+async def test_reader_sees_the_queues_that_are_theirs(site: ExportSite) -> None:
+    home = BrokerFixture(site.broker)
     await home.add("anna")
     secret = await home.token("narrow", "viewer", "orders*")
     headers = {"Authorization": f"Bearer {secret}"}
@@ -198,7 +200,7 @@ async def test_reader_sees_the_queues_that_are_theirs(site: Site) -> None:
             assert (response.status, "X-Row-Count" in response.headers) == (403, False)
         table = await read_counted(program, site.url("lo=0&hi=1000&pattern=*a*"))
         assert table.num_rows == 0
-        narrow = Site(site.broker, program)
+        narrow = ExportSite(site.broker, program)
         status, told = await narrow.get("lo=0&hi=9&queue=mail")
         assert (status, told["code"]) == (403, "foreign_queue")
         status, told = await narrow.get("queues=1", "history/bounds")
@@ -207,8 +209,8 @@ async def test_reader_sees_the_queues_that_are_theirs(site: Site) -> None:
         assert (status, told["code"]) == (403, "role")
 
 
-async def test_claims_are_for_operators_of_their_queue(site: Site) -> None:
-    elsewhere(
+async def test_claims_are_for_operators_of_their_queue(site: ExportSite) -> None:
+    execute_in_process(
         site.database,
         "INSERT INTO message (seq, token, queue_id, position, state, published_at, deliveries,"
         f" size, crc) VALUES (5001, 1, 1, 1, 1, 0, 1, 1, {checksum(5001, b'a')})",
@@ -216,7 +218,7 @@ async def test_claims_are_for_operators_of_their_queue(site: Site) -> None:
         "INSERT INTO subscription VALUES (7, 'nightly', 1, 2, 0, 0)",
         "INSERT INTO claim VALUES (7, 1, 5001, 0)",
     )
-    home = House(site.broker)
+    home = BrokerFixture(site.broker)
     await home.add("anna")
     url = site.url("lo=0&hi=1&subscription=nightly", "claims/arrow")
     answers = {}
@@ -232,7 +234,9 @@ async def test_claims_are_for_operators_of_their_queue(site: Site) -> None:
     assert answers == {"ord*": 200, "mail": 403}
 
 
-async def test_claims_come_the_same_at_each_reading_until_they_are_acknowledged(site: Site) -> None:
+async def test_claims_come_the_same_at_each_reading_until_they_are_acknowledged(
+    site: ExportSite,
+) -> None:
     async with connect(site.broker.host, site.broker.port) as client:
         await client.publish_many("orders", [b"%d" % n for n in range(5)])
     claims = site.url("", "claims").rstrip("?")
@@ -260,17 +264,17 @@ async def test_claims_come_the_same_at_each_reading_until_they_are_acknowledged(
 
 
 @pytest.mark.parametrize("how", ["short", "failing", "leaving", "stalling"])
-async def test_stream_that_is_not_whole_breaks_the_connection(site: Site, how: str) -> None:
+async def test_stream_that_is_not_whole_breaks_the_connection(site: ExportSite, how: str) -> None:
     site.odd(how)
     site.exports.stalled_s = 3 if how == "stalling" else 30
     with pytest.raises(aiohttp.ClientPayloadError):
         await site.read("lo=0&hi=10")
-    await until(lambda: not site.exports.pids)
+    await wait_until(lambda: not site.exports.pids)
     site.exports.program, site.exports.stalled_s = module.PROGRAM, 30
     assert (await site.read("lo=0&hi=10")).num_rows == 10
 
 
-async def test_short_stream_with_a_clean_end_is_an_error_to_who_counts(site: Site) -> None:
+async def test_short_stream_with_a_clean_end_is_an_error_to_who_counts(site: ExportSite) -> None:
     """What Arrow's own reader takes for whole: nothing but the count tells."""
     site.odd("lying")
     async with site.session.get(site.url("lo=0&hi=10")) as response:
@@ -280,12 +284,12 @@ async def test_short_stream_with_a_clean_end_is_an_error_to_who_counts(site: Sit
 
 
 @pytest.mark.parametrize("how", ["dying", "silent", "babbling"])
-async def test_process_that_does_not_begin_is_a_problem(site: Site, how: str) -> None:
+async def test_process_that_does_not_begin_is_a_problem(site: ExportSite, how: str) -> None:
     site.odd(how)
     site.exports.stalled_s = 1 if how == "silent" else 30
     status, told = await site.get("lo=0&hi=10")
     assert (status, told["code"]) == (503, "storage")
-    await until(lambda: not site.exports.pids)
+    await wait_until(lambda: not site.exports.pids)
 
 
 async def test_rows_that_leave_in_the_middle_break_the_connection(tmp_path: Path) -> None:
@@ -294,7 +298,7 @@ async def test_rows_that_leave_in_the_middle_break_the_connection(tmp_path: Path
         site.session.get(site.url(f"lo=0&hi={ROWS}")) as response,
     ):
         assert response.status == 200
-        retire(site.database, ROWS - 1_000)  # far ahead of what fits on the way here
+        remove_history_upto(site.database, ROWS - 1_000)  # far ahead of what fits on the way here
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
 
@@ -310,7 +314,7 @@ async def test_killed_process_breaks_the_connection(large: Path) -> None:
         assert pid not in site.exports.pids
 
 
-async def test_messages_that_pass_slow_an_export_down(site: Site) -> None:
+async def test_messages_that_pass_slow_an_export_down(site: ExportSite) -> None:
     """By what the pauses are told: ``tests/unit/export/test_pace.py`` has the rest."""
     before = site.exports._pace._passed()
     await site.read()
@@ -334,7 +338,7 @@ async def test_pauses_do_not_count_for_how_long_an_export_may_take(
         assert (await site.read()).num_rows == ROWS  # some 25 pieces
 
 
-async def test_process_killed_between_two_exports_is_replaced(site: Site) -> None:
+async def test_process_killed_between_two_exports_is_replaced(site: ExportSite) -> None:
     await site.read("lo=0&hi=5")
     [pid] = site.exports.pids
     os.kill(pid, signal.SIGKILL)
@@ -348,7 +352,7 @@ async def test_reader_that_leaves_frees_its_place(large: Path) -> None:
             async with site.session.get(site.url(f"lo=0&hi={ROWS}")) as response:
                 assert len(await response.content.readexactly(1_000)) == 1_000
                 response.close()
-        await until(lambda: not site.exports.running)
+        await wait_until(lambda: not site.exports.running)
         assert site.exports.ends == {"left": 3}
         assert (await site.read()).num_rows == ROWS
 
@@ -362,7 +366,7 @@ async def test_reader_that_takes_too_long_loses_its_connection(
         large_site(large) as site,
         site.session.get(site.url(f"lo=0&hi={ROWS}")) as response,
     ):
-        await until(lambda: not site.exports.running)
+        await wait_until(lambda: not site.exports.running)
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
         assert site.exports.ends == {"stalled": 1}
@@ -389,7 +393,7 @@ async def test_third_export_is_asked_to_come_again(large: Path) -> None:
 
 
 async def test_extra_that_is_not_installed_is_named(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: ExportSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     status, told = await site.get("lo=0&hi=10")
@@ -402,7 +406,7 @@ async def test_extra_that_is_not_installed_is_named(
 # -- under load
 
 
-async def test_export_while_messages_pass_is_exact(site: Site) -> None:
+async def test_export_while_messages_pass_is_exact(site: ExportSite) -> None:
     """Rows settle and others leave while ranges are read; each range has what the table has."""
     total, exports = 3_000, 0
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.integration.export_site import ROWS, Site, large_site, site_on
-from tests.integration.settled import is_running, read_counted, settled_folder
-from tests.integration.visitors import until
-from tests.preloaded import broker_process
+from tests.support.export_site import ROWS, ExportSite, large_site, site_on
+from tests.support.fork_server import broker_process
+from tests.support.http_users import wait_until
+from tests.support.settled_folder import is_running, read_counted, settled_folder
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[ExportSite]:
     async with site_on(tmp_path / "data", 1_000) as made:
         yield made
 
@@ -27,10 +27,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-async def test_idle_process_ends(site: Site) -> None:
+async def test_idle_process_ends(site: ExportSite) -> None:
     site.exports._idle_s = 0
     await site.read("lo=0&hi=5")
-    await until(lambda: not site.exports.pids)
+    await wait_until(lambda: not site.exports.pids)
 
 
 async def test_processes_end_with_the_broker(large: Path) -> None:
@@ -61,7 +61,7 @@ async def test_no_process_is_left_when_the_broker_is_killed(large: Path, is_busy
             if is_busy:
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await response.read()
-        await until(lambda: not any(map(is_running, children)))
+        await wait_until(lambda: not any(map(is_running, children)))
 
 
 def _children(pid: int) -> Sequence[int]:

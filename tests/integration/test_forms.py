@@ -13,9 +13,9 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.admin.routes import ROUTES
 from tests.browser.tour import MORE, NO_PAGES
-from tests.integration.filled_house import PAGES, Filled, filled_house
 from tests.integration.test_every_page import OTHER_STATE, everything
-from tests.integration.visitors import Visitor
+from tests.support.full_broker import PAGES, FullBroker, full_broker
+from tests.support.http_users import HttpUser
 
 TEMPLATES: Final = Path(__file__).parents[2] / "templates"
 # Filters that write for people; a form would send back what they made of a value.
@@ -128,7 +128,7 @@ def route_of(method: str, address: str) -> Route | None:
     return None
 
 
-def addresses(filled: Filled) -> Iterator[str]:
+def addresses(filled: FullBroker) -> Iterator[str]:
     """Yield the addresses of all pages, with the parts that each has."""
     for route in PAGES:
         if route.name in NO_PAGES:
@@ -143,8 +143,8 @@ def addresses(filled: Filled) -> Iterator[str]:
 
 
 @pytest.fixture
-async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
-    async with filled_house(tmp_path / "data") as made:
+async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
+    async with full_broker(tmp_path / "data") as made:
         yield made
 
 
@@ -160,7 +160,7 @@ def test_no_display_filter_reaches_a_form_value() -> None:
     assert wrong == []
 
 
-async def test_every_form_saved_unchanged_changes_nothing(filled: Filled) -> None:
+async def test_every_form_saved_unchanged_changes_nothing(filled: FullBroker) -> None:
     globs = ["orders.*", "mail[ab]", "x\u200by?"]
     await filled.home.add("bert", "operator", *globs)
     own = {"note": ODD_NOTE, "owner": " shop\nteam ", "on_expire": "forward:odd\nname ",
@@ -199,13 +199,13 @@ async def test_every_form_saved_unchanged_changes_nothing(filled: Filled) -> Non
      ("admin", ("orders*",))],
 )  # fmt: skip
 async def test_nobody_is_offered_what_they_may_not_do(
-    filled: Filled, role: str, globs: tuple[str, ...]
+    filled: FullBroker, role: str, globs: tuple[str, ...]
 ) -> None:
     await filled.home.add("carl", role, *globs)
     wrong: set[str] = set()
     seen: dict[str, str] = {}  # address, with the page that leads to it
     forms: dict[str, tuple[str, Form]] = {}
-    async with Visitor(filled.me.base, Origin=filled.me.origin) as carl:
+    async with HttpUser(filled.me.base, Origin=filled.me.origin) as carl:
         assert (await carl.log_in("carl")).status == 303
         given = list(addresses(filled))
         for address in given:  # and what these lead to

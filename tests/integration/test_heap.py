@@ -15,10 +15,10 @@ import pytest
 
 from phpmq_lite import process
 from phpmq_lite.testing import Running, running_service
-from tests.acceptance.measures import resident_bytes
-from tests.acceptance.peers import WAIT_S, Peer
-from tests.integration.visitors import until
-from tests.preloaded import broker_process
+from tests.support.fork_server import broker_process
+from tests.support.http_users import wait_until
+from tests.support.latency_probe import resident_bytes
+from tests.support.socket_client import WAIT_S, SocketClient
 
 HEAP_BYTES: Final = 64 << 20  # of glibc: what it reserves for a heap, and where one begins
 
@@ -32,27 +32,27 @@ def _no_garbage_collector() -> Iterator[None]:
 
 
 def consume_and_leave(port: int) -> None:
-    with Peer(port) as peer:
+    with SocketClient(port) as peer:
         peer.consume("orders", 10)
         peer.store("orders", *[b"{}"] * 20)
         peer.ack(*peer.dispatches(5))
 
 
 def vanish(port: int) -> None:
-    peer = Peer(port)
+    peer = SocketClient(port)
     peer.store("orders", b"{}")
     peer.reset()
 
 
 def break_the_grammar(port: int) -> None:
-    with Peer(port) as peer:
+    with SocketClient(port) as peer:
         peer.store("orders", b"{}")
         peer.send(b"garbage")
         peer.rest()
 
 
 def say_no_more(port: int) -> None:
-    with Peer(port) as peer:
+    with SocketClient(port) as peer:
         peer.barrier()
         peer.half_close()
         peer.rest()
@@ -70,7 +70,7 @@ async def test_connection_that_has_ended_is_freed_at_once(
         (session,) = opened
         await asyncio.to_thread(say_no_more, running.port)  # the engine keeps its last batch
         async with asyncio.timeout(WAIT_S):
-            await until(lambda: session() is None)
+            await wait_until(lambda: session() is None)
 
 
 def _watch_sessions(running: Running) -> list["ref[object]"]:
@@ -113,14 +113,14 @@ async def test_broker_trims_again_and_again(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(process, "TRIM_S", 0.0)
     monkeypatch.setattr(process, "trim_malloc", lambda: trims.append(1))
     trimming = asyncio.create_task(process._trim())
-    await until(lambda: len(trims) > 2)
+    await wait_until(lambda: len(trims) > 2)
     trimming.cancel()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_threads_of_a_broker_share_one_heap(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.store("orders", b"{}")
         maps = Path(f"/proc/{broker.pid}/maps").read_text(encoding="ascii")
     starts = re.findall(r"^(\w+)-\w+ rw-p 00000000 00:00 0 *$", maps, re.MULTILINE)

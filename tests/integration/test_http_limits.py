@@ -16,8 +16,8 @@ import pytest
 import phpmq_lite.admin
 from phpmq_lite.admin.base.route import LOGIN_BYTES, Role, Route
 from phpmq_lite.admin.routes import ROUTES
-from tests.integration.filled_house import WRITING, Filled, filled_house
-from tests.integration.visitors import Answer, House, Visitor, house
+from tests.support.full_broker import WRITING, FullBroker, full_broker
+from tests.support.http_users import BrokerFixture, HttpReply, HttpUser, broker_fixture
 
 MIB = 1 << 20
 MAX_CONTENT = 8 * MIB
@@ -25,12 +25,12 @@ FORM = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture
-async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
-    async with filled_house(tmp_path / "data") as made:
+async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
+    async with full_broker(tmp_path / "data") as made:
         yield made
 
 
-async def headers_of(filled: Filled, route: Route) -> dict[str, str]:
+async def headers_of(filled: FullBroker, route: Route) -> dict[str, str]:
     """Return the headers that our pages and scripts send with a body."""
     kind = route.media if route.is_api else FORM
     csrf = await filled.me.csrf()
@@ -52,7 +52,7 @@ def test_every_route_has_a_limit_and_a_stranger_a_small_one() -> None:
     }  # fmt: skip
 
 
-async def test_body_announced_above_the_limit_is_refused_unread(filled: Filled) -> None:
+async def test_body_announced_above_the_limit_is_refused_unread(filled: FullBroker) -> None:
     """Only its head is sent, so an answer means that nobody waited for the body."""
     parts, wrong = urlsplit(filled.home.url), []
     cookies = "; ".join(f"{name}={value}" for name, value in filled.me.cookies().items())
@@ -72,7 +72,7 @@ async def test_body_announced_above_the_limit_is_refused_unread(filled: Filled) 
     assert wrong == []
 
 
-async def test_body_that_grows_above_the_limit_is_refused(filled: Filled) -> None:
+async def test_body_that_grows_above_the_limit_is_refused(filled: FullBroker) -> None:
     """It comes in chunks, without a length."""
 
     async def endless() -> AsyncIterator[bytes]:
@@ -91,7 +91,7 @@ async def test_body_that_grows_above_the_limit_is_refused(filled: Filled) -> Non
             assert (route.name, answer.status) == (route.name, 413)
 
 
-async def test_login_reads_no_more_than_its_form(filled: Filled) -> None:
+async def test_login_reads_no_more_than_its_form(filled: FullBroker) -> None:
     [route] = [route for route in ROUTES if route.name == "log-in"]
     known = await headers_of(filled, route)
     csrf = f"csrf={known['X-CSRF-Token']}&name=anna&password="
@@ -112,7 +112,7 @@ async def test_login_reads_no_more_than_its_form(filled: Filled) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/login", "/publish"])
 async def test_odd_head_of_a_part_is_the_mistake_of_who_sent_it(
-    filled: Filled, path: str, part: bytes
+    filled: FullBroker, path: str, part: bytes
 ) -> None:
     body = b"--b\r\n" + part + b'Content-Disposition: form-data; name="csrf"\r\n\r\nx\r\n--b--\r\n'
     known = {"Origin": filled.me.origin, "Content-Type": "multipart/form-data; boundary=b"}
@@ -120,7 +120,7 @@ async def test_odd_head_of_a_part_is_the_mistake_of_who_sent_it(
     assert answer.status in (400, 403)
 
 
-async def test_form_of_too_many_fields_is_refused(filled: Filled) -> None:
+async def test_form_of_too_many_fields_is_refused(filled: FullBroker) -> None:
     known = {"Origin": filled.me.origin, "Content-Type": FORM}
     answer = await filled.me.ask("POST", "/publish", known, data=b"a=&" * 1_001)
     assert (answer.status, "1000 fields" in answer.text) == (413, True)
@@ -142,14 +142,14 @@ def test_nothing_but_the_one_reader_reads_a_body() -> None:
 
 
 @pytest.fixture
-async def tight(tmp_path: Path) -> AsyncIterator[House]:
+async def tight(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
     """A broker with little memory for HTTP, and one user for all: the worst case."""
     limits = {"http_memory": 32 * MIB}
-    async with house(tmp_path / "data", limits=limits) as home:
+    async with broker_fixture(tmp_path / "data", limits=limits) as home:
         yield home
 
 
-def begun(home: House, request: bytes) -> socket.socket:
+def begun(home: BrokerFixture, request: bytes) -> socket.socket:
     """Open a connection that reads nothing, and send what goes."""
     parts = urlsplit(home.url)
     own = socket.socket()
@@ -161,7 +161,7 @@ def begun(home: House, request: bytes) -> socket.socket:
     return own
 
 
-async def publish(who: Visitor, body: object) -> Answer:
+async def publish(who: HttpUser, body: object) -> HttpReply:
     """Publish over HTTP."""
     kind = {"Content-Type": "application/json"}
     sent = io.BytesIO(json.dumps(body).encode())
@@ -177,7 +177,7 @@ async def fill(own: socket.socket, body: memoryview) -> None:
 
 
 async def test_large_requests_pass_stuck_ones_of_the_same_user(
-    tight: House, figure: Callable[[str], None]
+    tight: BrokerFixture, figure: Callable[[str], None]
 ) -> None:
     head = (
         b"POST /api/v1/queues/stuck/messages HTTP/1.1\r\nHost: HOST\r\n"
@@ -188,7 +188,7 @@ async def test_large_requests_pass_stuck_ones_of_the_same_user(
     with ExitStack() as stack:
         stuck = [stack.enter_context(begun(tight, head)) for _ in range(20)]
         sending = [asyncio.create_task(fill(own, body)) for own in stuck]
-        async with Visitor(tight.url) as me:
+        async with HttpUser(tight.url) as me:
             answer = await publish(me, {"content": "x" * MAX_CONTENT})
             while answer.status in (429, 503):  # as long as others send as fast
                 assert answer.headers["Retry-After"]
@@ -209,22 +209,24 @@ async def test_large_requests_pass_stuck_ones_of_the_same_user(
     )
 
 
-async def test_download_passes_those_that_nobody_reads(tight: House) -> None:
-    async with Visitor(tight.url) as me:
+async def test_download_passes_those_that_nobody_reads(tight: BrokerFixture) -> None:
+    async with HttpUser(tight.url) as me:
         made = json.loads((await publish(me, {"content": "x" * MAX_CONTENT})).text)
     path = f"/api/v1/messages/{made['ids'][0]}/body?download"
     request = f"GET {path} HTTP/1.1\r\nHost: HOST\r\n\r\n".encode()
     with ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(begun(tight, request))
-        async with Visitor(tight.url) as me:
+        async with HttpUser(tight.url) as me:
             for _ in range(3):
                 answer = await me.get(path)
                 assert (answer.status, len(answer.text)) == (200, MAX_CONTENT)
 
 
-async def test_flood_of_values_is_refused_and_the_next_request_is_taken(tight: House) -> None:
-    async with Visitor(tight.url) as me:
+async def test_flood_of_values_is_refused_and_the_next_request_is_taken(
+    tight: BrokerFixture,
+) -> None:
+    async with HttpUser(tight.url) as me:
         flood = b"[" + b"{}," * MIB + b"{}]"
         kind = {"Content-Type": "application/json"}
         for method, path in (
@@ -239,8 +241,8 @@ async def test_flood_of_values_is_refused_and_the_next_request_is_taken(tight: H
         assert (await me.call("POST", "/queues/a/messages", {"content": "x"})).status == 201
 
 
-async def test_memory_is_given_back_whatever_ends_a_request(tight: House) -> None:
-    async with Visitor(tight.url) as me:
+async def test_memory_is_given_back_whatever_ends_a_request(tight: BrokerFixture) -> None:
+    async with HttpUser(tight.url) as me:
         large = "x" * (4 * MIB)
         for body in ({"content": large}, {"content": large, "odd": 1}, [large], {"content": 5}):
             await publish(me, body)

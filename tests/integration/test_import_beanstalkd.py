@@ -14,9 +14,14 @@ from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.dead_letter_record import read_block, redrive_content
 from phpmq_lite.importers.beanstalkd import BeanstalkdClient, JobGroup
-from tests.acceptance.peers import Admin
-from tests.beanstalkd import Source, beanstalkd_process, needs_beanstalkd, until
-from tests.preloaded import BrokerProcess, Process, broker_process
+from tests.support.beanstalkd import (
+    BeanstalkdServer,
+    beanstalkd_process,
+    needs_beanstalkd,
+    wait_until,
+)
+from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
+from tests.support.socket_client import AdminApi
 
 pytestmark = needs_beanstalkd
 _numbers = count(1)
@@ -29,7 +34,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[Source]:
+def source(tmp_path: Path) -> Iterator[BeanstalkdServer]:
     folder = tmp_path / "binlog"
     folder.mkdir()
     with beanstalkd_process(folder) as it:
@@ -42,7 +47,7 @@ def tube() -> str:
     return f"tube-{next(_numbers)}"
 
 
-def run(broker: BrokerProcess, source: Source, *flags: str) -> Result:
+def run(broker: BrokerProcess, source: BeanstalkdServer, *flags: str) -> Result:
     where = [
         "import-beanstalkd",
         source.address,
@@ -56,7 +61,7 @@ def run(broker: BrokerProcess, source: Source, *flags: str) -> Result:
 
 def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:
     """Take what a queue has: bodies and seconds left."""
-    waiting = Admin(broker.admin[0]).queue(queue).get("ready", 0)
+    waiting = AdminApi(broker.admin[0]).queue(queue).get("ready", 0)
     found: list[tuple[bytes, int]] = []
     if not waiting:
         return found
@@ -68,7 +73,7 @@ def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:
     return found
 
 
-def fill(source: Source, tube: str) -> None:
+def fill(source: BeanstalkdServer, tube: str) -> None:
     """Put two ready jobs of one priority round one of a higher, one delayed, one buried."""
     source.put(tube, b"second")
     source.put(tube, b"first", priority=1)
@@ -91,7 +96,7 @@ def assert_all_arrived(broker: BrokerProcess, queue: str) -> None:
     assert (block.original_queue, block.detail, block.attempts) == (queue, "buried", 1)
 
 
-def states(source: Source) -> dict[str, int]:
+def states(source: BeanstalkdServer) -> dict[str, int]:
     """Count the jobs of beanstalkd by state."""
     stats = source.server.ask([b"stats"])[0].body.decode()
     lines = [line.partition(": ") for line in stats.splitlines()]
@@ -100,7 +105,7 @@ def states(source: Source) -> dict[str, int]:
 
 
 def test_copy_arrives_by_priority_and_leaves_beanstalkd_as_it_was(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     fill(source, tube)
     before = states(source)
@@ -118,7 +123,9 @@ def test_copy_arrives_by_priority_and_leaves_beanstalkd_as_it_was(
     assert [job and job.reserves for job in jobs] == [0, 0, 0, 0, 1]  # the last by ``fill``
 
 
-def test_move_empties_beanstalkd(broker: BrokerProcess, source: Source, tube: str) -> None:
+def test_move_empties_beanstalkd(
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
+) -> None:
     fill(source, tube)
     done = run(broker, source, "--move")
     assert done.exit_code == 0
@@ -128,7 +135,7 @@ def test_move_empties_beanstalkd(broker: BrokerProcess, source: Source, tube: st
 
 
 def test_delay_is_over_where_the_job_belongs(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     """The shortest delay: a second in ``.retry``, then the queue of the tube has it."""
     source.put(tube, b"soon", delay_s=1)
@@ -142,7 +149,9 @@ def test_delay_is_over_where_the_job_belongs(
     assert delivery.body == b"soon"
 
 
-def test_second_copy_stores_nothing_twice(broker: BrokerProcess, source: Source, tube: str) -> None:
+def test_second_copy_stores_nothing_twice(
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
+) -> None:
     fill(source, tube)
     for _ in range(3):
         assert run(broker, source).exit_code == 0
@@ -150,7 +159,7 @@ def test_second_copy_stores_nothing_twice(broker: BrokerProcess, source: Source,
 
 
 def test_job_that_a_worker_has_stays_with_it(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     (held, free) = source.put(tube, b"held", b"free")
     source.server.ask([b"reserve-job %d" % held])
@@ -165,7 +174,7 @@ def test_job_that_a_worker_has_stays_with_it(
 
 
 def test_chosen_tube_goes_to_the_queue_of_another_name(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     source.put(tube, b"wanted")
     source.put("other", b"left")
@@ -177,7 +186,7 @@ def test_chosen_tube_goes_to_the_queue_of_another_name(
 
 
 def test_dry_run_shows_everything_and_changes_nothing(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     fill(source, tube)
     (held,) = source.put(tube, b"held")
@@ -196,7 +205,7 @@ def test_dry_run_shows_everything_and_changes_nothing(
 
 
 def test_journal_leaves_out_what_an_earlier_run_stored(
-    broker: BrokerProcess, source: Source, tube: str, tmp_path: Path
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
     """And a move deletes that, too."""
     journal = ["--journal", str(tmp_path / "journal")]
@@ -210,7 +219,7 @@ def test_journal_leaves_out_what_an_earlier_run_stored(
 
 
 def test_copy_under_another_name_is_none_for_the_move(
-    broker: BrokerProcess, source: Source, tube: str, tmp_path: Path
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
     """A move that took the rehearsal for done would delete jobs that their queue never had."""
     journal = ["--journal", str(tmp_path / "journal")]
@@ -221,7 +230,7 @@ def test_copy_under_another_name_is_none_for_the_move(
 
 
 def test_binlog_that_was_read_again_leaves_no_job_out(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     """After a restart ids go on and its counters do not: ``total-jobs`` is 0."""
     ids = source.put(tube, *[b"%d" % number for number in range(50)])
@@ -233,19 +242,19 @@ def test_binlog_that_was_read_again_leaves_no_job_out(
 
 
 def test_beanstalkd_that_drains_is_moved_too(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     """It takes no job, so that nobody learns the newest id."""
     ids = source.put(tube, *[b"%d" % number for number in range(50)])
     source.server.delete(ids[:-1])
     source.process.send_signal(signal.SIGUSR1)
-    until(lambda: source.server.ask([b"put 1 0 1 0\r\n"])[0].words == [b"DRAINING"])
+    wait_until(lambda: source.server.ask([b"put 1 0 1 0\r\n"])[0].words == [b"DRAINING"])
     assert run(broker, source, "--move").exit_code == 0
     assert [body for body, _ in take(broker, tube)] == [b"49"]
 
 
 def test_ids_of_a_new_beanstalkd_are_no_repetition(
-    broker: BrokerProcess, source: Source, tube: str, tmp_path: Path
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
     """The same id in the same tube, and with ``--move`` it would be lost."""
     assert source.put(tube, b"same") == [1]
@@ -259,7 +268,7 @@ def test_ids_of_a_new_beanstalkd_are_no_repetition(
 
 
 def test_job_that_cannot_be_stored_stays_ready_and_the_rest_goes_on(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     source.put(tube, b"x" * 2_000, b"small")
     done = run(broker, source, "--move", "--set", "limits.max_content=1024")
@@ -267,26 +276,26 @@ def test_job_that_cannot_be_stored_stays_ready_and_the_rest_goes_on(
     assert f"job 1 of tube {tube}: " in done.stderr
     assert done.stderr.endswith("1 stored\nError: 1 could not be stored\n")
     assert [body for body, _ in take(broker, tube)] == [b"small"]
-    until(lambda: states(source) == {"ready": 1, "delayed": 0, "buried": 0, "reserved": 0})
+    wait_until(lambda: states(source) == {"ready": 1, "delayed": 0, "buried": 0, "reserved": 0})
 
 
 def test_queue_that_takes_nothing_is_told_in_ten_lines(
-    broker: BrokerProcess, source: Source, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     source.put(tube, *[b"%d" % number for number in range(300)])
     with connect_blocking(broker.phpmq[0]) as client:
         client.publish_confirmed(tube, b"makes the queue")
-    Admin(broker.admin[0]).pause(tube, "publish")
+    AdminApi(broker.admin[0]).pause(tube, "publish")
     done = run(broker, source, "--move")
     assert done.exit_code == 1
     refused = [line for line in done.stderr.splitlines() if line.endswith("refused: paused")]
     assert len(refused) == 10
     assert done.stderr.endswith("0 stored\nError: 300 could not be stored\n")
-    until(lambda: states(source)["ready"] == 300)
+    wait_until(lambda: states(source)["ready"] == 300)
 
 
 def test_jobs_of_an_older_beanstalkd_are_moved_without_a_reservation(
-    broker: BrokerProcess, source: Source, tube: str, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(source, tube)
     begin = BeanstalkdClient.__init__
@@ -303,7 +312,7 @@ def test_jobs_of_an_older_beanstalkd_are_moved_without_a_reservation(
 
 
 def test_beanstalkd_that_goes_away_is_an_error_and_what_it_had_is_moved_later(
-    broker: BrokerProcess, source: Source, tube: str, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stored here, and not deleted there when it went: such a job comes twice."""
     source.put(tube, b"once or twice")
@@ -325,7 +334,7 @@ def test_beanstalkd_that_goes_away_is_an_error_and_what_it_had_is_moved_later(
 
 
 def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
-    broker: BrokerProcess, source: Source, tube: str, tmp_path: Path
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
     jobs = 8_000
     bodies = [b"%d" % number for number in range(jobs)]
@@ -333,17 +342,17 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
     left = jobs
     with (tmp_path / "stderr").open("w") as stderr:
         for _ in range(3):
-            mover = Process(
+            mover = ForkedProcess(
                 [
                     "phpmq_lite", "import-beanstalkd", source.address,
                     "--url", f"phpmq://{broker.phpmq[0]}", "--move",
                 ],
                 stderr=stderr,
             )  # fmt: skip
-            until(lambda before=left: sum(states(source).values()) < before)  # type: ignore[misc]
+            wait_until(lambda before=left: sum(states(source).values()) < before)  # type: ignore[misc]
             mover.kill()
             mover.wait(10)
-            until(lambda: states(source)["reserved"] == 0)
+            wait_until(lambda: states(source)["reserved"] == 0)
             left = states(source)["ready"]
     assert 0 < left < jobs
     done = run(broker, source, "--move")
@@ -362,7 +371,12 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
     ],
 )
 def test_what_is_missing_is_named(
-    broker: BrokerProcess, source: Source, tube: str, flags: list[str], code: int, message: str
+    broker: BrokerProcess,
+    source: BeanstalkdServer,
+    tube: str,
+    flags: list[str],
+    code: int,
+    message: str,
 ) -> None:
     source.put(tube, b"stays")
     done = run(broker, source, *flags)

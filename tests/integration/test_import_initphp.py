@@ -15,7 +15,7 @@ from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.dead_letter_record import read_block
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
 from tests.unit.moving.test_initphp import JOBS, JOBS_FAILED
 
 URN = "urn:babel:orders:created"

@@ -6,19 +6,19 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.integration.site import Site, running_site
+from tests.support.http_site import HttpSite, running_site
 
 LINES = "application/x-ndjson"
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as it:
         yield it
 
 
 async def sent(
-    site: Site, path: str, content: bytes, media: str, **headers: str
+    site: HttpSite, path: str, content: bytes, media: str, **headers: str
 ) -> tuple[int, str]:
     async with (
         aiohttp.ClientSession() as program,
@@ -29,7 +29,7 @@ async def sent(
         return answer.status, await answer.text()
 
 
-async def test_export_is_imported_as_it_is(site: Site) -> None:
+async def test_export_is_imported_as_it_is(site: HttpSite) -> None:
     await site.publish("orders", "one", "two", "three")
     async with (
         aiohttp.ClientSession() as program,
@@ -41,7 +41,9 @@ async def test_export_is_imported_as_it_is(site: Site) -> None:
     assert sorted(await site.contents("orders")) == sorted(["one", "two", "three"] * 2)
 
 
-async def test_export_that_was_cut_off_and_a_line_that_is_none_store_nothing(site: Site) -> None:
+async def test_export_that_was_cut_off_and_a_line_that_is_none_store_nothing(
+    site: HttpSite,
+) -> None:
     line = b'{"queue": "orders", "content": "one"}\n'
     for content, word in (
         (line + b'{"complete": false, "error": "gone"}\n', "not complete"),
@@ -56,12 +58,12 @@ async def test_export_that_was_cut_off_and_a_line_that_is_none_store_nothing(sit
 @pytest.mark.parametrize(
     "media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
 )
-async def test_what_a_form_can_send_is_no_json_lines(site: Site, media: str) -> None:
+async def test_what_a_form_can_send_is_no_json_lines(site: HttpSite, media: str) -> None:
     status, text = await sent(site, "/import", b'{"queue": "orders", "content": "x"}', media)
     assert (status, f"application/json or {LINES}" in text) == (415, True)
 
 
-async def test_page_of_another_site_cannot_send_lines(site: Site) -> None:
+async def test_page_of_another_site_cannot_send_lines(site: HttpSite) -> None:
     line = b'{"queue": "orders", "content": "x"}'
     status, text = await sent(site, "/import", line, LINES, Origin="http://evil.example")
     assert (status, "foreign_origin" in text) == (403, True)
@@ -80,6 +82,6 @@ async def test_page_of_another_site_cannot_send_lines(site: Site) -> None:
         assert answer.status >= 400
 
 
-async def test_no_other_call_takes_lines(site: Site) -> None:
+async def test_no_other_call_takes_lines(site: HttpSite) -> None:
     status, _ = await sent(site, "/queues/orders/messages", b'{"content": "x"}', LINES)
     assert status == 415

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.site import Site, running_site
-from tests.integration.visitors import Visitor, house
+from tests.support.http_site import HttpSite, running_site
+from tests.support.http_users import HttpUser, broker_fixture
 from tests.unit.admin.insights.cases import as_bytes, summary
 
 TABS = ("charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers")
@@ -29,12 +29,12 @@ def text_of(page: str) -> str:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         yield made
 
 
-async def leave(site: Site, **changes: Any) -> dict[str, Any]:
+async def leave(site: HttpSite, **changes: Any) -> dict[str, Any]:
     """Leave a summary, of this broker's history unless told otherwise."""
     history = (await site.ok("GET", "/pipeline/history/bounds"))["history_id"]
     made = summary(changes.pop("at_ms", now_ms()), changes.pop("history_id", history), **changes)
@@ -42,12 +42,12 @@ async def leave(site: Site, **changes: Any) -> dict[str, Any]:
     return made
 
 
-async def claim(site: Site, name: str, queue: str, count: int) -> None:
+async def claim(site: HttpSite, name: str, queue: str, count: int) -> None:
     asked = {"subscription": name, "queue": queue, "max_messages": count}
     await site.ok("POST", "/pipeline/claims/claim", asked)
 
 
-async def test_page_says_what_to_run_where_there_is_nothing(site: Site) -> None:
+async def test_page_says_what_to_run_where_there_is_nothing(site: HttpSite) -> None:
     page = (await site.get("/insights")).text
     assert "The pipeline has not run yet" in page
     assert f"phpmq-lite pipeline run --url {site.url}</code>" in page
@@ -57,7 +57,7 @@ async def test_page_says_what_to_run_where_there_is_nothing(site: Site) -> None:
         assert json.loads(page) == {"items": [], "next": None}
 
 
-async def test_every_part_stands_and_comes_as_data(site: Site) -> None:
+async def test_every_part_stands_and_comes_as_data(site: HttpSite) -> None:
     await leave(site)
     await site.publish_many("orders", 2)
     await claim(site, "s", "orders", 1)
@@ -74,7 +74,7 @@ async def test_every_part_stands_and_comes_as_data(site: Site) -> None:
         assert json.loads(last)["count"] == len(items)
 
 
-async def test_chart_has_its_numbers_as_a_table(site: Site) -> None:
+async def test_chart_has_its_numbers_as_a_table(site: HttpSite) -> None:
     await leave(site, last24h=[
         {"minute": now_ms() // 60_000 * 60_000, "queue": "orders", "published": 4_321, "acked": 7},
         {"minute": now_ms() // 60_000 * 60_000, "queue": "mail", "published": 1, "wait_p95": 90},
@@ -88,7 +88,7 @@ async def test_chart_has_its_numbers_as_a_table(site: Site) -> None:
     assert "90 ms" not in page
 
 
-async def test_state_and_lag_of_jobs_are_shown(site: Site) -> None:
+async def test_state_and_lag_of_jobs_are_shown(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     await site.ok("POST", "/queues/orders/purge", {})
     job = {"name": "archive", "state": "failed", "offset": 1, "error": "<b>disk</b>"}
@@ -100,7 +100,7 @@ async def test_state_and_lag_of_jobs_are_shown(site: Site) -> None:
     assert "<b>disk" not in page.text
 
 
-async def test_accepted_gaps_are_shown(site: Site) -> None:
+async def test_accepted_gaps_are_shown(site: HttpSite) -> None:
     await leave(site)
     said = text_of((await site.get("/insights")).text)
     assert "The archive lacks messages that retention took before they were archived" in said
@@ -113,7 +113,7 @@ async def test_accepted_gaps_are_shown(site: Site) -> None:
     assert "lacks" not in text_of((await site.get("/insights")).text)
 
 
-async def test_old_summary_says_so_and_how_to_renew_it(site: Site) -> None:
+async def test_old_summary_says_so_and_how_to_renew_it(site: HttpSite) -> None:
     await leave(site, at_ms=now_ms() - 2 * DAY_MS)
     page = text_of((await site.get("/insights")).text)
     assert "The numbers end 2 d ago" in page
@@ -122,7 +122,7 @@ async def test_old_summary_says_so_and_how_to_renew_it(site: Site) -> None:
     assert "The numbers end" not in text_of((await site.get("/insights")).text)
 
 
-async def test_what_the_jobs_did_not_learn_is_shown_as_unknown(site: Site) -> None:
+async def test_what_the_jobs_did_not_learn_is_shown_as_unknown(site: HttpSite) -> None:
     lag, archive = {"offset": None, "rows": None}, {"offset": None, "rows": 0}
     await leave(site, lag=lag, archive=archive)
     page = text_of((await site.get("/insights")).text)
@@ -130,7 +130,7 @@ async def test_what_the_jobs_did_not_learn_is_shown_as_unknown(site: Site) -> No
         assert f"{name} –" in page
 
 
-async def test_summary_of_another_history_says_so_and_gives_no_lag(site: Site) -> None:
+async def test_summary_of_another_history_says_so_and_gives_no_lag(site: HttpSite) -> None:
     await leave(site, history_id="f" * 32)
     page = text_of((await site.get("/insights?tab=jobs")).text)
     assert "another history than this broker's" in page
@@ -138,7 +138,7 @@ async def test_summary_of_another_history_says_so_and_gives_no_lag(site: Site) -
 
 
 @pytest.mark.parametrize("raw", [b"{", b'{"version": 9}', b"\xff", b"x" * 3_000_000])
-async def test_broken_file_is_an_error_that_says_why(site: Site, raw: bytes) -> None:
+async def test_broken_file_is_an_error_that_says_why(site: HttpSite, raw: bytes) -> None:
     await leave(site)
     (site.broker.data / "pipeline" / "summary.json").write_bytes(raw)
     page = await site.get("/insights")
@@ -151,7 +151,7 @@ async def test_broken_file_is_an_error_that_says_why(site: Site, raw: bytes) -> 
     assert "cannot be used" not in (await site.get("/insights")).text
 
 
-async def test_claims_are_listed_and_released_with_a_confirmation(site: Site) -> None:
+async def test_claims_are_listed_and_released_with_a_confirmation(site: HttpSite) -> None:
     await site.publish_many("orders", 5)
     await claim(site, "nightly", "orders", 3)
     page = await site.get("/insights?tab=claims")
@@ -168,7 +168,7 @@ async def test_claims_are_listed_and_released_with_a_confirmation(site: Site) ->
     )  # fmt: skip
 
 
-async def test_forgotten_subscription_is_not_listed_any_more(site: Site) -> None:
+async def test_forgotten_subscription_is_not_listed_any_more(site: HttpSite) -> None:
     await site.publish_many("orders", 1)
     await claim(site, "nightly", "orders", 1)
     await site.submit("/insights/release", {"subscription": "nightly", "forget": "yes"})
@@ -187,12 +187,12 @@ async def test_release_in_production_asks_for_the_name(tmp_path: Path) -> None:
         assert await site.ready("orders") == 2
 
 
-async def test_unknown_subscription_is_not_found(site: Site) -> None:
+async def test_unknown_subscription_is_not_found(site: HttpSite) -> None:
     assert (await site.get("/insights?release=nope")).status == 404
     assert (await site.post("/insights/release", subscription="nope")).status == 404
 
 
-async def test_reader_is_shown_with_its_lag(site: Site) -> None:
+async def test_reader_is_shown_with_its_lag(site: HttpSite) -> None:
     await site.publish_many("orders", 4)
     await site.ok("POST", "/queues/orders/purge", {})
     for name, position in (("archive", 1), ("done", 4)):
@@ -209,7 +209,7 @@ async def test_reader_is_shown_with_its_lag(site: Site) -> None:
 
 
 async def test_viewer_of_some_queues_sees_those_and_no_button(tmp_path: Path) -> None:
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         for queue in ("orders", "mail"):
             await home.control("POST", f"/queues/{queue}/messages", {"content": "x"})
             asked = {"subscription": f"of-{queue}", "queue": queue, "max_messages": 1}
@@ -218,7 +218,7 @@ async def test_viewer_of_some_queues_sees_those_and_no_button(tmp_path: Path) ->
         (home.data / "pipeline" / "summary.json").write_bytes(as_bytes(summary(now_ms())))
         await home.add("anna")
         secret = await home.token("narrow", "viewer", "orders*")
-        async with Visitor(home.url, secret) as viewer:
+        async with HttpUser(home.url, secret) as viewer:
             for tab in TABS:
                 text = (await viewer.get(f"/insights?tab={tab}")).text
                 assert (tab, "shop.cart" in text, "of-mail" in text) == (tab, False, False)
@@ -226,6 +226,6 @@ async def test_viewer_of_some_queues_sees_those_and_no_button(tmp_path: Path) ->
             assert ("of-orders" in text, "Release…" in text) == (True, False)
             assert (await viewer.get("/insights?release=of-orders")).status == 403
         secret = await home.token("narrow-operator", "operator", "orders*")
-        async with Visitor(home.url, secret) as operator:
+        async with HttpUser(home.url, secret) as operator:
             assert (await operator.get("/insights?release=of-mail")).status == 403
             assert (await operator.get("/insights?release=of-orders")).status == 200

@@ -13,8 +13,8 @@ from phpmq_lite.model import Limits, Loaded, Now
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import FakeClock
-from tests.driving import make_database, open_store
-from tests.unit.broker.rig import FakePeer
+from tests.support.core_and_store import make_database, open_store
+from tests.support.core_rig import FakePeer
 
 HISTORY = """SELECT "offset", seq, outcome, reason, position, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, settled_at, deliveries, charged, size, crc, publisher,

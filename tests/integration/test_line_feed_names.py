@@ -11,7 +11,7 @@ import pytest
 
 from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.admin.base.urls import encode_name
-from tests.integration.site import Site, error_of, running_site
+from tests.support.http_site import HttpSite, error_of, running_site
 
 NAME = "\nto day\nmore"
 PATH = f"/queues/{encode_name(NAME)}"
@@ -19,7 +19,7 @@ SEARCH = str(queue_search(NAME))
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     """Run a broker to which a client has published."""
     async with running_site(tmp_path / "data") as it:
         async with it.client() as client:
@@ -28,7 +28,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         yield it
 
 
-async def test_it_is_shown_and_searched(site: Site) -> None:
+async def test_it_is_shown_and_searched(site: HttpSite) -> None:
     assert (await site.ok("GET", PATH))["name"] == NAME
     assert await site.contents(NAME) == ["a", "b", "c"]
     found = await site.ok("GET", f"/messages?q={quote(SEARCH)}")
@@ -39,7 +39,7 @@ async def test_it_is_shown_and_searched(site: Site) -> None:
         assert "\\nto day\\nmore" in page.text
 
 
-async def test_it_is_published_to_claimed_and_drained(site: Site) -> None:
+async def test_it_is_published_to_claimed_and_drained(site: HttpSite) -> None:
     ids = await site.publish(NAME, "d")
     await site.ok("POST", f"/messages/{ids[0]}/move", {"target": "other", "create": True})
     assert await site.contents("other") == ["d"]
@@ -55,7 +55,7 @@ async def test_it_is_published_to_claimed_and_drained(site: Site) -> None:
     assert (await site.api("GET", PATH))[0] == 404
 
 
-async def test_its_dead_letters_go_back_and_its_history_is_read(site: Site) -> None:
+async def test_its_dead_letters_go_back_and_its_history_is_read(site: HttpSite) -> None:
     async with site.client() as client, client.consume(NAME, credit=1) as consumer:
         (await anext(consumer)).dead_letter()
         async with asyncio.timeout(10):
@@ -72,7 +72,7 @@ async def test_its_dead_letters_go_back_and_its_history_is_read(site: Site) -> N
             assert (answer.status, answer.headers["X-Row-Count"]) == (200, "1")
 
 
-async def test_its_export_is_imported(site: Site) -> None:
+async def test_its_export_is_imported(site: HttpSite) -> None:
     async with aiohttp.ClientSession() as program:
         url = f"{site.url}/api/v1"
         async with program.get(f"{url}/export", params={"q": SEARCH}) as answer:
@@ -84,7 +84,7 @@ async def test_its_export_is_imported(site: Site) -> None:
     assert await site.contents(NAME) == ["a", "b", "c"] * 2
 
 
-async def test_form_of_a_browser_names_it(site: Site) -> None:
+async def test_form_of_a_browser_names_it(site: HttpSite) -> None:
     """A browser sends a line feed of a hidden field as CR LF; no name has a CR."""
     sent = NAME.replace("\n", "\r\n")
     page = await site.post("/publish", {"queue": sent, "kind": "text", "body": "d"})
@@ -93,7 +93,7 @@ async def test_form_of_a_browser_names_it(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", ["tab\there", "cr\rhere", "nul\0here", "del\x7f", "c1\x85"])
-async def test_no_other_control_character_is_taken(site: Site, name: str) -> None:
+async def test_no_other_control_character_is_taken(site: HttpSite, name: str) -> None:
     status, problem = await site.api(
         "POST", f"/queues/{encode_name(name)}/messages", {"content": "a"}
     )

@@ -24,7 +24,7 @@ from phpmq_lite.server.listeners import KEEPALIVE, Listeners
 from phpmq_lite.server.session import EndDetector
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import TcpSettings
-from tests.integration.authority import Authority, Certificate
+from tests.support.certificates import Certificate, CertificateAuthority
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -360,12 +360,12 @@ async def test_socket_that_another_broker_made_meanwhile_is_left_alone(tmp_path:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
-def server(authority: Authority) -> Certificate:
+def server(authority: CertificateAuthority) -> Certificate:
     return authority.make("server")
 
 
@@ -424,7 +424,7 @@ async def test_plain_text_to_tls_is_closed_and_makes_no_session(server: Certific
 
 @on_both_loops
 async def test_client_needs_a_certificate_of_the_authority(
-    server: Certificate, authority: Authority
+    server: Certificate, authority: CertificateAuthority
 ) -> None:
     ca, _ = authority.make("clients", "-addext", "basicConstraints=critical,CA:TRUE")
     own = authority.make("worker", "-addext", "basicConstraints=CA:FALSE", issuer="clients")

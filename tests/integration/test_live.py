@@ -15,7 +15,15 @@ from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.client import connect
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.testing import Running, running_service
-from tests.integration.live_client import SOON_S, Events, Pages, pages, publish_staged, taps, until
+from tests.support.live_pages import (
+    SOON_S,
+    EventStream,
+    LivePages,
+    pages,
+    poll_until,
+    publish_staged,
+    taps,
+)
 
 ORDERS = "orders"
 
@@ -27,7 +35,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @pytest.fixture
-async def browser(broker: Running) -> AsyncIterator[Pages]:
+async def browser(broker: Running) -> AsyncIterator[LivePages]:
     async with pages(broker) as browser:
         yield browser
 
@@ -42,7 +50,7 @@ async def publish(broker: Running, *bodies: bytes, queue: str = ORDERS) -> None:
 
 
 async def test_stream_shows_all_at_first_and_then_only_what_changed(
-    broker: Running, browser: Pages
+    broker: Running, browser: LivePages
 ) -> None:
     await publish(broker, b"one")
     async with browser.events("queue:orders") as stream:
@@ -60,7 +68,7 @@ async def test_stream_shows_all_at_first_and_then_only_what_changed(
                 break
 
 
-async def test_stream_goes_on_where_the_browser_was(broker: Running, browser: Pages) -> None:
+async def test_stream_goes_on_where_the_browser_was(broker: Running, browser: LivePages) -> None:
     await publish(broker, b"one")
     async with browser.events("queue:orders") as kept:
         _, id_, _ = await kept.next()
@@ -70,7 +78,7 @@ async def test_stream_goes_on_where_the_browser_was(broker: Running, browser: Pa
             assert "1.dispatched" not in first.get("shown", {})
 
 
-async def test_streams_of_all_topics_answer(broker: Running, browser: Pages) -> None:
+async def test_streams_of_all_topics_answer(broker: Running, browser: LivePages) -> None:
     await publish(broker, b"one")
     for topic in ("overview", "queues", "clients"):
         async with browser.events(topic) as stream:
@@ -78,14 +86,14 @@ async def test_streams_of_all_topics_answer(broker: Running, browser: Pages) -> 
             assert data["says"]
 
 
-async def test_unknown_topic_is_refused_with_the_list(browser: Pages) -> None:
+async def test_unknown_topic_is_refused_with_the_list(browser: LivePages) -> None:
     for topic in ("nothing", "queue", "overview:x", "queue:"):
         status, text = await browser.get(f"/api/v1/events?topic={topic}")
         assert status == 422
         assert "tail:" in text
 
 
-async def test_new_rows_are_counted_not_shown(broker: Running, browser: Pages) -> None:
+async def test_new_rows_are_counted_not_shown(broker: Running, browser: LivePages) -> None:
     await publish(broker, b"one")
     async with browser.events("queues", "&ids=1") as stream:
         _, _, whole = await stream.next()
@@ -95,7 +103,7 @@ async def test_new_rows_are_counted_not_shown(broker: Running, browser: Pages) -
 
 
 async def test_fifth_stream_of_a_session_gets_no_place_and_polls(
-    broker: Running, browser: Pages
+    broker: Running, browser: LivePages
 ) -> None:
     await publish(broker, b"one")
     await browser.get("/publish")  # a page with a form: now there is a session
@@ -116,20 +124,20 @@ async def test_fifth_stream_of_a_session_gets_no_place_and_polls(
         assert stream.status == 200
 
 
-async def polled(browser: Pages, id_: str, field: str) -> dict[str, Any]:
+async def polled(browser: LivePages, id_: str, field: str) -> dict[str, Any]:
     """Poll until a field has changed; a feed is evaluated once a second."""
 
     async def ask() -> dict[str, Any]:
         data: dict[str, Any] = await browser.json(f"/live?topic=queue:orders&after={id_}")
         return data
 
-    return await until(ask, lambda data: field in data.get("shown", {}))
+    return await poll_until(ask, lambda data: field in data.get("shown", {}))
 
 
 async def has_streams(broker: Running, count: int) -> None:
     """Wait until the broker has noticed who has left."""
     async with pages(broker) as other:
-        await until(
+        await poll_until(
             lambda: other.get("/metrics"),
             lambda answer: f"phpmq_sse_streams {count}.0" in answer[1],
         )
@@ -142,10 +150,10 @@ async def test_control_socket_has_streams_of_its_own(broker: Running) -> None:
             url = "http://localhost/api/v1/events?topic=queues"
             response = await stack.enter_async_context(session.get(url))
             assert response.status == 200
-            await Events(response).next()
+            await EventStream(response).next()
 
 
-async def test_poll_of_a_queue_that_is_not_there_says_so(browser: Pages) -> None:
+async def test_poll_of_a_queue_that_is_not_there_says_so(browser: LivePages) -> None:
     assert (await browser.get("/api/v1/live?topic=queue:nothing"))[0] == 404
 
 
@@ -188,7 +196,7 @@ async def test_stop_ends_waits(tmp_path: Path) -> None:
 # -- wait
 
 
-async def waited(browser: Pages, query: str) -> tuple[int, str, dict[str, Any]]:
+async def waited(browser: LivePages, query: str) -> tuple[int, str, dict[str, Any]]:
     """Wait; gives status, cursor and the message."""
     async with browser.session.get(browser.url(f"/api/v1/wait?{query}")) as response:
         found = await response.json() if response.status == 200 else {}
@@ -197,10 +205,12 @@ async def waited(browser: Pages, query: str) -> tuple[int, str, dict[str, Any]]:
 
 async def has_waits(broker: Running, count: int) -> None:
     """Wait until so many wait."""
-    await until(lambda: taps(broker), lambda found: found >= count)
+    await poll_until(lambda: taps(broker), lambda found: found >= count)
 
 
-async def test_wait_answers_when_the_message_is_published(broker: Running, browser: Pages) -> None:
+async def test_wait_answers_when_the_message_is_published(
+    broker: Running, browser: LivePages
+) -> None:
     _, cursor, _ = await waited(browser, "")
     query = f"q=queue:orders&after={cursor}&timeout=30"
     waiting = asyncio.create_task(waited(browser, query))
@@ -212,7 +222,7 @@ async def test_wait_answers_when_the_message_is_published(broker: Running, brows
     assert WaitPosition.read(cursor) is not None
 
 
-async def test_wait_answers_when_spark_publishes(broker: Running, browser: Pages) -> None:
+async def test_wait_answers_when_spark_publishes(broker: Running, browser: LivePages) -> None:
     _, cursor, _ = await waited(browser, "")
     waiting = asyncio.create_task(waited(browser, f"q=queue:orders&after={cursor}&timeout=30"))
     await has_waits(broker, 1)
@@ -222,7 +232,9 @@ async def test_wait_answers_when_spark_publishes(broker: Running, browser: Pages
     assert (status, found["preview"]) == (200, "mine")
 
 
-async def test_wait_misses_nothing_between_cursor_and_wait(broker: Running, browser: Pages) -> None:
+async def test_wait_misses_nothing_between_cursor_and_wait(
+    broker: Running, browser: LivePages
+) -> None:
     _, cursor, _ = await waited(browser, "")
     await publish(broker, b"early")
     status, cursor, found = await waited(browser, f"after={cursor}&timeout=10")
@@ -232,7 +244,7 @@ async def test_wait_misses_nothing_between_cursor_and_wait(broker: Running, brow
 
 
 async def test_wait_finds_each_of_many_messages_once_while_they_come(
-    broker: Running, browser: Pages
+    broker: Running, browser: LivePages
 ) -> None:
     _, cursor, _ = await waited(browser, "")
     bodies = [b"%d" % number for number in range(60)]
@@ -246,7 +258,9 @@ async def test_wait_finds_each_of_many_messages_once_while_they_come(
     assert seen == bodies
 
 
-async def test_wait_answers_when_the_message_is_settled(broker: Running, browser: Pages) -> None:
+async def test_wait_answers_when_the_message_is_settled(
+    broker: Running, browser: LivePages
+) -> None:
     readers = Readers(broker.data / "phpmq.db")
     before = await WaitPosition.now(readers)
     await readers.close()
@@ -261,12 +275,12 @@ async def test_wait_answers_when_the_message_is_settled(broker: Running, browser
     assert (status, found["state"], found["preview"]) == (200, "acked", "job")
 
 
-async def test_wait_ends_empty_after_its_time(browser: Pages) -> None:
+async def test_wait_ends_empty_after_its_time(browser: LivePages) -> None:
     assert (await waited(browser, "q=nothing&timeout=0.2"))[0] == 204
 
 
 @pytest.mark.parametrize("query", ["timeout=61", "until=never", "after=x", "q=state:odd", "nix=1"])
-async def test_wait_refuses_what_it_cannot_read(browser: Pages, query: str) -> None:
+async def test_wait_refuses_what_it_cannot_read(browser: LivePages, query: str) -> None:
     assert (await browser.get(f"/api/v1/wait?{query}"))[0] == 422
 
 

@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.monitoring.feed_viewers import feed_key
 from phpmq_lite.client import connect
 from phpmq_lite.testing import Running, running_service
-from tests.integration.live_client import Events, Pages, pages, taps, until
+from tests.support.live_pages import EventStream, LivePages, pages, poll_until, taps
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def control(broker: Running) -> AsyncIterator[aiohttp.ClientSession]:
 @asynccontextmanager
 async def limited(
     broker: Running, role: str = "viewer", name: str = "limited"
-) -> AsyncIterator[Pages]:
+) -> AsyncIterator[LivePages]:
     """A program whose token is for the queues ``mail*`` only."""
     async with control(broker) as session:
         asked = {"name": f"{name}-{role}", "role": role, "queues": ["mail*"]}
@@ -45,7 +45,7 @@ async def limited(
             assert answer.status == 201, await answer.text()
             token = (await answer.json())["token"]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
-        yield Pages(broker, session)
+        yield LivePages(broker, session)
 
 
 async def test_topics_of_other_queues_are_not_there(broker: Running) -> None:
@@ -77,14 +77,14 @@ async def test_wait_finds_nothing_of_other_queues(broker: Running) -> None:
                 return await answer.json()
 
         waiting = asyncio.create_task(wait())
-        await until(lambda: taps(broker), bool)
+        await poll_until(lambda: taps(broker), bool)
         async with connect(broker.host, broker.port) as client:
             await client.publish_confirmed("secret", b"for few again")
             await client.publish_confirmed("mail2", b"a new queue of ours")
         assert (await waiting)["preview"] == "a new queue of ours"
 
 
-async def frames_of(program: Pages, number: int) -> list[dict[str, Any]]:
+async def frames_of(program: LivePages, number: int) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = (await program.json(f"/clients/{number}/frames"))["frames"]
     return frames
 
@@ -101,7 +101,7 @@ async def test_frames_and_messages_of_other_queues_are_hidden(broker: Running) -
         assert await frames_of(program, number) == []
         await client.publish_confirmed("secret", b"hush")
         await client.publish_confirmed("mail", b"hello")
-        seen = await until(lambda: frames_of(program, number), lambda found: len(found) >= 4)
+        seen = await poll_until(lambda: frames_of(program, number), lambda found: len(found) >= 4)
     assert [bool(frame["pieces"]) for frame in seen] == [False, False, True, True]
     assert [frame["queue"] for frame in seen] == [None, None, "mail", "mail"]
     assert b"hush".hex() not in str(seen)
@@ -129,7 +129,7 @@ async def test_stream_ends_when_its_token_is_revoked(broker: Running) -> None:
         assert await last_of(stream) == {"reason": "gone"}
 
 
-async def last_of(stream: Events) -> dict[str, Any]:
+async def last_of(stream: EventStream) -> dict[str, Any]:
     while True:
         name, _, data = await stream.next()
         if name == "bye":

@@ -12,7 +12,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.integrity.wal_format import read_frames, read_header
 from phpmq_lite.storage.migrate import migrate, read_migrations, split_statements
 from phpmq_lite.storage.write.history_index import HistoryIndexer
-from tests.driving import Driver
+from tests.support.core_and_store import Driver
 
 MESSAGES = 60
 PAGES = {"body", "history", "history_seq", "message", "message_held"}

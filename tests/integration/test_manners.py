@@ -15,8 +15,8 @@ from phpmq_lite import logs
 from phpmq_lite.admin.auth.browser_security import HEADERS
 from phpmq_lite.admin.base.route import Route
 from phpmq_lite.admin.routes import ROUTES
-from tests.integration.filled_house import READING, WRITING, Filled, filled_house
-from tests.integration.visitors import Answer, Visitor, house
+from tests.support.full_broker import READING, WRITING, FullBroker, full_broker
+from tests.support.http_users import HttpReply, HttpUser, broker_fixture
 
 ELSEWHERE = (
     "/static/x/app.css", "/static/x/nothing", "/static/x/..%2fbase.html", "/nowhere", "/x//y",
@@ -29,12 +29,12 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 
 
 @pytest.fixture
-async def filled(tmp_path: Path) -> AsyncIterator[Filled]:
-    async with filled_house(tmp_path / "data", limits={"max_content": 1_000}) as made:
+async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
+    async with full_broker(tmp_path / "data", limits={"max_content": 1_000}) as made:
         yield made
 
 
-def missing(answer: Answer) -> list[str]:
+def missing(answer: HttpReply) -> list[str]:
     """Give the security headers that are not on an answer, or weaker than they are to be."""
     found = [
         name for name, value in HEADERS.items() if not answer.headers.get(name, "-").endswith(value)
@@ -50,7 +50,7 @@ def missing(answer: Answer) -> list[str]:
 # -- headers, methods, hosts
 
 
-async def test_every_answer_has_the_security_headers(filled: Filled) -> None:
+async def test_every_answer_has_the_security_headers(filled: FullBroker) -> None:
     wrong, statuses = [], set()
     paths = [filled.path(route) for route in ROUTES] + list(ELSEWHERE)
     for path in dict.fromkeys(paths):
@@ -70,14 +70,14 @@ async def test_every_answer_has_the_security_headers(filled: Filled) -> None:
     assert 500 not in statuses
 
 
-async def test_stranger_gets_the_headers_too(filled: Filled) -> None:
-    async with Visitor(filled.home.url) as stranger:
+async def test_stranger_gets_the_headers_too(filled: FullBroker) -> None:
+    async with HttpUser(filled.home.url) as stranger:
         for route in ROUTES:
             answer = await stranger.ask(route.method, filled.path(route))
             assert (route.name, missing(answer)) == (route.name, [])
 
 
-async def test_method_that_a_path_does_not_take_is_told_which_it_does(filled: Filled) -> None:
+async def test_method_that_a_path_does_not_take_is_told_which_it_does(filled: FullBroker) -> None:
     for path in dict.fromkeys(filled.path(route) for route in ROUTES):
         known = {route.method for route in ROUTES if _is_of(path, route)}
         known |= {"HEAD"} if "GET" in known else set()
@@ -95,17 +95,17 @@ def _is_of(path: str, route: Route) -> bool:
 
 async def test_named_host_is_answered(tmp_path: Path) -> None:
     admin = {"hosts": ["mq.example"]}
-    async with house(tmp_path / "data", admin=admin) as home, Visitor(home.url) as me:
+    async with broker_fixture(tmp_path / "data", admin=admin) as home, HttpUser(home.url) as me:
         assert (await me.get("/livez", Host="mq.example:80")).status == 200
         assert (await me.get("/livez", Host="other.example")).status == 421
 
 
 async def test_control_socket_needs_neither_host_nor_origin(tmp_path: Path) -> None:
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         await home.control("POST", "/queues/orders/messages", {"content": "x"})
         connector = aiohttp.UnixConnector(str(home.data / "control.sock"))
         headers = {"Origin": "http://evil.example"}
-        async with Visitor("http://any.name", connector=connector, headers=headers) as me:
+        async with HttpUser("http://any.name", connector=connector, headers=headers) as me:
             answer = await me.ask("POST", "/api/v1/queues/orders/purge", json={})
         assert (answer.status, json.loads(answer.text)) == (200, {"settled": 1})
 
@@ -113,7 +113,7 @@ async def test_control_socket_needs_neither_host_nor_origin(tmp_path: Path) -> N
 # -- what is sent
 
 
-async def test_body_that_is_no_json_is_refused(filled: Filled) -> None:
+async def test_body_that_is_no_json_is_refused(filled: FullBroker) -> None:
     csrf = await filled.me.csrf()
     for media_type in ("text/plain", "application/xml", "multipart/form-data", ""):
         for route in [route for route in WRITING if route.is_api]:
@@ -121,7 +121,7 @@ async def test_body_that_is_no_json_is_refused(filled: Filled) -> None:
             assert (route.name, media_type, status) == (route.name, media_type, 415)
 
 
-async def test_broken_json_is_refused(filled: Filled) -> None:
+async def test_broken_json_is_refused(filled: FullBroker) -> None:
     csrf, json_only = await filled.me.csrf(), {"Content-Type": "application/json"}
     for route in [route for route in WRITING if route.is_api and route.takes is not None]:
         # What is no JSON is no summary either: that address has one answer for both.
@@ -133,7 +133,7 @@ async def test_broken_json_is_refused(filled: Filled) -> None:
 
 
 async def _send(
-    filled: Filled, route: Route, body: bytes, headers: dict[str, str], csrf: str
+    filled: FullBroker, route: Route, body: bytes, headers: dict[str, str], csrf: str
 ) -> int:
     """Send a body as a script of ours would."""
     known = {"Origin": filled.me.origin, "X-CSRF-Token": csrf} | headers
@@ -142,7 +142,7 @@ async def _send(
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "identity, gzip"])
-async def test_compressed_body_is_refused_on_every_route(filled: Filled, encoding: str) -> None:
+async def test_compressed_body_is_refused_on_every_route(filled: FullBroker, encoding: str) -> None:
     """What the header names is never begun: these bytes are no stream of any encoding."""
     csrf, coded = await filled.me.csrf(), {"Content-Encoding": encoding}
     wrong = []
@@ -158,7 +158,7 @@ async def test_compressed_body_is_refused_on_every_route(filled: Filled, encodin
 
 
 async def test_compressed_body_is_not_decompressed_for_its_refusal(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
+    filled: FullBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[object] = []
     monkeypatch.setattr(
@@ -172,7 +172,7 @@ async def test_compressed_body_is_not_decompressed_for_its_refusal(
     assert begun == []
 
 
-async def test_body_encoded_as_identity_is_taken(filled: Filled) -> None:
+async def test_body_encoded_as_identity_is_taken(filled: FullBroker) -> None:
     headers = {"Origin": filled.me.origin, "X-CSRF-Token": await filled.me.csrf()}
     headers |= {"Content-Encoding": "Identity", "Content-Type": "application/json"}
     path = "/api/v1/queues/orders/messages"
@@ -180,7 +180,7 @@ async def test_body_encoded_as_identity_is_taken(filled: Filled) -> None:
     assert answer.status == 201
 
 
-async def test_wrong_message_is_refused_and_its_field_named(filled: Filled) -> None:
+async def test_wrong_message_is_refused_and_its_field_named(filled: FullBroker) -> None:
     tries: list[tuple[str, Any, int, str | None]] = [
         ("orders", {"content": 5}, 422, "0.content"),
         ("orders", {"content": "a", "ttl_s": -1}, 422, "0.ttl_s"),
@@ -208,7 +208,7 @@ async def test_wrong_message_is_refused_and_its_field_named(filled: Filled) -> N
 # -- errors
 
 
-async def test_error_is_a_page_for_people_and_json_for_programs(filled: Filled) -> None:
+async def test_error_is_a_page_for_people_and_json_for_programs(filled: FullBroker) -> None:
     answer = await filled.me.get("/queues/nope")
     assert (answer.status, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
     assert "No such queue" in answer.text
@@ -220,7 +220,7 @@ async def test_error_is_a_page_for_people_and_json_for_programs(filled: Filled) 
 
 
 async def test_failure_is_logged_and_leaks_nothing(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
+    filled: FullBroker, monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
 ) -> None:
     logs.configure(stream=log_stream)
 
@@ -241,7 +241,7 @@ async def test_failure_is_logged_and_leaks_nothing(
     assert re.search(problem["title"], answer.text)
 
 
-async def test_reading_needs_no_token(filled: Filled) -> None:
+async def test_reading_needs_no_token(filled: FullBroker) -> None:
     """GET changes nothing, so links from elsewhere work."""
     for route in READING:
         answer = await filled.me.get(filled.path(route), Referer="http://other.example/")

@@ -6,19 +6,19 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.integration.site import Site, running_site
-from tests.integration.visitors import Visitor, house
+from tests.support.http_site import HttpSite, running_site
+from tests.support.http_users import HttpUser, broker_fixture
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as it:
         yield it
 
 
 @pytest.mark.parametrize("segment", ["%FF", "a%C3", "%ED%A0%80", "%25%FF"])
 async def test_name_that_is_not_utf8_is_refused_and_no_queue_is_made(
-    site: Site, segment: str
+    site: HttpSite, segment: str
 ) -> None:
     for method, path in (
         ("PUT", f"/queues/{segment}"),
@@ -33,12 +33,12 @@ async def test_name_that_is_not_utf8_is_refused_and_no_queue_is_made(
 
 
 @pytest.mark.parametrize(("segment", "name"), [("%25FF", "%FF"), ("%2525", "%25"), ("%C3%A9", "é")])
-async def test_percent_sign_may_be_in_a_name(site: Site, segment: str, name: str) -> None:
+async def test_percent_sign_may_be_in_a_name(site: HttpSite, segment: str, name: str) -> None:
     assert (await site.ok("PUT", f"/queues/{segment}"))["is_new"]
     assert [item["name"] for item in (await site.ok("GET", "/queues"))["items"]] == [name]
 
 
-async def test_longest_queue_has_a_dead_letter_queue_for_everybody(site: Site) -> None:
+async def test_longest_queue_has_a_dead_letter_queue_for_everybody(site: HttpSite) -> None:
     """A record in it could be neither read nor redriven: its name has more than 255 bytes."""
     queue, dead = "q" * 255, "q" * 255 + ".dlq"
     await site.publish(queue, "poison", "again")
@@ -74,7 +74,7 @@ async def test_longest_queue_has_a_dead_letter_queue_for_everybody(site: Site) -
         ("~..", ".."), ("%7E..", "~.."), ("~%2E%2E", ".."),
     ],
 )  # fmt: skip
-async def test_encoded_tilde_is_part_of_the_name(site: Site, segment: str, name: str) -> None:
+async def test_encoded_tilde_is_part_of_the_name(site: HttpSite, segment: str, name: str) -> None:
     """A purge of ``%7Eorders`` was one of ``orders``."""
     await site.ok("POST", "/queues/orders/messages", {"content": "kept"})
     assert (await site.ok("PUT", f"/queues/{segment}"))["is_new"]
@@ -87,11 +87,11 @@ async def test_encoded_tilde_is_part_of_the_name(site: Site, segment: str, name:
 
 
 async def test_encoded_tilde_is_part_of_the_name_of_a_user_and_a_token(tmp_path: Path) -> None:
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         await home.add("ci")
         await home.token("ci", "viewer")
         connector = aiohttp.UnixConnector(str(home.data / "control.sock"))
-        async with Visitor("http://any.name", connector=connector) as me:
+        async with HttpUser("http://any.name", connector=connector) as me:
             for path in ("/api/v1/tokens/%7Eci", "/api/v1/users/%7Eci"):
                 assert (path, (await me.ask("DELETE", path, json={})).status) == (path, 404)
         assert home.rows("SELECT name FROM user") == [("ci",)]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite import testing
-from tests.acceptance.peers import WAIT_S, Peer
 from tests.faults.shim import IS_AVAILABLE, Shim
-from tests.preloaded import BrokerProcess
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import WAIT_S, SocketClient
 
 pytestmark = pytest.mark.acceptance
 
@@ -119,7 +119,7 @@ def test_watchdog_is_fed_only_while_the_writer_moves(
         broker.start()
         manager_at_path.hear_until("WATCHDOG")
         shim.delay_sync_ms = HANGS_MS
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.publish("orders", b"{" * 100_000)  # so much is stored in the thread
             manager_at_path.hear_rest(SILENCE_S)
             with urllib.request.urlopen(f"{broker.admin[0]}livez", timeout=WAIT_S) as answer:

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import pytest
 
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish, Requeue
-from tests.acceptance.peers import Admin, Peer
-from tests.integration.php_peer import ROOT
-from tests.integration.scripted_broker import Peer as ScriptedPeer
-from tests.integration.scripted_broker import ScriptedBroker
-from tests.preloaded import BrokerProcess, broker_of_all, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process, broker_with_all_listeners
+from tests.support.php_client import ROOT
+from tests.support.scripted_broker import ScriptedBroker
+from tests.support.scripted_broker import ScriptedPeer as ScriptedPeer
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.acceptance
 
@@ -62,7 +62,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     data = tmp_path_factory.mktemp("clients") / "data"
-    with broker_of_all(data) as running:
+    with broker_with_all_listeners(data) as running:
         yield running
 
 
@@ -81,7 +81,7 @@ def wait_until_acked(broker: BrokerProcess, queue: str) -> None:
     """Wait until the acknowledgement of a message is stored."""
     asked = "/api/v1/messages?q=" + quote(f'queue:"{queue}" state:acked')
     ends_at = monotonic() + 30
-    while not Admin(broker.admin[0]).get(asked)["items"]:
+    while not AdminApi(broker.admin[0]).get(asked)["items"]:
         assert monotonic() < ends_at
         sleep(0.01)
 
@@ -104,7 +104,7 @@ def test_client_consumes_what_it_published(
         assert program.run("publish", broker.phpmq[0], queue, content) == "stored\n"
     shown = program.run("consume", broker.phpmq[port], queue, "2")
     assert shown == "first\nGrüße, 世界\n"
-    assert Admin(broker.admin[0]).queue(queue)["ready"] == 1
+    assert AdminApi(broker.admin[0]).queue(queue)["ready"] == 1
 
 
 def test_client_requeues_with_a_new_ttl(
@@ -114,7 +114,7 @@ def test_client_requeues_with_a_new_ttl(
         program.run("publish", broker.phpmq[0], queue, content)
     assert program.run("requeue", broker.phpmq[0], queue, "3600") == "first\n"
     assert program.run("consume", broker.phpmq[0], queue, "1") == "second\n"
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume(queue, 1)
         (again,) = peer.dispatches(1)
     assert again.content == b"first"
@@ -130,9 +130,9 @@ def test_client_publishes_with_a_ttl(program: Program, broker: BrokerProcess, qu
 def test_client_says_what_the_broker_refuses(
     program: Program, broker: BrokerProcess, queue: str
 ) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         assert peer.confirm(queue, b"x") is None
-    Admin(broker.admin[0]).pause(queue, "publishing")
+    AdminApi(broker.admin[0]).pause(queue, "publishing")
     assert "paused" in program.run("publish", broker.phpmq[0], queue, "x", code=1)
 
 

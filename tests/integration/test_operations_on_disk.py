@@ -7,8 +7,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, Ac
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.storage.write import store as stores
-from tests.driving import Driver
-from tests.integration.driven import MakeDriver, order, taken_in_order
+from tests.support.core_and_store import Driver, MakeDriver, consume_all, stored_bodies
 
 
 def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
@@ -33,13 +32,13 @@ def audit(driver: Driver) -> list[tuple[Any, ...]]:
 def test_what_was_deleted_comes_back_in_its_place(make: MakeDriver) -> None:
     driver = make(Limits(window=2))
     driver.publish(b"a", b"b", b"c", b"d", b"e")
-    before = order(driver)
+    before = stored_bodies(driver)
     act(driver, Action.DELETE, 2, 3, 5)
     worker = driver.consume(1)
     done = act(driver, Action.RESTORE, 2, 3, 5)
     assert done.done == [2, 3, 5]
-    assert order(driver) == before
-    assert taken_in_order(driver, worker) == before
+    assert stored_bodies(driver) == before
+    assert consume_all(driver, worker) == before
 
 
 def test_message_is_restored_once_and_its_successor_once_too(make: MakeDriver) -> None:
@@ -51,7 +50,7 @@ def test_message_is_restored_once_and_its_successor_once_too(make: MakeDriver) -
     act(driver, Action.DELETE, made)
     driver.kill_and_restart()
     assert act(driver, Action.RESTORE, 1, made).skipped == {"restored already": 1}
-    assert order(driver) == [b"a", b"b"]
+    assert stored_bodies(driver) == [b"a", b"b"]
 
 
 def test_requeue_and_move_are_undone_after_a_restart(make: MakeDriver) -> None:
@@ -59,10 +58,10 @@ def test_requeue_and_move_are_undone_after_a_restart(make: MakeDriver) -> None:
     driver.publish(b"a", b"b", b"c")
     places = act(driver, Action.REQUEUE, 1).places
     places |= act(driver, Action.MOVE, 2, target="mails", create=True).places
-    assert (order(driver), order(driver, "mails")) == ([b"c", b"a"], [b"b"])
+    assert (stored_bodies(driver), stored_bodies(driver, "mails")) == ([b"c", b"a"], [b"b"])
     driver.kill_and_restart()
     assert act(driver, Action.PLACE, 1, 2, places=places).done == [1, 2]
-    assert (order(driver), driver.live(), driver.live("mails")) == (
+    assert (stored_bodies(driver), driver.live(), driver.live("mails")) == (
         [b"a", b"b", b"c"], (3, 3), (0, 0),
     )  # fmt: skip
 
@@ -159,7 +158,7 @@ def test_purge_leaves_what_comes_back_to_an_old_place_meanwhile(make: MakeDriver
         purge = driver.ask("purge", "orders")
         driver.turn()
         act(driver, Action.RESTORE, 4)
-    assert (purge.answer, order(driver)) == (3, [b"d"])
+    assert (purge.answer, stored_bodies(driver)) == (3, [b"d"])
 
 
 def test_removed_queue_stays_known_as_long_as_the_history_has_it(make: MakeDriver) -> None:

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.outbox import Outbox, create_tables
-from tests.integration.killed_relay import PLACES
-from tests.preloaded import BrokerProcess, Process, broker_process
+from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
+from tests.support.killed_relay import PLACES
 
 URN = "urn:babel:orders:created"
 ROWS = 60
@@ -148,13 +148,13 @@ def killed(
 ) -> int:
     """Run a relay that is killed at a place; give its exit code."""
     arguments = [
-        "tests.integration.killed_relay", place, str(times),
+        "tests.support.killed_relay", place, str(times),
         *(["mutant"] if is_mutant else []), "--", "outbox", "relay", "--once",
         "--lease", "0s", "--batch", str(BATCH), "--url", f"phpmq://{broker.phpmq[0]}",
         "--database", str(database),
     ]  # fmt: skip
     with database.with_name("killed.log").open("a", encoding="utf-8") as log:
-        return Process(arguments, stderr=log).wait(60)
+        return ForkedProcess(arguments, stderr=log).wait(60)
 
 
 @pytest.mark.parametrize("place", PLACES)

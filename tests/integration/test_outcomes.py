@@ -22,8 +22,8 @@ from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.write import store as stores
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.storage.write.writer import MANY_COMMANDS, Writer
-from tests.batches import newborn
-from tests.driving import make_database, open_store
+from tests.support.batch_builders import batch_of_new
+from tests.support.core_and_store import make_database, open_store
 
 PAGE = 4_096
 
@@ -44,7 +44,7 @@ def is_whole(path: Path) -> bool:
 
 def large(*numbers: int) -> Batch:
     """Make a batch with new messages of some pages each."""
-    batch = newborn(*numbers)
+    batch = batch_of_new(*numbers)
     for at in range(1, len(batch.bodies), 2):
         batch.bodies[at] = bytes([at % 256]) * 3 * PAGE
     return batch
@@ -170,7 +170,7 @@ async def test_close_does_not_wait_for_room(
     ends: list[object] = []
     one = Writer(make_database(tmp_path), on_fatal=ends.append)
     await one.open(1 << 20)
-    await one.commit(newborn(1))
+    await one.commit(batch_of_new(1))
     monkeypatch.setattr(Store, "checkpoint", lambda *_: fail(sqlite3.SQLITE_FULL))
     await one.close()
     assert ends == []
@@ -203,7 +203,7 @@ async def test_batch_is_kept_while_a_stranger_has_the_lock(opened: Writer) -> No
             loop.call_soon_threadsafe(is_known.set)
 
         opened.space.on_change = tell
-        done = opened.commit(newborn(1))
+        done = opened.commit(batch_of_new(1))
         await is_known.wait()
         assert opened.space.trouble == "another program keeps the database locked"
         assert not done.done()
@@ -224,7 +224,7 @@ async def test_stranger_who_keeps_the_lock_ends_the_broker(
     with closing(sqlite3.connect(one.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         with pytest.raises(NotWritableError, match="locked"):
-            await one.commit(newborn(1))
+            await one.commit(batch_of_new(1))
         stranger.execute("ROLLBACK")
     assert len(ends) == 1
     await one.close()
@@ -249,14 +249,14 @@ async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: P
             store.execute("SELECT 1")
 
     broken = one.start(break_it)  # as a checkpoint between two batches
-    behind = one.commit(newborn(1))
+    behind = one.commit(batch_of_new(1))
     with pytest.raises(OutcomeUnknownError, match="SQLITE_AUTH"):
         await broken
     with pytest.raises(OutcomeUnknownError, match="SQLITE_AUTH"):
         await behind
     connection_of(one).set_authorizer(None)
     with pytest.raises(OutcomeUnknownError):
-        await one.commit(newborn(1))
+        await one.commit(batch_of_new(1))
     assert len(ends) == 1
     assert ends[0][1] != threading.get_ident()  # at once, where it happened
     await one.close()
@@ -267,7 +267,7 @@ async def test_failure_behind_a_commit_is_never_taken_for_a_batch_that_is_not_st
     opened: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "_load", lambda *_: fail(sqlite3.SQLITE_BUSY))
-    batch = newborn(1)
+    batch = batch_of_new(1)
     batch.seqs.add(1)
     with pytest.raises(OutcomeUnknownError):
         await opened.commit(batch)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.testing import BrokerProcess
-from tests.acceptance.peers import WAIT_S, Peer
+from tests.support.socket_client import WAIT_S, SocketClient
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -148,7 +148,7 @@ def test_broker_of_an_empty_environment_serves(
         for path in ("", "queues", "static/x/app.css"):
             with urllib.request.urlopen(broker.admin[0] + path, timeout=WAIT_S) as answer:
                 assert answer.status == 200
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"stored") is None
         assert broker.terminate() == 0
     finally:

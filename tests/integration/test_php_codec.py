@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from phpmq_lite.envelopes import verdict
 from phpmq_lite.envelopes.codec import urn
-from tests.envelope_cases import CASES, Case, body, edit, record_of, with_meta
-from tests.integration.php_peer import PhpError, PhpPeer, needs_php
+from tests.support.envelope_cases import CASES, Case, body, edit, record_of, with_meta
+from tests.support.php_client import PhpClient, PhpError, needs_php
 
 pytestmark = [pytest.mark.acceptance, needs_php]
 
@@ -24,8 +24,8 @@ TOKENS = [
 
 
 @pytest.fixture(scope="module")
-def php() -> Iterator[PhpPeer]:
-    with PhpPeer("127.0.0.1:1") as peer:  # never connects
+def php() -> Iterator[PhpClient]:
+    with PhpClient("127.0.0.1:1") as peer:  # never connects
         yield peer
 
 
@@ -40,13 +40,13 @@ def compact(value: Any) -> bytes:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
-def test_php_gives_the_verdict_of_the_table(php: PhpPeer, case: Case) -> None:
+def test_php_gives_the_verdict_of_the_table(php: PhpClient, case: Case) -> None:
     problem = php.call("problem", case.content)
     assert (None if problem is None else problem[0]) == case.reason
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
-def test_php_writes_the_record_of_the_table(php: PhpPeer, case: Case) -> None:
+def test_php_writes_the_record_of_the_table(php: PhpClient, case: Case) -> None:
     if case.record == "keep":
         assert php.call("record", case.content, b"", "orders", "0" * 32) is None
         return
@@ -64,7 +64,7 @@ def test_php_writes_the_record_of_the_table(php: PhpPeer, case: Case) -> None:
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 12), st.sampled_from(TOKENS))),
 )
 def test_php_judges_any_bytes_as_the_broker_does(
-    php: PhpPeer, case: Case, changes: list[tuple[int, int, bytes]]
+    php: PhpClient, case: Case, changes: list[tuple[int, int, bytes]]
 ) -> None:
     content = case.content[:2_000]
     for at, gone, token in changes:
@@ -80,7 +80,7 @@ DELICATE = b'{"e":{},"l":[],"f":1.0,"n":12345678901234567890,"x":1E2,"s":"\\u202
 
 
 @pytest.mark.parametrize("urn", [{}, {"job": None, "urn": '"urn:a"'}], ids=["job", "urn"])
-def test_retry_changes_attempts_and_no_other_byte(php: PhpPeer, urn: dict[str, Any]) -> None:
+def test_retry_changes_attempts_and_no_other_byte(php: PhpClient, urn: dict[str, Any]) -> None:
     """InitPHP decodes into arrays, where ``{}`` is ``[]`` and a large number is a float."""
     came = b" " + body(data=DELICATE.decode(), unknown='{"a":{}}', **urn) + b"\n"
     handed_back = php.recoded(came, 1)
@@ -88,22 +88,22 @@ def test_retry_changes_attempts_and_no_other_byte(php: PhpPeer, urn: dict[str, A
     assert php.bytes_of("carry", came, handed_back) == edit(came, attempts=b"1")
 
 
-def test_retry_of_what_a_worker_changed_is_what_it_changed(php: PhpPeer) -> None:
+def test_retry_of_what_a_worker_changed_is_what_it_changed(php: PhpClient) -> None:
     changed = body(data='{"step":2}', attempts="1")
     assert php.bytes_of("carry", body(), changed) == changed
 
 
-def test_retry_counts_from_a_clamped_number(php: PhpPeer) -> None:
+def test_retry_counts_from_a_clamped_number(php: PhpClient) -> None:
     came = body(attempts="-50")
     assert php.bytes_of("carry", came, php.recoded(came, 1)) == body(attempts="1")
 
 
 @pytest.mark.parametrize("came", [b"\xff", b"[1]", body()[:-1] + b',"attempts":0}'], ids=repr)
-def test_retry_of_what_cannot_be_spliced_is_the_payload(php: PhpPeer, came: bytes) -> None:
+def test_retry_of_what_cannot_be_spliced_is_the_payload(php: PhpClient, came: bytes) -> None:
     assert php.bytes_of("carry", came, body(attempts="1")) == body(attempts="1")
 
 
-def test_record_has_the_block_of_the_payload_and_the_bytes_that_came(php: PhpPeer) -> None:
+def test_record_has_the_block_of_the_payload_and_the_bytes_that_came(php: PhpClient) -> None:
     came = body(data=DELICATE.decode())
     block = {
         "reason": "failed", "error": "no stock", "exception": "App\\NoStock", "failed_at": 17,
@@ -114,7 +114,7 @@ def test_record_has_the_block_of_the_payload_and_the_bytes_that_came(php: PhpPee
     assert block_of(record) == block | {"original_queue": "orders", "message_id": "ab"}
 
 
-def test_record_of_a_reason_of_initphp_names_it_as_the_detail(php: PhpPeer) -> None:
+def test_record_of_a_reason_of_initphp_names_it_as_the_detail(php: PhpClient) -> None:
     """InitPHP writes the fault of a body where the contract has only poison."""
     block = {"reason": "invalid_data", "error": None, "attempts": 0}
     malformed = body(data="[1]")
@@ -125,7 +125,7 @@ def test_record_of_a_reason_of_initphp_names_it_as_the_detail(php: PhpPeer) -> N
     assert (block_of(odd)["reason"], block_of(odd)["detail"]) == ("failed", "tired")
 
 
-def test_record_of_a_block_of_wrong_types_takes_none_of_it(php: PhpPeer) -> None:
+def test_record_of_a_block_of_wrong_types_takes_none_of_it(php: PhpClient) -> None:
     payload = compact({"dead_letter": {"reason": 5, "attempts": "x", "error": [], "lang": {}}})
     block = block_of(php.bytes_of("record", body(attempts="2"), payload, "orders", "ab"))
     assert (block["reason"], block["attempts"], block["error"]) == ("failed", 2, None)
@@ -135,7 +135,7 @@ def test_record_of_a_block_of_wrong_types_takes_none_of_it(php: PhpPeer) -> None
 # -- making
 
 
-def test_made_envelope_has_nothing_to_complain_about(php: PhpPeer) -> None:
+def test_made_envelope_has_nothing_to_complain_about(php: PhpClient) -> None:
     made = php.bytes_of("make", f" {URN} ", {"n": 1.0, "t": "Grüße ☕ /"}, "orders", "trace")
     assert [problem.reason for problem in verdict.lint(made)] == ["not_uuid"]
     whole = php.bytes_of("make", URN)
@@ -146,7 +146,7 @@ def test_made_envelope_has_nothing_to_complain_about(php: PhpPeer) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(" \t",), ("urn:a", [1, 2])], ids=["blank", "list"])
-def test_envelope_that_nobody_could_read_is_not_made(php: PhpPeer, arguments: Any) -> None:
+def test_envelope_that_nobody_could_read_is_not_made(php: PhpClient, arguments: Any) -> None:
     with pytest.raises(PhpError, match="BadEnvelope: not an envelope: poison"):
         php.call("make", *arguments)
 
@@ -155,7 +155,7 @@ ODD = ["Closure", "DateTime", "ArrayObject", "Suit", "Phpmq\\BadEnvelope", "reso
 
 
 @pytest.mark.parametrize("kind", [*ODD, "INF", "NAN", "not UTF-8", "name that is not UTF-8"])
-def test_value_that_json_has_not_is_refused_with_its_pointer(php: PhpPeer, kind: str) -> None:
+def test_value_that_json_has_not_is_refused_with_its_pointer(php: PhpClient, kind: str) -> None:
     """json_encode makes ``{}`` of a closure, and of an object its public members."""
     with pytest.raises(PhpError) as caught:
         php.call("makeWith", kind)
@@ -165,17 +165,17 @@ def test_value_that_json_has_not_is_refused_with_its_pointer(php: PhpPeer, kind:
 
 
 @pytest.mark.parametrize("kind", ["Closure", "DateTime", "ArrayObject"])
-def test_object_for_data_is_refused(php: PhpPeer, kind: str) -> None:
+def test_object_for_data_is_refused(php: PhpClient, kind: str) -> None:
     with pytest.raises(PhpError, match=f"/data is {kind}: give arrays, stdClass and scalars"):
         php.call("makeOf", kind)
 
 
-def test_array_that_holds_itself_is_refused(php: PhpPeer) -> None:
+def test_array_that_holds_itself_is_refused(php: PhpClient) -> None:
     with pytest.raises(PhpError, match=r"/again.* is deeper than 256 levels"):
         php.call("makeOf", "deeper")
 
 
-def test_objects_of_json_are_written(php: PhpPeer) -> None:
+def test_objects_of_json_are_written(php: PhpClient) -> None:
     made = php.bytes_of("makeOf", "stdClass")
     assert b'"data":{"n":1.0,"b":true,"z":null,"s":"\xc3\xa9","o":{}}' in made
 
@@ -183,11 +183,11 @@ def test_objects_of_json_are_written(php: PhpPeer) -> None:
 @pytest.mark.parametrize(
     "members", [{"job": "urn:a", "urn": "urn:b"}, {"job": " ", "urn": "urn:b"}, {"job": 5}, {}]
 )
-def test_urn_is_that_of_python(php: PhpPeer, members: dict[str, Any]) -> None:
+def test_urn_is_that_of_python(php: PhpClient, members: dict[str, Any]) -> None:
     assert php.call("urn", members) == urn(members)
 
 
-def test_envelope_of_php_may_have_an_empty_list_for_data(php: PhpPeer) -> None:
+def test_envelope_of_php_may_have_an_empty_list_for_data(php: PhpClient) -> None:
     of_php = with_meta(lang='"php"').replace(b'{"order_id":1042}', b"[]")
     assert php.call("problem", of_php) is None
     assert php.call("problem", of_php.replace(b'"php"', b'"go"')) is not None

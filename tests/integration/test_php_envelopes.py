@@ -16,11 +16,11 @@ from phpmq_lite.envelopes import app as apps
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.verdict import judge
 from phpmq_lite.envelopes.worker import WorkerLimits, run_worker
-from tests.acceptance.peers import Admin, Peer
-from tests.envelope_cases import body, edit, with_meta
-from tests.integration.authority import Authority
-from tests.integration.php_peer import CLIENT, EXAMPLES, STRICT, PhpError, PhpPeer, needs_php
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.certificates import CertificateAuthority
+from tests.support.envelope_cases import body, edit, with_meta
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.php_client import CLIENT, EXAMPLES, STRICT, PhpClient, PhpError, needs_php
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = [pytest.mark.acceptance, needs_php]
 
@@ -36,8 +36,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def php(broker: BrokerProcess) -> Iterator[PhpPeer]:
-    with PhpPeer(broker.phpmq[0]) as peer:
+def php(broker: BrokerProcess) -> Iterator[PhpClient]:
+    with PhpClient(broker.phpmq[0]) as peer:
         yield peer
 
 
@@ -85,13 +85,13 @@ def python_works(queue: str, broker: BrokerProcess) -> list[tuple[Any, Any]]:
 
 
 def publish(broker: BrokerProcess, queue: str, *contents: bytes, ttl_s: int = 0) -> None:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         for content in contents:
             assert peer.confirm(queue, content, ttl_s) is None
 
 
 def drained(broker: BrokerProcess, queue: str, number: int = 1) -> list[bytes]:
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume(queue, number)
         dispatches = peer.dispatches(number)
         peer.ack(*dispatches)
@@ -100,7 +100,7 @@ def drained(broker: BrokerProcess, queue: str, number: int = 1) -> list[bytes]:
 
 
 def ready(broker: BrokerProcess, queue: str) -> int:
-    found: int = Admin(broker.admin[0]).queue(queue).get("ready", 0)
+    found: int = AdminApi(broker.admin[0]).queue(queue).get("ready", 0)
     return found
 
 
@@ -142,7 +142,7 @@ def test_empty_list_of_php_is_empty_data_for_python(broker: BrokerProcess, queue
     """php-sdk 1.9 writes every empty payload as ``[]``."""
     assert php_run("produce.php", broker.phpmq[0], queue, URN, "[]").returncode == 0
     written = with_meta(lang='"php"').replace(b'{"order_id":1042}', b"[]")
-    with PhpPeer(broker.phpmq[0]) as php:
+    with PhpClient(broker.phpmq[0]) as php:
         php.call("publish", written, queue)
     assert [data for data, _ in python_works(queue, broker)] == [{}, {}]
 
@@ -173,7 +173,7 @@ def test_producer_says_what_it_cannot_send(broker: BrokerProcess, arguments: lis
 
 
 def test_mebibyte_goes_through_and_comes_back_the_same(
-    broker: BrokerProcess, php: PhpPeer, queue: str
+    broker: BrokerProcess, php: PhpClient, queue: str
 ) -> None:
     text = '\\u0000\\\\\\"H0100304P01☕\\u2028' * 40_000
     content = body(data=f'{{"text":"{text}","e":{{}}}}')
@@ -217,7 +217,7 @@ def test_newer_version_is_quarantined_as_it_is(broker: BrokerProcess, queue: str
 
 
 def test_failed_message_waits_in_retry_and_comes_back_with_its_attempts(
-    broker: BrokerProcess, php: PhpPeer, queue: str
+    broker: BrokerProcess, php: PhpClient, queue: str
 ) -> None:
     content = body(data='{"e":{},"n":12345678901234567890}')
     publish(broker, queue, content, ttl_s=3600)
@@ -254,39 +254,39 @@ def test_worker_tries_three_times_then_leaves_a_record(broker: BrokerProcess, qu
 
 
 def test_dead_letter_leaves_one_record_and_its_cause_in_the_history(
-    broker: BrokerProcess, php: PhpPeer, queue: str
+    broker: BrokerProcess, php: PhpClient, queue: str
 ) -> None:
     publish(broker, queue, body())
     message = php.take(queue)
     block = {"reason": "failed", "detail": "card_declined", "error": "no money", "attempts": 1}
     php.call("deadLetter", message.handle, php.recoded(body(), 1, block))
     php.call("close")
-    found = Admin(broker.admin[0]).get(f"/api/v1/messages/{message.message_id}")
+    found = AdminApi(broker.admin[0]).get(f"/api/v1/messages/{message.message_id}")
     assert (found["state"], found["reason"]) == ("dead", "card_declined")
     assert ready(broker, f"{queue}.dlq") == 1
 
 
 def test_record_of_php_is_redriven_to_its_bytes(
-    broker: BrokerProcess, php: PhpPeer, queue: str
+    broker: BrokerProcess, php: PhpClient, queue: str
 ) -> None:
     content = body(data='{"e":{},"n":12345678901234567890}')
     publish(broker, queue, content)
     php.call("deadLetter", php.take(queue).handle, php.recoded(content, 3, {"reason": "failed"}))
     php.call("close")
-    Admin(broker.admin[0]).post(f"/api/v1/dead/{queue}.dlq/redrive", {})
+    AdminApi(broker.admin[0]).post(f"/api/v1/dead/{queue}.dlq/redrive", {})
     assert drained(broker, queue) == [content]
 
 
 def test_message_of_a_worker_that_died_comes_again(broker: BrokerProcess, queue: str) -> None:
     """It had stored its copy and not settled: the same key stores nothing twice."""
     publish(broker, queue, body())
-    with PhpPeer(broker.phpmq[0]) as died:
+    with PhpClient(broker.phpmq[0]) as died:
         message = died.take(queue)
-        with Peer(broker.port) as peer:  # the copy, as release writes it
+        with SocketClient(broker.port) as peer:  # the copy, as release writes it
             key = message.message_id.encode() + b":1"
             assert peer.confirm(queue, body(attempts="1"), 0, key) is None
         died.kill()
-    with PhpPeer(broker.phpmq[0]) as php:
+    with PhpClient(broker.phpmq[0]) as php:
         again = php.take(queue)
         assert (again.message_id, again.body) == (message.message_id, body())
         php.call("release", again.handle, php.recoded(body(), 1), 0)
@@ -299,7 +299,7 @@ def test_message_of_a_worker_that_died_comes_again(broker: BrokerProcess, queue:
 
 
 def test_reserve_in_vain_gives_its_late_message_to_the_next_call(
-    broker: BrokerProcess, php: PhpPeer, queue: str
+    broker: BrokerProcess, php: PhpClient, queue: str
 ) -> None:
     assert php.reserve(queue, 0.01) is None
     publish(broker, queue, body())
@@ -307,7 +307,7 @@ def test_reserve_in_vain_gives_its_late_message_to_the_next_call(
 
 
 def test_close_gives_back_what_was_dispatched_late(
-    broker: BrokerProcess, php: PhpPeer, queue: str
+    broker: BrokerProcess, php: PhpClient, queue: str
 ) -> None:
     assert php.reserve(queue, 0) is None
     publish(broker, queue, body(), b"second")
@@ -316,7 +316,7 @@ def test_close_gives_back_what_was_dispatched_late(
 
 
 def test_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "data") as broker, PhpPeer(broker.phpmq[0]) as php:
+    with broker_process(tmp_path / "data") as broker, PhpClient(broker.phpmq[0]) as php:
         php.call("publish", body(), "orders")
         php.call("publish", body(attempts="1"), "orders")
         first = php.take("orders")
@@ -364,7 +364,7 @@ def test_unix_socket_leads_to_the_same_broker(tmp_path: Path) -> None:
     path = tmp_path / "phpmq.sock"
     with (
         broker_process(tmp_path / "data", "--listen", f"unix:{path}", listeners=2),
-        PhpPeer(f"unix:{path}") as php,
+        PhpClient(f"unix:{path}") as php,
     ):
         php.call("publish", body(), "orders")
         assert php.take("orders").body == body()
@@ -372,20 +372,20 @@ def test_unix_socket_leads_to_the_same_broker(tmp_path: Path) -> None:
 
 def test_tls_takes_the_right_certificate_only(tmp_path: Path) -> None:
     """8 MB go out and back, more than fits into any buffer at once."""
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     cert, key = authority.make("server")
     other, _ = authority.make("other")
     flags = ("--set", f"tcp.tls_cert={cert}", "--set", f"tcp.tls_key={key}")
     content = body(data='{"text":"%s"}' % ("x" * 8_000_000))
     with broker_process(tmp_path / "data", *flags) as broker:
         address = f"tls://localhost:{broker.port}"
-        with PhpPeer(address, tls={"cafile": str(cert)}) as php:
+        with PhpClient(address, tls={"cafile": str(cert)}) as php:
             php.call("publish", content, "orders")
             message = php.take("orders")
             assert message.body == content
             php.call("ack", message.handle)
         with (
-            PhpPeer(address, tls={"cafile": str(other)}, timeout=0.3) as php,
+            PhpClient(address, tls={"cafile": str(other)}, timeout=0.3) as php,
             pytest.raises(PhpError, match=r"ConnectionLost: .*certificate verify failed$"),
         ):
             php.call("publish", body(), "orders")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from phpmq_lite.envelopes.codec import decode
-from tests.acceptance.peers import Admin, Peer
-from tests.envelope_cases import body
-from tests.integration.php_peer import CLIENT, EXAMPLES, ROOT, STRICT, needs_php
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.envelope_cases import body
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.php_client import CLIENT, EXAMPLES, ROOT, STRICT, needs_php
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = [pytest.mark.acceptance, needs_php]
 
@@ -81,12 +81,12 @@ def test_project_requires_the_package_and_ends_messages_with_the_newer_classes(
     file.write_text(json.dumps(described), encoding="utf-8")
     composer(project, "install")
     assert (project / "vendor" / "phpmq-lite" / "client" / "src" / "Envelope.php").is_file()
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         for content in (b"first", b"second"):
             assert peer.confirm("newer", content) is None
     said = run("php", *STRICT, "settle.php", broker.phpmq[0], "newer", folder=project)
     assert said == "requeued: first\ndead letter: second\n"
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume("newer", 1)
         (again,) = peer.dispatches(1)
         assert again.content == b"first"
@@ -94,7 +94,7 @@ def test_project_requires_the_package_and_ends_messages_with_the_newer_classes(
         assert 3_500 < again.ttl_s <= 3_600
         peer.ack(again)
         peer.barrier()
-    assert Admin(broker.admin[0]).queue("newer.dlq")["ready"] == 1
+    assert AdminApi(broker.admin[0]).queue("newer.dlq")["ready"] == 1
 
 
 def test_example_of_the_class_publishes_to_the_queue_of_its_envelope(
@@ -108,13 +108,13 @@ def test_example_of_the_class_publishes_to_the_queue_of_its_envelope(
     loads = f"<?php\nrequire '{CLIENT}/autoload.php';\n"
     script.write_text(loads + published.replace("127.0.0.1:9100", broker.phpmq[0]))
     run("php", *STRICT, str(script), folder=tmp_path)
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume("orders", 1)
         (found,) = peer.dispatches(1)
     assert decode(found.content)["meta"]["queue"] == "orders"
     script.write_text(loads + example.replace("127.0.0.1:9100", broker.phpmq[0]))
     run("php", *STRICT, str(script), folder=tmp_path)  # and the whole
-    assert Admin(broker.admin[0]).queue("orders")["ready"] == 0
+    assert AdminApi(broker.admin[0]).queue("orders")["ready"] == 0
 
 
 # -- the starter for InitPHP Queue
@@ -144,7 +144,7 @@ def test_unit_runs_the_starter_until_sigterm(broker: BrokerProcess, tmp_path: Pa
         env=os.environ | {name: broker.phpmq[0]}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     users = body(job='"urn:babel:users:registered"', data='{"user_id":42}')
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         assert peer.confirm("emails", users) is None
     assert process.stdout is not None
     assert process.stdout.readline() == b"welcome, user 42\n"
@@ -152,7 +152,7 @@ def test_unit_runs_the_starter_until_sigterm(broker: BrokerProcess, tmp_path: Pa
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
     assert json.loads(said.splitlines()[0])["event"] == "job.ack"
-    found = Admin(broker.admin[0]).get("/api/v1/messages?q=queue:emails%20state:acked")
+    found = AdminApi(broker.admin[0]).get("/api/v1/messages?q=queue:emails%20state:acked")
     assert len(found["items"]) == 1
 
 
@@ -161,13 +161,13 @@ def test_starter_tries_a_failing_message_again(broker: BrokerProcess, tmp_path: 
     worker = (folder / "worker.php").read_text(encoding="utf-8")
     failing = re.sub("echo .*;", "throw new Exception('no mail server');", worker)
     (folder / "worker.php").write_text(failing, encoding="utf-8")
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         assert peer.confirm("mails", body(job='"urn:babel:users:registered"')) is None
     run(
         "php", "vendor/bin/queue", "work", "--bootstrap=worker.php", "--queue=mails", "--once",
         folder=folder, PHPMQ_ADDRESS=broker.phpmq[0],
     )  # fmt: skip
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.consume("mails", 1)  # it comes back after the first delay, a second
         (again,) = peer.dispatches(1)
     assert decode(again.content)["attempts"] == 1

@@ -16,9 +16,9 @@ from phpmq_lite.protocol.frames import (
     Publish,
     Requeue,
 )
-from tests.envelope_cases import body, nested, with_meta
-from tests.integration.php_peer import PhpError, PhpPeer, needs_php
-from tests.integration.scripted_broker import Peer, ScriptedBroker
+from tests.support.envelope_cases import body, nested, with_meta
+from tests.support.php_client import PhpClient, PhpError, needs_php
+from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 
 pytestmark = [pytest.mark.acceptance, needs_php]
 
@@ -36,7 +36,7 @@ async def broker() -> AsyncIterator[ScriptedBroker]:
 
 
 def dispatching(broker: ScriptedBroker, message_id: bytes, content: bytes, ttl_s: int = 0) -> Any:
-    def script(peer: Peer, frame: ClientFrame) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         broker.store(peer, frame)
         if isinstance(frame, Consume) and frame.count:
             peer.dispatch(frame.queue, content, message_id, ttl_s)
@@ -44,27 +44,27 @@ def dispatching(broker: ScriptedBroker, message_id: bytes, content: bytes, ttl_s
     return script
 
 
-def silent(_peer: Peer, _frame: ClientFrame) -> None:
+def silent(_peer: ScriptedPeer, _frame: ClientFrame) -> None:
     """Answer nothing."""
 
 
 @asynccontextmanager
-async def php_at(broker: ScriptedBroker, **options: Any) -> AsyncIterator[PhpPeer]:
-    with PhpPeer(f"127.0.0.1:{broker.port}", **options) as peer:
+async def php_at(broker: ScriptedBroker, **options: Any) -> AsyncIterator[PhpClient]:
+    with PhpClient(f"127.0.0.1:{broker.port}", **options) as peer:
         yield peer
         await do(peer, "close")  # while the loop runs: it waits for the broker's end
 
 
-async def do(php: PhpPeer, name: str, *arguments: Any) -> Any:
+async def do(php: PhpClient, name: str, *arguments: Any) -> Any:
     return await asyncio.to_thread(php.call, name, *arguments)
 
 
-async def take(php: PhpPeer, queue: str = "orders") -> int:
+async def take(php: PhpClient, queue: str = "orders") -> int:
     """Reserve a message; give the handle that the other calls take."""
     return (await asyncio.to_thread(php.take, queue)).handle
 
 
-async def frames(broker: ScriptedBroker, php: PhpPeer) -> list[ClientFrame]:
+async def frames(broker: ScriptedBroker, php: PhpClient) -> list[ClientFrame]:
     """Close, and give all that was sent but the first 002."""
     await do(php, "close")
     await broker.peer.half_closed.wait()
@@ -98,7 +98,7 @@ async def test_reserve_reads_a_message_that_comes_in_pieces(broker: ScriptedBrok
     content = bytes(range(256)) * 8 + b"H0100304P01"  # looks like frames, and is none
     whole: list[bytes] = []
 
-    def script(peer: Peer, frame: ClientFrame) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Consume) and frame.count:
             peer.side.append_dispatch(whole, frame.queue, content, ID, 9)
             peer.transport.write(b"".join(whole)[:39])
@@ -148,9 +148,9 @@ async def test_credit_lets_several_be_reserved(broker: ScriptedBroker) -> None:
 
 
 async def test_reserve_comes_back_after_a_lost_connection(broker: ScriptedBroker) -> None:
-    seen: list[Peer] = []
+    seen: list[ScriptedPeer] = []
 
-    def script(peer: Peer, frame: ClientFrame) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         seen.append(peer)
         if len(seen) == 1:
             peer.cut()
@@ -165,7 +165,7 @@ async def test_reserve_comes_back_after_a_lost_connection(broker: ScriptedBroker
 
 async def test_reserve_without_a_broker_says_so(unused_tcp_port: int) -> None:
     with (
-        PhpPeer(f"127.0.0.1:{unused_tcp_port}") as php,
+        PhpClient(f"127.0.0.1:{unused_tcp_port}") as php,
         pytest.raises(PhpError, match=r"ConnectionLost: .*Connection refused"),
     ):
         await do(php, "reserve", "orders", 0.3)
@@ -211,10 +211,10 @@ async def test_release_of_the_same_bytes_is_a_requeue_with_what_is_left_to_live(
 
 async def test_release_later_stores_a_copy_before_it_acknowledges(broker: ScriptedBroker) -> None:
     """As the design says: 001 under ``<id>:<attempts>`` to ``.retry``, 007, then 004."""
-    asked: list[tuple[Peer, Publish]] = []
+    asked: list[tuple[ScriptedPeer, Publish]] = []
     is_asked = asyncio.Event()
 
-    def script(peer: Peer, frame: ClientFrame) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Consume) and frame.count:
             peer.dispatch("orders", BODY, ID, 60)
         elif isinstance(frame, Publish):
@@ -330,7 +330,7 @@ async def test_body_that_initphp_would_hand_to_a_handler_has_an_empty_envelope(
 
 
 async def test_copy_that_is_refused_leaves_the_message_reserved(broker: ScriptedBroker) -> None:
-    def script(peer: Peer, frame: ClientFrame) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Consume) and frame.count:
             peer.dispatch("orders", BODY, ID)
         elif isinstance(frame, Publish):
@@ -352,7 +352,7 @@ async def test_connection_lost_before_the_receipt_repeats_the_copy_under_its_key
 ) -> None:
     cut: list[Publish] = []
 
-    def script(peer: Peer, frame: ClientFrame) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Publish) and not cut:
             cut.append(frame)
             peer.cut()

@@ -18,8 +18,8 @@ from phpmq_lite.admin.base import request_body
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.insights.summary import PipelineSummary, SummaryFile, read_summary
 from phpmq_lite.admin.resources import arrow_export, staging
-from tests.integration.site import Site, running_site
-from tests.integration.visitors import House, Visitor, house, until
+from tests.support.http_site import HttpSite, running_site
+from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 from tests.unit.admin.insights.cases import as_bytes, summary
 
 NOW = 1_790_000_000_000
@@ -46,15 +46,15 @@ def stream(*rows: tuple[str, str, int | None]) -> bytes:
 
 
 @asynccontextmanager
-async def program(home: House, role: str, *queues: str) -> AsyncIterator[Visitor]:
+async def program(home: BrokerFixture, role: str, *queues: str) -> AsyncIterator[HttpUser]:
     """Make a program with a token of that role."""
     secret = await home.token(f"{role}-{len(queues)}", role, *queues)
-    async with Visitor(home.url, secret) as made:
+    async with HttpUser(home.url, secret) as made:
         yield made
 
 
 async def stage(
-    visitor: Visitor, token: str, raw: bytes | AsyncIterator[bytes], **headers: str
+    visitor: HttpUser, token: str, raw: bytes | AsyncIterator[bytes], **headers: str
 ) -> tuple[int, dict[str, Any]]:
     """Send a stream under a token."""
     headers = {"Content-Type": arrow_export.MEDIA} | headers
@@ -67,32 +67,32 @@ async def _endless() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-def context_of(home: House) -> Context:
+def context_of(home: BrokerFixture) -> Context:
     context = home.broker.service._context
     assert context is not None
     return context
 
 
-async def call(visitor: Visitor, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+async def call(visitor: HttpUser, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     answer = await visitor.call("POST", f"/pipeline/{path}", body)
     return answer.status, json.loads(answer.text)
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         yield made
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path / "data") as made:
+async def home(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
+    async with broker_fixture(tmp_path / "data") as made:
         await made.add("anna")
         yield made
 
 
 @pytest.fixture
-async def spark(home: House) -> AsyncIterator[Visitor]:
+async def spark(home: BrokerFixture) -> AsyncIterator[HttpUser]:
     async with program(home, OPERATOR) as made:
         yield made
 
@@ -100,7 +100,7 @@ async def spark(home: House) -> AsyncIterator[Visitor]:
 # -- claims
 
 
-async def test_claims_are_numbered_acknowledged_and_released(site: Site) -> None:
+async def test_claims_are_numbered_acknowledged_and_released(site: HttpSite) -> None:
     await site.publish_many("orders", 5)
     asked = {"subscription": "s", "queue": "orders", "max_messages": 3}
     assert await site.ok("POST", "/pipeline/claims/claim", asked) == {"hi": 3}
@@ -119,7 +119,7 @@ async def test_claims_are_numbered_acknowledged_and_released(site: Site) -> None
     assert (state["count"], state["oldest_at_ms"]) == (0, None)
 
 
-async def test_claims_leave_rows_in_the_audit_where_something_is_decided(site: Site) -> None:
+async def test_claims_leave_rows_in_the_audit_where_something_is_decided(site: HttpSite) -> None:
     await site.publish_many("orders", 5)
     for upto in (1, 2):
         asked = {"subscription": "s", "queue": "orders", "max_messages": 1}
@@ -167,7 +167,7 @@ async def test_claims_leave_rows_in_the_audit_where_something_is_decided(site: S
     ],
 )  # fmt: skip
 async def test_wrong_call_is_refused_and_changes_nothing(
-    site: Site, path: str, body: Any, status: int, code: str
+    site: HttpSite, path: str, body: Any, status: int, code: str
 ) -> None:
     await site.publish_many("orders", 2)
     await site.publish_many("mail", 1)
@@ -182,12 +182,12 @@ async def test_wrong_call_is_refused_and_changes_nothing(
     assert (len(rows) - before, rows[0]["result"]) == (1, code)
 
 
-async def test_state_of_no_subscription_is_not_found(site: Site) -> None:
+async def test_state_of_no_subscription_is_not_found(site: HttpSite) -> None:
     assert (await site.api("GET", "/pipeline/claims/state?subscription=s"))[0] == 404
     assert (await site.api("GET", "/pipeline/claims/state"))[0] == 422
 
 
-async def test_program_limited_to_queues_has_no_way_to_other_claims(home: House) -> None:
+async def test_program_limited_to_queues_has_no_way_to_other_claims(home: BrokerFixture) -> None:
     for queue in ("orders", "mail"):
         await home.control("POST", f"/queues/{queue}/messages", {"content": "x"})
     claim = {"subscription": "mine", "queue": "mail", "max_messages": 1}
@@ -210,7 +210,7 @@ async def test_program_limited_to_queues_has_no_way_to_other_claims(home: House)
 # -- staging
 
 
-async def test_staged_rows_are_published_once(home: House, spark: Visitor) -> None:
+async def test_staged_rows_are_published_once(home: BrokerFixture, spark: HttpUser) -> None:
     rows = [("orders", f"m{at}", None) for at in range(2_500)] + [("mail", "x", 60)]
     assert await stage(spark, "t1", stream(*rows)) == (200, {"rows": 2_501, "bytes": 11_391})
     assert await stage(spark, "t2", stream(("orders", "last", 0))) == (200, {"rows": 1, "bytes": 4})
@@ -225,7 +225,9 @@ async def test_staged_rows_are_published_once(home: House, spark: Visitor) -> No
     ) == [("mail", 1), ("orders", 2_501)]
 
 
-async def test_app_id_belongs_to_the_user_who_wrote_first(home: House, spark: Visitor) -> None:
+async def test_app_id_belongs_to_the_user_who_wrote_first(
+    home: BrokerFixture, spark: HttpUser
+) -> None:
     """A limited operator could hide all further rows of another application."""
     asked: dict[str, Any] = {"app_id": "etl", "version": 1, "tokens": []}
     assert (await call(spark, "publish", asked))[0] == 200
@@ -237,12 +239,12 @@ async def test_app_id_belongs_to_the_user_who_wrote_first(home: House, spark: Vi
         status, problem = await call(evil, "app-ids/transfer", {"app_id": "etl", "owner": None})
         assert (status, problem["code"]) == (403, "role")
     rotated = await home.token("etl-2", OPERATOR)
-    async with Visitor(home.url, rotated) as newer:
+    async with HttpUser(home.url, rotated) as newer:
         done = {"published": 0, "repeated": False, "quarantined": 0, **WHOLE}
         assert await call(newer, "publish", asked | {"version": 2}) == (200, done)
 
 
-async def test_admin_transfers_an_app_id(home: House, spark: Visitor) -> None:
+async def test_admin_transfers_an_app_id(home: BrokerFixture, spark: HttpUser) -> None:
     for app_id in ("b", "a", "c"):
         await call(spark, "publish", {"app_id": app_id, "version": 4, "tokens": []})
     async with program(home, OPERATOR, "new.*") as heir, program(home, "admin") as admin:
@@ -272,7 +274,7 @@ async def test_admin_transfers_an_app_id(home: House, spark: Visitor) -> None:
 
 
 async def test_limited_operator_touches_tokens_of_their_queues_only(
-    home: House, spark: Visitor
+    home: BrokerFixture, spark: HttpUser
 ) -> None:
     await stage(spark, "t", stream(("orders", "a", None)))
     async with program(home, OPERATOR, "mail") as limited:
@@ -283,7 +285,7 @@ async def test_limited_operator_touches_tokens_of_their_queues_only(
     assert (await call(spark, "publish", asked | {"app_id": "own"}))[1]["published"] == 1
 
 
-async def test_token_is_staged_once_and_dropped(home: House, spark: Visitor) -> None:
+async def test_token_is_staged_once_and_dropped(home: BrokerFixture, spark: HttpUser) -> None:
     await stage(spark, "t", stream(("orders", "a", None)))
     status, problem = await stage(spark, "t", stream(("orders", "b", None)))
     assert (status, problem["code"]) == (409, "token_staged")
@@ -292,7 +294,7 @@ async def test_token_is_staged_once_and_dropped(home: House, spark: Visitor) -> 
     assert status == 404
 
 
-async def test_row_count_is_compared(spark: Visitor) -> None:
+async def test_row_count_is_compared(spark: HttpUser) -> None:
     raw = stream(("orders", "a", None), ("orders", "b", None))
     status, problem = await stage(spark, "t", raw, **{"X-Row-Count": "3"})
     assert (status, problem["code"], problem["bound"]) == (422, "row_count", "2")
@@ -301,7 +303,7 @@ async def test_row_count_is_compared(spark: Visitor) -> None:
 
 
 async def test_what_is_wrong_with_a_stream_leaves_nothing(
-    home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
+    home: BrokerFixture, spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_body, "body_limit", lambda _: 4_096)
 
@@ -328,7 +330,9 @@ async def test_what_is_wrong_with_a_stream_leaves_nothing(
 
 
 @pytest.mark.parametrize("sent", [0, 0.5, 1])
-async def test_upload_that_is_cut_leaves_nothing(home: House, spark: Visitor, sent: float) -> None:
+async def test_upload_that_is_cut_leaves_nothing(
+    home: BrokerFixture, spark: HttpUser, sent: float
+) -> None:
     """The connection goes after a part, or ahead of the last byte of what was announced."""
     raw = stream(*[("orders", "x" * 100, None)] * 5_000)
     _, writer = await asyncio.open_connection("127.0.0.1", URL(home.url).port)
@@ -341,14 +345,14 @@ async def test_upload_that_is_cut_leaves_nothing(home: House, spark: Visitor, se
     await writer.drain()
     writer.close()  # both ways: what the broker may say is not read
     await writer.wait_closed()
-    await until(lambda: "pipeline.stage" in [row[2] for row in home.audit()])
+    await wait_until(lambda: "pipeline.stage" in [row[2] for row in home.audit()])
     assert home.audit()[-1][2:] == ("pipeline.stage", "t", 0, "cut_off")
     assert home.rows("SELECT count(*) FROM stage") == [(0,)]
     assert (await stage(spark, "t", raw))[0] == 200
 
 
 async def test_upload_that_is_too_large_at_its_last_byte_leaves_nothing(
-    home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
+    home: BrokerFixture, spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = stream(*[("orders", "x" * 100, None)] * 5_000)
 
@@ -365,7 +369,7 @@ async def test_upload_that_is_too_large_at_its_last_byte_leaves_nothing(
     assert (await stage(spark, "t", raw))[0] == 200
 
 
-async def test_failure_between_slices_drops_the_token(home: House, spark: Visitor) -> None:
+async def test_failure_between_slices_drops_the_token(home: BrokerFixture, spark: HttpUser) -> None:
     """The second slice is for more queues than there may be; the first one goes too."""
     rows = [(f"q{at}", "x", None) for at in range(10_001)]
     status, problem = await stage(spark, "t", stream(*rows))
@@ -375,7 +379,7 @@ async def test_failure_between_slices_drops_the_token(home: House, spark: Visito
 
 
 async def test_token_whose_first_slice_was_not_answered_is_dropped(
-    spark: Visitor, monkeypatch: pytest.MonkeyPatch
+    spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be stored or not; nobody will send the rest."""
     raw = stream(("orders", "a", None))
@@ -390,7 +394,7 @@ async def test_token_whose_first_slice_was_not_answered_is_dropped(
     assert status == 200
 
 
-async def test_stalled_upload_is_ended(spark: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_upload_is_ended(spark: HttpUser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_body, "STALLED_S", 0.05)
 
     status, problem = await stage(spark, "t", _endless())
@@ -398,7 +402,7 @@ async def test_stalled_upload_is_ended(spark: Visitor, monkeypatch: pytest.Monke
 
 
 async def test_upload_without_a_slot_is_told_to_come_again(
-    home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
+    home: BrokerFixture, spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_SLOT_S", 0.05)
     go_on = asyncio.Event()
@@ -411,7 +415,7 @@ async def test_upload_without_a_slot_is_told_to_come_again(
     monkeypatch.setattr(staging, "_store", slowly)
     raw = stream(("orders", "a", None))
     waiting = [asyncio.create_task(stage(spark, f"t{at}", raw)) for at in range(2)]
-    await until(lambda: context_of(home).uploads.free == 0)
+    await wait_until(lambda: context_of(home).uploads.free == 0)
     status, problem = await stage(spark, "t", raw)
     assert (status, problem["code"], problem["bound"]) == (503, "busy", "2 at a time")
     go_on.set()
@@ -420,12 +424,12 @@ async def test_upload_without_a_slot_is_told_to_come_again(
 
 
 async def test_uploads_that_do_not_end_keep_no_other_from_staging(
-    home: House, spark: Visitor, monkeypatch: pytest.MonkeyPatch
+    home: BrokerFixture, spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_SLOT_S", 0.05)
     async with program(home, OPERATOR, "b-*") as other:
         slow = [asyncio.create_task(stage(other, f"s{at}", _endless())) for at in range(8)]
-        await until(lambda: context_of(home).doors.gate.connections >= 8)
+        await wait_until(lambda: context_of(home).doors.gate.connections >= 8)
         assert (await stage(spark, "t", stream(("orders", "a", None))))[0] == 200
         for task in slow:
             task.cancel()
@@ -433,7 +437,7 @@ async def test_uploads_that_do_not_end_keep_no_other_from_staging(
 
 
 async def test_broker_without_pyarrow_names_the_extra(
-    spark: Visitor, monkeypatch: pytest.MonkeyPatch
+    spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = stream(("orders", "a", None))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -442,7 +446,7 @@ async def test_broker_without_pyarrow_names_the_extra(
     assert "export]" in problem["detail"]
 
 
-async def test_program_limited_to_queues_stages_for_those_only(home: House) -> None:
+async def test_program_limited_to_queues_stages_for_those_only(home: BrokerFixture) -> None:
     async with program(home, OPERATOR, "orders*") as narrow:
         raw = stream(("orders.new", "a", None), ("mail", "b", None))
         status, problem = await stage(narrow, "t", raw)
@@ -450,7 +454,7 @@ async def test_program_limited_to_queues_stages_for_those_only(home: House) -> N
         assert (await stage(narrow, "t", stream(("orders.new", "a", None))))[0] == 200
 
 
-async def test_paused_queue_refuses_the_publish_whole(home: House, spark: Visitor) -> None:
+async def test_paused_queue_refuses_the_publish_whole(home: BrokerFixture, spark: HttpUser) -> None:
     await home.control("POST", "/queues/mail/messages", {"content": "x"})
     await home.control("POST", "/queues/mail/pause", {"side": "publishing"})
     await stage(spark, "t", stream(("orders", "a", None), ("mail", "b", None)))
@@ -470,7 +474,7 @@ def shown(made: dict[str, Any]) -> Any:
     return read_summary(as_bytes(made)).model_dump(mode="json")
 
 
-async def test_summary_has_one_shape_whoever_asks(home: House, spark: Visitor) -> None:
+async def test_summary_has_one_shape_whoever_asks(home: BrokerFixture, spark: HttpUser) -> None:
     own = [{"queue": "orders", "published": 1, "expired_never": 0}]
     made = summary(NOW, queues=own)
     made["urns"][0]["published"] = 7
@@ -488,7 +492,9 @@ async def test_summary_has_one_shape_whoever_asks(home: House, spark: Visitor) -
     assert whole["last30d"][0]["at_ms"] == made["last30d"][0]["hour"]
 
 
-async def test_summary_is_replaced_whole_and_given_back(home: House, spark: Visitor) -> None:
+async def test_summary_is_replaced_whole_and_given_back(
+    home: BrokerFixture, spark: HttpUser
+) -> None:
     assert (await spark.get("/api/v1/pipeline/insights")).status == 404
     for version in (summary(NOW), summary(NOW + 1, later={"unknown": 1})):
         assert (await spark.call("PUT", "/pipeline/insights", version)).status == 204
@@ -511,7 +517,7 @@ async def test_summary_is_replaced_whole_and_given_back(home: House, spark: Visi
     ],
 )
 async def test_bad_summary_is_refused_and_the_old_one_stays(
-    home: House, spark: Visitor, raw: bytes, status: int, code: str
+    home: BrokerFixture, spark: HttpUser, raw: bytes, status: int, code: str
 ) -> None:
     kept = summary(NOW)
     await spark.call("PUT", "/pipeline/insights", kept)
@@ -526,7 +532,7 @@ async def test_bad_summary_is_refused_and_the_old_one_stays(
     assert home.audit()[-1][2:] == ("pipeline.insights", "", 0, code)
 
 
-async def test_summary_shows_somebody_limited_their_queues_only(home: House) -> None:
+async def test_summary_shows_somebody_limited_their_queues_only(home: BrokerFixture) -> None:
     (home.data / "pipeline").mkdir()
     (home.data / "pipeline" / "summary.json").write_bytes(as_bytes(summary(NOW)))
     async with AsyncExitStack() as stack:
@@ -540,7 +546,7 @@ async def test_summary_shows_somebody_limited_their_queues_only(home: House) -> 
         assert (answer.status, json.loads(answer.text)["code"]) == (403, "foreign_queue")
 
 
-async def test_broken_file_is_said_not_served(home: House, spark: Visitor) -> None:
+async def test_broken_file_is_said_not_served(home: BrokerFixture, spark: HttpUser) -> None:
     file = home.data / "pipeline" / "summary.json"
     file.parent.mkdir()
     file.write_bytes(b"x" * ((2 << 20) + 1))
@@ -559,7 +565,7 @@ async def test_summaries_that_come_at_once_replace_one_another_whole(tmp_path: P
     assert [path.name for path in file.path.parent.iterdir()] == ["summary.json"]
 
 
-async def test_summary_that_cannot_be_stored_is_said(home: House, spark: Visitor) -> None:
+async def test_summary_that_cannot_be_stored_is_said(home: BrokerFixture, spark: HttpUser) -> None:
     (home.data / "pipeline").write_bytes(b"")  # no folder
     answer = await spark.call("PUT", "/pipeline/insights", summary(NOW))
     problem = json.loads(answer.text)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 WORK = """
 import sys
 from pathlib import Path
-from tests.driving import Driver
+from tests.support.core_and_store import Driver
 
 driver = Driver(Path(sys.argv[1]))
 for version in range(10_000):

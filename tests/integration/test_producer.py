@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.producer import AsyncProducer, Producer
 from phpmq_lite.errors import EnvelopeError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
 from phpmq_lite.testing import Running, running_service
-from tests.integration.scripted_broker import Peer, ScriptedBroker
+from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 
 URN = "urn:babel:orders:created"
 
@@ -106,7 +106,7 @@ async def test_nothing_is_sent_of_what_cannot_be_written(broker: Running) -> Non
 async def test_cut_before_the_receipt_stores_once(peer: ScriptedBroker) -> None:
     seen: list[bytes] = []
 
-    def store_and_cut(connection: Peer, frame: ClientFrame) -> None:
+    def store_and_cut(connection: ScriptedPeer, frame: ClientFrame) -> None:
         assert isinstance(frame, Publish)
         assert frame.key is not None
         seen.append(frame.key)
@@ -136,7 +136,7 @@ def sends(peer: ScriptedBroker, *messages: KeyedMessage, timeout_s: float = 30) 
 
 
 async def test_each_message_has_its_outcome(peer: ScriptedBroker) -> None:
-    def answer(connection: Peer, frame: ClientFrame) -> None:
+    def answer(connection: ScriptedPeer, frame: ClientFrame) -> None:
         assert isinstance(frame, Publish)
         if frame.queue == "paused":
             connection.answer(frame, "paused")
@@ -162,7 +162,7 @@ async def test_each_message_has_its_outcome(peer: ScriptedBroker) -> None:
 
 
 async def test_message_that_is_hung_up_on_again_and_again_is_given_up(peer: ScriptedBroker) -> None:
-    def hang_up(connection: Peer, frame: ClientFrame) -> None:
+    def hang_up(connection: ScriptedPeer, frame: ClientFrame) -> None:
         assert isinstance(frame, Publish)
         if frame.content == b"bad":
             connection.cut()

@@ -19,8 +19,8 @@ from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.server.watchdog import SessionMonitor
 from phpmq_lite.testing import Running, running_service
-from tests.acceptance.peers import Peer
-from tests.integration.visitors import until
+from tests.support.http_users import wait_until
+from tests.support.socket_client import SocketClient
 
 PIECE: Final = 64 << 10
 READS: Final = 24
@@ -80,7 +80,7 @@ async def test_slow_reader_of_an_answer_is_waited_for_until_it_stops(tmp_path: P
         doors = context.doors
         doors.patience = SlowClientTimeouts(head_s=1e6, answer_s=PATIENCE_S)
         reader = SlowReader(int(running.admin_url.rstrip("/").rpartition(":")[2]), doors.look)
-        await until(lambda: bool(doors.open))
+        await wait_until(lambda: bool(doors.open))
         [door] = doors.open
         door._transport.write(bytes(16 << 20))  # as an answer does
         await reader.pass_s(READS, is_reading=True)
@@ -96,7 +96,7 @@ async def choked_consumer(running: Running) -> tuple[SlowReader, Session]:
     assert engine is not None
 
     def fill() -> None:
-        with Peer(running.port) as peer:
+        with SocketClient(running.port) as peer:
             for _ in range(2):
                 assert peer.confirm("orders", bytes(8 << 20)) is None
 
@@ -112,7 +112,7 @@ async def choked_consumer(running: Running) -> tuple[SlowReader, Session]:
     await asyncio.to_thread(fill)
     reader = SlowReader(running.port, look)
     reader.socket.sendall(ClientSide().consume("orders", 2))
-    await until(lambda: bool(choked()))
+    await wait_until(lambda: bool(choked()))
     [session] = choked()
     sessions = session._shared.sessions
     return reader, session
@@ -125,13 +125,13 @@ async def test_slow_consumer_is_waited_for_until_it_stops(tmp_path: Path) -> Non
         await reader.pass_s(READS, is_reading=True)
         assert not session.transport.is_closing()
         session.end("the test ends it")
-        await until(lambda: session.closing_at is not None)
+        await wait_until(lambda: session.closing_at is not None)
         session.closing_at = reader.at
         sessions = session._shared.sessions
         await reader.pass_s(PATIENCE_S + 2, is_reading=True)
         assert session in sessions
         await reader.pass_s(PATIENCE_S + 3, is_reading=False)
-        await until(lambda: session not in sessions)
+        await wait_until(lambda: session not in sessions)
         reader.socket.close()
 
 
@@ -140,7 +140,7 @@ async def test_consumer_that_does_not_read_is_ended(tmp_path: Path) -> None:
         reader, _session = await choked_consumer(running)
         await reader.pass_s(PATIENCE_S + 3, is_reading=False)
         closed = running.service.front.figures.closed
-        await until(lambda: closed[NOT_READ] == 1)
+        await wait_until(lambda: closed[NOT_READ] == 1)
         reader.socket.close()
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.site import Site, error_of, note_of, running_site
+from tests.support.http_site import HttpSite, error_of, note_of, running_site
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data") as made:
         yield made
 
@@ -22,7 +22,7 @@ PLAIN = {"queue": "orders", "body": '{"a": 1}', "kind": "json", "count": "1", "d
          "create": "orders"}  # fmt: skip
 
 
-async def test_message_is_published_and_taken_back(site: Site) -> None:
+async def test_message_is_published_and_taken_back(site: HttpSite) -> None:
     page = await site.submit("/publish", PLAIN)
     assert note_of(page.text) == "1 message published to orders."
     assert await site.contents("orders") == ['{"a": 1}']
@@ -30,7 +30,7 @@ async def test_message_is_published_and_taken_back(site: Site) -> None:
     assert await site.contents("orders") == []
 
 
-async def test_mistyped_queue_is_created_only_after_a_confirmation(site: Site) -> None:
+async def test_mistyped_queue_is_created_only_after_a_confirmation(site: HttpSite) -> None:
     await site.ok("PUT", "/queues/orders")
     mistyped = PLAIN | {"queue": "ordres"}
     for asked in (mistyped | {"create": ""}, mistyped, mistyped | {"create": "yes"}):
@@ -44,7 +44,7 @@ async def test_mistyped_queue_is_created_only_after_a_confirmation(site: Site) -
     await site.ok("POST", "/queues/by-program/messages", {"content": "x"})  # needs no question
 
 
-async def test_copies_are_numbered(site: Site) -> None:
+async def test_copies_are_numbered(site: HttpSite) -> None:
     body = '{"n": {{n}}, "id": "{{uuid}}", "at": {{now_ms}}}'
     await site.submit("/publish", PLAIN | {"body": body, "count": "1,000", "fill": "yes"})
     contents = await site.contents("orders")
@@ -81,7 +81,7 @@ async def test_what_is_not_taken_keeps_the_form(
         assert await site.ready("orders") == 0
 
 
-async def test_file_is_sent_as_it_is(site: Site) -> None:
+async def test_file_is_sent_as_it_is(site: HttpSite) -> None:
     content = bytes(range(256)) * 10
     fields = PLAIN | {"body": "not this"}
     done = await site.upload("/publish", content, **fields)
@@ -91,7 +91,7 @@ async def test_file_is_sent_as_it_is(site: Site) -> None:
     assert base64.b64decode(body["content"]) == content
 
 
-async def test_body_is_checked_without_publishing(site: Site) -> None:
+async def test_body_is_checked_without_publishing(site: HttpSite) -> None:
     page = await site.post("/publish", PLAIN | {"do": "check"})
     assert page.status == 200
     assert "JSON, 8 B." in page.text
@@ -101,7 +101,7 @@ async def test_body_is_checked_without_publishing(site: Site) -> None:
     assert (await site.ok("GET", "/queues"))["items"] == []
 
 
-async def test_envelope_is_written_into_the_body(site: Site) -> None:
+async def test_envelope_is_written_into_the_body(site: HttpSite) -> None:
     fields = PLAIN | {"do": "envelope", "urn": "urn:babel:orders:created", "data": '{"n": 1}'}
     page = await site.post("/publish", fields)
     assert page.status == 200
@@ -115,7 +115,7 @@ async def test_envelope_is_written_into_the_body(site: Site) -> None:
     assert len({envelope["trace_id"], envelope["meta"]["id"]}) == 2
 
 
-async def test_template_is_saved_used_and_forgotten(site: Site) -> None:
+async def test_template_is_saved_used_and_forgotten(site: HttpSite) -> None:
     fields = PLAIN | {"do": "save", "template": 'a "b" & c', "count": "3", "fill": "yes"}
     page = await site.post("/publish", fields | {"body": '\n{"n": {{n}}}\r\n'})
     assert page.status == 200
@@ -128,14 +128,14 @@ async def test_template_is_saved_used_and_forgotten(site: Site) -> None:
     assert (await site.post("/publish", fields | {"template": ""})).status == 422
 
 
-async def test_new_queue_is_pointed_out(site: Site) -> None:
+async def test_new_queue_is_pointed_out(site: HttpSite) -> None:
     assert "Create this queue" in (await site.get("/publish?queue=orders")).text
     await site.publish("orders", "a")
     assert "Create this queue" not in (await site.get("/publish?queue=orders")).text
 
 
 @pytest.mark.parametrize("body", ["plain\ntext", '{"a": 1}', "a\r\nb", "\n\nlead", "<b>&amp;"])
-async def test_edited_message_is_unchanged_unless_edited(site: Site, body: str) -> None:
+async def test_edited_message_is_unchanged_unless_edited(site: HttpSite, body: str) -> None:
     ids = await site.publish("orders", body)
     page = await site.get(f"/messages/{ids[0]}/edit")
     shown = re.search(r'<textarea class="code editor".*?>\n(.*?)</textarea>', page.text, flags=re.S)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.admin.base.urls import encode_name
-from tests.integration.site import Site, error_of, running_site
+from tests.support.http_site import HttpSite, error_of, running_site
 from tests.unit.admin.cases import HOSTILE
 
 TABS = ("", "dead", "history", "consumers", "charts", "settings")
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path) as made:
         yield made
 
@@ -30,7 +30,7 @@ def settings(page_text: str) -> dict[str, str]:
     return {name: unescape(value) for name, value in fields.items()} | dict(chosen)
 
 
-async def test_overview_of_an_empty_broker_has_the_first_steps(site: Site) -> None:
+async def test_overview_of_an_empty_broker_has_the_first_steps(site: HttpSite) -> None:
     page = await site.get("/")
     assert page.status == 200
     assert "Send a test message" in page.text
@@ -38,7 +38,7 @@ async def test_overview_of_an_empty_broker_has_the_first_steps(site: Site) -> No
     assert f"{site.url}/api/v1/queues/orders/messages" in page.text
 
 
-async def test_overview_says_what_needs_attention_and_leads_there(site: Site) -> None:
+async def test_overview_says_what_needs_attention_and_leads_there(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     page = await site.get("/")
     assert "3 ready and no consumer" in page.text
@@ -48,13 +48,13 @@ async def test_overview_says_what_needs_attention_and_leads_there(site: Site) ->
     assert "1 message expires within 10 minutes with nobody consuming" in page.text
 
 
-async def test_overview_is_calm_when_all_is_well(site: Site) -> None:
+async def test_overview_is_calm_when_all_is_well(site: HttpSite) -> None:
     await site.publish_many("orders.dlq", 3)
     assert "Needs attention" not in (await site.get("/")).text
 
 
 @pytest.mark.parametrize("span", ["1h", "24h", "7d", "30d"])
-async def test_charts_show_each_span(site: Site, span: str) -> None:
+async def test_charts_show_each_span(site: HttpSite, span: str) -> None:
     await site.publish_many("orders", 3)
     await site.broker.service.sampler.sample()
     page = await site.get(f"/queues/orders?tab=charts&span={span}")
@@ -64,7 +64,7 @@ async def test_charts_show_each_span(site: Site, span: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_parts_of_a_queue_stand_whatever_its_name(site: Site, name: str) -> None:
+async def test_parts_of_a_queue_stand_whatever_its_name(site: HttpSite, name: str) -> None:
     await site.publish_many(name, 2)
     for tab in TABS:
         page = await site.get(f"/queues/{encode_name(name)}?tab={tab}")
@@ -73,7 +73,7 @@ async def test_parts_of_a_queue_stand_whatever_its_name(site: Site, name: str) -
     assert (await site.get("/queues?sort=name")).status == 200
 
 
-async def test_list_shows_what_matches_and_how_to_see_more(site: Site) -> None:
+async def test_list_shows_what_matches_and_how_to_see_more(site: HttpSite) -> None:
     for name in ("orders.eu", "orders.us", "mail"):
         await site.publish_many(name, 1)
     page = await site.get("/queues?q=orders.*&has=backlog")
@@ -84,7 +84,7 @@ async def test_list_shows_what_matches_and_how_to_see_more(site: Site) -> None:
     assert 'href="/queues?has=paused"' in page.text
 
 
-async def test_consumers_are_told_with_what_they_hold(site: Site) -> None:
+async def test_consumers_are_told_with_what_they_hold(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     async with site.client() as client, client.consume("orders", credit=2) as deliveries:
         await anext(deliveries)
@@ -93,7 +93,7 @@ async def test_consumers_are_told_with_what_they_hold(site: Site) -> None:
     assert re.search(r">Client \d+<", page.text)
 
 
-async def test_what_spark_holds_is_listed_with_the_consumers(site: Site) -> None:
+async def test_what_spark_holds_is_listed_with_the_consumers(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     await site.publish_many("mail", 1)
     for name, queue, count in (("etl", "orders", 2), ("other", "mail", 1)):
@@ -120,7 +120,7 @@ async def test_what_spark_holds_is_listed_with_the_consumers(site: Site) -> None
 # -- settings
 
 
-async def change(site: Site, queue: str, **fields: str) -> tuple[int, str]:
+async def change(site: HttpSite, queue: str, **fields: str) -> tuple[int, str]:
     """Save the form with some fields changed; gives the status and what the person sees."""
     path = f"/queues/{encode_name(queue)}"
     now = settings((await site.get(f"{path}?tab=settings")).text)
@@ -132,7 +132,7 @@ async def change(site: Site, queue: str, **fields: str) -> tuple[int, str]:
     return done.status, done.text
 
 
-async def test_settings_are_saved_and_shown_with_their_defaults(site: Site) -> None:
+async def test_settings_are_saved_and_shown_with_their_defaults(site: HttpSite) -> None:
     await site.publish_many("orders", 1)
     status, text = await change(
         site, "orders", note="mind the gap", max_deliveries="5", on_expire="forward",
@@ -149,7 +149,7 @@ async def test_settings_are_saved_and_shown_with_their_defaults(site: Site) -> N
     assert (row["target"], row["result"]) == ("orders", "done")
 
 
-async def test_setting_goes_back_to_its_default(site: Site) -> None:
+async def test_setting_goes_back_to_its_default(site: HttpSite) -> None:
     await site.publish_many("orders", 1)
     await change(site, "orders", max_deliveries="5", owner="anna")
     done = await site.post("/queues/orders/settings", reset="max_deliveries")
@@ -167,7 +167,7 @@ async def test_setting_goes_back_to_its_default(site: Site) -> None:
     ],
 )
 async def test_wrong_setting_keeps_the_form_and_says_what_is_possible(
-    site: Site, field: str, value: str, said: str
+    site: HttpSite, field: str, value: str, said: str
 ) -> None:
     await site.publish_many("orders", 1)
     status, text = await change(site, "orders", note="kept as typed", **{field: value})
@@ -179,7 +179,7 @@ async def test_wrong_setting_keeps_the_form_and_says_what_is_possible(
     assert len(await site.audit("queue.configure")) == 1
 
 
-async def test_live_figures_come_for_the_rows_on_show(site: Site) -> None:
+async def test_live_figures_come_for_the_rows_on_show(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     await site.publish_many("mail", 2)
     for topic, key in (("overview", "total.ready"), ("queues", "1.ready"), ("queue:orders", "")):

@@ -21,7 +21,7 @@ from phpmq_lite.client import connect
 from phpmq_lite.client.async_client import Client
 from tests.integration.test_pipeline_api import stream
 from tests.integration.test_route_matrix import NOT_COMPARED, STREAMS
-from tests.integration.visitors import House, Visitor, house, until
+from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 from tests.unit.admin.insights.cases import summary
 
 FOREIGN = "vault-4711"
@@ -152,8 +152,8 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
 class Scene:
     """A broker with everything in a foreign queue, and three limited programs."""
 
-    home: House
-    limited: dict[Role, Visitor]
+    home: BrokerFixture
+    limited: dict[Role, HttpUser]
     places: list[dict[str, str]]  # what stands in paths: of foreign things, for each message
     client: Client
 
@@ -170,7 +170,7 @@ def globs() -> tuple[str, ...]:
 
 @pytest.fixture
 async def scene(tmp_path: Path, globs: tuple[str, ...]) -> AsyncIterator[Scene]:
-    async with house(tmp_path / "data") as home, AsyncExitStack() as stack:
+    async with broker_fixture(tmp_path / "data") as home, AsyncExitStack() as stack:
         client = await stack.enter_async_context(connect(home.broker.host, home.broker.port))
         held = await stack.enter_async_context(client.consume(FOREIGN, credit=1))
         await home.add("ann")
@@ -182,14 +182,16 @@ async def scene(tmp_path: Path, globs: tuple[str, ...]) -> AsyncIterator[Scene]:
         }
         await home.token("foreign", "operator", FOREIGN)
         limited = {
-            role: await stack.enter_async_context(Visitor(home.url, secret))
+            role: await stack.enter_async_context(HttpUser(home.url, secret))
             for role, secret in tokens.items()
         }
-        boss = await stack.enter_async_context(Visitor(home.url, await home.token("boss", "admin")))
+        boss = await stack.enter_async_context(
+            HttpUser(home.url, await home.token("boss", "admin"))
+        )
         places = await _work(home, boss, messages)
         for visitor in limited.values():
             await visitor.get("/api/v1/clock")
-        await until(
+        await wait_until(
             lambda: (
                 not home.rows(
                     "SELECT 1 FROM token WHERE name LIKE 'limited-%' AND last_used_at IS NULL"
@@ -199,7 +201,7 @@ async def scene(tmp_path: Path, globs: tuple[str, ...]) -> AsyncIterator[Scene]:
         yield Scene(home, limited, places, client)
 
 
-async def _fill(home: House) -> list[str]:
+async def _fill(home: BrokerFixture) -> list[str]:
     """Publish to the foreign queue: held, ready, deleted, dead and with an envelope."""
     content: dict[str, Any] = {
         "job": "urn:canary-urn:x:y",
@@ -219,7 +221,7 @@ async def _fill(home: House) -> list[str]:
     return ids
 
 
-async def _work(home: House, boss: Visitor, messages: list[str]) -> list[dict[str, str]]:
+async def _work(home: BrokerFixture, boss: HttpUser, messages: list[str]) -> list[dict[str, str]]:
     """Leave what people and Spark leave about the foreign queue; return what paths name."""
     made = [
         json.loads((await boss.call("POST", "/selections", {"q": f"queue:{FOREIGN}"})).text)
@@ -260,7 +262,7 @@ def _path(route: Route, places: dict[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: places[found[1]], route.path)
 
 
-def _roles(route: Route, scene: Scene) -> list[tuple[Role, Visitor]]:
+def _roles(route: Route, scene: Scene) -> list[tuple[Role, HttpUser]]:
     return [(role, who) for role, who in scene.limited.items() if role.may(route.role)]
 
 
@@ -345,7 +347,7 @@ async def test_reading_answers_the_same_about_a_foreign_queue_and_one_that_is_no
     assert "\n".join(map(str, different)) == ""
 
 
-async def _send(who: Visitor, route: Route, about: dict[str, Any], places: dict[str, str]) -> int:
+async def _send(who: HttpUser, route: Route, about: dict[str, Any], places: dict[str, str]) -> int:
     path = _path(route, places)
     filled = {
         key: _path_of(value, places) if isinstance(value, str) else value

@@ -29,14 +29,14 @@ from phpmq_lite.storage.arrow import (
 )
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.statements import load, parts
-from tests.driving import empty_database
-from tests.integration.settled import (
+from tests.support.core_and_store import empty_database
+from tests.support.settled_folder import (
     HISTORY_ID,
     NOW_MS,
     QUEUES,
     STEP_MS,
-    elsewhere,
-    retire,
+    execute_in_process,
+    remove_history_upto,
     settled_folder,
 )
 
@@ -111,7 +111,7 @@ def test_slices_make_no_difference(ranges: HistoryRanges, monkeypatch: pytest.Mo
 
 def test_body_that_is_empty_or_gone(ranges: HistoryRanges) -> None:
     contents = {11: b"", 13: b"\x00\xff\x00"}
-    elsewhere(
+    execute_in_process(
         ranges.path,
         "DELETE FROM body WHERE seq = 12",
         *(f"UPDATE body SET content = x'{c.hex()}' WHERE seq = {n}" for n, c in contents.items()),
@@ -125,7 +125,9 @@ def test_body_that_is_empty_or_gone(ranges: HistoryRanges) -> None:
 
 
 def test_body_that_is_damaged_is_not_given(ranges: HistoryRanges) -> None:
-    elsewhere(ranges.path, f"UPDATE body SET content = x'{(b'%040d' % 13).hex()}' WHERE seq = 12")
+    execute_in_process(
+        ranges.path, f"UPDATE body SET content = x'{(b'%040d' % 13).hex()}' WHERE seq = 12"
+    )
     table = table_of(ranges.history(RowSelection(0, 3, columns=("seq",), body=True)))
     assert table["seq"].to_pylist() == [11, 12, 13]
     assert table["body"].to_pylist() == [b"%040d" % 11, None, b"%040d" % 13]
@@ -199,15 +201,15 @@ def test_what_cannot_be_given_is_refused(
 
 def test_bounds_follow_retention_and_outlive_the_rows(ranges: HistoryRanges) -> None:
     assert ranges.bounds() == module.Bounds(HISTORY_ID, 0, ROWS, 0)
-    retire(ranges.path, 100)
+    remove_history_upto(ranges.path, 100)
     assert ranges.bounds() == module.Bounds(HISTORY_ID, 100, ROWS, 100)
-    retire(ranges.path, ROWS - 1)  # the newest row stays
+    remove_history_upto(ranges.path, ROWS - 1)  # the newest row stays
     assert ranges.bounds() == module.Bounds(HISTORY_ID, ROWS - 1, ROWS, ROWS - 1)
     assert list(ranges.history(RowSelection(ROWS, ROWS))) == []
 
 
 def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: HistoryRanges) -> None:
-    retire(ranges.path, 100)
+    remove_history_upto(ranges.path, 100)
     with pytest.raises(RefusedError, match="rows up to 100 left") as refused:
         ranges.history(RowSelection(99, 200))
     assert refused.value.code == "gap"
@@ -220,7 +222,7 @@ def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: HistoryRanges) -> 
 
 
 def retire_deleted(ranges: HistoryRanges, upto: int) -> None:
-    elsewhere(
+    execute_in_process(
         ranges.path,
         f'DELETE FROM history WHERE outcome = 5 AND "offset" <= {upto}',
         f"INSERT OR REPLACE INTO counter VALUES ('deleted_lo', {upto + 1})",
@@ -272,7 +274,7 @@ def test_rows_that_leave_while_they_are_read_are_missed(
     rows = ranges.history(ALL)
     batches = iter(rows)
     next(batches)
-    retire(ranges.path, 120)
+    remove_history_upto(ranges.path, 120)
     with pytest.raises(RangeError, match=r"\(0, 300\] had 300 rows, and 230 when"):
         list(batches)
 
@@ -286,7 +288,7 @@ def test_rows_that_leave_while_they_are_counted_are_a_gap(
     def note() -> None:
         statements.append(1)
         if len(statements) == 2:  # after the bounds, before the count
-            retire(ranges.path, 100)
+            remove_history_upto(ranges.path, 100)
 
     ranges.on_statement = note
     if not is_gap_ok:
@@ -307,7 +309,7 @@ def test_no_transaction_is_open_between_batches(
     batches = iter(ranges.history(RowSelection(0, ROWS, body=True)))
     for _ in range(3):
         next(batches)
-        told = elsewhere(
+        told = execute_in_process(
             ranges.path,
             "PRAGMA busy_timeout = 0",
             "INSERT OR REPLACE INTO counter VALUES ('x', random())",
@@ -318,7 +320,9 @@ def test_no_transaction_is_open_between_batches(
 
 def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
     """ADBC sets no busy timeout by itself."""
-    elsewhere(ranges.path, "CREATE TABLE other (x)", "DROP TABLE other")  # the schema is read anew
+    execute_in_process(
+        ranges.path, "CREATE TABLE other (x)", "DROP TABLE other"
+    )  # the schema is read anew
     program = (
         "import sqlite3, sys, time\n"
         "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -327,7 +331,7 @@ def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
         "c.close()"
     )
     path = ranges.path.with_name("other.db")
-    elsewhere(path, "CREATE TABLE x (a)", "INSERT INTO x VALUES (1)")
+    execute_in_process(path, "CREATE TABLE x (a)", "INSERT INTO x VALUES (1)")
     command = [sys.executable, "-c", program, str(path)]
     engine: ArrowEngine = "adbc" if type(ranges._database).__name__ == "_Adbc" else "python"
     with (
@@ -341,7 +345,7 @@ def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
 
 
 def test_time_is_looked_up(ranges: HistoryRanges) -> None:
-    retire(ranges.path, 10)
+    remove_history_upto(ranges.path, 10)
     times = {0: 10, 11: 10, 12: 11, 150: 149, 300: 299, 301: 300, 9_999: 300}
     assert {at: ranges.offset_at(NOW_MS + at * 1_000) for at in times} == times
 
@@ -387,7 +391,7 @@ def claimed(ranges: HistoryRanges) -> HistoryRanges:
         f" {checksum(900 + n, b'%d' % (900 + n))}, 'urn:a')"
         for n in (2, 3, 5)
     ]
-    elsewhere(
+    execute_in_process(
         ranges.path,
         *rows,
         "INSERT INTO body SELECT seq, CAST(seq AS BLOB) FROM message",
@@ -416,7 +420,7 @@ def test_claims_come_by_number(claimed: HistoryRanges) -> None:
 @pytest.mark.parametrize("change", ["UPDATE body SET content = x'00'", "DELETE FROM body"])
 def test_claim_whose_body_is_damaged_breaks_the_range(claimed: HistoryRanges, change: str) -> None:
     """Without its body the query would acknowledge what it never saw."""
-    elsewhere(claimed.path, f"{change} WHERE seq = 903")
+    execute_in_process(claimed.path, f"{change} WHERE seq = 903")
     with pytest.raises(StorageError, match=f"message {wire_id(903, 3)} is damaged"):
         table_of(claimed.claims("nightly", 1, 5))
     assert table_of(claimed.claims("nightly", 3, 5))["claim"].to_pylist() == [5]

@@ -13,8 +13,8 @@ import pytest
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import Effective, all_values
 from phpmq_lite.testing import Running, running_service, settings_for
-from tests.acceptance.peers import Peer
-from tests.integration.authority import EC, RSA, Authority, Certificate
+from tests.support.certificates import EC, RSA, Certificate, CertificateAuthority
+from tests.support.socket_client import SocketClient
 
 
 def reload_settings(running: Running, **sections: Any) -> None:
@@ -26,7 +26,7 @@ async def test_limit_that_is_read_anew_counts_at_once(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data", limits={"held": 1}) as running:
 
         def hold_all_there_is() -> None:
-            with Peer(running.port) as peer:
+            with SocketClient(running.port) as peer:
                 for number in range(4):
                     assert peer.confirm("orders", b"%d" % number) is None
                 peer.consume("orders", 10)
@@ -57,8 +57,8 @@ async def test_limit_that_is_read_anew_counts_at_once(tmp_path: Path) -> None:
 async def test_reload_and_a_lost_listener_charge_nothing(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
 
-        def hold() -> Peer:
-            peer = Peer(running.port)
+        def hold() -> SocketClient:
+            peer = SocketClient(running.port)
             assert peer.confirm("orders", b"slow") is None
             peer.consume("orders", 1)
             assert len(peer.dispatches(1)) == 1
@@ -105,7 +105,7 @@ async def test_certificate_of_another_kind_of_key_takes_the_place_of_the_old(
     tmp_path: Path,
 ) -> None:
     """OpenSSL keeps one of each kind, and would go on to give the old one to most clients."""
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     pairs = authority.make("old", kind=EC), authority.make("new", kind=RSA)
     trusted = ssl.create_default_context()
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -127,7 +127,7 @@ async def test_certificate_of_another_kind_of_key_takes_the_place_of_the_old(
 
 
 async def test_authority_of_clients_is_reload_settings(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     pair, one, other = (authority.make(name) for name in ("server", "one", "other"))
     ca = tmp_path / "clients.pem"
     ca.write_bytes(one[0].read_bytes())
@@ -137,7 +137,7 @@ async def test_authority_of_clients_is_reload_settings(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data", tcp=tls) as running:
 
         def publish() -> None:
-            with Peer(running.port, context=trusted) as peer:
+            with SocketClient(running.port, context=trusted) as peer:
                 assert peer.confirm("orders", b"x") is None
 
         with pytest.raises((OSError, AssertionError)):
@@ -148,7 +148,7 @@ async def test_authority_of_clients_is_reload_settings(tmp_path: Path) -> None:
 
 
 async def test_certificates_are_read_anew_and_bad_ones_change_nothing(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     old, new, other = (authority.make(name) for name in ("old", "new", "other"))
     trusted = ssl.create_default_context()
     for cert, _ in (old, new):

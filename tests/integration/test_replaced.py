@@ -13,9 +13,9 @@ from phpmq_lite.storage.backup.backups import BackupMaker
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity.seal import LiveSeal, seal
 from phpmq_lite.storage.opened_files import OpenedFiles
-from tests.acceptance.peers import Peer
-from tests.driving import empty_database
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.core_and_store import empty_database
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import SocketClient
 
 FILES = (DATABASE, f"{DATABASE}-wal")
 FOREIGN = empty_database()
@@ -61,7 +61,7 @@ def test_broker_confirms_nothing_once_its_file_is_another_one(
 ) -> None:
     with broker_process(tmp_path / "data", "--admin", "none") as broker:
         file = broker.data / name
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"a", key=b"a") is None
             disturb(file)
             peer.publish("orders", b"b", key=b"b")
@@ -72,7 +72,7 @@ def test_broker_confirms_nothing_once_its_file_is_another_one(
 def test_broker_does_not_confirm_again_what_lies_in_a_lost_file(tmp_path: Path) -> None:
     """Nothing is stored for the second receipt of a key."""
     with broker_process(tmp_path / "data", "--admin", "none") as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"a", key=b"a") is None
             unlink(broker.data / DATABASE)
             peer.publish("orders", b"a", key=b"a")
@@ -85,7 +85,7 @@ def test_broker_does_not_confirm_again_what_lies_in_a_lost_file(tmp_path: Path) 
 def test_stop_leaves_a_foreign_file_alone(tmp_path: Path, name: str, disturb: Disturb) -> None:
     with broker_process(tmp_path / "data", "--admin", "none") as broker:
         file = broker.data / name
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"a") is None
         disturb(file)
         assert broker.process is not None

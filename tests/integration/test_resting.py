@@ -16,8 +16,8 @@ from phpmq_lite.storage.integrity import seal
 from phpmq_lite.storage.integrity.seal import LiveSeal, checksum_of
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.testing import BrokerProcess
-from tests.acceptance.peers import Peer
-from tests.preloaded import broker_process
+from tests.support.fork_server import broker_process
+from tests.support.socket_client import SocketClient
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def crash_between_checkpoints(broker: BrokerProcess) -> None:
     process = broker.process
     assert process is not None
     database, wal = broker.data / DATABASE, broker.data / f"{DATABASE}-wal"
-    with Peer(broker.port) as peer:
+    with SocketClient(broker.port) as peer:
         peer.store("orders", *[b"one"] * 100)
         while True:
             while seal.read_seal(broker.data) is None:
@@ -139,5 +139,5 @@ def test_any_flipped_bit_of_the_database_is_refused_after_a_crash(tmp_path: Path
                 check_files(folder)
             shutil.rmtree(broken)
         broker.start()  # as it is, it is whole
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.barrier()

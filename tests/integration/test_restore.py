@@ -27,15 +27,22 @@ from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.integrity.verify import verify
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.read.accounts import Withdrawn
-from tests.driving import Driver
-from tests.integration.closed_folder import change, closed, flip, lived, one, problems
+from tests.support.core_and_store import Driver
+from tests.support.stopped_folder import (
+    driver_with_history,
+    execute_sql,
+    flip_bit,
+    problems,
+    query_value,
+    stopped_folder,
+)
 
 NEXT = "CREATE TABLE later (x INTEGER);\nALTER TABLE queue ADD COLUMN colour TEXT;\n"
 
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Driver]:
-    with closing(lived(tmp_path)) as made:
+    with closing(driver_with_history(tmp_path)) as made:
         yield made
 
 
@@ -46,7 +53,7 @@ def backup(driver: Driver, tmp_path: Path) -> Backup:
 
 @pytest.fixture
 def data(driver: Driver, tmp_path: Path) -> Path:
-    return closed(driver, tmp_path / "data")
+    return stopped_folder(driver, tmp_path / "data")
 
 
 # -- backup
@@ -208,14 +215,14 @@ def test_verify_reads_what_is_in_the_wal(data: Path) -> None:
 )  # fmt: skip
 def test_verify_finds(data: Path, sql: str, found: str) -> None:
     for each in sql.split("; "):
-        change(data / "phpmq.db", each)
+        execute_sql(data / "phpmq.db", each)
     assert any(found in problem for problem in problems(data))
 
 
 def test_verify_knows_who_died_of_a_bad_body(data: Path) -> None:
     """It was reported then."""
-    change(data / "phpmq.db", "UPDATE body SET content = x'ff' WHERE seq = 1")
-    change(data / "phpmq.db", "UPDATE history SET reason = 'crc' WHERE seq = 1")
+    execute_sql(data / "phpmq.db", "UPDATE body SET content = x'ff' WHERE seq = 1")
+    execute_sql(data / "phpmq.db", "UPDATE history SET reason = 'crc' WHERE seq = 1")
     assert problems(data) == []
 
 
@@ -258,13 +265,13 @@ def test_restore_puts_the_backup_in_place_and_the_rest_aside(backup: Backup, dat
 
 def test_restored_numbers_go_on_far_above(backup: Backup, data: Path) -> None:
     restore(backup.folder, data)
-    assert one(data / "phpmq.db", "SELECT next_number FROM line") == 6 + RAISED
+    assert query_value(data / "phpmq.db", "SELECT next_number FROM line") == 6 + RAISED
 
 
 def test_restored_history_is_another_one(backup: Backup, data: Path) -> None:
-    before = one(backup.database, "SELECT value FROM meta WHERE name = 'history_id'")
+    before = query_value(backup.database, "SELECT value FROM meta WHERE name = 'history_id'")
     restore(backup.folder, data)
-    after = one(data / "phpmq.db", "SELECT value FROM meta WHERE name = 'history_id'")
+    after = query_value(data / "phpmq.db", "SELECT value FROM meta WHERE name = 'history_id'")
     assert before != after
 
 
@@ -319,7 +326,7 @@ def test_restore_refuses_a_backup_that_is_not_what_was_made(
     backup: Backup, data: Path, file: str
 ) -> None:
     before = (data / "phpmq.db").read_bytes()
-    flip(backup.folder / file, 9_000 if file == "phpmq.db" else 0)
+    flip_bit(backup.folder / file, 9_000 if file == "phpmq.db" else 0)
     with pytest.raises(DataDamagedError, match=r"SHA-256|is no backup"):
         restore(backup.folder, data)
     assert (data / "phpmq.db").read_bytes() == before
@@ -329,14 +336,14 @@ def test_restore_refuses_a_backup_that_is_not_what_was_made(
 def test_restore_refuses_a_damaged_file_unless_the_loss_is_accepted(
     backup: Backup, data: Path
 ) -> None:
-    change(backup.database, "UPDATE body SET content = x'ff' WHERE seq = 3")
+    execute_sql(backup.database, "UPDATE body SET content = x'ff' WHERE seq = 3")
     with pytest.raises(DataDamagedError, match="seq 3"):
         restore(backup.database, data)
     assert len(restore(backup.database, data, accept_loss=True).problems) == 1
 
 
 def test_restore_refuses_a_newer_backup(backup: Backup, data: Path) -> None:
-    change(backup.database, "PRAGMA user_version = 99")
+    execute_sql(backup.database, "PRAGMA user_version = 99")
     with pytest.raises(StartRefusedError, match="schema version 99"):
         restore(backup.database, data)
 
@@ -452,7 +459,7 @@ def _let_in(database: Path) -> None:
         f"INSERT INTO session VALUES (1, x'cc', 1, 'csrf', 7, 7, {LATER}, '', '')",
         f"INSERT INTO session VALUES (2, x'dd', 2, 'csrf', 7, 7, {LATER}, '', '')",
     ):
-        change(database, sql)
+        execute_sql(database, sql)
 
 
 @pytest.fixture
@@ -487,7 +494,7 @@ def test_restore_revives_nothing_that_was_revoked_since(with_accounts: Backup, d
         "DELETE FROM session WHERE session_id = 2",
         "UPDATE user SET password = 'newer' WHERE name = 'bob'",
     ):
-        change(data / "phpmq.db", sql)
+        execute_sql(data / "phpmq.db", sql)
     done = restore(with_accounts.folder, data)
     assert _access(data) == (["ci"], 1, [("ann", "hash"), ("bob", "newer")])
     assert done.withdrawn == Withdrawn(has_proof=True, sessions=1, tokens=["ops"], users=["bob"])
@@ -506,8 +513,10 @@ def test_restore_takes_the_users_of_the_replaced_database(
     with_accounts: Backup, data: Path
 ) -> None:
     """The only admin of the backup was removed: their successor must still be able to log in."""
-    change(data / "phpmq.db", "DELETE FROM user WHERE name = 'ann'")
-    change(data / "phpmq.db", "INSERT INTO user VALUES (3, 'cyd', 'hash', 'admin', '[]', 9, NULL)")
+    execute_sql(data / "phpmq.db", "DELETE FROM user WHERE name = 'ann'")
+    execute_sql(
+        data / "phpmq.db", "INSERT INTO user VALUES (3, 'cyd', 'hash', 'admin', '[]', 9, NULL)"
+    )
     done = restore(with_accounts.folder, data)
     assert _access(data)[2] == [("bob", "hash"), ("cyd", "hash")]
     assert done.withdrawn is not None
@@ -525,7 +534,7 @@ def test_restore_ends_all_access_when_the_replaced_database_cannot_say(
         database.write_bytes(b"no database")
     elif harm == "no users":
         for table in ("user", "token", "session"):
-            change(database, f"DELETE FROM {table}")
+            execute_sql(database, f"DELETE FROM {table}")
     elif harm == "wal":
         _leave_damaged_log(data)
     else:
@@ -547,7 +556,7 @@ def _leave_damaged_log(data: Path) -> None:
         writer.execute("DELETE FROM session")
         log = (data / "phpmq.db-wal").read_bytes()
     (data / "phpmq.db-wal").write_bytes(log)
-    flip(data / "phpmq.db-wal", 100)
+    flip_bit(data / "phpmq.db-wal", 100)
 
 
 def test_restore_reads_what_was_revoked_from_the_wal(with_accounts: Backup, data: Path) -> None:
@@ -562,7 +571,7 @@ def test_restore_reads_what_was_revoked_from_the_wal(with_accounts: Backup, data
 
 def test_restore_keeps_all_access_when_asked_to(with_accounts: Backup, data: Path) -> None:
     for table in ("user", "token", "session"):
-        change(data / "phpmq.db", f"DELETE FROM {table}")
+        execute_sql(data / "phpmq.db", f"DELETE FROM {table}")
     done = restore(with_accounts.folder, data, keep_tokens=True)
     assert _access(data) == (["ci", "ops"], 2, BOTH)
     assert done.withdrawn is None

@@ -15,14 +15,14 @@ from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.history_index import HistoryIndexer
 from phpmq_lite.storage.write.retention import KEYS_AT_ONCE, ROWS_PER_STEP, RetentionBounds
-from tests.integration.retained import FOREVER, NOW, Store, step, take
+from tests.support.retention_database import FOREVER, NOW, RetentionDatabase, step, take
 
 ACKED, DELETED = 2, 5
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "phpmq.db")
+def store(tmp_path: Path) -> Iterator[RetentionDatabase]:
+    made = RetentionDatabase(tmp_path / "phpmq.db")
     yield made
     made.connection.close()
 
@@ -30,24 +30,24 @@ def store(tmp_path: Path) -> Iterator[Store]:
 # -- bounds
 
 
-def test_nothing_goes_within_the_bounds(store: Store) -> None:
+def test_nothing_goes_within_the_bounds(store: RetentionDatabase) -> None:
     store.fill(5)
     assert step(store.connection, RetentionBounds(), NOW) == 0
     assert store.offsets() == [1, 2, 3, 4, 5]
 
 
-def test_empty_history_has_nothing_to_give(store: Store) -> None:
+def test_empty_history_has_nothing_to_give(store: RetentionDatabase) -> None:
     assert step(store.connection, RetentionBounds(), NOW) == 0
 
 
-def test_oldest_go_when_there_are_too_many(store: Store) -> None:
+def test_oldest_go_when_there_are_too_many(store: RetentionDatabase) -> None:
     store.fill(8)
     assert step(store.connection, RetentionBounds(rows=5, deleted_share=0), NOW) == 3
     assert store.offsets() == [4, 5, 6, 7, 8]
     store.check()
 
 
-def test_oldest_go_when_their_bodies_are_too_large(store: Store) -> None:
+def test_oldest_go_when_their_bodies_are_too_large(store: RetentionDatabase) -> None:
     store.fill(8, size=100)
     bounds = RetentionBounds(bytes=550, deleted_share=0)
     assert step(store.connection, bounds, NOW) == 3
@@ -55,14 +55,14 @@ def test_oldest_go_when_their_bodies_are_too_large(store: Store) -> None:
     store.check()
 
 
-def test_rows_go_when_they_are_older_than_the_age(store: Store) -> None:
+def test_rows_go_when_they_are_older_than_the_age(store: RetentionDatabase) -> None:
     for at in (10, 20, 30, 40):
         store.fill(1, at=at)
     assert step(store.connection, RetentionBounds(age_ms=70), now_ms=100) == 2
     assert store.offsets() == [3, 4]  # 30 is exactly as old as allowed
 
 
-def test_places_go_with_their_rows(store: Store) -> None:
+def test_places_go_with_their_rows(store: RetentionDatabase) -> None:
     store.fill(4)
     store.fill(3, outcome=DELETED)
     store.place()
@@ -72,14 +72,14 @@ def test_places_go_with_their_rows(store: Store) -> None:
     assert store.number("SELECT count(*) FROM history_place") == 1
 
 
-def test_what_has_no_place_stays(store: Store) -> None:
+def test_what_has_no_place_stays(store: RetentionDatabase) -> None:
     store.fill(3)
     bounds = RetentionBounds(rows=1, deleted_share=0)
     assert retention.remove_expired(store.connection, bounds, NOW).rows == 0
     assert step(store.connection, bounds, NOW) == 2
 
 
-def test_newest_row_stays_so_that_numbers_go_on_without_a_gap(store: Store) -> None:
+def test_newest_row_stays_so_that_numbers_go_on_without_a_gap(store: RetentionDatabase) -> None:
     store.fill(3)
     store.keep(RetentionBounds(rows=1, deleted_share=1))
     assert store.offsets() == [3]
@@ -88,7 +88,7 @@ def test_newest_row_stays_so_that_numbers_go_on_without_a_gap(store: Store) -> N
     assert store.offsets() == [5]
 
 
-def test_newest_row_stays_without_its_body_where_it_is_too_old(store: Store) -> None:
+def test_newest_row_stays_without_its_body_where_it_is_too_old(store: RetentionDatabase) -> None:
     store.fill(2, at=10)
     assert step(store.connection, RetentionBounds(age_ms=70), now_ms=80) == 0
     assert store.number("SELECT count(*) FROM body") == 2
@@ -98,7 +98,7 @@ def test_newest_row_stays_without_its_body_where_it_is_too_old(store: Store) -> 
     assert step(store.connection, RetentionBounds(age_ms=70), now_ms=81) == 0
 
 
-def test_numbers_have_no_gap_after_a_rollback(store: Store) -> None:
+def test_numbers_have_no_gap_after_a_rollback(store: RetentionDatabase) -> None:
     store.fill(2)
     store.execute("BEGIN")
     store.settle(store.publish())
@@ -110,7 +110,7 @@ def test_numbers_have_no_gap_after_a_rollback(store: Store) -> None:
 # -- two fronts
 
 
-def test_large_purge_pushes_no_other_history_out(store: Store) -> None:
+def test_large_purge_pushes_no_other_history_out(store: RetentionDatabase) -> None:
     store.fill(9)
     store.fill(50, outcome=DELETED)
     store.fill(9)
@@ -118,7 +118,7 @@ def test_large_purge_pushes_no_other_history_out(store: Store) -> None:
     assert store.offsets() == [*range(1, 10), 58, 59, *range(60, 69)]
 
 
-def test_deleted_rows_stay_while_others_go_past_them(store: Store) -> None:
+def test_deleted_rows_stay_while_others_go_past_them(store: RetentionDatabase) -> None:
     for outcome in (ACKED, DELETED, ACKED, DELETED, ACKED, ACKED):
         store.fill(1, outcome=outcome)
     bounds = RetentionBounds(rows=10, deleted_share=0.8)
@@ -127,7 +127,7 @@ def test_deleted_rows_stay_while_others_go_past_them(store: Store) -> None:
     assert store.counters()["history_lo"] == 5
 
 
-def test_front_is_found_again_behind_a_long_run_of_deleted_rows(store: Store) -> None:
+def test_front_is_found_again_behind_a_long_run_of_deleted_rows(store: RetentionDatabase) -> None:
     store.fill(1)
     store.fill(2_500, outcome=DELETED)
     store.fill(2)
@@ -141,7 +141,9 @@ def test_front_is_found_again_behind_a_long_run_of_deleted_rows(store: Store) ->
 # -- the newest row
 
 
-def test_newest_row_gives_up_its_body_where_the_bound_is_passed_without_it(store: Store) -> None:
+def test_newest_row_gives_up_its_body_where_the_bound_is_passed_without_it(
+    store: RetentionDatabase,
+) -> None:
     """Its offset stands for all before it.  Who keeps no deleted messages keeps no content."""
     store.fill(3, outcome=DELETED)
     bounds = RetentionBounds(deleted_share=0)
@@ -154,7 +156,7 @@ def test_newest_row_gives_up_its_body_where_the_bound_is_passed_without_it(store
     assert store.offsets() == [4]
 
 
-def test_nothing_is_written_where_nothing_leaves(store: Store) -> None:
+def test_nothing_is_written_where_nothing_leaves(store: RetentionDatabase) -> None:
     bounds = RetentionBounds(rows=5)
     store.fill(2)
     take(store.connection, bounds, NOW)
@@ -163,7 +165,7 @@ def test_nothing_is_written_where_nothing_leaves(store: Store) -> None:
     assert store.connection.total_changes == before
 
 
-def test_database_that_cannot_grow_frees_room_by_itself(store: Store) -> None:
+def test_database_that_cannot_grow_frees_room_by_itself(store: RetentionDatabase) -> None:
     """What settles without a place for it counts too: there is none until something leaves."""
     bounds = RetentionBounds(rows=2_000, deleted_share=0)
     store.fill(2_000)
@@ -181,7 +183,7 @@ def test_database_that_cannot_grow_frees_room_by_itself(store: Store) -> None:
 # -- slices
 
 
-def test_step_takes_at_most_a_slice(store: Store) -> None:
+def test_step_takes_at_most_a_slice(store: RetentionDatabase) -> None:
     store.fill(ROWS_PER_STEP + 200)
     store.fill(200, outcome=DELETED)
     bounds = RetentionBounds(rows=1, deleted_share=0)
@@ -192,7 +194,7 @@ def test_step_takes_at_most_a_slice(store: Store) -> None:
     assert step(store.connection, bounds, NOW, timer=lambda: next(patient)) == 0
 
 
-def test_step_ends_when_its_time_is_over(store: Store) -> None:
+def test_step_ends_when_its_time_is_over(store: RetentionDatabase) -> None:
     store.fill(500)
     ticks = count(0.0, 0.008)  # each look at the clock takes 8 ms
     removed = step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks))
@@ -200,19 +202,19 @@ def test_step_ends_when_its_time_is_over(store: Store) -> None:
     store.check()
 
 
-def test_step_does_a_piece_however_slow_the_machine(store: Store) -> None:
+def test_step_does_a_piece_however_slow_the_machine(store: RetentionDatabase) -> None:
     store.fill(500)
     ticks = count(0.0, 60.0)
     assert step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks)) == 100
 
 
-def test_large_bodies_go_one_by_one(store: Store) -> None:
+def test_large_bodies_go_one_by_one(store: RetentionDatabase) -> None:
     store.fill(3, size=3 << 20)
     ticks = count(0.0, 60.0)
     assert step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks)) == 1
 
 
-def test_events_of_one_message_go_in_slices(store: Store) -> None:
+def test_events_of_one_message_go_in_slices(store: RetentionDatabase) -> None:
     seq = store.publish()
     store.tell(seq, events=ROWS_PER_STEP + 5)
     store.settle(seq)
@@ -230,7 +232,7 @@ def test_events_of_one_message_go_in_slices(store: Store) -> None:
 # -- what is alive
 
 
-def test_alive_messages_keep_body_and_events(store: Store) -> None:
+def test_alive_messages_keep_body_and_events(store: RetentionDatabase) -> None:
     alive, settled = store.publish(), store.publish()
     store.tell(alive, 3)
     store.tell(settled, 2)
@@ -241,7 +243,9 @@ def test_alive_messages_keep_body_and_events(store: Store) -> None:
     assert store.execute("SELECT DISTINCT seq FROM event").fetchall() == [(alive,)]
 
 
-def test_body_stays_even_when_history_has_a_row_for_an_alive_message(store: Store) -> None:
+def test_body_stays_even_when_history_has_a_row_for_an_alive_message(
+    store: RetentionDatabase,
+) -> None:
     """It never should; if it does, the message matters more."""
     seq = store.publish()
     store.tell(seq)
@@ -261,36 +265,36 @@ def test_body_stays_even_when_history_has_a_row_for_an_alive_message(store: Stor
 # -- receipt keys
 
 
-def receipts(store: Store, *at_ms: int) -> None:
+def receipts(store: RetentionDatabase, *at_ms: int) -> None:
     sql = "INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES (1, x'00', 1, ?)"
     for at in at_ms:
         store.execute(sql, (at,))
 
 
-def kept_receipts(store: Store) -> list[int]:
+def kept_receipts(store: RetentionDatabase) -> list[int]:
     return [row[0] for row in store.execute("SELECT at_ms FROM receipt ORDER BY n")]
 
 
-def test_oldest_keys_go_when_there_are_too_many(store: Store) -> None:
+def test_oldest_keys_go_when_there_are_too_many(store: RetentionDatabase) -> None:
     receipts(store, 1, 2, 3, 4, 5)
     assert step(store.connection, RetentionBounds(receipts=2), NOW) == 3
     assert kept_receipts(store) == [4, 5]
     assert step(store.connection, RetentionBounds(receipts=2), NOW) == 0
 
 
-def test_keys_go_when_a_newer_one_is_a_window_later(store: Store) -> None:
+def test_keys_go_when_a_newer_one_is_a_window_later(store: RetentionDatabase) -> None:
     receipts(store, 100, 199, 200, 201, 700)
     assert step(store.connection, RetentionBounds(receipt_window_ms=500), NOW) == 3
     assert kept_receipts(store) == [201, 700]
 
 
-def test_keys_stay_whatever_the_clock_says(store: Store) -> None:
+def test_keys_stay_whatever_the_clock_says(store: RetentionDatabase) -> None:
     receipts(store, 100, 200)
     assert step(store.connection, FOREVER, 10**15) == 0
     assert kept_receipts(store) == [100, 200]
 
 
-def test_keys_go_in_slices(store: Store) -> None:
+def test_keys_go_in_slices(store: RetentionDatabase) -> None:
     store.execute("BEGIN")
     receipts(store, *range(KEYS_AT_ONCE * 2 + 10))
     store.execute("COMMIT")
@@ -300,7 +304,7 @@ def test_keys_go_in_slices(store: Store) -> None:
     assert kept_receipts(store) == [KEYS_AT_ONCE * 2 + 9]
 
 
-def test_what_has_come_since_a_step_waits_for_the_next_second(store: Store) -> None:
+def test_what_has_come_since_a_step_waits_for_the_next_second(store: RetentionDatabase) -> None:
     """Beside each batch a few rows would leave, each time with a COMMIT of their own."""
     store.fill(120)
     receipts(store, *range(20))
@@ -311,7 +315,7 @@ def test_what_has_come_since_a_step_waits_for_the_next_second(store: Store) -> N
 # -- errors
 
 
-def test_connections_go_once_no_history_can_name_them(store: Store) -> None:
+def test_connections_go_once_no_history_can_name_them(store: RetentionDatabase) -> None:
     """The open ones stay, and number 0, which stands for the admin."""
     store.execute(
         "INSERT INTO client (client, kind, address, opened_at, closed_at)"
@@ -321,7 +325,7 @@ def test_connections_go_once_no_history_can_name_them(store: Store) -> None:
     assert store.execute("SELECT client FROM client").fetchall() == [(0,), (2,), (3,)]
 
 
-def test_full_disk_is_known_and_nothing_is_removed(store: Store) -> None:
+def test_full_disk_is_known_and_nothing_is_removed(store: RetentionDatabase) -> None:
     store.fill(300, size=2_000)
     pages = store.number("PRAGMA page_count")
     store.execute("CREATE TRIGGER t AFTER DELETE ON history BEGIN"
@@ -334,7 +338,7 @@ def test_full_disk_is_known_and_nothing_is_removed(store: Store) -> None:
     store.check()
 
 
-def test_any_other_error_leaves_the_outcome_open(store: Store) -> None:
+def test_any_other_error_leaves_the_outcome_open(store: RetentionDatabase) -> None:
     store.fill(3)
     store.execute("CREATE TRIGGER t AFTER DELETE ON history BEGIN SELECT raise(ABORT, 'no'); END")
     with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
@@ -345,7 +349,9 @@ def test_any_other_error_leaves_the_outcome_open(store: Store) -> None:
 
 
 @pytest.mark.parametrize("file", ["retention", "migrate"])
-def test_statements_prepare_on_the_schema_and_use_their_index(store: Store, file: str) -> None:
+def test_statements_prepare_on_the_schema_and_use_their_index(
+    store: RetentionDatabase, file: str
+) -> None:
     text = (Path(__file__).parents[2] / f"phpmq_lite/storage/sql/{file}.sql").read_text("utf-8")
     for piece in text.split("-- name: ")[1:]:
         name = piece.split("\n", 1)[0]
@@ -384,7 +390,7 @@ def test_retention_keeps_what_a_naive_list_keeps(
     turns: list[tuple[list[tuple[bool, int, int]], int]], bounds: RetentionBounds
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "phpmq.db")
+        store = RetentionDatabase(Path(folder) / "phpmq.db")
         with closing(store.connection):
             store.execute("PRAGMA synchronous=OFF")  # the disk is not what this tests
             kept: list[tuple[int, bool, int, int]] = []  # offset, deleted, size, settled at

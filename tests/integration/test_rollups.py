@@ -8,7 +8,7 @@ from typing import Any
 
 from phpmq_lite.histogram import unpack
 from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, RECORDS
-from tests.integration.site import Site, running_site
+from tests.support.http_site import HttpSite, running_site
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -18,12 +18,12 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def loaded(site: Site) -> None:
+async def loaded(site: HttpSite) -> None:
     """Wait until the broker goes on from what is stored."""
     await until(lambda: site.broker.service.sampler.is_loaded)
 
 
-async def ack(site: Site, queue: str, count: int) -> None:
+async def ack(site: HttpSite, queue: str, count: int) -> None:
     """Consume and acknowledge so many messages."""
     async with site.client() as client, client.consume(queue, credit=count) as deliveries:
         for _ in range(count):
@@ -31,7 +31,7 @@ async def ack(site: Site, queue: str, count: int) -> None:
         await until(lambda: totals(site, queue).acked >= count)
 
 
-def totals(site: Site, queue: str) -> Any:
+def totals(site: HttpSite, queue: str) -> Any:
     engine = site.broker.service.front.engine
     assert engine is not None
     return engine.core.state.queues[queue].counters

@@ -12,7 +12,7 @@ import pytest
 from phpmq_lite import logs
 from phpmq_lite.settings import Effective, all_values
 from phpmq_lite.testing import Running, running_service, settings_for
-from tests.acceptance.peers import Peer
+from tests.support.socket_client import SocketClient
 
 MUCH = 1 << 50  # more than any disk has free
 MESSAGE = {"content": "x"}
@@ -60,13 +60,13 @@ async def test_setting_that_is_read_anew_gives_room_at_once(
     running: Running, http: aiohttp.ClientSession, log_stream: io.StringIO
 ) -> None:
     def publish() -> str | None:
-        with Peer(running.port) as peer:
+        with SocketClient(running.port) as peer:
             return peer.confirm("orders", b"x")
 
     assert await asyncio.to_thread(publish) == "disk full: storage.free_bytes"
     settings = settings_for(running.data, storage={"free_bytes": 0})
     running.service.reload(Effective(settings, dict.fromkeys(all_values(settings), "file"), []))
-    with Peer(running.port) as silent:
+    with SocketClient(running.port) as silent:
         silent.publish("orders", b"waits")  # it has no key, so it is not read
         await asyncio.to_thread(silent.consume, "orders", 1)
         assert await asyncio.to_thread(silent.bodies, 1) == [b"waits"]

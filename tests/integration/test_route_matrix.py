@@ -14,7 +14,7 @@ import pytest
 
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
-from tests.integration.visitors import House, Visitor, house, until
+from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 
 WRITING = [route for route in ROUTES if route.is_writing]
 READING = [route for route in ROUTES if not route.is_writing and route.role is not Role.PUBLIC]
@@ -41,8 +41,8 @@ FOREIGN: dict[str, dict[str, str | None]] = {
 class Stage:
     """A broker with something in it, and a browser for each role."""
 
-    home: House
-    people: dict[Role, Visitor]
+    home: BrokerFixture
+    people: dict[Role, HttpUser]
     tokens: dict[Role, str]
     message_id: str
 
@@ -88,17 +88,17 @@ class Stage:
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     """Run a broker with three users, logged in, and nobody."""
-    async with house(tmp_path / "data") as home, AsyncExitStack() as stack:
+    async with broker_fixture(tmp_path / "data") as home, AsyncExitStack() as stack:
         made = await home.control("POST", "/queues/orders/messages", {"content": "{}"})
-        people = {role: await stack.enter_async_context(Visitor(home.url)) for role in Role}
+        people = {role: await stack.enter_async_context(HttpUser(home.url)) for role in Role}
         for role in (Role.ADMIN, Role.OPERATOR, Role.VIEWER):
             await home.add(str(role), str(role))
             assert (await people[role].log_in(str(role))).status == 303
         tokens = {role: await people[role].csrf() for role in Role}
         secret = await home.token("metrics", "metrics")
-        people[Role.METRICS] = await stack.enter_async_context(Visitor(home.url, secret))
+        people[Role.METRICS] = await stack.enter_async_context(HttpUser(home.url, secret))
         await people[Role.METRICS].get("/metrics")
-        await until(lambda: bool(home.rows("SELECT 1 FROM token WHERE last_used_at > 0")))
+        await wait_until(lambda: bool(home.rows("SELECT 1 FROM token WHERE last_used_at > 0")))
         yield Stage(home, people, tokens, made["ids"][0])
 
 
@@ -169,7 +169,7 @@ async def test_reading_route_is_refused_to_smaller_roles(stage: Stage) -> None:
 async def test_token_without_a_role_is_refused_too(stage: Stage) -> None:
     secret = await stage.home.token("ci", "viewer")
     before = stage.everything()
-    async with Visitor(stage.home.url, secret) as program:
+    async with HttpUser(stage.home.url, secret) as program:
         wrong = []
         for route in WRITING:
             if Role.VIEWER.may(route.role):
@@ -236,7 +236,7 @@ async def test_limited_viewer_sees_nothing_of_other_queues(stage: Stage) -> None
     await stage.home.control("POST", f"/messages/{known[1]}/delete", {})
     secret = await stage.home.token("narrow", "operator", "orders*")
     wrong = []
-    async with Visitor(stage.home.url, secret) as program:
+    async with HttpUser(stage.home.url, secret) as program:
         for route in READING:
             if not Role.OPERATOR.may(route.role) or route.name in STREAMS:
                 continue

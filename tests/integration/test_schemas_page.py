@@ -11,9 +11,9 @@ import pytest
 
 from phpmq_lite.envelopes.codec import encode, make
 from phpmq_lite.envelopes.schema_registry import RegistryError
-from tests.integration.site import Site, running_site
 from tests.integration.test_schema_registry import ORDER, URN, write, write_folder
-from tests.integration.visitors import Visitor, house, shown
+from tests.support.http_site import HttpSite, running_site
+from tests.support.http_users import HttpUser, broker_fixture, visible_text
 
 HOSTILE = "urn:<b>a/b</b>?&\u202e"
 MILD: dict[str, Any] = ORDER | {"properties": ORDER["properties"] | {"note": {}}}  # type: ignore[operator]
@@ -34,21 +34,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def site(tmp_path: Path, folder: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path, folder: Path) -> AsyncIterator[HttpSite]:
     async with running_site(tmp_path / "data", envelopes={"schemas": folder}) as made:
         yield made
 
 
-def read_again(site: Site) -> None:
+def read_again(site: HttpSite) -> None:
     """Have the folder read now, and not when the watch comes round."""
     with suppress(RegistryError):
         site.broker.service.schemas.refresh()
 
 
-async def test_page_lists_urns_with_version_and_fields(site: Site) -> None:
+async def test_page_lists_urns_with_version_and_fields(site: HttpSite) -> None:
     page = await site.get("/schemas")
     assert page.status == 200
-    text = shown(page.text)
+    text = visible_text(page.text)
     for words in (URN, "order.json", "order_id", "an integer", "required", "sensitive: email"):
         assert words in text
     assert "/maxProperties" in text
@@ -58,23 +58,23 @@ async def test_page_lists_urns_with_version_and_fields(site: Site) -> None:
 
 async def test_page_without_a_folder_says_how_to_begin(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data") as site:
-        text = shown((await site.get("/schemas")).text)
+        text = visible_text((await site.get("/schemas")).text)
         assert "No schemas are known" in text
         assert "phpmq-lite schema check" in text
         assert "envelopes.schemas" in text
         assert (await site.ok("GET", "/schemas"))["items"] == []
 
 
-async def test_empty_folder_is_said_to_be_empty(site: Site, folder: Path) -> None:
+async def test_empty_folder_is_said_to_be_empty(site: HttpSite, folder: Path) -> None:
     write(folder / "registry.json", {"schemas": []})
     read_again(site)
-    assert "No URN has a schema yet" in shown((await site.get("/schemas")).text)
+    assert "No URN has a schema yet" in visible_text((await site.get("/schemas")).text)
 
 
-async def test_wrong_change_is_told_and_what_was_stays(site: Site, folder: Path) -> None:
+async def test_wrong_change_is_told_and_what_was_stays(site: HttpSite, folder: Path) -> None:
     write(folder / "order.json", {"properties": {"n": {"type": 1}}})
     read_again(site)
-    text = shown((await site.get("/schemas")).text)
+    text = visible_text((await site.get("/schemas")).text)
     assert "its last change is not in force" in text
     assert "order.json#/properties/n/type" in text
     listed = await site.ok("GET", "/schemas")
@@ -82,15 +82,17 @@ async def test_wrong_change_is_told_and_what_was_stays(site: Site, folder: Path)
     assert len(listed["faults"]) == 1
 
 
-async def test_page_compares_a_new_version(site: Site) -> None:
+async def test_page_compares_a_new_version(site: HttpSite) -> None:
     mild = await site.post("/schemas/check", urn=URN, document=json.dumps(MILD))
     assert mild.status == 200
-    assert "Compatible" not in shown(mild.text)  # mail has gone
-    assert "/data/mail" in shown(mild.text)
+    assert "Compatible" not in visible_text(mild.text)  # mail has gone
+    assert "/data/mail" in visible_text(mild.text)
     same = (await site.ok("GET", path_of(URN)))["document"]
     fine = await site.post("/schemas/check", urn=URN, document=json.dumps(same, indent=2))
-    assert "Compatible" in shown(fine.text)
-    hard = shown((await site.post("/schemas/check", urn=URN, document=json.dumps(HARD))).text)
+    assert "Compatible" in visible_text(fine.text)
+    hard = visible_text(
+        (await site.post("/schemas/check", urn=URN, document=json.dumps(HARD))).text
+    )
     assert "2 changes break" in hard
     [row, *_] = await site.audit("schema.check")
     assert (row["target"], row["result"]) == (URN, "checked")
@@ -108,21 +110,21 @@ async def test_page_compares_a_new_version(site: Site) -> None:
     ],
 )
 async def test_page_keeps_what_is_no_schema_and_says_why(
-    site: Site, document: str, status: int, words: str
+    site: HttpSite, document: str, status: int, words: str
 ) -> None:
     page = await site.post("/schemas/check", urn=URN, document=document)
     assert page.status == status
-    assert words in shown(page.text)
+    assert words in visible_text(page.text)
     assert 'aria-invalid="true"' in page.text
 
 
-async def test_page_knows_when_the_urn_has_gone(site: Site) -> None:
+async def test_page_knows_when_the_urn_has_gone(site: HttpSite) -> None:
     page = await site.post("/schemas/check", urn="urn:gone", document="{}")
     assert page.status == 404
-    assert "No schema is registered for 'urn:gone'" in shown(page.text)
+    assert "No schema is registered for 'urn:gone'" in visible_text(page.text)
 
 
-async def test_list_comes_in_every_format(site: Site) -> None:
+async def test_list_comes_in_every_format(site: HttpSite) -> None:
     listed = await site.ok("GET", "/schemas")
     found = {item["urn"]: item for item in listed["items"]}
     assert found[f"{URN}.v2"]["version"] == 2
@@ -136,7 +138,7 @@ async def test_list_comes_in_every_format(site: Site) -> None:
             assert URN in (await site.get(f"{path}?format={style}")).text
 
 
-async def test_api_gives_one_schema_and_compares_another(site: Site) -> None:
+async def test_api_gives_one_schema_and_compares_another(site: HttpSite) -> None:
     for urn in (URN, HOSTILE):
         assert (await site.ok("GET", path_of(urn)))["urn"] == urn
     assert (await site.api("GET", path_of("urn:none")))[0] == 404
@@ -152,7 +154,7 @@ async def test_api_gives_one_schema_and_compares_another(site: Site) -> None:
     assert (await site.api("POST", path_of("urn:none", "/check"), {"document": {}}))[0] == 404
 
 
-async def test_queue_counts_or_quarantines_what_does_not_fit(site: Site) -> None:
+async def test_queue_counts_or_quarantines_what_does_not_fit(site: HttpSite) -> None:
     wrong = encode(make(URN, {"order_id": "1"}, queue="orders")).decode()
     right = encode(make(URN, {"order_id": 1}, queue="orders")).decode()
     unknown = encode(make("urn:unknown", {"order_id": "1"}, queue="orders")).decode()
@@ -169,14 +171,14 @@ async def test_queue_counts_or_quarantines_what_does_not_fit(site: Site) -> None
     found = await site.ok("GET", path_of(URN))
     assert (found["passed"], found["failed"]) == (2, 2)
     assert found["last_failure"] == "/data/order_id is a string, not an integer"
-    assert "is a string, not an integer" in shown((await site.get("/schemas")).text)
+    assert "is a string, not an integer" in visible_text((await site.get("/schemas")).text)
 
 
 async def test_who_sees_some_queues_sees_no_counts(tmp_path: Path, folder: Path) -> None:
-    async with house(tmp_path / "data", envelopes={"schemas": folder}) as home:
+    async with broker_fixture(tmp_path / "data", envelopes={"schemas": folder}) as home:
         await home.add("anna")
         await home.add("olga", "operator", "orders")
-        async with Visitor(home.url) as visitor:
+        async with HttpUser(home.url) as visitor:
             assert (await visitor.log_in("olga")).status == 303
             item = json.loads((await visitor.get(f"/api/v1{path_of(URN)}")).text)
             assert (item["passed"], item["failed"], item["last_failure"]) == (None, None, None)
@@ -185,13 +187,13 @@ async def test_who_sees_some_queues_sees_no_counts(tmp_path: Path, folder: Path)
 
 
 async def test_viewer_looks_and_is_shown_no_form(tmp_path: Path, folder: Path) -> None:
-    async with house(tmp_path / "data", envelopes={"schemas": folder}) as home:
+    async with broker_fixture(tmp_path / "data", envelopes={"schemas": folder}) as home:
         await home.add("anna")
         await home.add("vera", "viewer")
-        async with Visitor(home.url) as visitor:
+        async with HttpUser(home.url) as visitor:
             assert (await visitor.log_in("vera")).status == 303
             page = await visitor.get("/schemas")
             assert page.status == 200
-            assert URN in shown(page.text)
+            assert URN in visible_text(page.text)
             assert str(folder) not in page.text
             assert "/schemas/check" not in page.text

@@ -12,19 +12,25 @@ from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.integrity.seal import seal
 from phpmq_lite.storage.integrity.startup import check_files
-from tests.driving import Driver
-from tests.integration.closed_folder import change, closed, flip, lived, problems
+from tests.support.core_and_store import Driver
+from tests.support.stopped_folder import (
+    driver_with_history,
+    execute_sql,
+    flip_bit,
+    problems,
+    stopped_folder,
+)
 
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Driver]:
-    with closing(lived(tmp_path)) as made:
+    with closing(driver_with_history(tmp_path)) as made:
         yield made
 
 
 @pytest.fixture
 def data(driver: Driver, tmp_path: Path) -> Path:
-    return closed(driver, tmp_path / "data")
+    return stopped_folder(driver, tmp_path / "data")
 
 
 def test_sealed_database_starts_unchanged_only(data: Path) -> None:
@@ -37,7 +43,7 @@ def test_sealed_database_starts_unchanged_only(data: Path) -> None:
 def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
     database = data / "phpmq.db"
     for at in range(100, database.stat().st_size, 997):
-        flip(database, at)
+        flip_bit(database, at)
         before = database.read_bytes()
         with (
             closing(DataFolder.open(data)) as folder,
@@ -48,12 +54,12 @@ def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
         (copies,) = data.glob("damaged-*")
         assert (copies / "phpmq.db").read_bytes() == before
         shutil.rmtree(copies)
-        flip(database, at)
+        flip_bit(database, at)
     assert problems(data) == []
 
 
 def test_changed_database_is_taken_when_the_loss_is_accepted(data: Path) -> None:
-    change(data / "phpmq.db", "UPDATE queue SET created_at = 5")
+    execute_sql(data / "phpmq.db", "UPDATE queue SET created_at = 5")
     with closing(DataFolder.open(data)) as folder:
         done = check_files(folder, accept_loss=True)
         assert folder.meta.seal is None

@@ -17,10 +17,10 @@ from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
-from tests.integration.plain_search import (
-    Plain,
+from tests.support.reference_search import (
+    ReferenceRow,
+    all_rows,
     content_of,
-    everything,
     fill,
     is_match,
     pages,
@@ -37,8 +37,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(path: Path) -> list[Plain]:
-    return everything(path)
+def rows(path: Path) -> list[ReferenceRow]:
+    return all_rows(path)
 
 
 @pytest.fixture(params=["along numbers", "walked over"])
@@ -83,7 +83,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 async def test_search_finds_what_a_plain_filter_finds(
-    search: Search, rows: list[Plain], text: str
+    search: Search, rows: list[ReferenceRow], text: str
 ) -> None:
     query = parse_search(text)
     expected = {row.seq for row in rows if is_match(query, row)}
@@ -112,7 +112,7 @@ KINDS = [text for text in TEXTS if text and " " not in text]
 
 @pytest.mark.parametrize("seed", range(60))
 async def test_search_finds_what_a_plain_filter_finds_in_any_mixture(
-    search: Search, rows: list[Plain], seed: int
+    search: Search, rows: list[ReferenceRow], seed: int
 ) -> None:
     made = random.Random(seed)
     query = parse_search(" ".join(made.sample(KINDS, made.randrange(2, 5))))
@@ -124,7 +124,7 @@ async def test_search_finds_what_a_plain_filter_finds_in_any_mixture(
 
 @pytest.mark.parametrize("text", ["", "state:ready", "state:dead", "-queue:mail", "1042"])
 async def test_search_keeps_to_the_queues_that_may_be_seen(
-    search: Search, rows: list[Plain], text: str
+    search: Search, rows: list[ReferenceRow], text: str
 ) -> None:
     query, allowed = parse_search(text), frozenset({2, 3})
     expected = {row.seq for row in rows if row.queue_id in allowed and is_match(query, row)}
@@ -145,7 +145,7 @@ async def test_neighbours_are_those_of_the_list(search: Search) -> None:
 
 
 async def test_some_messages_are_matched_by_their_numbers(
-    search: Search, rows: list[Plain]
+    search: Search, rows: list[ReferenceRow]
 ) -> None:
     asked = [row.seq for row in rows][::3]
     for text in ("", "state:ready", "queue:mail -1042", "state:dead"):
@@ -156,7 +156,7 @@ async def test_some_messages_are_matched_by_their_numbers(
 
 
 async def test_ids_are_found_in_any_state_with_both_halves(
-    search: Search, rows: list[Plain]
+    search: Search, rows: list[ReferenceRow]
 ) -> None:
     ids = [wire_id(row.seq, row.token) for row in rows][:7]
     found = await search.page(ids_search([*ids, wire_id(rows[8].seq, 1)]))
@@ -164,7 +164,7 @@ async def test_ids_are_found_in_any_state_with_both_halves(
 
 
 async def test_search_goes_on_where_a_leap_takes_too_long(
-    path: Path, search: Search, rows: list[Plain], monkeypatch: pytest.MonkeyPatch
+    path: Path, search: Search, rows: list[ReferenceRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = search._readers.run
 
@@ -182,7 +182,9 @@ async def test_search_goes_on_where_a_leap_takes_too_long(
 # -- frozen selections
 
 
-async def test_frozen_selection_says_what_is_in_it(search: Search, rows: list[Plain]) -> None:
+async def test_frozen_selection_says_what_is_in_it(
+    search: Search, rows: list[ReferenceRow]
+) -> None:
     query = queue_search("orders", ("ready", "dispatched"))
     mine = [row for row in rows if row.queue_id == 1 and row.is_alive]
     frozen = await search.freeze(query)
@@ -247,7 +249,7 @@ async def test_later_messages_do_not_move_the_pages(
 
 
 async def test_slice_that_takes_too_long_is_made_smaller(
-    search: Search, rows: list[Plain], monkeypatch: pytest.MonkeyPatch
+    search: Search, rows: list[ReferenceRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body that alone takes too long is passed over; the search goes on behind it."""
     run = search._readers.run

@@ -17,13 +17,13 @@ from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
 from phpmq_lite.storage.statements import load
-from tests.integration.plain_search import (
+from tests.support.reference_search import (
     FIRST,
     QUEUES,
-    everything,
+    all_rows,
+    index_upto,
     is_match,
     pages,
-    place_upto,
 )
 from tests.unit.admin.cases import NOW_MS, Database
 
@@ -95,7 +95,7 @@ async def test_numbers_and_leaps_change_no_page(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         database = open_queues(Path(folder) / "phpmq.db")
         store(database, messages)
-        place_upto(database, placed)
+        index_upto(database, placed)
         readers = Readers(database.path, count=1)
         for name, value in (("_FIRST_WIDTH", 1), ("_FAST_S", 0), ("_FEW", 0)):
             patch.setattr(search_module, name, value)
@@ -118,7 +118,7 @@ async def leaps_agree(search: Search, database: Database, query: SearchQuery, li
     assert list((await search.freeze(query)).seqs) == [
         row.seq for page in reversed(found) for row in reversed(page.rows)
     ]
-    expected = {row.seq for row in everything(database.path) if is_match(query, row)}
+    expected = {row.seq for row in all_rows(database.path) if is_match(query, row)}
     seqs = [row.seq for page in found for row in page.rows]
     assert (set(seqs), len(seqs)) == (expected, len(expected))
 
@@ -130,8 +130,8 @@ def test_leap_goes_as_far_as_it_can(messages: Story, placed: int, data: st.DataO
     with tempfile.TemporaryDirectory() as folder:
         database = open_queues(Path(folder) / "phpmq.db")
         store(database, messages)
-        place_upto(database, placed)
-        rows = [row for row in everything(database.path) if row.queue_id in wanted]
+        index_upto(database, placed)
+        rows = [row for row in all_rows(database.path) if row.queue_id in wanted]
         given = {
             "queues": json.dumps(wanted), "outcomes": "[2, 3, 4, 5]", "low": 0, "high": place,
         }  # fmt: skip
@@ -147,7 +147,7 @@ async def test_one_leap_passes_over_all_that_is_newer(tmp_path: Path) -> None:
     """However many messages of another queue are in front, the reads stay as few."""
     database = open_queues(tmp_path / "phpmq.db")
     store(database, [(1, 2, 0, 0), (1, 0, 0, 0)] + [(3, 2, 0, 0)] * 400)
-    place_upto(database, 300)
+    index_upto(database, 300)
     readers = Readers(database.path, count=1)
     run, texts = readers.run, []
 

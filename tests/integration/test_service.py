@@ -27,14 +27,14 @@ from phpmq_lite.storage.integrity.startup import StartupCheck, check_files
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write.writer import Writer
 from phpmq_lite.testing import running_service
-from tests.acceptance.peers import (
+from tests.support.fork_server import broker_process, start_error
+from tests.support.socket_client import (
     WAIT_S,
-    Peer,
+    SocketClient,
     assert_closed_without_reply,
     connect,
     exchange,
 )
-from tests.preloaded import broker_process, refusal
 
 pytestmark = pytest.mark.acceptance
 
@@ -84,7 +84,7 @@ def exit_code(broker: testing.BrokerProcess) -> int:
 def test_broker_drains(data: Path, number: signal.Signals) -> None:
     """What was held is acknowledged meanwhile, nothing new is dispatched, publishes are kept."""
     with testing.broker_process(data, "--admin", "127.0.0.1:0") as broker:
-        consumer, publisher = Peer(broker.port), Peer(broker.port)
+        consumer, publisher = SocketClient(broker.port), SocketClient(broker.port)
         for number_of_message in range(3):
             assert publisher.confirm("orders", b"%d" % number_of_message) is None
         consumer.consume("orders", 2)
@@ -105,7 +105,7 @@ def test_broker_drains(data: Path, number: signal.Signals) -> None:
         publisher.close()
         assert not data.joinpath(f"{DATABASE}-wal").exists()
         broker.start()
-        with Peer(broker.port) as again:
+        with SocketClient(broker.port) as again:
             again.consume("orders", 10)
             assert again.bodies(2) == [b"2", b"3"]
             again.barrier()
@@ -115,21 +115,21 @@ def test_broker_drains(data: Path, number: signal.Signals) -> None:
 def test_broker_stops_although_a_consumer_neither_reads_nor_acknowledges(data: Path) -> None:
     """It waits 5 s for acknowledgements; the messages come again after the start."""
     with broker_process(data, *NO_ADMIN) as broker:
-        with Peer(broker.port) as consumer:
+        with SocketClient(broker.port) as consumer:
             for number in range(30):  # more than the kernels and the write buffer take
                 assert consumer.confirm("orders", b"%03d" % number + b"{" * 1_000_000) is None
             consumer.consume("orders", 30)
             first = consumer.dispatches(1)
             assert broker.terminate() == 0
         broker.start()
-        with Peer(broker.port) as consumer:
+        with SocketClient(broker.port) as consumer:
             consumer.consume("orders", 1)
             assert consumer.dispatches(1) == first
 
 
 def test_second_signal_stops_the_broker_at_once(data: Path) -> None:
     with broker_process(data, "--admin", "127.0.0.1:0") as broker:
-        with Peer(broker.port) as consumer:
+        with SocketClient(broker.port) as consumer:
             assert consumer.confirm("orders", b"held") is None
             consumer.consume("orders", 1)
             consumer.dispatches(1)
@@ -137,7 +137,7 @@ def test_second_signal_stops_the_broker_at_once(data: Path) -> None:
             assert broker.terminate() == 0
         assert '"stopped"' not in broker.log.read_text(encoding="utf-8")
         broker.start()
-        with Peer(broker.port) as consumer:
+        with SocketClient(broker.port) as consumer:
             consumer.consume("orders", 1)
             assert consumer.bodies(1) == [b"held"]
 
@@ -145,7 +145,7 @@ def test_second_signal_stops_the_broker_at_once(data: Path) -> None:
 def test_broker_ends_when_the_outcome_of_a_commit_is_unknown(data: Path) -> None:
     """Nobody is answered; exit 74; the next start reads the truth from the disk."""
     with broker_process(data, *NO_ADMIN) as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"stored") is None
             with sqlite3.connect(data / DATABASE) as other:
                 other.execute(
@@ -160,7 +160,7 @@ def test_broker_ends_when_the_outcome_of_a_commit_is_unknown(data: Path) -> None
         assert exit_code(broker) == 74
         assert "a fault" in data.joinpath("last_error.json").read_text(encoding="utf-8")
         broker.start()
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             peer.consume("orders", 10)
             assert peer.bodies(1) == [b"stored"]
             peer.barrier()
@@ -172,16 +172,16 @@ def test_broker_ends_when_the_outcome_of_a_commit_is_unknown(data: Path) -> None
 
 def test_second_broker_on_a_data_folder_is_refused(data: Path) -> None:
     with broker_process(data, *NO_ADMIN) as broker:
-        words = refusal(data)
+        words = start_error(data)
         assert words.startswith("exit code 1:")
         assert f"{data} is in use by phpmq-lite, pid {broker.pid}" in words
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"the first one goes on") is None
 
 
 def test_broker_is_refused_where_a_port_is_taken(tmp_path: Path) -> None:
     with broker_process(tmp_path / "one", *NO_ADMIN) as broker:
-        words = refusal(tmp_path / "two", "--listen", broker.phpmq[0])
+        words = start_error(tmp_path / "two", "--listen", broker.phpmq[0])
         told = f"tcp.listen: port {broker.port} is already in use by "
         by = f"(pid {broker.pid}). Choose another port with --listen, or stop that process."
     assert words.startswith("exit code 1:")
@@ -208,7 +208,7 @@ def test_start_that_is_refused_migrates_nothing(tmp_path: Path, problem: str) ->
             "socket": ["--listen", f"unix:{tmp_path}/mq.sock"],
             "certificate": ["--set", "tcp.tls_cert=/none", "--set", "tcp.tls_key=/none"],
         }[problem]
-        words = refusal(data, *NO_ADMIN, *flags)
+        words = start_error(data, *NO_ADMIN, *flags)
     assert words.startswith("exit code 78:" if problem == "certificate" else "exit code 1:")
     with closing(sqlite3.connect(data / DATABASE)) as database:
         assert database.execute("PRAGMA user_version").fetchone() == (1,)
@@ -218,7 +218,7 @@ def test_broker_is_refused_where_the_port_of_its_admin_is_taken(tmp_path: Path) 
     """Ahead of all else: no client is let in, and no database is made."""
     with broker_process(tmp_path / "one", "--admin", "127.0.0.1:0") as broker:
         address = broker.admin[0].removeprefix("http://").removesuffix("/")
-        words = refusal(tmp_path / "two", "--admin", address)
+        words = start_error(tmp_path / "two", "--admin", address)
     assert words.startswith("exit code 1:")
     assert f"admin.listen: port {address.rpartition(':')[2]} is already in use by" in words
     assert "Choose another port with --admin" in words
@@ -241,7 +241,7 @@ def test_newer_database_is_refused(data: Path) -> None:
     database.close()
     with closing(DataFolder.open(data)) as folder:
         seal(folder)
-    words = refusal(data)
+    words = start_error(data)
     assert words.startswith("exit code 1:")
     assert "schema version 9999" in words
 
@@ -249,11 +249,11 @@ def test_newer_database_is_refused(data: Path) -> None:
 def test_lost_database_is_refused(data: Path) -> None:
     """A new one would hide the loss."""
     with broker_process(data, *NO_ADMIN) as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"") is None
         assert broker.terminate() == 0
     data.joinpath(DATABASE).unlink()
-    words = refusal(data)
+    words = start_error(data)
     assert words.startswith("exit code 65:")
     assert f"{DATABASE} is missing" in words
 
@@ -268,7 +268,7 @@ def test_lost_database_is_refused(data: Path) -> None:
     ],
 )
 def test_unsafe_settings_are_refused(data: Path, flags: list[str], setting: str) -> None:
-    words = refusal(data, *flags)
+    words = start_error(data, *flags)
     assert words.startswith("exit code 78:")
     assert setting in words
 
@@ -346,7 +346,7 @@ async def test_garbage_is_collected_again_once_the_broker_has_started() -> None:
 async def test_service_runs_in_the_process_of_a_test(data: Path) -> None:
     """``testing.running_service``, for the tests of users."""
     async with running_service(data) as running:
-        peer = await asyncio.to_thread(Peer, running.port)
+        peer = await asyncio.to_thread(SocketClient, running.port)
         with peer:
             await asyncio.to_thread(exchange, peer)
         assert running.service.front.status().is_ready

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.protocol.connection import ClientSide
-from tests.acceptance.peers import (
+from tests.support.fork_server import broker_process, start_error
+from tests.support.socket_client import (
     WAIT_S,
-    Admin,
-    Peer,
+    AdminApi,
+    SocketClient,
     assert_closed_without_reply,
     exchange,
 )
-from tests.preloaded import broker_process, refusal
 
 pytestmark = pytest.mark.acceptance
 
@@ -45,7 +45,7 @@ def has_ipv6() -> bool:
 def test_client_connects_over_ipv6(data: Path) -> None:
     with broker_process(data, *NO_ADMIN, "--listen", "[::1]:0", listeners=2) as broker:
         assert broker.phpmq[1].startswith("[::1]:")
-        with Peer(broker.phpmq[1]) as peer:
+        with SocketClient(broker.phpmq[1]) as peer:
             exchange(peer)
 
 
@@ -54,12 +54,12 @@ def test_client_connects_over_a_unix_socket(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "phpmq.sock"
     with broker_process(data, *NO_ADMIN, "--listen", f"unix:{path}", listeners=2) as broker:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with Peer(path) as peer:
+        with SocketClient(path) as peer:
             exchange(peer)
         broker.kill()
         assert path.exists()
         broker.start()
-        with Peer(path) as peer:
+        with SocketClient(path) as peer:
             exchange(peer)
         assert broker.terminate() == 0
         assert not path.exists()
@@ -92,7 +92,7 @@ def test_client_connects_over_tls(data: Path, pair: tuple[Path, Path]) -> None:
     context = ssl.create_default_context(cafile=str(pair[0]))
     with (
         broker_process(data, *NO_ADMIN, *tls_flags(pair)) as broker,
-        Peer(broker.port, context) as peer,
+        SocketClient(broker.port, context) as peer,
     ):
         exchange(peer)
         large = os.urandom(3_000_000)
@@ -104,12 +104,12 @@ def test_client_connects_over_tls(data: Path, pair: tuple[Path, Path]) -> None:
 def test_plain_client_of_a_tls_listener_stores_nothing(data: Path, pair: tuple[Path, Path]) -> None:
     context = ssl.create_default_context(cafile=str(pair[0]))
     with broker_process(data, "--admin", "127.0.0.1:0", *tls_flags(pair)) as broker:
-        with Peer(broker.port) as plain:
+        with SocketClient(broker.port) as plain:
             plain.publish("orders", b"{}")
             assert b"orders" not in plain.rest()
-        with Peer(broker.port, context) as peer:
+        with SocketClient(broker.port, context) as peer:
             peer.barrier()
-        assert Admin(broker.admin[0]).queue("orders") == {}
+        assert AdminApi(broker.admin[0]).queue("orders") == {}
 
 
 def test_failed_handshakes_leave_their_places(data: Path, pair: tuple[Path, Path]) -> None:
@@ -117,14 +117,14 @@ def test_failed_handshakes_leave_their_places(data: Path, pair: tuple[Path, Path
     flags = [*tls_flags(pair), "--set", "limits.connections=2"]
     with broker_process(data, *NO_ADMIN, *flags) as broker:
         for how in ("garbage", "nothing") * 5:
-            with Peer(broker.port) as stranger:
+            with SocketClient(broker.port) as stranger:
                 if how == "garbage":
                     stranger.publish("orders", b"{}")
                     stranger.rest()
                 else:
                     stranger.half_close()
                     stranger.rest()
-        with Peer(broker.port, context) as peer:
+        with SocketClient(broker.port, context) as peer:
             exchange(peer)
 
 
@@ -133,12 +133,12 @@ def test_client_without_certificate_is_turned_away(data: Path, pair: tuple[Path,
     flags = [*tls_flags(pair), "--set", f"tcp.tls_client_ca={pair[0]}"]
     context = ssl.create_default_context(cafile=str(pair[0]))
     with broker_process(data, *NO_ADMIN, *flags) as broker:
-        with Peer(broker.port, context) as stranger:
+        with SocketClient(broker.port, context) as stranger:
             stranger.publish("orders", b"{}")
             with suppress(ssl.SSLError):  # an alert tells why, where it comes first
                 assert_closed_without_reply(stranger)
         context.load_cert_chain(*pair)
-        with Peer(broker.port, context) as peer:
+        with SocketClient(broker.port, context) as peer:
             exchange(peer)
 
 
@@ -147,7 +147,7 @@ def test_key_that_others_can_read_is_refused(data: Path, pair: tuple[Path, Path]
     open_key = data.with_name("open.pem")
     shutil.copyfile(key, open_key)
     open_key.chmod(0o644)
-    words = refusal(data, *tls_flags((certificate, open_key)))
+    words = start_error(data, *tls_flags((certificate, open_key)))
     assert words.startswith("exit code 78:")
     assert f"tcp.tls_key {open_key} can be read by others" in words
 
@@ -156,7 +156,7 @@ def test_key_that_others_can_read_is_refused(data: Path, pair: tuple[Path, Path]
 def test_address_that_is_not_allowed_is_turned_away(data: Path) -> None:
     flags = ("--set", "tcp.allow=10.0.0.0/8, 127.0.0.2")
     with broker_process(data, *NO_ADMIN, "--listen", "127.0.0.2:0", *flags, listeners=2) as broker:
-        with Peer(broker.port) as peer:
+        with SocketClient(broker.port) as peer:
             assert_closed_without_reply(peer)
         with socket.socket() as own:
             own.bind(("127.0.0.2", 0))
@@ -169,18 +169,18 @@ def test_address_that_is_not_allowed_is_turned_away(data: Path) -> None:
 def test_connections_are_limited(data: Path) -> None:
     """The next one is turned away; a place that is left is taken again."""
     with broker_process(data, *NO_ADMIN, "--set", "limits.connections=3") as broker:
-        peers = [Peer(broker.port) for _ in range(3)]
+        peers = [SocketClient(broker.port) for _ in range(3)]
         for peer in peers:
             peer.barrier()
-        with Peer(broker.port) as late:
+        with SocketClient(broker.port) as late:
             assert_closed_without_reply(late)
         for peer in peers:
             peer.barrier()
-        with Peer(broker.port) as late:
+        with SocketClient(broker.port) as late:
             assert_closed_without_reply(late)
         peers[0].half_close()
         assert_closed_without_reply(peers[0])
-        with Peer(broker.port) as late:
+        with SocketClient(broker.port) as late:
             late.barrier()
         for peer in peers:
             peer.close()

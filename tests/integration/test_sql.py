@@ -12,7 +12,7 @@ from phpmq_lite.broker.lifecycle import TRANSITIONS
 from phpmq_lite.model import ALIVE, Message, State
 from phpmq_lite.storage import statements
 from phpmq_lite.storage.statements import MultiRow, load
-from tests.driving import empty_database
+from tests.support.core_and_store import empty_database
 from tests.unit.admin.cases import add_reader_functions
 
 PACKAGE = Path(statements.__file__).parent.parent

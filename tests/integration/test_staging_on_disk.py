@@ -15,9 +15,14 @@ from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES
-from tests.driving import Driver
-from tests.envelope_cases import body
-from tests.integration.driven import MakeDriver, ask, order, taken_in_order
+from tests.support.core_and_store import (
+    Driver,
+    MakeDriver,
+    consume_all,
+    run_operation,
+    stored_bodies,
+)
+from tests.support.envelope_cases import body
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def stage(
     is_whole: bool = True,
 ) -> Any:
     rows = [(queue, content, ttl_s) for content in bodies]
-    return ask(driver, "stage", token, rows, after=after, is_whole=is_whole)
+    return run_operation(driver, "stage", token, rows, after=after, is_whole=is_whole)
 
 
 def publish(
@@ -52,7 +57,7 @@ def publish(
     is_single: bool = False,
     in_parts: bool = False,
 ) -> Any:
-    return ask(
+    return run_operation(
         driver, "publish_staged", app_id, version, tokens,
         writer=writer, is_single=is_single, in_parts=in_parts,
     )  # fmt: skip
@@ -77,12 +82,12 @@ def test_staged_rows_are_published_behind_what_is_there(make: MakeDriver) -> Non
     driver.publish(b"a")
     assert stage(driver, "t1", b"b", b"c") == Staged(2, 2)
     assert stage(driver, "t2", b"d") == Staged(1, 1)
-    assert (order(driver), tokens(driver)) == ([b"a"], ["t1", "t2"])
+    assert (stored_bodies(driver), tokens(driver)) == ([b"a"], ["t1", "t2"])
     assert publish(driver, 0, "t2", "t1") == PublishedStage(3, False, 0)
-    assert (order(driver), tokens(driver)) == ([b"a", b"d", b"b", b"c"], [])
+    assert (stored_bodies(driver), tokens(driver)) == ([b"a", b"d", b"b", b"c"], [])
     assert driver.live() == (4, 4)
     driver.publish(b"e")
-    assert order(driver)[-1] == b"e"
+    assert stored_bodies(driver)[-1] == b"e"
     rows = driver.rows(
         "SELECT seq, position, crc, size, content FROM message JOIN body USING (seq)"
     )
@@ -101,7 +106,7 @@ def test_consumer_gets_what_is_published_in_order(make: MakeDriver) -> None:
         publish(driver, version, "t")
         driver.publish(b"plain %d" % version)
         expected += [*bodies, b"plain %d" % version]
-    assert taken_in_order(driver, worker) == expected
+    assert consume_all(driver, worker) == expected
     assert driver.live() == (0, 0)
 
 
@@ -119,7 +124,7 @@ def test_version_is_published_once(make: MakeDriver) -> None:
     assert publish(driver, 5, "e", app_id="other") == PublishedStage(1, False, 0)
     assert publish(driver, 6) == PublishedStage(0, False, 0)  # a version without rows counts too
     assert publish(driver, 6) == PublishedStage(0, True, 0)
-    assert order(driver) == [b"a", b"e"]
+    assert stored_bodies(driver) == [b"a", b"e"]
 
 
 def test_kill_before_the_commit_publishes_nothing_and_keeps_the_token(make: MakeDriver) -> None:
@@ -128,11 +133,11 @@ def test_kill_before_the_commit_publishes_nothing_and_keeps_the_token(make: Make
     driver.ask("publish_staged", "app", 1, ["t"])
     driver.decide()
     driver.kill_and_restart()
-    assert (order(driver), tokens(driver)) == ([], ["t"])
+    assert (stored_bodies(driver), tokens(driver)) == ([], ["t"])
     driver.ask("publish_staged", "app", 1, ["t"])
     driver.record()  # stored, but nobody is told
     driver.kill_and_restart()
-    assert (order(driver), tokens(driver)) == ([b"a", b"b"], [])
+    assert (stored_bodies(driver), tokens(driver)) == ([b"a", b"b"], [])
     assert publish(driver, 1, "t") == PublishedStage(0, True, 0)
     assert driver.live() == (2, 2)
 
@@ -148,7 +153,7 @@ def test_rows_come_in_chunks(make: MakeDriver) -> None:
     assert stage(driver, "t", after=2) == Staged(2, 2)
     assert stage(driver, "t", b"x", after=2) == "token_staged"
     assert publish(driver, 1, "t") == PublishedStage(2, False, 0)
-    assert (order(driver), order(driver, "mails")) == ([b"a"], [b"b"])
+    assert (stored_bodies(driver), stored_bodies(driver, "mails")) == ([b"a"], [b"b"])
 
 
 def test_what_was_not_whole_goes_with_a_restart(make: MakeDriver) -> None:
@@ -170,7 +175,7 @@ def test_tokens_are_dropped_on_demand_and_after_a_day(make: MakeDriver) -> None:
     for token in "abc":
         stage(driver, token, token.encode())
         driver.clock.advance(3_600)
-    assert ask(driver, "unstage", ["a", "a", "none"]) == 1
+    assert run_operation(driver, "unstage", ["a", "a", "none"]) == 1
     driver.kill_and_restart()
     assert tokens(driver) == ["b", "c"]
     driver.clock.advance(86_400 - 2 * 3_600)
@@ -219,7 +224,7 @@ def test_upkeep_removes_what_nobody_published_within_a_day(make: MakeDriver) -> 
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
     assert driver.rows("SELECT token FROM stage") == [("b",)]
     stage(driver, "c", b"z")
-    ask(driver, "unstage", ["c"])
+    run_operation(driver, "unstage", ["c"])
     driver.clock.advance(1)  # it looks once a second
     while upkeep(driver.store, driver.clock.now(), False):
         pass
@@ -282,7 +287,7 @@ def test_publish_of_more_than_a_transaction_takes_goes_out_in_parts_and_once(
         assert first == PublishedStage(4, False, 0, remaining=6)
         pause()
         # The rest cannot be dropped, and no other version goes before it.
-        assert ask(driver, "unstage", ["c", "d", "e"]) == 0
+        assert run_operation(driver, "unstage", ["c", "d", "e"]) == 0
         stage(driver, "next", b"next")
         assert publish(driver, 2, "next", in_parts=True) == "unfinished_version"
         driver.clock.advance(2 * DAY_S)
@@ -354,11 +359,11 @@ def test_machine_without_accounts_owns_all_app_ids(make: MakeDriver) -> None:
 def test_app_id_is_transferred(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1, app_id="a", writer=ANN)
-    assert ask(driver, "transfer_app_id", "none", "bob") == "unknown_app_id"
-    assert ask(driver, "transfer_app_id", "a", "bob") is None
+    assert run_operation(driver, "transfer_app_id", "none", "bob") == "unknown_app_id"
+    assert run_operation(driver, "transfer_app_id", "a", "bob") is None
     assert publish(driver, 2, app_id="a", writer=ANN) == "foreign_app_id"
     assert publish(driver, 1, app_id="a", writer=BOB) == PublishedStage(0, True, 0)
-    assert ask(driver, "transfer_app_id", "a", None) is None
+    assert run_operation(driver, "transfer_app_id", "a", None) is None
     assert known(driver) == {"a": None}
     assert publish(driver, 2, app_id="a", writer=ANN) == PublishedStage(0, False, 0)
 
@@ -373,7 +378,7 @@ def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeD
         driver.clock.advance(10 * DAY_S - 1)
         for app_id in ("c", "d", "e"):
             assert publish(driver, 1, app_id=app_id, writer=ANN) == "too_many_app_ids"
-        assert ask(driver, "transfer_app_id", "a", "ann") is None  # nothing new
+        assert run_operation(driver, "transfer_app_id", "a", "ann") is None  # nothing new
         assert publish(driver, 1, app_id="bob's", writer=BOB) == PublishedStage(0, False, 0)
         assert known(driver).keys() == {"a", "b", "bob's"}
         assert publish(driver, 1, app_id="a", writer=ANN) == PublishedStage(0, True, 0)
@@ -381,7 +386,7 @@ def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeD
         assert publish(driver, 1, app_id="c", writer=ANN) == PublishedStage(0, False, 0)
         assert known(driver).keys() == {"a", "c", "bob's"}
         assert publish(driver, 1, app_id="x", writer=BOB) == PublishedStage(0, False, 0)
-        assert ask(driver, "transfer_app_id", "a", "bob") == "too_many_app_ids"
+        assert run_operation(driver, "transfer_app_id", "a", "bob") == "too_many_app_ids"
 
 
 def test_app_ids_of_one_publish_make_room_for_each_other(make: MakeDriver) -> None:
@@ -403,7 +408,7 @@ def test_writer_publishes_and_drops_tokens_of_their_queues_only(make: MakeDriver
     driver = make()
     stage(driver, "t", b"a", queue="orders")
     limited = StageWriter("bob", lambda queue: queue == "mail")
-    assert ask(driver, "unstage", ["t"], writer=limited) == 0
+    assert run_operation(driver, "unstage", ["t"], writer=limited) == 0
     assert publish(driver, 1, "t", writer=limited) == "foreign_queue"
     publish(driver, 1, writer=limited)
     assert publish(driver, 1, "t", writer=limited) == PublishedStage(0, True, 0)
@@ -423,27 +428,31 @@ def test_queue_that_takes_not_all_takes_nothing(
     driver.publish(b"a")
     stage(driver, "t", b"b", b"c")
     stage(driver, "u", b"d", queue="mails")
-    ask(driver, "configure", "orders", settings)
+    run_operation(driver, "configure", "orders", settings)
     assert publish(driver, 1, "u", "t") == code
-    assert (order(driver), order(driver, "mails"), tokens(driver)) == ([b"a"], [], ["t", "u"])
-    ask(driver, "configure", "orders", dict.fromkeys(settings))
+    assert (stored_bodies(driver), stored_bodies(driver, "mails"), tokens(driver)) == (
+        [b"a"],
+        [],
+        ["t", "u"],
+    )
+    run_operation(driver, "configure", "orders", dict.fromkeys(settings))
     assert publish(driver, 1, "u", "t") == PublishedStage(3, False, 0)
 
 
 def test_removed_queue_is_made_again(make: MakeDriver) -> None:
     driver = make()
     stage(driver, "t", b"a")
-    ask(driver, "remove_queue", "orders")
+    run_operation(driver, "remove_queue", "orders")
     driver.kill_and_restart()
     assert publish(driver, 1, "t") == PublishedStage(1, False, 0)
-    assert (order(driver), driver.core.state.queues["orders"].row.live_count) == ([b"a"], 1)
+    assert (stored_bodies(driver), driver.core.state.queues["orders"].row.live_count) == ([b"a"], 1)
 
 
 def test_removed_queue_that_finds_no_room_refuses_the_publish(make: MakeDriver) -> None:
     driver = make(Limits(queues=1))
     stage(driver, "t", b"a")
-    ask(driver, "remove_queue", "orders")
-    ask(driver, "create_queue", "mails")
+    run_operation(driver, "remove_queue", "orders")
+    run_operation(driver, "create_queue", "mails")
     assert publish(driver, 1, "t") == "too_many_queues"
     assert tokens(driver) == ["t"]
 
@@ -451,8 +460,11 @@ def test_removed_queue_that_finds_no_room_refuses_the_publish(make: MakeDriver) 
 def test_too_many_queues_are_refused_as_a_whole(make: MakeDriver) -> None:
     driver = make(Limits(queues=2))
     rows = [(name, b"x", None) for name in ("a", "b", "c")]
-    assert ask(driver, "stage", "t", rows, after=0, is_whole=True) == "too_many_queues"
-    assert ask(driver, "stage", "t", [("", b"x", None)], after=0, is_whole=True) == "bad_name"
+    assert run_operation(driver, "stage", "t", rows, after=0, is_whole=True) == "too_many_queues"
+    assert (
+        run_operation(driver, "stage", "t", [("", b"x", None)], after=0, is_whole=True)
+        == "bad_name"
+    )
     assert driver.core.state.queues == {}
 
 
@@ -470,7 +482,7 @@ def test_ttl_counts_from_the_publish(make: MakeDriver) -> None:
     assert driver.core.next_wake_ms == now_ms + 5_000
     driver.clock.advance(7)
     driver.step()
-    assert order(driver) == [b"never"]
+    assert stored_bodies(driver) == [b"never"]
 
 
 def test_envelopes_are_indexed_when_they_are_staged(make: MakeDriver) -> None:
@@ -483,17 +495,17 @@ def test_envelopes_are_indexed_when_they_are_staged(make: MakeDriver) -> None:
 
 def test_what_is_no_envelope_is_dead_at_once(make: MakeDriver) -> None:
     driver = make()
-    ask(driver, "create_queue", "orders")
-    ask(driver, "configure", "orders", {"payload_policy": "envelope"})
+    run_operation(driver, "create_queue", "orders")
+    run_operation(driver, "configure", "orders", {"payload_policy": "envelope"})
     driver.publish(b"bad", body())
     first = driver.rows("SELECT outcome, reason FROM history")
     stage(driver, "t", body(), b"worse", body(), b"{}")
     driver.kill_and_restart()
     assert publish(driver, 1, "t") == PublishedStage(4, False, 2)
-    assert order(driver) == [body()] * 3
+    assert stored_bodies(driver) == [body()] * 3
     rows = driver.rows("SELECT outcome FROM history")
     assert (rows, first[0][0]) == ([(4,)] * 3, 4)
-    assert (driver.live(), len(order(driver, "orders.dlq"))) == ((3, 3 * len(body())), 3)
+    assert (driver.live(), len(stored_bodies(driver, "orders.dlq"))) == ((3, 3 * len(body())), 3)
     records = driver.rows(
         "SELECT content, printf('%016x%016x', h.seq, h.token) FROM message AS m"
         " JOIN body USING (seq) JOIN history AS h ON h.seq = m.source_seq"
@@ -508,8 +520,8 @@ def test_too_many_bad_ones_are_refused(make: MakeDriver) -> None:
     stage(driver, "t", b"bad", b"worse")
     with patch.object(staging, "PUBLISH_BAD", 1):
         assert publish(driver, 1, "t") == "too_many_quarantined"
-    ask(driver, "create_queue", "orders.dlq")
-    ask(driver, "configure", "orders.dlq", {"max_messages": 1})
+    run_operation(driver, "create_queue", "orders.dlq")
+    run_operation(driver, "configure", "orders.dlq", {"max_messages": 1})
     assert publish(driver, 1, "t") == "queue_full"
     assert tokens(driver) == ["t"]
 
@@ -529,15 +541,15 @@ def test_publish_of_bad_rows_is_done_once_though_it_takes_two_batches(make: Make
 def test_token_that_is_staged_anew_while_its_bad_rows_are_read(make: MakeDriver) -> None:
     """What is published is what the token has by then, and nothing of what was dropped."""
     driver = make()
-    ask(driver, "create_queue", "orders")
-    ask(driver, "configure", "orders", {"payload_policy": "envelope"})
+    run_operation(driver, "create_queue", "orders")
+    run_operation(driver, "configure", "orders", {"payload_policy": "envelope"})
     stage(driver, "t", b"bad")
     publishing = driver.ask("publish_staged", "app", 1, ["t"])
     driver.ask("unstage", ["t"])
     driver.ask("stage", "t", [("mails", b"new", None)], after=0, is_whole=True)
     driver.step()
     assert publishing.answer == PublishedStage(1, False, 0)
-    assert (order(driver, "mails"), order(driver, "orders.dlq")) == ([b"new"], [])
+    assert (stored_bodies(driver, "mails"), stored_bodies(driver, "orders.dlq")) == ([b"new"], [])
 
 
 def test_settings_that_change_while_it_is_judged_refuse_the_publish(make: MakeDriver) -> None:
@@ -556,7 +568,7 @@ def test_draining_broker_takes_nothing(make: MakeDriver) -> None:
     driver.core.drain(lambda _: None)
     assert stage(driver, "u", b"b") == "draining"
     assert publish(driver, 1, "t") == "draining"
-    assert ask(driver, "unstage", ["t"]) == 1
+    assert run_operation(driver, "unstage", ["t"]) == 1
 
 
 @pytest.mark.parametrize(("app_id", "version", "code"), [

@@ -20,8 +20,8 @@ from phpmq_lite.storage.integrity.startup import StartRecorder, StartupCheck
 from phpmq_lite.storage.integrity.wal_check import WalScan
 from phpmq_lite.storage.opened_files import OpenedFiles
 from phpmq_lite.testing import Running, running_service
-from tests.integration.authority import Authority
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.certificates import CertificateAuthority
+from tests.support.fork_server import BrokerProcess, broker_process
 from tests.unit.admin.cases import NOW_MS, Database
 
 Session = aiohttp.ClientSession
@@ -114,7 +114,7 @@ async def test_log_is_shown_by_level_and_escaped(tmp_path: Path) -> None:
 
 
 async def test_certificate_shows_whom_it_is_for_and_when_it_expires(tmp_path: Path) -> None:
-    cert, key = Authority(tmp_path).make("server")
+    cert, key = CertificateAuthority(tmp_path).make("server")
     async with broker(tmp_path / "data", tcp={"tls_cert": cert, "tls_key": key}) as (_, session):
         text = await text_of(session, "/system")
     assert "Certificates" in text

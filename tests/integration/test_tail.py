@@ -9,14 +9,14 @@ import pytest
 
 from phpmq_lite.client import connect
 from phpmq_lite.testing import Running, running_service
-from tests.integration.live_client import (
+from tests.support.live_pages import (
     SOON_S,
-    Events,
-    Pages,
+    EventStream,
+    LivePages,
     pages,
+    poll_until,
     publish_staged,
     taps,
-    until,
 )
 
 HOSTILE = "<script>alert(1)</script>\u202e"
@@ -29,12 +29,12 @@ async def broker(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @pytest.fixture
-async def browser(broker: Running) -> AsyncIterator[Pages]:
+async def browser(broker: Running) -> AsyncIterator[LivePages]:
     async with pages(broker) as browser:
         yield browser
 
 
-async def rows_until(stream: Events, *kinds: str) -> list[dict[str, Any]]:
+async def rows_until(stream: EventStream, *kinds: str) -> list[dict[str, Any]]:
     """Read rows until each of these kinds was there."""
     rows: list[dict[str, Any]] = []
     async with asyncio.timeout(SOON_S):
@@ -44,7 +44,7 @@ async def rows_until(stream: Events, *kinds: str) -> list[dict[str, Any]]:
     return rows
 
 
-async def test_tail_shows_each_kind_once(broker: Running, browser: Pages) -> None:
+async def test_tail_shows_each_kind_once(broker: Running, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
         async with browser.events("tail:orders") as stream:
@@ -73,7 +73,7 @@ async def test_tail_shows_each_kind_once(broker: Running, browser: Pages) -> Non
 
 
 async def test_tail_shows_what_comes_back_and_what_is_deleted(
-    broker: Running, browser: Pages
+    broker: Running, browser: LivePages
 ) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
@@ -89,7 +89,7 @@ async def test_tail_shows_what_comes_back_and_what_is_deleted(
     assert [row["kind"] for row in rows] == ["dispatch", "return", "delete"]
 
 
-async def test_tail_shows_what_expires(broker: Running, browser: Pages) -> None:
+async def test_tail_shows_what_expires(broker: Running, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"kept")
         async with browser.events("tail:orders") as stream:
@@ -99,7 +99,7 @@ async def test_tail_shows_what_expires(broker: Running, browser: Pages) -> None:
     assert [row["kind"] for row in rows] == ["publish", "expire"]
 
 
-async def test_tail_takes_a_filter_of_kinds_and_text(broker: Running, browser: Pages) -> None:
+async def test_tail_takes_a_filter_of_kinds_and_text(broker: Running, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
         async with browser.events("tail:orders", "&kind=publish&kind=ack&q=needle") as stream:
@@ -111,7 +111,7 @@ async def test_tail_takes_a_filter_of_kinds_and_text(broker: Running, browser: P
 
 
 async def test_tail_of_a_busy_queue_says_how_much_it_left_out(
-    broker: Running, browser: Pages
+    broker: Running, browser: LivePages
 ) -> None:
     count = 3_000
     async with connect(broker.host, broker.port) as client:
@@ -129,7 +129,7 @@ async def test_tail_of_a_busy_queue_says_how_much_it_left_out(
 
 
 async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
-    broker: Running, browser: Pages
+    broker: Running, browser: LivePages
 ) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
@@ -153,7 +153,7 @@ async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
 
 
 async def test_tail_costs_nothing_when_nobody_looks(
-    broker: Running, browser: Pages, monkeypatch: pytest.MonkeyPatch
+    broker: Running, browser: LivePages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phpmq_lite.admin.resources.tail.IDLE_S", 2.0)
     async with connect(broker.host, broker.port) as client:
@@ -161,10 +161,10 @@ async def test_tail_costs_nothing_when_nobody_looks(
     assert await taps(broker) == 0
     assert (await browser.get("/queues/orders/tail"))[0] == 200
     assert await taps(broker) == 1
-    await until(lambda: taps(broker), lambda count: count == 0)
+    await poll_until(lambda: taps(broker), lambda count: count == 0)
 
 
-async def test_page_shows_the_past_without_a_script(broker: Running, browser: Pages) -> None:
+async def test_page_shows_the_past_without_a_script(broker: Running, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"gone <b>")
         await client.publish_confirmed("orders", b"waiting")
@@ -183,7 +183,7 @@ async def test_page_shows_the_past_without_a_script(broker: Running, browser: Pa
     assert '<li class="publish"' not in filtered
 
 
-async def test_page_and_stream_give_a_row_the_same_id(broker: Running, browser: Pages) -> None:
+async def test_page_and_stream_give_a_row_the_same_id(broker: Running, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
         async with browser.events("tail:orders") as stream:
@@ -199,11 +199,11 @@ async def test_page_and_stream_give_a_row_the_same_id(broker: Running, browser: 
 
 
 @pytest.mark.parametrize("path", ["/queues/nothing/tail", "/api/v1/live?topic=tail:nothing"])
-async def test_tail_of_no_queue_is_not_there(browser: Pages, path: str) -> None:
+async def test_tail_of_no_queue_is_not_there(browser: LivePages, path: str) -> None:
     assert (await browser.get(path))[0] == 404
 
 
-async def test_tail_refuses_a_kind_that_there_is_not(broker: Running, browser: Pages) -> None:
+async def test_tail_refuses_a_kind_that_there_is_not(broker: Running, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
     assert (await browser.get("/queues/orders/tail?kind=odd"))[0] == 422

@@ -8,16 +8,16 @@ import pytest
 
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.tls import server_context
-from tests.integration.authority import Authority, Certificate, openssl
+from tests.support.certificates import Certificate, CertificateAuthority, openssl
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
-def server(authority: Authority) -> Certificate:
+def server(authority: CertificateAuthority) -> Certificate:
     return authority.make("server")
 
 
@@ -34,7 +34,7 @@ def test_good_certificate_is_taken(server: Certificate) -> None:
     assert context.verify_mode == ssl.CERT_NONE
 
 
-def test_chain_of_an_authority_is_taken(tmp_path: Path, authority: Authority) -> None:
+def test_chain_of_an_authority_is_taken(tmp_path: Path, authority: CertificateAuthority) -> None:
     root, _ = authority.make("root", "-addext", "basicConstraints=critical,CA:TRUE")
     cert, key = authority.make("leaf", "-addext", "basicConstraints=CA:FALSE", issuer="root")
     chain = tmp_path / "chain.pem"
@@ -50,14 +50,16 @@ def test_chain_of_an_authority_is_taken(tmp_path: Path, authority: Authority) ->
     ],
 )
 def test_certificate_out_of_its_time_is_refused(
-    authority: Authority, name: str, begin: str, end: str, wrong: str
+    authority: CertificateAuthority, name: str, begin: str, end: str, wrong: str
 ) -> None:
     cert, key = authority.make_dated(name, begin, end)
     with pytest.raises(SettingsError, match=rf"^tcp\.tls_cert {cert} {wrong}$"):
         server_context(cert, key)
 
 
-def test_key_of_another_certificate_is_refused(server: Certificate, authority: Authority) -> None:
+def test_key_of_another_certificate_is_refused(
+    server: Certificate, authority: CertificateAuthority
+) -> None:
     with pytest.raises(SettingsError, match=r"tcp\.tls_cert .* and tcp\.tls_key .* cannot be used"):
         server_context(server[0], authority.make("foreign")[1])
 

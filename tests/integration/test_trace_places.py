@@ -16,8 +16,8 @@ from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.statements import load, many
 from phpmq_lite.storage.write.history_index import ROWS, HistoryIndexer
 from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
-from tests.driving import empty_database, open_store
-from tests.integration.plain_search import Plain, everything, is_match, pages
+from tests.support.core_and_store import empty_database, open_store
+from tests.support.reference_search import ReferenceRow, all_rows, is_match, pages
 
 TRACES: Final = (None, "7b3f-1", "7b3f-2", "a", "\U0010ffff")
 TEXTS: Final = (
@@ -136,7 +136,7 @@ async def test_search_by_trace_finds_what_a_plain_filter_finds_at_any_moment(
 async def search_agrees(readers: Readers, house: House, text: str) -> None:
     """Search along few numbers, along the traces, and along neither."""
     query = parse_search(text)
-    rows: list[Plain] = everything(house.path)
+    rows: list[ReferenceRow] = all_rows(house.path)
     expected = sorted((row.seq for row in rows if is_match(query, row)), reverse=True)
     for few, tail in ((2_000, 50_000), (0, 50_000), (0, -1)):
         with pytest.MonkeyPatch.context() as patch:

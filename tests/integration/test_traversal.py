@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from tests.integration.visitors import house
+from tests.support.http_users import broker_fixture
 
 UPS: Final = (
     "..", "%2e%2e", "%252e%252e", ".%2e", "..;", "..%00", "%c0%ae%c0%ae", "%uff0e%uff0e", "....",
@@ -28,7 +28,7 @@ async def test_traversal_strings_lead_nowhere(
 ) -> None:
     """``docs/operate/security.md`` 11.  As they are: a client library would tidy them up."""
     escaped, answered = [], 0
-    async with house(tmp_path / "data") as home:
+    async with broker_fixture(tmp_path / "data") as home:
         host, _, port = home.url.removeprefix("http://").partition(":")
         token = (home.data / "setup-token").read_bytes().strip()
         for path in STRINGS:

@@ -12,9 +12,16 @@ from phpmq_lite.broker.pipeline.state import AppId, StageWriter
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.integrity.verify import verify
 from phpmq_lite.storage.migrate import migrate, read_migrations
-from tests import driving
-from tests.driving import CLOCK_STEP_MS, START_MS, Driver
-from tests.integration.driven import MakeDriver, ask, drivers_in, order
+from tests.support import core_and_store
+from tests.support.core_and_store import (
+    CLOCK_STEP_MS,
+    START_MS,
+    Driver,
+    MakeDriver,
+    drivers_in,
+    run_operation,
+    stored_bodies,
+)
 
 OLDER = range(1, len(read_migrations(migrations_folder())))
 TODAY = "SELECT type, name, sql FROM sqlite_schema ORDER BY type, name"
@@ -69,7 +76,7 @@ def test_database_of_an_older_version_keeps_everything(
     driver = make()
     tell_a_story(driver)
     driver.store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    settled, expected = driver.outcomes(), order(driver)
+    settled, expected = driver.outcomes(), stored_bodies(driver)
     (tmp_path / "older").mkdir()
     older = as_of(version, driver.path, tmp_path / "older")
     with closing(sqlite3.connect(older, isolation_level=None)) as connection:
@@ -80,7 +87,7 @@ def test_database_of_an_older_version_keeps_everything(
     (tmp_path / "upgraded").mkdir()
     with (
         drivers_in(tmp_path / "upgraded") as start,
-        patch.object(driving, "empty_database", older.read_bytes),
+        patch.object(core_and_store, "empty_database", older.read_bytes),
     ):
         upgraded = start()
         goes_on(upgraded, settled, expected)
@@ -88,7 +95,7 @@ def test_database_of_an_older_version_keeps_everything(
 
 def goes_on(upgraded: Driver, settled: list[tuple[Any, ...]], expected: list[bytes]) -> None:
     """Assert that a broker finds everything there, and goes on with it."""
-    assert (upgraded.outcomes(), order(upgraded)) == (settled, expected)
+    assert (upgraded.outcomes(), stored_bodies(upgraded)) == (settled, expected)
     upgraded.connect().publish("orders", b"known", key=b"key-1")
     upgraded.publish(b"new")
     got = [delivery.body for delivery in upgraded.consume(10).take()]
@@ -103,7 +110,7 @@ def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
     driver = make()
     single = f"batch-{'0' * 32}"
     for app_id in ("stream", single):
-        ask(driver, "publish_staged", app_id, 0, (), writer=StageWriter("ann"))
+        run_operation(driver, "publish_staged", app_id, 0, (), writer=StageWriter("ann"))
     driver.store.execute("INSERT INTO clock_step VALUES (1, 1, 0, ?)", (CLOCK_STEP_MS,))
     driver.store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     older = as_of(4, driver.path, tmp_path)
@@ -111,14 +118,14 @@ def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
         migrate(connection, migrations_folder())
     with (
         drivers_in(tmp_path / "migrations") as start,
-        patch.object(driving, "empty_database", older.read_bytes),
+        patch.object(core_and_store, "empty_database", older.read_bytes),
     ):
         upgraded = start()
         found = upgraded.core.staging.app_ids.known
         assert found == {
             "stream": AppId(0, None, START_MS), single: AppId(0, None, START_MS, is_single=True),
         }  # fmt: skip
-        assert ask(
+        assert run_operation(
             upgraded, "publish_staged", "stream", 0, (), writer=StageWriter("bob")
         ).is_repeated
         assert found["stream"].owner == "bob"

@@ -8,7 +8,7 @@ import pytest
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES
-from tests.driving import Driver
+from tests.support.core_and_store import Driver
 
 LIMIT = 100_000  # bytes
 

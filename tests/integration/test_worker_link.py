@@ -11,7 +11,7 @@ from phpmq_lite.client.blocking_client import client_from_url
 from phpmq_lite.client.session import Delivery
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ConnectionLostError
-from tests.preloaded import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess, broker_process
 
 pytestmark = pytest.mark.acceptance
 

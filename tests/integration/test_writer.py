@@ -13,8 +13,7 @@ from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State, c
 from phpmq_lite.storage.write import store as stores
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
 from phpmq_lite.storage.write.writer import Writer
-from tests.driving import make_database, open_store
-from tests.integration.driven import MakeDriver
+from tests.support.core_and_store import MakeDriver, make_database, open_store
 
 SIZES = [1, 5, 20, 100, 500, 626, 1_251, 2_499]
 

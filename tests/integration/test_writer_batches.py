@@ -14,8 +14,8 @@ from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.storage.write.writer import FEW_COMMANDS, MANY_COMMANDS, Writer
 from phpmq_lite.writes import EraseBody
-from tests.batches import newborn
-from tests.driving import make_database
+from tests.support.batch_builders import batch_of_new
+from tests.support.core_and_store import make_database
 
 # -- a batch of the engine
 
@@ -54,7 +54,7 @@ def watch(one: Writer) -> list[tuple[str, bool]]:
 
 async def test_short_batch_leaves_only_its_commit_to_the_thread(opened: Writer) -> None:
     seen = watch(opened)
-    batch = newborn(1, 2)
+    batch = batch_of_new(1, 2)
     batch.commands = MANY_COMMANDS  # it is waited for until the thread has begun
     await opened.commit(batch)
     assert seen[0] == ("BEGIN", True)
@@ -75,7 +75,7 @@ async def test_few_commands_are_committed_in_the_loop_where_the_disk_is_fast(
 ) -> None:
     told_fast(opened)
     seen = watch(opened)
-    batch = newborn(1, 2)
+    batch = batch_of_new(1, 2)
     batch.commands = FEW_COMMANDS
     done = opened.commit(batch)
     assert done.done()
@@ -98,7 +98,7 @@ async def test_where_more_is_coming_the_commit_is_left_to_the_thread(
 ) -> None:
     told_fast(opened)
     seen = watch(opened)
-    batch = newborn(1)
+    batch = batch_of_new(1)
     lengthen(batch)
     done = opened.commit(batch)
     assert not done.done()
@@ -110,7 +110,7 @@ async def test_slow_disk_is_waited_for_in_the_thread(opened: Writer) -> None:
     assert opened._store is not None
     opened._store.commit_s = 0.01
     seen = watch(opened)
-    await opened.commit(newborn(1))
+    await opened.commit(batch_of_new(1))
     assert seen[-1] == ("COMMIT", False)
 
 
@@ -125,7 +125,7 @@ async def test_failure_of_a_commit_in_the_loop_is_an_unknown_outcome(opened: Wri
 
     connection.set_authorizer(refuse_commit)
     with pytest.raises(OutcomeUnknownError):
-        await opened.commit(newborn(1))
+        await opened.commit(batch_of_new(1))
     connection.set_authorizer(None)
     assert connection.in_transaction
     connection.rollback()
@@ -141,7 +141,7 @@ async def test_work_that_somebody_gave_up_is_not_overtaken(opened: Writer) -> No
 
     given_up = opened.start(work)
     given_up.cancel()
-    done = opened.commit(newborn(1))
+    done = opened.commit(batch_of_new(1))
     assert not done.done()
     may_end.set()
     await done
@@ -153,12 +153,12 @@ async def test_work_in_the_thread_is_not_overtaken(opened: Writer) -> None:
     told_fast(opened)
     seen = watch(opened)
     first = opened.start(lambda store: store.execute("SELECT 1").fetchall())
-    await opened.commit(newborn(1))
+    await opened.commit(batch_of_new(1))
     assert first.done()
     assert seen[0] == ("SELECT", False)
     assert not any(is_here for _, is_here in seen)
     told_fast(opened)  # whatever the first commit took
-    await opened.commit(newborn(2))
+    await opened.commit(batch_of_new(2))
     assert seen[-1] == ("COMMIT", True)
 
 
@@ -175,7 +175,7 @@ async def test_long_batch_is_a_matter_of_the_thread(
     opened: Writer, lengthen: Callable[[Batch], None]
 ) -> None:
     seen = watch(opened)
-    batch = newborn(1)
+    batch = batch_of_new(1)
     lengthen(batch)
     await opened.commit(batch)
     assert (seen[0], seen[-1]) == (("BEGIN", False), ("COMMIT", False))
@@ -199,7 +199,7 @@ async def test_counts_of_many_queues_take_few_statements(opened: Writer) -> None
 
 
 async def test_batch_that_only_loads_is_no_transaction(opened: Writer) -> None:
-    await opened.commit(newborn(1))
+    await opened.commit(batch_of_new(1))
     seen = watch(opened)
     batch = Batch(0, first_number=2)
     batch.body_seqs = {1, 2}
@@ -220,7 +220,7 @@ async def test_batch_waits_for_what_the_thread_has(opened: Writer) -> None:
 
     working = opened.start(work)
     seen = watch(opened)
-    stored = opened.commit(newborn(1))
+    stored = opened.commit(batch_of_new(1))
     stored.add_done_callback(lambda _: order.append("batch"))
     assert seen == []
     gate.set()
@@ -234,11 +234,11 @@ async def test_batch_is_stored_as_it_was_when_it_was_given(
     opened: Writer, is_delayed: bool
 ) -> None:
     """The next one is decided on meanwhile, with the same messages and queues."""
-    await opened.commit(newborn(1, 2))
+    await opened.commit(batch_of_new(1, 2))
     gate = threading.Event()
     if is_delayed:
         opened.start(lambda _: gate.wait(30))
-    batch = newborn(3)
+    batch = batch_of_new(3)
     [born] = batch.created
     [row] = batch.new_queues
     batch.configured = [row]
@@ -262,9 +262,9 @@ async def test_batch_is_stored_as_it_was_when_it_was_given(
 
 
 async def test_batches_in_a_row_tell_sqlite_once_not_to_wait(opened: Writer) -> None:
-    await opened.commit(newborn(1))
+    await opened.commit(batch_of_new(1))
     seen = watch(opened)
-    await opened.commit(newborn(2))
+    await opened.commit(batch_of_new(2))
     assert [word for word, _ in seen if word in ("PRAGMA", "BEGIN", "COMMIT")] == [
         "BEGIN", "COMMIT",
     ]  # fmt: skip
@@ -279,13 +279,13 @@ async def test_what_a_batch_loads_and_other_works_wait_for_other_programs(opened
         assert found is not None
         timeouts.extend(found.execute("PRAGMA busy_timeout").fetchone())
 
-    await opened.commit(newborn(1))
+    await opened.commit(batch_of_new(1))
     note()
-    batch = newborn(2)
+    batch = batch_of_new(2)
     batch.body_seqs = {1}
     await opened.commit(batch)
     note()
-    await opened.commit(newborn(3))
+    await opened.commit(batch_of_new(3))
     await opened.run(note)
     assert timeouts == [0, 5_000, 5_000]
 
@@ -293,7 +293,7 @@ async def test_what_a_batch_loads_and_other_works_wait_for_other_programs(opened
 async def test_loop_goes_on_while_another_program_writes_to_the_file(opened: Writer) -> None:
     with closing(sqlite3.connect(opened.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        stored = opened.commit(newborn(1))
+        stored = opened.commit(batch_of_new(1))
         for _ in range(100):
             await asyncio.sleep(0)
         assert not stored.done()
@@ -304,14 +304,14 @@ async def test_loop_goes_on_while_another_program_writes_to_the_file(opened: Wri
     timeout = await opened.run(lambda store: store.execute("PRAGMA busy_timeout").fetchone())
     assert timeout == (5_000,)
     seen = watch(opened)
-    await opened.commit(newborn(2))
+    await opened.commit(batch_of_new(2))
     assert seen[0] == ("BEGIN", True)  # as before
 
 
 @pytest.mark.parametrize("commands", [1, 1_001])
 async def test_batch_that_fails_is_not_stored(opened: Writer, commands: int) -> None:
-    await opened.commit(newborn(1))
-    batch = newborn(2)
+    await opened.commit(batch_of_new(1))
+    batch = batch_of_new(2)
     batch.commands = commands
     batch.new_queues[0].name = "queue 1"
     with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):
@@ -321,4 +321,4 @@ async def test_batch_that_fails_is_not_stored(opened: Writer, commands: int) -> 
 
 async def test_writer_that_is_not_open_refuses_a_batch(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not open"):
-        Writer(tmp_path / "messages.db").commit(newborn(1))
+        Writer(tmp_path / "messages.db").commit(batch_of_new(1))

@@ -16,8 +16,8 @@ from phpmq_lite.broker.operator.message_actions import (
 )
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import State
-from tests.driving import Question, Turn
 from tests.properties.broker_model import Copy, Model
+from tests.support.core_and_store import Cycle, OperatorCommand
 
 SETTLED = (Action.RESTORE, Action.ERASE)
 
@@ -26,7 +26,7 @@ SETTLED = (Action.RESTORE, Action.ERASE)
 class UnderWay:
     """An action whose rows are being loaded."""
 
-    question: Question
+    question: OperatorCommand
     act: MessageAction
     asked: list[int]
     seen: int = 0  # of outcome.done
@@ -44,7 +44,7 @@ class Acts:
     restored: set[int] = field(default_factory=set)
     erased: set[int] = field(default_factory=set)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # all that were left
-    accepted: list[Question] = field(default_factory=list)  # since the start
+    accepted: list[OperatorCommand] = field(default_factory=list)  # since the start
     audited_before: int = 0  # rows
 
     def restart(self) -> None:
@@ -58,7 +58,7 @@ class Acts:
 
     # -- what was asked
 
-    def ask(self, question: Question, turn: Turn) -> bool:
+    def ask(self, question: OperatorCommand, turn: Cycle) -> bool:
         """Take note of a command; False where it was refused."""
         if isinstance(question.answer, RefusedError):
             self._check_refusal(question, question.answer)
@@ -84,7 +84,7 @@ class Acts:
                 self.model.ever_removed.add(queue)
         return True
 
-    def _check_refusal(self, question: Question, refusal: RefusedError) -> None:
+    def _check_refusal(self, question: OperatorCommand, refusal: RefusedError) -> None:
         model, queue = self.model, question.arguments[0]
         match refusal.code:
             case "unknown_queue":
@@ -105,7 +105,7 @@ class Acts:
             case other:
                 raise AssertionError(other)
 
-    def _publish(self, question: Question) -> None:
+    def _publish(self, question: OperatorCommand) -> None:
         model = self.model
         queue, messages = question.arguments
         key = question.options["key"]
@@ -132,7 +132,7 @@ class Acts:
 
     # -- what was done
 
-    def follow(self, turn: Turn) -> None:
+    def follow(self, turn: Cycle) -> None:
         """Take in what happened at the beginning of a turn."""
         begun = turn.begun
         touched = {*begun.settled, *begun.moved, *begun.dying}
@@ -145,7 +145,9 @@ class Acts:
             if is_over:
                 self.under_way.remove(under_way)
 
-    def _follow(self, under_way: UnderWay, turn: Turn, touched: set[int], *, is_over: bool) -> None:
+    def _follow(
+        self, under_way: UnderWay, turn: Cycle, touched: set[int], *, is_over: bool
+    ) -> None:
         outcome = under_way.act.outcome
         left = [] if is_over else list(under_way.act._asked)
         handled = [seq for seq in under_way.asked if seq not in left]
@@ -256,7 +258,7 @@ class Acts:
         return None, not is_bounded
 
     def _do(
-        self, action: Action, seq: int, options: ActionOptions, outcome: ActionOutcome, turn: Turn
+        self, action: Action, seq: int, options: ActionOptions, outcome: ActionOutcome, turn: Cycle
     ) -> None:
         model = self.model
         if action in SETTLED:

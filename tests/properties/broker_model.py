@@ -13,7 +13,7 @@ from typing import Any
 from phpmq_lite.broker.queue import settings_of
 from phpmq_lite.model import QueueRow, Receipt, State
 from phpmq_lite.queue_settings import QueueSettings
-from tests.driving import Client, Command, Look, Question, Turn
+from tests.support.core_and_store import BatchSnapshot, Client, Command, Cycle, OperatorCommand
 
 HUNDRED_YEARS_S = 100 * 365 * 24 * 60 * 60
 
@@ -54,7 +54,7 @@ class Copy:
 class Sweep:
     """A purge or redrive under way."""
 
-    question: Question
+    question: OperatorCommand
     queue: str
     done: int = 0
     is_untouched: set[Copy] = field(default_factory=set)  # since it began
@@ -114,7 +114,7 @@ class Model:
 
     # -- a turn, in the order in which the core does it
 
-    def take(self, turn: Turn) -> None:
+    def take(self, turn: Cycle) -> None:
         """Follow one turn that has been committed."""
         self.now_ms = turn.now.steady_ms
         self.queue_names = dict(self.rows("SELECT queue_id, name FROM queue"))
@@ -126,7 +126,7 @@ class Model:
             self._take_back(seq)
         receipts = {c.peer: iter(given) for c, (_, given) in turn.batch.sends.items()}
         for item in turn.done:
-            if isinstance(item, Question):
+            if isinstance(item, OperatorCommand):
                 if self.acts.ask(item, turn):
                     self._ask(item)
             else:
@@ -151,7 +151,7 @@ class Model:
 
     # -- what the core does by itself
 
-    def _spontaneous(self, look: Look) -> None:
+    def _spontaneous(self, look: BatchSnapshot) -> None:
         """Follow expiry, sweeps and burials; each must have been right to do."""
         for seq, (outcome, reason) in look.settled.items():
             m = self.alive.get(seq)
@@ -335,7 +335,7 @@ class Model:
     def _dead_letter(self, m: Copy, _command: Command) -> None:
         m.holder, m.dying = None, "client"
 
-    def _ask(self, question: Question) -> None:
+    def _ask(self, question: OperatorCommand) -> None:
         queue, *arguments = question.arguments
         match question.verb:
             case "purge" | "redrive":
@@ -410,7 +410,7 @@ class Model:
 
     # -- dispatches
 
-    def _dispatch(self, turn: Turn) -> None:
+    def _dispatch(self, turn: Cycle) -> None:
         """Each goes to somebody with free credit, and is the first of its queue."""
         clients = {client.connection.number: client for client in self.credit}
         got: dict[Client, list[int]] = {}
@@ -436,7 +436,7 @@ class Model:
 
     # -- at rest
 
-    def _should_go(self, m: Copy, question: Question) -> bool:
+    def _should_go(self, m: Copy, question: OperatorCommand) -> bool:
         """Tell whether a sweep that is over should have taken what nobody else has touched."""
         if m.queue != question.arguments[0] or question.verb == "purge":
             return bool(m.queue == question.arguments[0])

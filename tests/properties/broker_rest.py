@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.model import State
 from phpmq_lite.storage.statements import load
-from tests.driving import Command, Driver
 from tests.properties.broker_model import Model
+from tests.support.core_and_store import Command, Driver
 
 ALIVE = """
 SELECT seq, token, name, position, state, deadline_ms, deliveries, charged, publisher, size, content

@@ -27,10 +27,10 @@ from phpmq_lite.model import Limits, State
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.integrity.verify import check_all
 from phpmq_lite.storage.write import store as stores
-from tests.driving import Client, Driver, Turn
 from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model
 from tests.properties.broker_rest import assert_memory_agrees, assert_rows_agree, unserved
+from tests.support.core_and_store import Client, Cycle, Driver
 
 pytestmark = pytest.mark.timeout(1_800)  # the long profile takes its time
 
@@ -107,7 +107,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
     # -- following
 
-    def follow(self, turn: Turn) -> None:
+    def follow(self, turn: Cycle) -> None:
         """Called after each commit, before anybody is told."""
         self.model.take(turn)
         assert_rows_agree(self.model, self.driver)

@@ -25,7 +25,7 @@ from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.integrity.verify import check_all
 from phpmq_lite.storage.write import retention
-from tests.driving import Client, Driver, Question
+from tests.support.core_and_store import Client, Driver, OperatorCommand
 
 pytestmark = pytest.mark.timeout(1_800)
 
@@ -353,7 +353,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         assert all(question.is_answered for question in questions)
         self.learn()
 
-    def give(self, verb: str, name: str, pick: int) -> Question:
+    def give(self, verb: str, name: str, pick: int) -> OperatorCommand:
         match verb:
             case "claim":
                 return self.driver.ask("claim", name, "orders", pick % 5 + 1, 100)

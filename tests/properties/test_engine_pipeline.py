@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from phpmq_lite.model import Limits, State
-from tests.steering import House, Program, without_time
+from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
 pytestmark = pytest.mark.timeout(1_800)
 
@@ -49,7 +49,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.patch = pytest.MonkeyPatch()
         self.loop = asyncio.new_event_loop()
-        self.programs: list[Program] = []
+        self.programs: list[EngineClient] = []
         self.published: Counter[bytes] = Counter()
         self.keys: set[bytes] = set()
         self.mortal: set[bytes] = set()  # contents that may have expired
@@ -66,12 +66,14 @@ class PipelineOfBatches(RuleBasedStateMachine):
         linger_s=st.sampled_from([0.0, 1e9]),
     )
     def start(self, window: int, commands: int, linger_s: float) -> None:
-        without_time(self.patch, linger_s)
-        self.house = House(Path(self.folder.name), Limits(window=window, batch_commands=commands))
+        disable_timers(self.patch, linger_s)
+        self.house = EngineDriver(
+            Path(self.folder.name), Limits(window=window, batch_commands=commands)
+        )
 
         async def start() -> None:
             self.house.start()
-            self.programs = [Program(self.house) for _ in range(3)]
+            self.programs = [EngineClient(self.house) for _ in range(3)]
             for program in self.programs[1:]:
                 program.consume("orders", 2)
             await self.house.settle()
@@ -92,7 +94,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
 
     # -- programs
 
-    def program(self, pick: int) -> Program:
+    def program(self, pick: int) -> EngineClient:
         return self.programs[pick % len(self.programs)]
 
     def go_on(self, how: str) -> None:
@@ -175,7 +177,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
         async def leave() -> None:
             at = pick % len(self.programs)
             self.programs[at].disconnect()
-            self.programs[at] = Program(self.house)
+            self.programs[at] = EngineClient(self.house)
 
         self.run(leave())
         self.go_on(how)
@@ -267,7 +269,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
         for program in self.programs:
             assert len(program.receipts) == len(program.keys)
             program.disconnect()
-        last = Program(house)
+        last = EngineClient(house)
         for queue in QUEUES:
             last.consume(queue, 10)
         await house.settle()

@@ -18,7 +18,7 @@ from phpmq_lite.protocol.frames import (
     WireLimits,
     decode_queue,
 )
-from tests.writing import cut, forever, packets_of, written
+from tests.support.frame_bytes import encode_frame, forever, packets_of, split_at
 
 LIMITS: Final = WireLimits(max_content=4_096)
 
@@ -69,9 +69,9 @@ def test_server_side_reads_what_was_written_in_any_style(
     for frame in sent:
         message_type, packets = packets_of(frame)
         order = data.draw(st.permutations(packets)) if stream else packets
-        stream += written(message_type, order, width, each)
+        stream += encode_frame(message_type, order, width, each)
     side = ServerSide(LIMITS, http_guard=guard)
-    assert read(side, cut(stream, places)) == (sent, None)
+    assert read(side, split_at(stream, places)) == (sent, None)
     assert side.partial_bytes == 0
     if sent:
         assert side.packet_header == width
@@ -94,11 +94,11 @@ def test_server_side_gives_the_same_for_broken_streams_at_any_cut(
     places: list[int],
     guard: bool,
 ) -> None:
-    stream = b"".join(written(*packets_of(frame), 32, forever([b""])) for frame in sent)
+    stream = b"".join(encode_frame(*packets_of(frame), 32, forever([b""])) for frame in sent)
     where %= len(stream) + 1
     stream = stream[:where] + garbage + stream[where + (len(garbage) if overwrite else 0) :]
     whole = read(ServerSide(LIMITS, http_guard=guard), [stream])
-    assert read(ServerSide(LIMITS, http_guard=guard), cut(stream, places)) == whole
+    assert read(ServerSide(LIMITS, http_guard=guard), split_at(stream, places)) == whole
     by_bytes = [stream[index : index + 1] for index in range(len(stream))]
     assert read(ServerSide(LIMITS, http_guard=guard), by_bytes) == whole
 
@@ -122,7 +122,7 @@ def test_client_side_reads_what_server_side_writes(
     places: list[int],
 ) -> None:
     server = ServerSide(LIMITS, dispatch=revision, http_guard=False)
-    server.receive(written(2, [(1, b"orders"), (4, b"5")], width, forever([line_break])))
+    server.receive(encode_frame(2, [(1, b"orders"), (4, b"5")], width, forever([line_break])))
     parts: list[bytes] = []
     for frame in sent:
         if isinstance(frame, Dispatch):
@@ -133,7 +133,7 @@ def test_client_side_reads_what_server_side_writes(
         else:
             server.append_receipt(parts, frame.queue, frame.key, frame.reason)
     client = ClientSide(LIMITS)
-    pieces = cut(b"".join(parts), places)
+    pieces = split_at(b"".join(parts), places)
     assert [frame for piece in pieces for frame in client.receive(piece)] == sent
     assert client.error is None
     assert client.partial_bytes == 0

@@ -13,7 +13,7 @@ from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Batch, Limits, Loaded
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
 from phpmq_lite.server.frame_processing import apply_frame, apply_frames
-from tests.unit.broker.rig import Rig
+from tests.support.core_rig import CoreRig
 
 QUEUES = ("plain", "other", "bounded")
 UNLIMITED = 1 << 30
@@ -37,7 +37,7 @@ class Twin:
         # All keys are remembered: above the limit a run remembers its own until its end, which only
         # makes it recognize more of what was stored before.
         limits = Limits(window=6, window_bytes=20, credit=4, credit_bytes=12, receipts=8)
-        self.rig = Rig(limits)
+        self.rig = CoreRig(limits)
         self.publisher, self.one, self.two = (self.rig.connect() for _ in range(3))
         core = self.rig.core
         for name in QUEUES:

@@ -10,7 +10,7 @@ from typing import Final
 
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import Dispatch
-from tests.soak.books import KEY_BYTES, LONG_TTL_S, Books, key_of
+from tests.soak.ledger import KEY_BYTES, LONG_TTL_S, SoakLedger, key_of
 
 QUEUES: Final = ("orders", "mails")
 MARKS: Final = "marks"  # publishes behind acknowledgements; nobody consumes it, so they expire
@@ -27,7 +27,7 @@ class Scene:
     """What all clients share."""
 
     port: int
-    books: Books
+    books: SoakLedger
     rng: random.Random
     rate: float  # confirmed publishes a second, of all producers
     is_publishing: bool = True

@@ -12,8 +12,8 @@ from typing import Final
 
 from tests.faults.shim import Op
 from tests.fuzz.streams import PARSER
+from tests.soak.broker import FAIL_STOP, SoakBroker
 from tests.soak.clients import Scene
-from tests.soak.house import FAIL_STOP, House
 
 HOUR_MS: Final = 3_600_000
 STOP_S: Final = 12.0  # SIGTERM: an exit by then
@@ -30,7 +30,7 @@ PAGES: Final = (
 class Nemesis:
     """Does one thing after the other; ``done`` counts them by name."""
 
-    def __init__(self, house: House, scene: Scene, rng: random.Random, scale: float) -> None:
+    def __init__(self, house: SoakBroker, scene: Scene, rng: random.Random, scale: float) -> None:
         self.house, self.scene, self.rng, self._scale = house, scene, rng, scale
         self.done: Counter[str] = Counter()
         self.stops_s: list[float] = []

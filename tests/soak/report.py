@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import quantiles
 from typing import Final
 
-from tests.soak.house import Life
+from tests.soak.broker import ProcessRun
 from tests.soak.run import Soak
 from tests.soak.slopes import Filling, Slope, slope_of
 
@@ -32,7 +32,7 @@ def _slopes(soak: Soak) -> Iterator[tuple[str, Slope | None, float]]:
         yield f"descriptors, {kind}", slope_of(samples), DESCRIPTORS
 
 
-def _longest(soak: Soak) -> Life:
+def _longest(soak: Soak) -> ProcessRun:
     return max(soak.house.lives, key=lambda one: one.memory[-1][0] if one.memory else 0.0)
 
 

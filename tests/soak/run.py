@@ -10,9 +10,9 @@ from time import monotonic
 from typing import Final
 
 from tests.faults.ledger import is_drained
-from tests.soak.books import Books
+from tests.soak.broker import SoakBroker
 from tests.soak.clients import Client, Consumer, Producer, Publisher, Scene
-from tests.soak.house import House
+from tests.soak.ledger import SoakLedger
 from tests.soak.nemesis import ALL, ENDINGS, PAGES, Nemesis
 
 RATE: Final = 300.0  # confirmed publishes a second
@@ -51,16 +51,16 @@ class Soak:
     """What became of it."""
 
     plan: Plan
-    house: House
+    house: SoakBroker
     nemesis: Nemesis
-    books: Books
+    books: SoakLedger
     took_s: float
 
 
 async def soak(plan: Plan, folder: Path) -> Soak:
     """Do it; what must not be is in ``books.offences``."""
     rng = random.Random(plan.seed)
-    house, books = House(folder, plan.program), Books()
+    house, books = SoakBroker(folder, plan.program), SoakLedger()
     began = monotonic()
     async with house.open():
         scene = Scene(house.link.port, books, random.Random(rng.random()), plan.rate)
@@ -109,7 +109,7 @@ async def _befall(plan: Plan, nemesis: Nemesis, began: float) -> None:
             await nemesis.act(kind)
 
 
-async def _calm_down(scene: Scene, producers: Sequence[Producer], house: House) -> None:
+async def _calm_down(scene: Scene, producers: Sequence[Producer], house: SoakBroker) -> None:
     """Publish no more, and see that all is answered and consumed."""
     scene.is_publishing = False
 
@@ -126,7 +126,7 @@ async def _calm_down(scene: Scene, producers: Sequence[Producer], house: House) 
             return
 
 
-async def _look(house: House, rng: random.Random) -> None:
+async def _look(house: SoakBroker, rng: random.Random) -> None:
     """Be somebody with a browser, for ever."""
     while True:
         await asyncio.sleep(0.5)

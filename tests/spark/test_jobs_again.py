@@ -13,7 +13,7 @@ from phpmq_lite.spark.jobs import metrics
 from phpmq_lite.spark.jobs.options import MetricsOptions
 from phpmq_lite.spark.jobs.stream_writer import StreamTarget, write_batch
 from phpmq_lite.spark.results_folder import LocalResultsFolder
-from tests.spark.lives import DAY_MS, START_MS, life, to_parquet
+from tests.spark.history_rows import DAY_MS, START_MS, history_row, to_parquet
 
 ROWS = 20
 
@@ -24,7 +24,9 @@ def test_metrics_of_a_named_date_that_were_cut_off_come_with_the_next_run(
     """Spark removes the old files of a date, then renames the new ones; no new row touches it."""
     files = LocalResultsFolder(tmp_path)
     for day in range(2):
-        lived = [life(n, published_at=START_MS + day * DAY_MS + n) for n in range(1, ROWS + 1)]
+        lived = [
+            history_row(n, published_at=START_MS + day * DAY_MS + n) for n in range(1, ROWS + 1)
+        ]
         folder = f"archive/date=2026-03-0{day + 1}/batch=x-00000000"
         to_parquet([row | {"offset": row["offset"] + day * ROWS} for row in lived],
                    tmp_path / folder / "part.parquet")  # fmt: skip

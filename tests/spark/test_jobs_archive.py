@@ -24,7 +24,15 @@ from phpmq_lite.spark.jobs.options import (
 from phpmq_lite.spark.results_folder import HadoopResultsFolder, LocalResultsFolder
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.fake_broker import FakeBroker
-from tests.spark.lives import DAY_MS, START_MS, Row, life, lives, stream, to_parquet
+from tests.spark.history_rows import (
+    DAY_MS,
+    START_MS,
+    Row,
+    history_row,
+    history_rows,
+    stream,
+    to_parquet,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +93,9 @@ def site(spark: "SparkSession", tmp_path: Path) -> Site:
 
 
 def days(first: int, last: int, day: int) -> list[Row]:
-    return [life(n, published_at=START_MS + day * DAY_MS + n * 1000) for n in range(first, last)]
+    return [
+        history_row(n, published_at=START_MS + day * DAY_MS + n * 1000) for n in range(first, last)
+    ]
 
 
 def test_archive_has_each_row_once_also_when_a_batch_comes_again(site: Site) -> None:
@@ -315,7 +325,7 @@ def test_metrics_of_batches_equal_metrics_of_all(
     # Those whose figures need rows of several batches together.
     tables = {name: metrics.TABLES[name] for name in ("minutes", "urns", "attempts", "paths")}
     monkeypatch.setattr(metrics, "TABLES", tables)
-    rows = lives(300, days=2)
+    rows = history_rows(300, days=2)
     for begin in range(0, len(rows), 200):
         site.settle(rows[begin : begin + 200])
         site.archive()
@@ -372,10 +382,10 @@ def test_consumed_messages_are_there_once(site: Site) -> None:
 def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
     from phpmq_lite.spark.insights_summary import JobRun, write_summary
 
-    rows = [*days(1, 31, 0), life(31, outcome="dead", reason="poison", urn="u", attempts=2)]
-    rows += [life(n, queue="mail", urn="u", trace_id="t", attempts=0) for n in (32, 33)]
+    rows = [*days(1, 31, 0), history_row(31, outcome="dead", reason="poison", urn="u", attempts=2)]
+    rows += [history_row(n, queue="mail", urn="u", trace_id="t", attempts=0) for n in (32, 33)]
     rows.append(
-        life(
+        history_row(
             34,
             outcome="expired",
             deliveries=0,

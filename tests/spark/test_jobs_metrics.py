@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark.lives import DAY_MS, START_MS, Row, life, lives, to_arrow, to_sqlite
+from tests.spark.history_rows import (
+    DAY_MS,
+    START_MS,
+    Row,
+    history_row,
+    history_rows,
+    to_arrow,
+    to_sqlite,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +67,7 @@ COUNTS = [
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    return lives(3_000)
+    return history_rows(3_000)
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +227,7 @@ def test_paths_equal_a_plain_count(archive: "DataFrame", rows: list[Row]) -> Non
 def test_long_trace_keeps_its_first_steps(spark: "SparkSession") -> None:
     from phpmq_lite.spark.jobs.metrics import transform
 
-    rows = [life(n, queue=f"q{n:02}", urn="u", trace_id="t") for n in range(1, 61)]
+    rows = [history_row(n, queue=f"q{n:02}", urn="u", trace_id="t") for n in range(1, 61)]
     (row,) = transform(as_archive(spark, rows), "paths", [FIRST]).collect()
     assert list(row["path"]) == [f"q{n:02}:u" for n in range(1, 51)]
     assert row["p50_ms"] == rows[-1]["settled_at"] - rows[0]["published_at"]
@@ -238,7 +246,7 @@ def test_date_computed_alone_equals_the_same_of_all(archive: "DataFrame") -> Non
 
 
 def repeated(offset: int, seq: int, attempts: int, **given: Any) -> Row:
-    return life(offset, seq=seq, meta_id="m", attempts=attempts, urn="u", **given)
+    return history_row(offset, seq=seq, meta_id="m", attempts=attempts, urn="u", **given)
 
 
 @pytest.mark.parametrize(
@@ -290,14 +298,14 @@ def test_retry_is_told_from_redrive(
 def test_new_rows_touch_the_dates_of_all_their_times(spark: "SparkSession") -> None:
     from phpmq_lite.spark.jobs.metrics import touched_dates
 
-    row = life(
+    row = history_row(
         1,
         published_at=START_MS,
         first_dispatched_at=START_MS + 2 * DAY_MS,
         last_dispatched_at=START_MS + 2 * DAY_MS,
         settled_at=START_MS + 4 * DAY_MS - 1,
     )
-    never = life(2, first_dispatched_at=None, last_dispatched_at=None, deliveries=0)
+    never = history_row(2, first_dispatched_at=None, last_dispatched_at=None, deliveries=0)
     dates = touched_dates(as_archive(spark, [row, never]))
     assert dates == {FIRST + timedelta(days=n) for n in (0, 2, 3)}
 

@@ -9,7 +9,7 @@ import pytest
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.jobs import replay
 from phpmq_lite.spark.jobs.options import ReplayOptions
-from tests.spark.lives import START_MS, Row, life, to_arrow
+from tests.spark.history_rows import START_MS, Row, history_row, to_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ def out(spark: "SparkSession", tmp_path: Path) -> str:
         b'{"job":"u","attempts":%d,"trace_id":"t","data":{},"meta":{"id":"m%d","schema_version":1}}'
     )
     rows = [
-        life(
+        history_row(
             n,
             queue="mail" if n % 3 == 0 else "orders",
             outcome="dead" if n > 20 else "acked",

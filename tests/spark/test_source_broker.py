@@ -25,8 +25,8 @@ from phpmq_lite.spark.source import PhpmqSource
 from phpmq_lite.spark.source_options import SourceConnection, SourceUse, write_options
 from phpmq_lite.spark.writer import BatchWriter
 from phpmq_lite.testing import BrokerProcess, broker_process
-from tests.integration.settled import settled_folder
 from tests.spark.queries import Batches, forget_commit, read, run
+from tests.support.settled_folder import settled_folder
 
 _numbers = count(1)
 

@@ -15,10 +15,10 @@ from phpmq_lite.broker.operator.operations import act_on_messages
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, State
 from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
-from tests.unit.broker.rig import Rig, bodies, kinds, message, outcomes, sent
+from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
 
 
-def ask(rig: Rig, action: Action, *seqs: int, **options: Any) -> Batch:
+def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
     """Give the command in a batch of its own, which asks for the rows."""
     entry = rig.entry(f"message.{action}")
     return rig.turn(
@@ -28,31 +28,31 @@ def ask(rig: Rig, action: Action, *seqs: int, **options: Any) -> Batch:
     )
 
 
-def take(rig: Rig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Answer to the request for rows, in a batch of its own."""
     [request] = batch.rows
     return rig.turn(loaded=Loaded(pages=[(request.take, list(rows), is_last)]))
 
 
-def do(rig: Rig, action: Action, row: Message, **options: Any) -> Batch:
+def do(rig: CoreRig, action: Action, row: Message, **options: Any) -> Batch:
     return take(rig, ask(rig, action, row.seq, **options), row)
 
 
-def outcome(rig: Rig) -> ActionOutcome:
+def outcome(rig: CoreRig) -> ActionOutcome:
     found = rig.answers[-1]
     assert isinstance(found, ActionOutcome)
     return found
 
 
-def skipped(rig: Rig) -> dict[str, int]:
+def skipped(rig: CoreRig) -> dict[str, int]:
     assert outcome(rig).done == []
     return dict(outcome(rig).skipped)
 
 
-def held_one(rig: Rig) -> Message:
+def held_one(rig: CoreRig) -> Message:
     """Have a consumer hold message 1 of orders."""
     worker = rig.consumer(credit=1)
-    [held] = sent(rig.publish(b"a"), worker)
+    [held] = sent_messages(rig.publish(b"a"), worker)
     return held
 
 
@@ -62,7 +62,7 @@ def settled(seq: int, state: State = State.DELETED, **changes: Any) -> Message:
     return row
 
 
-def record(rig: Rig) -> Message:
+def record(rig: CoreRig) -> Message:
     """Make queue 1 ``orders`` and queue 2 with a record of it, seq 2, on disk; return its row."""
     rig.publish(b"x", queue="orders")
     rig.publish(b"r", queue="orders.dlq")
@@ -75,13 +75,13 @@ def record(rig: Rig) -> Message:
 
 
 def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 5_000)
     batch = do(rig, Action.REQUEUE, row)
     assert batch.changed == {1: row}
     assert (row.position, row.deadline_ms) == (3, rig.steady_ms + 5_000)
-    assert kinds(batch) == [(1, "requeue")]
+    assert event_kinds(batch) == [(1, "requeue")]
     assert batch.events[3] == "by anna"
     assert (outcome(rig).done, outcome(rig).places) == ([1], {1: (1, 1)})
     assert (rig.queue().counters.requeued, rig.queue().counters.requeued_operator) == (1, 1)
@@ -89,7 +89,7 @@ def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was() -> None:
 
 @pytest.mark.parametrize(("ttl_s", "deadline_ms"), [(0, None), (7, 7_000)])
 def test_requeue_gives_another_ttl(ttl_s: int, deadline_ms: int | None) -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 60_000)
     do(rig, Action.REQUEUE, row, ttl_s=ttl_s)
@@ -98,7 +98,7 @@ def test_requeue_gives_another_ttl(ttl_s: int, deadline_ms: int | None) -> None:
 
 
 def test_requeue_takes_a_message_from_its_holder_and_charges_nobody() -> None:
-    rig = Rig()
+    rig = CoreRig()
     held = held_one(rig)
     held.body = None  # as after its sending
     batch = do(rig, Action.REQUEUE, message(1))
@@ -111,19 +111,19 @@ def test_requeue_takes_a_message_from_its_holder_and_charges_nobody() -> None:
 
 
 def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    [held] = sent(rig.publish(b"a"), worker)
+    [held] = sent_messages(rig.publish(b"a"), worker)
     held.body = None  # as after its sending
     batch = do(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
-    assert (kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
+    assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
 def test_release_skips_what_nobody_holds() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     do(rig, Action.RELEASE, message(1))
     assert skipped(rig) == {"not dispatched": 1}
@@ -133,20 +133,20 @@ def test_release_skips_what_nobody_holds() -> None:
 
 
 def test_move_puts_a_message_at_the_end_of_another_queue() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"abc")
     rig.publish(b"x", queue="mails")
     row = message(1, size=3, deadline_ms=rig.steady_ms + 9)
     batch = do(rig, Action.MOVE, row, target="mails")
     assert (row.queue_id, row.position, row.deadline_ms) == (2, 3, rig.steady_ms + 9)
-    assert (kinds(batch), batch.events[3]) == ([(1, "move")], "orders to mails")
+    assert (event_kinds(batch), batch.events[3]) == ([(1, "move")], "orders to mails")
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
     assert (rig.queue("mails").row.live_count, rig.queue("mails").row.live_bytes) == (2, 4)
     assert (rig.queue().counters.moved, outcome(rig).places) == (1, {1: (1, 1)})
 
 
 def test_move_makes_the_target_only_where_that_is_wanted() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     rig.begin()
     for options in (ActionOptions(target="new"), ActionOptions(), ActionOptions(target="")):
@@ -166,7 +166,7 @@ def test_move_makes_the_target_only_where_that_is_wanted() -> None:
     [({"publishing_paused": True}, "paused"), ({"max_messages": 1}, "queue full")],
 )
 def test_move_skips_where_the_target_takes_nothing(changes: dict[str, Any], reason: str) -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     rig.publish(b"x", queue="mails")
     rig.turn(lambda: rig.configure("mails", changes))
@@ -175,7 +175,7 @@ def test_move_skips_where_the_target_takes_nothing(changes: dict[str, Any], reas
 
 
 def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone() -> None:
-    rig = Rig()
+    rig = CoreRig()
     held_one(rig)
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
@@ -193,19 +193,19 @@ def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone() ->
 
 
 def test_place_undoes_a_requeue_in_a_window() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
     rig.publish(b"a", b"b", b"c")  # a is held
     do(rig, Action.REQUEUE, message(2))
     places = outcome(rig).places
     batch = do(rig, Action.PLACE, message(2), places=places)
-    assert (places, kinds(batch), outcome(rig).done) == ({2: (1, 2)}, [(2, "place")], [2])
+    assert (places, event_kinds(batch), outcome(rig).done) == ({2: (1, 2)}, [(2, "place")], [2])
     assert [m.seq for m in rig.queue().window or ()] == [2, 3]
     assert [held.seq for held in worker.consumers[1].held.values()] == [1]
 
 
 def test_place_undoes_a_move() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     rig.publish(b"x", queue="mails")
     row = message(1)
@@ -228,14 +228,14 @@ def test_place_undoes_a_move() -> None:
 def test_place_skips(
     places: dict[int, tuple[int, int]], queues: frozenset[int] | None, reason: str
 ) -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b")
     do(rig, Action.PLACE, message(2), places=places, queues=queues)
     assert skipped(rig) == {reason: 1}
 
 
 def test_place_skips_what_is_held() -> None:
-    rig = Rig()
+    rig = CoreRig()
     held_one(rig)
     do(rig, Action.PLACE, message(1), places={1: (1, 1)})
     assert skipped(rig) == {"dispatched": 1}
@@ -245,7 +245,7 @@ def test_place_skips_what_is_held() -> None:
 
 
 def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise() -> None:
-    rig = Rig()
+    rig = CoreRig()
     held_one(rig)
     rig.publish(b"b")
     batch = take(rig, ask(rig, Action.DELETE, 1, 2), message(1), message(2))
@@ -260,19 +260,19 @@ def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise() -> None:
 
 
 def test_redrive_makes_a_message_of_a_record() -> None:
-    rig = Rig()
+    rig = CoreRig()
     batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
     [born] = batch.created
     assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
     assert batch.bodies == [3, b"r"]
     assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
-    assert kinds(batch) == [(3, "redrive"), (2, "redrive")]
+    assert event_kinds(batch) == [(3, "redrive"), (2, "redrive")]
     assert outcome(rig).made == {2: born.message_id.decode()}
     assert rig.queue().counters.published_ui == 1
 
 
 def test_redrive_goes_to_another_queue_where_told() -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = record(rig)
     rig.publish(b"x", queue="again")
     assert [m.queue_id for m in do(rig, Action.REDRIVE, row, target="again").created] == [3]
@@ -289,7 +289,7 @@ def test_redrive_goes_to_another_queue_where_told() -> None:
     ],
 )
 def test_redrive_skips(change: dict[str, Any], reason: str) -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = record(rig)
     for name, value in change.items():
         setattr(row, name, value)
@@ -298,7 +298,7 @@ def test_redrive_skips(change: dict[str, Any], reason: str) -> None:
 
 
 def test_redrive_heeds_the_bounds_of_the_origin() -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = record(rig)
     rig.turn(lambda: rig.configure("orders", {"max_bytes": 1}))
     do(rig, Action.REDRIVE, row)
@@ -309,31 +309,31 @@ def test_redrive_heeds_the_bounds_of_the_origin() -> None:
 
 
 def test_restore_stores_a_new_message_in_the_old_place() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
     batch = do(rig, Action.RESTORE, old)
     [born] = batch.created
     assert (born.seq, born.position, born.deadline_ms) == (3, 1, rig.steady_ms + 9)
     assert (born.published_at, born.deliveries) == (old.published_at, 0)
-    assert kinds(batch) == [(1, "restore"), (3, "restore")]
+    assert event_kinds(batch) == [(1, "restore"), (3, "restore")]
     assert outcome(rig).made == {1: born.message_id.decode()}
     assert (rig.queue().row.live_count, rig.queue().counters.restored) == (3, 1)
     assert batch.bodies == [3, b"a"]
 
 
 def test_restored_message_is_dispatched_before_what_is_behind_it() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
     rig.publish(b"x", b"b")  # x is held
     [held] = worker.consumers[1].held.values()
     do(rig, Action.RESTORE, settled(1, position=1, body=b"a"))
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
-    assert bodies(sent(batch, worker)) == [b"a"]
+    assert bodies(sent_messages(batch, worker)) == [b"a"]
 
 
 def test_restore_lets_a_window_grow_no_further_than_its_limit() -> None:
-    rig = Rig(Limits(window=2))
+    rig = CoreRig(Limits(window=2))
     rig.consumer(credit=1)
     rig.turn(lambda: [rig.core.state.take_number() for _ in "123"])  # of those that were deleted
     rig.publish(b"x", b"b", b"c")
@@ -347,7 +347,7 @@ def test_restore_lets_a_window_grow_no_further_than_its_limit() -> None:
 
 
 def test_restore_wants_a_ttl_where_the_deadline_has_passed() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms)
     do(rig, Action.RESTORE, old)
@@ -368,14 +368,14 @@ def test_restore_wants_a_ttl_where_the_deadline_has_passed() -> None:
     ],
 )
 def test_restore_skips(row: Message, reason: str) -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     do(rig, Action.RESTORE, row)
     assert skipped(rig) == {reason: 1}
 
 
 def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     rig.turn(lambda: rig.pause("orders", "publishing", True))
     assert do(rig, Action.RESTORE, settled(1, body=b"a")).created != []
@@ -385,7 +385,7 @@ def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
 
 
 def test_restore_makes_a_removed_queue_again() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.turn(lambda: rig.core.state.registry.get_or_create("orders"))
     rig.turn(lambda: rig.core.state.remove_queue(rig.queue()))
     rig.publish(b"x", queue="mails")
@@ -394,7 +394,7 @@ def test_restore_makes_a_removed_queue_again() -> None:
 
 
 def test_message_is_restored_once_where_two_ask_at_once() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     first, second = (
         ask(rig, Action.RESTORE, 1).rows[0].take,
@@ -410,11 +410,11 @@ def test_message_is_restored_once_where_two_ask_at_once() -> None:
 
 
 def test_erase_overwrites_and_removes_the_body() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     batch = do(rig, Action.ERASE, settled(1, State.ACKED))
     assert batch.writes[0] == EraseBody(1)
-    assert (kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
+    assert (event_kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
 
 
 # -- all of them
@@ -422,7 +422,7 @@ def test_erase_overwrites_and_removes_the_body() -> None:
 
 @pytest.mark.parametrize("action", Action)
 def test_action_skips_messages_of_other_queues(action: Action) -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     do(rig, action, message(1), queues=frozenset({9}), target="orders")
     assert skipped(rig) == {"foreign queue": 1}
@@ -430,7 +430,7 @@ def test_action_skips_messages_of_other_queues(action: Action) -> None:
 
 @pytest.mark.parametrize("action", Action)
 def test_action_skips_what_is_not_there(action: Action) -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b")
     batch = ask(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
     assert batch.rows[0].seqs == (1,)  # the others are no numbers of messages, or known already
@@ -440,7 +440,7 @@ def test_action_skips_what_is_not_there(action: Action) -> None:
 
 
 def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
     [request] = ask(rig, Action.REQUEUE, 1).rows
@@ -451,7 +451,7 @@ def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
 
 
 def test_action_skips_what_waits_to_be_buried() -> None:
-    rig = Rig()
+    rig = CoreRig()
     held = held_one(rig)
     held.body = None
     rig.turn(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
@@ -460,7 +460,7 @@ def test_action_skips_what_waits_to_be_buried() -> None:
 
 
 def test_action_goes_on_where_large_bodies_come_in_pages() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b", b"c")
     batch = take(rig, ask(rig, Action.RESTORE, 1, 2, 3), settled(1, body=b"a"), is_last=False)
     assert (batch.rows[0].seqs, rig.answers) == ((2, 3), [])
@@ -473,7 +473,7 @@ def test_action_goes_on_where_large_bodies_come_in_pages() -> None:
 
 
 def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b", b"c")
     entry = rig.entry("bulk.delete", target="orders", result="running")
     asked: list[Batch] = []
@@ -501,7 +501,7 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
 
 
 def test_more_than_a_slice_is_refused() -> None:
-    rig = Rig()
+    rig = CoreRig()
     with pytest.raises(RefusedError, match="1001") as caught:
         act_on_messages(
             rig.core, rig.entry(), Action.DELETE, range(ACTION_SLICE + 1), ActionOptions(), print

@@ -8,12 +8,12 @@ from phpmq_lite.broker.pipeline import claims, state
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Loaded, Message, QueueRow, Recovered, State
 from phpmq_lite.pipeline_rows import PipelineRows
-from tests.unit.broker.rig import STEADY_MS, Rig, kinds, message, outcomes
+from tests.support.core_rig import STEADY_MS, CoreRig, event_kinds, message, outcomes
 
 BYTES = 1 << 20
 
 
-def made(rig: Rig) -> Rig:
+def made(rig: CoreRig) -> CoreRig:
     """Give a core a queue, as on a file that has one."""
     rig.begin()
     rig.core.state.registry.get_or_create("orders")
@@ -21,11 +21,11 @@ def made(rig: Rig) -> Rig:
     return rig
 
 
-def claim(rig: Rig, count: int = 10, **options: Any) -> Batch:
+def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
     return rig.pipeline("claim", "s", "orders", count, BYTES, **options)
 
 
-def give(rig: Rig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+def give(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Answer the one page that a batch asked for."""
     [page] = batch.pages
     return rig.turn(loaded=Loaded(pages=[(page.take, list(rows), is_last)]))
@@ -39,7 +39,7 @@ def held(seq: int) -> Message:
 
 
 def test_claim_asks_for_ready_messages_and_numbers_them() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     rig.publish(b"a", b"b")
     asked = claim(rig)
     [page] = asked.pages
@@ -56,7 +56,7 @@ def test_claim_asks_for_ready_messages_and_numbers_them() -> None:
 
 
 def test_what_is_claimed_is_not_in_memory_and_holds_up_no_stop() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     give(rig, claim(rig), message(1))
     state = rig.core.state
     assert (state.messages, state.held, state.held_bytes) == ({}, 0, 0)
@@ -66,7 +66,7 @@ def test_what_is_claimed_is_not_in_memory_and_holds_up_no_stop() -> None:
 
 
 def test_message_leaves_the_window_of_a_consumer() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     rig.consumer(credit=1)
     rig.publish(b"a", b"b", b"c")
     window = rig.queue().window
@@ -79,7 +79,7 @@ def test_message_leaves_the_window_of_a_consumer() -> None:
 
 
 def test_passed_over_are_those_that_are_due_or_dying() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     asked = claim(rig)
     rig.core.state.pending.add(message(2), "client")
     batch = give(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
@@ -88,7 +88,7 @@ def test_passed_over_are_those_that_are_due_or_dying() -> None:
 
 
 def test_pause_stops_a_claim_between_two_pages() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     asked = give(rig, claim(rig), message(1), is_last=False)
     rig.turn(lambda: rig.pause("orders", "delivery", True))
     batch = give(rig, asked, message(2), is_last=False)
@@ -96,7 +96,7 @@ def test_pause_stops_a_claim_between_two_pages() -> None:
 
 
 def test_acknowledged_claims_settle_like_any_message() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     rig.publish(b"a", b"b")
     give(rig, claim(rig), message(1), message(2))
     asked = rig.pipeline("ack_claims", "s", 2)
@@ -112,18 +112,18 @@ def test_acknowledged_claims_settle_like_any_message() -> None:
 
 
 def test_released_claims_are_ready_and_uncharged() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     rig.publish(b"a")
     give(rig, claim(rig), message(1))
     asked = rig.pipeline("release_claims", "s")
     batch = give(rig, asked, held(1))
     assert [(m.seq, m.state, m.charged) for m in batch.changed.values()] == [(1, 0, 0)]
-    assert kinds(batch) == [(1, "release")]
+    assert event_kinds(batch) == [(1, "release")]
     assert (rig.queue().held, rig.queue().claimed_to) == (0, 0)
 
 
 def test_commands_of_a_subscription_wait_for_one_another() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     first = claim(rig, 1)
     second = claim(rig, 1, after=0)
     refused = rig.pipeline("claim", "s", "orders", 1, BYTES, after=9)
@@ -135,7 +135,7 @@ def test_commands_of_a_subscription_wait_for_one_another() -> None:
 
 
 def test_any_number_of_commands_may_wait() -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     first = claim(rig, 1)
     for _ in range(1_000):
         claim(rig, 1, after=0)
@@ -150,7 +150,7 @@ def test_any_number_of_commands_may_wait() -> None:
     (("s", "orders", 0), "too_many"), (("s", "orders", claims.CLAIM_MAX + 1), "too_many"),
 ])  # fmt: skip
 def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str) -> None:
-    rig = made(Rig())
+    rig = made(CoreRig())
     rig.begin()
     with pytest.raises(RefusedError) as caught:
         claims.claim(rig.core, rig.entry(), *arguments, BYTES, rig.answers.append)
@@ -160,7 +160,7 @@ def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str)
 
 def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "SUBSCRIPTIONS_MAX", 1)
-    rig = made(Rig())
+    rig = made(CoreRig())
     give(rig, claim(rig))
     with pytest.raises(RefusedError) as caught:
         rig.pipeline("claim", "t", "orders", 1, BYTES)
@@ -168,7 +168,7 @@ def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_subscriptions_are_known_after_a_start() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rows = PipelineRows(subscriptions=[(4, "s", 1, 9, 6)], held=[(1, 2, 30)])
     stored = Recovered([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
     rig.core = type(rig.core)(stored, rig.limits, rig.defaults)

@@ -10,23 +10,23 @@ from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Limits, Loaded, Message, State
 from phpmq_lite.writes import EraseBody
-from tests.unit.broker.rig import (
+from tests.support.core_rig import (
     STEADY_MS,
-    Rig,
+    CoreRig,
     bodies,
-    kinds,
+    event_kinds,
     message,
     outcomes,
-    receipts,
-    sent,
+    sent_messages,
+    sent_receipts,
 )
 
 ABC = (b"a", b"b", b"c")
 
 
-def held_by(rig: Rig, worker: Connection, *contents: bytes) -> list[Message]:
+def held_by(rig: CoreRig, worker: Connection, *contents: bytes) -> list[Message]:
     """Publish and return what the consumer got."""
-    got = sent(rig.publish(*contents), worker)
+    got = sent_messages(rig.publish(*contents), worker)
     assert bodies(got) == list(contents)
     return got
 
@@ -35,7 +35,7 @@ def held_by(rig: Rig, worker: Connection, *contents: bytes) -> list[Message]:
 
 
 def test_connection_gets_the_next_client_number_and_a_row() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two = rig.connect(), rig.connect()
     assert (one.number, two.number) == (1, 2)
     assert rig.batch.opened_clients[:3] == [2, "tcp", "127.0.0.1:1"]
@@ -43,7 +43,7 @@ def test_connection_gets_the_next_client_number_and_a_row() -> None:
 
 
 def test_connection_leaves_how_it_ended_in_its_row_once() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     batch = rig.turn(
         lambda: rig.core.disconnect(one, "line", "ttl", "closed by the peer"),
@@ -59,31 +59,31 @@ def test_connection_leaves_how_it_ended_in_its_row_once() -> None:
 
 def test_credit_that_is_replaced_gives_back_and_dispatches_again_under_the_same_ids() -> None:
     """docs/reference/wire.md, Queues on the wire: a second 002 for a queue replaces the first."""
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=2)
     held = held_by(rig, worker, b"a", b"b")
     rig.publish(b"c")
     batch = rig.turn(lambda: rig.core.consume(worker, "orders", 3))
-    again = sent(batch, worker)
+    again = sent_messages(batch, worker)
     assert [m.message_id for m in again[:2]] == [m.message_id for m in held]
     assert bodies(again) == [b"a", b"b", b"c"]
     assert [m.deliveries for m in again] == [2, 2, 1]
     assert [m.charged for m in again] == [0, 0, 0]
-    assert [kind for _, kind in kinds(batch)] == ["return", "return"]
+    assert [kind for _, kind in event_kinds(batch)] == ["return", "return"]
 
 
 def test_credit_of_zero_gives_back_and_pauses() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two = rig.consumer(credit=2), rig.consumer(credit=10)
     batch = rig.publish(b"a", b"b", b"c", b"d")
-    assert bodies(sent(batch, one)) == [b"a", b"c"]
+    assert bodies(sent_messages(batch, one)) == [b"a", b"c"]
     batch = rig.turn(lambda: rig.core.consume(one, "orders", 0))
-    assert bodies(sent(batch, two)) == [b"a", b"c"]
-    assert sent(rig.publish(b"e"), one) == []
+    assert bodies(sent_messages(batch, two)) == [b"a", b"c"]
+    assert sent_messages(rig.publish(b"e"), one) == []
 
 
 def test_credit_of_zero_without_a_consumer_changes_nothing() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     assert rig.begin() is not None
     assert rig.core.consume(one, "orders", 0) is Result.DONE
@@ -91,7 +91,7 @@ def test_credit_of_zero_without_a_consumer_changes_nothing() -> None:
 
 
 def test_consumer_of_one_queue_too_many_is_closed() -> None:
-    rig = Rig(Limits(queues=1))
+    rig = CoreRig(Limits(queues=1))
     worker = rig.consumer("orders")
     rig.begin()
     assert rig.core.consume(worker, "mails", 1) is Result.CLOSE
@@ -101,7 +101,7 @@ def test_consumer_of_one_queue_too_many_is_closed() -> None:
 
 
 def test_messages_of_an_ended_connection_come_before_newer_ones() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.consumer(credit=2)
     held = held_by(rig, one, b"a", b"b")
     rig.publish(b"c", b"d")
@@ -110,24 +110,24 @@ def test_messages_of_an_ended_connection_come_before_newer_ones() -> None:
         lambda: rig.core.consume(two, "orders", 10),
         lambda: rig.core.disconnect(one, None, None, "gone"),
     )
-    assert bodies(sent(batch, two)) == [b"a", b"b", b"c", b"d"]
-    assert sent(batch, two)[:2] == held
+    assert bodies(sent_messages(batch, two)) == [b"a", b"b", b"c", b"d"]
+    assert sent_messages(batch, two)[:2] == held
 
 
 def test_returned_message_keeps_its_position() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two = rig.consumer(credit=1), rig.consumer(credit=1)
     batch = rig.publish(b"a", b"b", b"c")
-    [first] = sent(batch, one)
+    [first] = sent_messages(batch, one)
     rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
-    second = sent(batch, two)[0]
+    second = sent_messages(batch, two)[0]
     batch = rig.turn(lambda: rig.core.acknowledge(two, "orders", second.message_id))
-    assert sent(batch, two) == [first]
+    assert sent_messages(batch, two) == [first]
     assert (first.position, first.deliveries) == (1, 2)
 
 
 def test_connection_that_ends_charges_only_the_oldest_message_it_held() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     held = held_by(rig, worker, b"a", b"b", b"c")
     rig.turn(lambda: rig.core.disconnect(worker, None, None, "gone"))
@@ -136,10 +136,10 @@ def test_connection_that_ends_charges_only_the_oldest_message_it_held() -> None:
 
 def test_connection_with_two_queues_charges_one_message_when_it_ends() -> None:
     """README, Poison: one delivery against the oldest message it held, not against all."""
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer("orders")
     rig.consume(worker, 10, "mails")
-    young = sent(rig.publish(b"first", queue="mails"), worker)
+    young = sent_messages(rig.publish(b"first", queue="mails"), worker)
     rig.advance(1)
     old = held_by(rig, worker, b"a", b"b")
     rig.turn(lambda: rig.core.disconnect(worker, None, None, "gone"))
@@ -148,7 +148,7 @@ def test_connection_with_two_queues_charges_one_message_when_it_ends() -> None:
 
 def test_connection_that_ends_while_the_broker_stops_charges_nothing() -> None:
     """Its worker is stopped by the same deployment, or by the broker itself."""
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
     rig.turn(lambda: rig.core.drain(rig.answers.append))
@@ -157,7 +157,7 @@ def test_connection_that_ends_while_the_broker_stops_charges_nothing() -> None:
 
 
 def test_connection_that_had_closed_its_side_charges_nothing() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
     rig.turn(lambda: rig.core.disconnect(worker, None, None, "closed", is_charged=False))
@@ -165,7 +165,7 @@ def test_connection_that_had_closed_its_side_charges_nothing() -> None:
 
 
 def test_connection_that_ends_charges_no_message_that_was_not_sent() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     old, young = held_by(rig, worker, b"a", b"b")
     old.is_sent = young.is_sent = False
@@ -174,10 +174,10 @@ def test_connection_that_ends_charges_no_message_that_was_not_sent() -> None:
 
 
 def test_oldest_message_is_the_one_dispatched_first_not_the_one_published_first() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two = rig.consumer(credit=1), rig.consumer(credit=2)
     batch = rig.publish(b"a", b"b", b"c")
-    [first], [second, third] = sent(batch, one), sent(batch, two)
+    [first], [second, third] = sent_messages(batch, one), sent_messages(batch, two)
     rig.turn(lambda: rig.core.acknowledge(two, "orders", second.message_id))
     rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
     assert list(two.consumers[1].held.values()) == [third, first]
@@ -189,18 +189,18 @@ def test_oldest_message_is_the_one_dispatched_first_not_the_one_published_first(
 
 
 def test_consumer_acknowledges_what_it_holds_and_gets_more() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    [held] = sent(rig.publish(b"a", b"b"), worker)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
-    assert bodies(sent(batch, worker)) == [b"b"]
+    assert bodies(sent_messages(batch, worker)) == [b"b"]
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (1, 1)
     assert worker.acked == 1
 
 
 def test_stranger_does_not_acknowledge_what_another_live_connection_holds() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker, stranger = rig.consumer(), rig.connect()
     [held] = held_by(rig, worker, b"a")
     batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", held.message_id))
@@ -216,18 +216,18 @@ def test_stranger_does_not_acknowledge_what_another_live_connection_holds() -> N
 
 
 def test_anybody_acknowledges_what_no_live_connection_holds() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker, stranger = rig.consumer(credit=1), rig.connect()
-    [held] = sent(rig.publish(b"a", b"b"), worker)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     ready = next(iter(rig.queue().window or ()))
     batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", ready.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [ready.seq]}
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
-    assert sent(batch, worker) == []
+    assert sent_messages(batch, worker) == []
 
 
 def test_message_is_acknowledged_once() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
@@ -242,17 +242,17 @@ def test_message_is_acknowledged_once() -> None:
 
 
 def test_acknowledgement_for_another_queue_is_ignored_and_frees_no_credit() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
     rig.publish(b"x", queue="mails")
-    [held] = sent(rig.publish(b"a", b"b"), worker)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
     assert (outcomes(batch), batch.sends) == ({}, {})
     assert rig.core.ignored == {"wrong_queue": 1}
 
 
 def test_id_that_is_none_or_never_was_is_ignored_without_a_look_at_the_disk() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
     wrong_token = held.message_id[:16] + b"f" * 16
@@ -272,7 +272,7 @@ def test_id_that_is_none_or_never_was_is_ignored_without_a_look_at_the_disk() ->
 
 
 def test_message_on_disk_is_loaded_before_it_is_acknowledged() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a", by=one)
     row = message(1)
@@ -292,7 +292,7 @@ def test_message_on_disk_is_loaded_before_it_is_acknowledged() -> None:
 
 def test_named_message_that_came_with_a_page_is_acknowledged_once() -> None:
     """It was loaded twice, by name and with the window: two objects, one message."""
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a", by=one)
     page, named = message(1, body=b"a"), message(1)
@@ -307,7 +307,7 @@ def test_named_message_that_came_with_a_page_is_acknowledged_once() -> None:
 
 
 def test_named_message_that_is_due_expires_and_is_not_acknowledged_too() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a", by=one, ttl_s=1)
     rig.advance(1)
@@ -319,7 +319,7 @@ def test_named_message_that_is_due_expires_and_is_not_acknowledged_too() -> None
 
 
 def test_named_message_that_was_requeued_can_be_acknowledged_in_the_same_batch() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a", by=one)
     row = message(1)
@@ -336,29 +336,29 @@ def test_named_message_that_was_requeued_can_be_acknowledged_in_the_same_batch()
 
 
 def test_requeued_message_goes_to_the_end_under_its_old_id_with_its_new_ttl() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    [held] = sent(rig.publish(b"a", b"b"), worker)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
-    assert bodies(sent(batch, worker)) == [b"b"]
+    assert bodies(sent_messages(batch, worker)) == [b"b"]
     assert [m.body for m in rig.queue().window or ()] == [b"a"]
     assert (held.seq, held.position, held.charged) == (1, 3, 1)
     assert (held.ttl_s, held.deadline_ms) == (60, STEADY_MS + 60_000)
     assert batch.changed == {1: held}
-    assert kinds(batch) == [(1, "requeue")]
+    assert event_kinds(batch) == [(1, "requeue")]
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
 
 
 def test_requeue_with_ttl_zero_takes_the_deadline_away() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    [held] = sent(rig.publish(b"a", ttl_s=5), worker)
+    [held] = sent_messages(rig.publish(b"a", ttl_s=5), worker)
     rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
     assert (held.ttl_s, held.deadline_ms) == (None, None)
 
 
 def test_requeue_of_what_nobody_holds_is_not_charged() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker, stranger = rig.consumer(credit=1), rig.connect()
     rig.publish(b"a", b"b", b"c")
     ready = next(iter(rig.queue().window or ()))
@@ -371,34 +371,34 @@ def test_requeue_of_what_nobody_holds_is_not_charged() -> None:
 # -- confirmed publishing
 
 
-def publish(rig: Rig, by: Connection, body: bytes, key: bytes | None) -> Result:
+def publish(rig: CoreRig, by: Connection, body: bytes, key: bytes | None) -> Result:
     return rig.core.publish(by, "orders", body, None, key)
 
 
 def test_publisher_gets_a_receipt_for_its_key_but_none_without() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     batch = rig.turn(lambda: publish(rig, one, b"a", b"k1"), lambda: publish(rig, one, b"b", None))
-    assert receipts(batch, one) == [(b"k1", None)]
+    assert sent_receipts(batch, one) == [(b"k1", None)]
     assert batch.keys == [1, b"k1", 1, STEADY_MS]
 
 
 def test_key_that_is_known_is_stored_once_and_receipted_again() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two = rig.connect(), rig.connect()
     batch = rig.turn(
         lambda: publish(rig, one, b"a", b"k"),
         lambda: publish(rig, one, b"a", b"k"),
         lambda: publish(rig, two, b"a", b"k"),
     )
-    assert receipts(batch, one) == [(b"k", None), (b"k", None)]
-    assert receipts(batch, two) == [(b"k", None)]
+    assert sent_receipts(batch, one) == [(b"k", None), (b"k", None)]
+    assert sent_receipts(batch, two) == [(b"k", None)]
     assert [m.seq for m in batch.created] == [1]
     assert rig.queue().row.live_count == 1
 
 
 def test_key_is_known_per_queue_and_for_its_time() -> None:
-    rig = Rig(Limits(receipt_window_ms=1_000))
+    rig = CoreRig(Limits(receipt_window_ms=1_000))
     one = rig.connect()
     rig.turn(lambda: publish(rig, one, b"a", b"k"))
     batch = rig.turn(lambda: rig.core.publish(one, "mails", b"a", None, b"k"))
@@ -410,20 +410,20 @@ def test_key_is_known_per_queue_and_for_its_time() -> None:
 
 
 def test_refused_key_gets_the_reason_and_may_be_tried_again() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.turn(lambda: publish(rig, one, b"a", b"k1"))
     rig.turn(lambda: rig.pause("orders", "publishing", True))
     batch = rig.turn(lambda: publish(rig, one, b"b", b"k2"), lambda: publish(rig, one, b"a", b"k1"))
-    assert receipts(batch, one) == [(b"k2", "paused"), (b"k1", None)]
+    assert sent_receipts(batch, one) == [(b"k2", "paused"), (b"k1", None)]
     assert (batch.created, batch.keys) == ([], [])
     assert rig.core.refused == {"paused": 1}
     rig.turn(lambda: rig.pause("orders", "publishing", False))
-    assert receipts(rig.turn(lambda: publish(rig, one, b"b", b"k2")), one) == [(b"k2", None)]
+    assert sent_receipts(rig.turn(lambda: publish(rig, one, b"b", b"k2")), one) == [(b"k2", None)]
 
 
 def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
-    rig = Rig(Limits(queues=40))
+    rig = CoreRig(Limits(queues=40))
     stranger = rig.connect()
     rig.begin()
     made = [rig.core.publish(stranger, f"q{n}", b"", None, None) for n in range(50)]
@@ -442,13 +442,13 @@ def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
 
 
 def test_publisher_to_one_queue_too_many_is_closed_or_refused() -> None:
-    rig = Rig(Limits(queues=1))
+    rig = CoreRig(Limits(queues=1))
     one = rig.connect()
     rig.begin()
     assert publish(rig, one, b"a", None) is Result.DONE
     assert rig.core.publish(one, "mails", b"a", None, None) is Result.CLOSE
     assert rig.core.publish(one, "mails", b"a", None, b"k") is Result.DONE
-    assert receipts(rig.finish(), one) == [(b"k", "too many queues")]
+    assert sent_receipts(rig.finish(), one) == [(b"k", "too many queues")]
     assert rig.core.refused == {"too many queues": 2}
 
 
@@ -456,7 +456,7 @@ def test_publisher_to_one_queue_too_many_is_closed_or_refused() -> None:
 
 
 def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker, one = rig.consumer(credit=1), rig.connect()
     rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
     [held] = held_by(rig, worker, b"a")
@@ -467,11 +467,11 @@ def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() ->
     assert batch.wakes == {one}
     rig.begin()
     assert publish(rig, one, b"b", None) is Result.DONE
-    assert bodies(sent(rig.finish(), worker)) == [b"b"]
+    assert bodies(sent_messages(rig.finish(), worker)) == [b"b"]
 
 
 def test_publisher_waits_for_a_paused_queue_until_it_goes_on() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a")
     rig.turn(lambda: rig.pause("orders", "publishing", True))
@@ -483,7 +483,7 @@ def test_publisher_waits_for_a_paused_queue_until_it_goes_on() -> None:
 
 
 def test_publisher_that_leaves_waits_no_more() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a")
     rig.turn(lambda: rig.pause("orders", "publishing", True))
@@ -494,7 +494,7 @@ def test_publisher_that_leaves_waits_no_more() -> None:
 
 
 def test_publisher_that_also_consumes_is_let_through() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a")
     rig.turn(lambda: rig.pause("orders", "publishing", True))
@@ -508,25 +508,25 @@ def test_publisher_that_also_consumes_is_let_through() -> None:
 
 
 def test_numbers_are_stored_with_the_batch_that_uses_them() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
     assert "next_number" not in rig.turn().counters
     batch = rig.publish(b"a", b"b")  # their bodies tell
     assert (batch.first_number, batch.created[-1].seq, batch.counters) == (1, 2, {})
-    [held] = sent(batch, worker)
+    [held] = sent_messages(batch, worker)
     batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
     assert batch.counters["next_number"] == 4
 
 
 def test_next_number_is_stored_where_a_rare_row_may_take_the_newest_body() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     batch = rig.turn(lambda: rig.core.state.batch.writes.append(EraseBody(1)))
     assert batch.counters["next_number"] == 2
 
 
 def test_ids_are_the_number_and_63_random_bits() -> None:
-    rig = Rig()
+    rig = CoreRig()
     born = [m for n in range(3) for m in rig.publish(*[b"x"] * 300).created]
     assert [int(m.message_id[:16], 16) for m in born] == list(range(1, 901))
     assert all(0 <= m.token < 1 << 63 for m in born)
@@ -534,5 +534,5 @@ def test_ids_are_the_number_and_63_random_bits() -> None:
 
 
 def test_ignored_and_refused_start_at_nothing() -> None:
-    rig = Rig()
+    rig = CoreRig()
     assert (dict(rig.core.ignored), dict(rig.core.refused)) == ({}, {})

@@ -13,63 +13,70 @@ from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, Loaded, Message, State
-from tests.unit.broker.envelope_rig import (
+from tests.support.core_rig import (
+    CoreRig,
+    event_kinds,
+    message,
+    outcomes,
+    sent_messages,
+    sent_receipts,
+)
+from tests.support.fake_inspector import (
     BAD,
     GOOD,
     block_of,
-    index,
-    looks,
-    make,
-    said,
-    strict,
+    expected_record,
+    indexed_fields,
+    inspection_count,
+    rig_with_inspector,
+    rig_with_strict_queue,
 )
-from tests.unit.broker.rig import Rig, kinds, message, outcomes, receipts, sent
 
 # -- what is indexed
 
 
 def test_object_is_indexed() -> None:
-    batch = make().publish(GOOD)
-    assert index(batch.created[0]) == ("urn:a", "t", "i", 3)
+    batch = rig_with_inspector().publish(GOOD)
+    assert indexed_fields(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b" {}", b"{" + b" " * INSPECTED_BYTES_MAX])
 def test_what_does_not_begin_like_an_object_or_is_long_is_not_looked_at(content: bytes) -> None:
-    rig = make()
+    rig = rig_with_inspector()
     batch = rig.publish(content)
-    assert looks(rig) == 0
-    assert index(batch.created[0]) == (None, None, None, None)
+    assert inspection_count(rig) == 0
+    assert indexed_fields(batch.created[0]) == (None, None, None, None)
 
 
 def test_nothing_is_looked_at_on_an_opaque_queue() -> None:
-    rig = make(payload_policy="opaque")
-    assert {index(m) for m in rig.publish(GOOD, BAD).created} == {(None, None, None, None)}
-    assert looks(rig) == 0
+    rig = rig_with_inspector(payload_policy="opaque")
+    assert {indexed_fields(m) for m in rig.publish(GOOD, BAD).created} == {(None, None, None, None)}
+    assert inspection_count(rig) == 0
 
 
 def test_observed_queue_delivers_what_is_wrong() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     worker = rig.consumer()
-    assert [m.seq for m in sent(rig.publish(BAD), worker)] == [1]
+    assert [m.seq for m in sent_messages(rig.publish(BAD), worker)] == [1]
 
 
 def test_change_of_the_policy_counts_for_what_comes_then() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     rig.publish(GOOD)
     rig.turn(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
-    assert index(rig.publish(GOOD).created[0])[0] is None
+    assert indexed_fields(rig.publish(GOOD).created[0])[0] is None
     rig.turn(lambda: rig.configure("orders", {"payload_policy": None}))
-    assert index(rig.publish(GOOD).created[0])[0] == "urn:a"
+    assert indexed_fields(rig.publish(GOOD).created[0])[0] == "urn:a"
 
 
 # -- quarantine
 
 
 def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     worker = rig.consumer()
     batch = rig.publish(BAD)
-    assert sent(batch, worker) == []
+    assert sent_messages(batch, worker) == []
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
     original, record = batch.created
     assert batch.bodies[:2] == [1, BAD]
@@ -80,8 +87,8 @@ def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> Non
     assert record.queue_id == rig.queue("orders.dlq").queue_id
     assert (record.source_seq, record.source_queue_id) == (1, original.queue_id)
     assert record.source_reason == "invalid_data"
-    assert index(record) == index(original) == (None, "t", "i", 3)
-    assert kinds(batch) == [(1, "dead_letter")]
+    assert indexed_fields(record) == indexed_fields(original) == (None, "t", "i", 3)
+    assert event_kinds(batch) == [(1, "dead_letter")]
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
     assert rig.queue("orders.dlq").row.live_count == 1
     assert rig.queue().counters.published == rig.queue().counters.dead == 1
@@ -89,15 +96,15 @@ def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> Non
 
 
 def test_good_and_bad_ones_of_a_queue_do_not_disturb_each_other() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     worker = rig.consumer()
     batch = rig.publish(GOOD, BAD, GOOD, b"plain")
-    assert [m.body for m in sent(batch, worker)] == [GOOD, GOOD]
+    assert [m.body for m in sent_messages(batch, worker)] == [GOOD, GOOD]
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [2], (State.DEAD, "poison"): [5]}
 
 
 def test_retry_queue_judges_as_the_queue_that_it_forwards_to() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     rig.publish(GOOD, queue="orders.retry", ttl_s=9)
     assert not rig.queue("orders.retry").validates
     rig.publish(GOOD)
@@ -109,7 +116,7 @@ def test_retry_queue_judges_as_the_queue_that_it_forwards_to() -> None:
 
 
 def test_retry_queue_that_comes_second_judges_too() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     rig.publish(GOOD)
     rig.turn(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
@@ -117,10 +124,10 @@ def test_retry_queue_that_comes_second_judges_too() -> None:
 
 
 def test_publisher_of_bad_content_gets_its_receipt() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     publisher = rig.connect()
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
-    assert receipts(batch, publisher) == [(b"k", None)]
+    assert sent_receipts(batch, publisher) == [(b"k", None)]
     again = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert again.created == []
 
@@ -136,12 +143,12 @@ def test_publisher_of_bad_content_gets_its_receipt() -> None:
 def test_bad_content_is_refused_where_its_record_has_no_room(
     changes: dict[str, Any], reason: str
 ) -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     rig.publish(BAD)
     rig.turn(lambda: rig.configure("orders.dlq", changes))
     publisher = rig.connect()
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
-    assert receipts(batch, publisher) == [(b"k", reason)]
+    assert sent_receipts(batch, publisher) == [(b"k", reason)]
     assert batch.created == []
     with pytest.raises(RefusedError, match="dead-letter queue"):
         publish(rig, BAD)
@@ -149,7 +156,7 @@ def test_bad_content_is_refused_where_its_record_has_no_room(
 
 
 def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     rig.publish(BAD)
     rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
     publisher = rig.connect()
@@ -161,17 +168,17 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
 
 
 def test_bad_content_has_a_record_although_there_are_as_many_queues_as_may_be() -> None:
-    rig = strict(Limits(queues=1))
+    rig = rig_with_strict_queue(Limits(queues=1))
     rig.publish(GOOD)
     publisher = rig.connect()
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
-    assert receipts(batch, publisher) == [(b"k", None)]
+    assert sent_receipts(batch, publisher) == [(b"k", None)]
     assert [m.source_seq for m in batch.created] == [None, batch.created[0].seq]
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
 
 
 def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     publisher = rig.connect()
     large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     rig.begin()
@@ -181,15 +188,15 @@ def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:
     [(work, give)] = rig.finish().background
     assert rig.batch.created == []
     give(work())
-    before = looks(rig)
+    before = inspection_count(rig)
     batch = rig.turn(lambda: rig.core.publish(publisher, "orders", large, 0, b"k", judged[0]))
-    assert looks(rig) == before
+    assert inspection_count(rig) == before
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
     assert block_of(batch.bodies[3])["message_id"] == batch.created[0].message_id.decode()
 
 
 def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     publisher = rig.connect()
     large = b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     rig.begin()
@@ -207,7 +214,7 @@ def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> N
 # -- publishing without a connection
 
 
-def publish(rig: Rig, *contents: bytes, key: bytes | None = None) -> Any:
+def publish(rig: CoreRig, *contents: bytes, key: bytes | None = None) -> Any:
     rig.turn(
         lambda: publishing.publish(
             rig.core, rig.entry("message.publish"), "orders", [(c, None) for c in contents],
@@ -218,7 +225,7 @@ def publish(rig: Rig, *contents: bytes, key: bytes | None = None) -> Any:
 
 
 def test_operator_is_told_what_was_quarantined() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     ids = publish(rig, GOOD, BAD)
     assert len(ids) == 2
     assert ids.quarantined == {ids[1]: "invalid_data"}
@@ -226,7 +233,7 @@ def test_operator_is_told_what_was_quarantined() -> None:
 
 
 def test_operator_waits_for_the_verdict_on_a_large_content() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     large = b'{"bad":"too_deep","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     assert publish(rig, GOOD, large) is None
     assert rig.batch.created == []
@@ -238,7 +245,7 @@ def test_operator_waits_for_the_verdict_on_a_large_content() -> None:
 
 
 def test_refusal_behind_the_verdict_is_the_answer() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     publish(rig, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
     [(work, give)] = rig.batch.background
     found = work()
@@ -252,14 +259,14 @@ def test_refusal_behind_the_verdict_is_the_answer() -> None:
 # -- records of messages that died later
 
 
-def dispatched(rig: Rig, body: bytes = GOOD) -> tuple[Any, Message]:
+def dispatched(rig: CoreRig, body: bytes = GOOD) -> tuple[Any, Message]:
     worker = rig.consumer()
-    [held] = sent(rig.publish(body), worker)
+    [held] = sent_messages(rig.publish(body), worker)
     held.body = None  # it was sent
     return worker, held
 
 
-def die(rig: Rig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
+def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
     """Have the worker send 006, and give what the store has."""
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     target = rig.core.state.queues.get("orders.dlq")
@@ -270,17 +277,17 @@ def die(rig: Rig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> 
 
 
 def test_bare_006_leaves_a_record_with_a_block() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     worker, held = dispatched(rig)
     batch = die(rig, worker, held)
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert block_of(batch.bodies[1])["reason"] == "client"
     assert block_of(batch.bodies[1])["message_id"] == held.message_id.decode()
-    assert index(batch.created[0]) == ("urn:a", "t", "i", 3)
+    assert indexed_fields(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
 def test_bare_006_of_what_nobody_here_may_change_says_so() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     worker, held = dispatched(rig)
     rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
@@ -289,30 +296,30 @@ def test_bare_006_of_what_nobody_here_may_change_says_so() -> None:
 
 
 def test_record_of_an_opaque_queue_has_the_bytes_of_the_message() -> None:
-    rig = make(payload_policy="opaque")
+    rig = rig_with_inspector(payload_policy="opaque")
     worker, held = dispatched(rig)
     assert die(rig, worker, held).bodies == [2, GOOD]
 
 
 def test_record_that_the_worker_wrote_is_found_and_no_other_added() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     worker, held = dispatched(rig)
-    own = said(rig, held)
+    own = expected_record(rig, held)
     [record] = rig.publish(own, queue="orders.dlq", by=worker).created
     assert (record.source_seq, record.source_queue_id) == (1, held.queue_id)
     assert record.source_reason == "no stock"
     batch = die(rig, worker, held, (record.message_id, own))
     assert outcomes(batch) == {(State.DEAD, "no stock"): [1]}
     assert batch.created == []
-    assert kinds(batch) == [(1, "dead_letter")]
+    assert event_kinds(batch) == [(1, "dead_letter")]
     assert batch.events[3] == record.message_id.decode()
     assert rig.queue().deaths == {"no stock": 1}
 
 
 def test_record_about_another_message_of_the_same_number_does_not_count() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     worker, held = dispatched(rig)
-    foreign = said(rig, held, message_id=(held.message_id[:16] + b"0" * 16).decode())
+    foreign = expected_record(rig, held, message_id=(held.message_id[:16] + b"0" * 16).decode())
     batch = die(rig, worker, held, (b"%032x" % 9, foreign))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert len(batch.created) == 1
@@ -320,16 +327,16 @@ def test_record_about_another_message_of_the_same_number_does_not_count() -> Non
 
 @pytest.mark.parametrize("message_id", ["", "x" * 32, "f" * 32, "0" * 32, "1"])
 def test_record_about_a_message_that_cannot_be_is_tied_to_its_queue_alone(message_id: str) -> None:
-    rig = make()
+    rig = rig_with_inspector()
     rig.publish(GOOD)
-    content = said(rig, message(1), message_id=message_id, original_queue="orders")
+    content = expected_record(rig, message(1), message_id=message_id, original_queue="orders")
     [record] = rig.publish(content, queue="orders.dlq").created
     assert (record.source_seq, record.source_reason) == (None, "no stock")
     assert record.source_queue_id == rig.queue().queue_id
 
 
 def test_message_that_nobody_had_dies_at_once() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     rig.publish(GOOD)
     stranger = rig.connect()
     made = message(1, body=GOOD)
@@ -341,7 +348,7 @@ def test_message_that_nobody_had_dies_at_once() -> None:
 
 
 def test_record_of_a_large_message_is_made_in_a_thread() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     worker, held = dispatched(rig, large)
     rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
@@ -360,7 +367,7 @@ def test_record_of_a_large_message_is_made_in_a_thread() -> None:
 
 
 def test_records_go_to_the_queue_that_was_named() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     rig.publish(GOOD)
     rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.failed"}))
     batch = rig.publish(BAD)
@@ -373,7 +380,7 @@ def test_records_go_to_the_queue_that_was_named() -> None:
 
 
 def test_queue_is_a_dead_letter_queue_only_while_it_is_named() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     rig.publish(GOOD, queue="failed")
     rig.publish(GOOD)
     rig.publish(GOOD, queue="mails")
@@ -397,7 +404,7 @@ def test_queue_is_a_dead_letter_queue_only_while_it_is_named() -> None:
     ],
 )
 def test_dead_letters_cannot_go_in_a_circle(named: dict[str, str]) -> None:
-    rig = make()
+    rig = rig_with_inspector()
     for name in named:
         rig.publish(GOOD, queue=name)
     *rest, last = named
@@ -409,7 +416,7 @@ def test_dead_letters_cannot_go_in_a_circle(named: dict[str, str]) -> None:
 
 
 def test_dead_letter_queue_by_its_own_name_is_allowed() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     rig.publish(GOOD)
     rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.dlq"}))
     assert rig.core.state.registry.dead_letter_name(rig.queue()) == "orders.dlq"

@@ -5,18 +5,18 @@ import json
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from phpmq_lite.model import Loaded, Message, State
-from tests.unit.broker.envelope_rig import (
+from tests.support.core_rig import CoreRig, event_kinds, message, outcomes
+from tests.support.fake_inspector import (
     BAD,
     GOOD,
-    make,
-    strict,
+    rig_with_inspector,
+    rig_with_strict_queue,
 )
-from tests.unit.broker.rig import Rig, kinds, message, outcomes
 
 # -- the way back
 
 
-def act(rig: Rig, row: Message, body: bytes | None, options: ActionOptions) -> ActionOutcome:
+def act(rig: CoreRig, row: Message, body: bytes | None, options: ActionOptions) -> ActionOutcome:
     rig.turn(
         lambda: operations.act_on_messages(
             rig.core, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq], options,
@@ -30,7 +30,7 @@ def act(rig: Rig, row: Message, body: bytes | None, options: ActionOptions) -> A
     return outcome
 
 
-def dead_one(rig: Rig, content: bytes = BAD) -> tuple[Message, bytes]:
+def dead_one(rig: CoreRig, content: bytes = BAD) -> tuple[Message, bytes]:
     """Have one quarantined; return its record as a row on disk, and its content."""
     batch = rig.publish(content)
     record = batch.created[1]
@@ -40,18 +40,18 @@ def dead_one(rig: Rig, content: bytes = BAD) -> tuple[Message, bytes]:
 
 
 def test_redrive_sends_the_revived_content() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     row, body = dead_one(rig)
     rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
     outcome = act(rig, row, body, ActionOptions())
     assert rig.batch.bodies == [3, BAD]
     assert outcomes(rig.batch) == {(State.DELETED, "redriven"): [2]}
     assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {})
-    assert kinds(rig.batch) == [(3, "redrive"), (2, "redrive")]
+    assert event_kinds(rig.batch) == [(3, "redrive"), (2, "redrive")]
 
 
 def test_redrive_of_poison_is_quarantined_again_and_said_so() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     row, body = dead_one(rig)
     outcome = act(rig, row, body, ActionOptions())
     assert outcome.poisoned == {"invalid_data": 1}
@@ -59,7 +59,7 @@ def test_redrive_of_poison_is_quarantined_again_and_said_so() -> None:
 
 
 def test_dry_run_tells_and_changes_nothing() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     row, body = dead_one(rig)
     outcome = act(rig, row, body, ActionOptions(is_dry_run=True))
     assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {"invalid_data": 1})
@@ -67,7 +67,7 @@ def test_dry_run_tells_and_changes_nothing() -> None:
 
 
 def test_redrive_stays_where_poison_would_find_no_room() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     row, body = dead_one(rig)
     rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
     outcome = act(rig, row, body, ActionOptions())
@@ -76,7 +76,7 @@ def test_redrive_stays_where_poison_would_find_no_room() -> None:
 
 
 def test_record_that_a_program_published_goes_where_it_says() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     rig.publish(GOOD)
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
     [record] = rig.publish(content, queue="orders.dlq").created
@@ -86,7 +86,7 @@ def test_record_that_a_program_published_goes_where_it_says() -> None:
 
 
 def test_record_that_a_program_published_waits_for_its_queue() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "removed"}}).encode()
     [record] = rig.publish(content, queue="orders.dlq").created
     row = message(record.seq, queue_id=record.queue_id)
@@ -94,7 +94,7 @@ def test_record_that_a_program_published_waits_for_its_queue() -> None:
 
 
 def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
-    rig = make()
+    rig = rig_with_inspector()
     [made] = rig.publish(b"{}", queue="orders.dlq").created
     row = message(made.seq, queue_id=made.queue_id)
     assert act(rig, row, b"{}", ActionOptions()).skipped == {"not a record": 1}
@@ -103,7 +103,7 @@ def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> No
 
 
 def test_sweep_revives_too() -> None:
-    rig = strict()
+    rig = rig_with_strict_queue()
     row, body = dead_one(rig)
     rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
     rig.turn(lambda: rig.redrive("orders.dlq"))

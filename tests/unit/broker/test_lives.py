@@ -6,23 +6,32 @@ from phpmq_lite.broker.broker import Result
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits, Loaded, Message, State
 from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
-from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig, bodies, kinds, message, outcomes, sent
+from tests.support.core_rig import (
+    STEADY_MS,
+    WALL_MS,
+    CoreRig,
+    bodies,
+    event_kinds,
+    message,
+    outcomes,
+    sent_messages,
+)
 
 EXPIRED = (State.EXPIRED, None)
 
 
-def due(rig: Rig, *messages: Message, next_deadline_ms: int | None = None) -> Loaded:
+def due(rig: CoreRig, *messages: Message, next_deadline_ms: int | None = None) -> Loaded:
     """Answer, by hand, to the core's question for what is due."""
     assert rig.batch.due_at == rig.steady_ms
     return Loaded(due=list(messages), next_deadline_ms=next_deadline_ms, has_due=True)
 
 
-def configure(rig: Rig, queue: str = "orders", **changes: object) -> None:
+def configure(rig: CoreRig, queue: str = "orders", **changes: object) -> None:
     rig.turn(lambda: rig.configure(queue, dict(changes)))
 
 
-def one_held(rig: Rig, worker: Connection) -> Message:
-    [held] = sent(rig.publish(b"a"), worker)
+def one_held(rig: CoreRig, worker: Connection) -> Message:
+    [held] = sent_messages(rig.publish(b"a"), worker)
     return held
 
 
@@ -34,7 +43,7 @@ def one_held(rig: Rig, worker: Connection) -> Message:
     [(None, None), (0, None), (1, 1), (LONGEST_TTL_S, LONGEST_TTL_S), (10**19 - 1, LONGEST_TTL_S)],
 )
 def test_message_keeps_its_ttl_up_to_100_years(ttl_s: int | None, kept_s: int | None) -> None:
-    rig = Rig()
+    rig = CoreRig()
     [born] = rig.publish(b"a", ttl_s=ttl_s).created
     deadline_ms = None if kept_s is None else STEADY_MS + kept_s * 1_000
     assert (born.ttl_s, born.deadline_ms) == (kept_s, deadline_ms)
@@ -42,7 +51,7 @@ def test_message_keeps_its_ttl_up_to_100_years(ttl_s: int | None, kept_s: int | 
 
 
 def test_requeue_keeps_a_ttl_up_to_100_years() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     held = one_held(rig, worker)
     rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 10**19 - 1))
@@ -51,21 +60,21 @@ def test_requeue_keeps_a_ttl_up_to_100_years() -> None:
 
 
 def test_message_without_a_ttl_gets_the_default_of_its_queue() -> None:
-    rig = Rig(defaults=QueueSettings(default_ttl_s=30))
+    rig = CoreRig(defaults=QueueSettings(default_ttl_s=30))
     [without, never] = [rig.publish(b"a", ttl_s=ttl_s).created[0] for ttl_s in (None, 0)]
     assert (without.ttl_s, never.ttl_s) == (30, None)
 
 
 def test_times_of_a_message_are_on_the_scales_they_belong_to() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
-    held = sent(rig.publish(b"a", ttl_s=5), worker)[0]
+    held = sent_messages(rig.publish(b"a", ttl_s=5), worker)[0]
     assert (held.published_at, held.first_dispatched_at) == (WALL_MS, WALL_MS)
     assert (held.deadline_ms, held.held_since_ms) == (STEADY_MS + 5_000, STEADY_MS)
 
 
 def test_deadline_wakes_the_loop_and_what_is_due_expires() -> None:
-    rig = Rig()
+    rig = CoreRig()
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(0.999)
     assert rig.turn().due_at is None
@@ -78,7 +87,7 @@ def test_deadline_wakes_the_loop_and_what_is_due_expires() -> None:
 
 
 def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page() -> None:
-    rig = Rig()
+    rig = CoreRig()
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(1)
     rig.turn()
@@ -87,7 +96,7 @@ def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page() ->
 
 
 def test_message_in_a_window_expires_there_too() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
     one_held(rig, worker)
     rig.publish(b"b", ttl_s=1)
@@ -101,9 +110,9 @@ def test_message_in_a_window_expires_there_too() -> None:
 
 
 def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
-    [held] = sent(rig.publish(b"a", ttl_s=1), worker)
+    [held] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(5)
     rig.turn()
     assert outcomes(rig.turn(loaded=due(rig))) == {}
@@ -112,41 +121,41 @@ def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return() 
 
 
 def test_message_that_returns_after_its_deadline_expires() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
-    [held] = sent(rig.publish(b"a", ttl_s=1), worker)
+    [held] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(5)
     batch = rig.turn(lambda: rig.core.consume(worker, "orders", 5))
-    assert sent(batch, worker) == []
+    assert sent_messages(batch, worker) == []
     assert outcomes(batch) == {EXPIRED: [1]}
     assert held.deliveries == 1
 
 
 def test_message_that_was_not_sent_in_time_is_taken_back_and_expires() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    [late] = sent(rig.publish(b"a", ttl_s=1), worker)
+    [late] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(1)
     batch = rig.turn(lambda: rig.core.undo_dispatches(worker, [late]))
     assert outcomes(batch) == {EXPIRED: [1]}
     assert (late.deliveries, late.first_dispatched_at, late.consumer) == (0, None, None)
     assert batch.changed == {1: late}
-    assert bodies(sent(rig.publish(b"b"), worker)) == [b"b"]  # its credit is free again
+    assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]  # its credit is free again
 
 
 def test_message_taken_back_keeps_its_earlier_dispatch() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
-    sent(rig.publish(b"a", ttl_s=60), worker)
-    [again] = sent(rig.turn(lambda: rig.core.consume(worker, "orders", 5)), worker)
+    sent_messages(rig.publish(b"a", ttl_s=60), worker)
+    [again] = sent_messages(rig.turn(lambda: rig.core.consume(worker, "orders", 5)), worker)
     rig.turn(lambda: rig.core.undo_dispatches(worker, [again]))
     assert again.first_dispatched_at == WALL_MS
 
 
 def test_message_that_was_settled_meanwhile_is_not_taken_back() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
-    [late] = sent(rig.publish(b"a", ttl_s=1), worker)
+    [late] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
     batch = rig.turn(lambda: rig.core.undo_dispatches(worker, [late]))
     assert (batch.changed, rig.core.state.held) == ({}, 0)
@@ -155,7 +164,7 @@ def test_message_that_was_settled_meanwhile_is_not_taken_back() -> None:
 # -- what expiry does
 
 
-def expire_one(rig: Rig, queue: str = "orders") -> Message:
+def expire_one(rig: CoreRig, queue: str = "orders") -> Message:
     [born] = rig.publish(b"a", queue=queue, ttl_s=1).created
     born.body = b"a"  # as it is in a window
     rig.advance(1)
@@ -165,7 +174,7 @@ def expire_one(rig: Rig, queue: str = "orders") -> Message:
 
 
 def test_expired_message_is_forwarded_where_its_queue_says_so() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"older", queue="late")
     rig.publish(b"x")
     configure(rig, on_expire="forward:late")
@@ -176,27 +185,27 @@ def test_expired_message_is_forwarded_where_its_queue_says_so() -> None:
     assert (born.ttl_s, born.deadline_ms) == (9, rig.steady_ms + 9_000)
     assert rig.batch.changed == {3: born}
     assert rig.batch.settled == {}
-    assert kinds(rig.batch) == [(3, "forward")]
+    assert event_kinds(rig.batch) == [(3, "forward")]
     assert (rig.queue().row.live_count, late.row.live_count, late.row.live_bytes) == (1, 2, 6)
 
 
 def test_message_of_a_retry_queue_is_forwarded_to_its_origin_by_itself() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer("orders")
     born = expire_one(rig, "orders.retry")
     assert born.queue_id == rig.queue("orders").queue_id
     assert (born.ttl_s, born.deadline_ms) == (None, None)
-    assert sent(rig.batch, worker) == [born]
+    assert sent_messages(rig.batch, worker) == [born]
 
 
 def test_queue_that_forwards_to_itself_lets_its_messages_expire() -> None:
-    rig = Rig(defaults=QueueSettings(on_expire="forward:orders"))
+    rig = CoreRig(defaults=QueueSettings(on_expire="forward:orders"))
     expire_one(rig)
     assert outcomes(rig.batch) == {EXPIRED: [1]}
 
 
 def test_message_that_cannot_be_forwarded_is_a_dead_letter_with_a_reason() -> None:
-    rig = Rig(Limits(queues=1), QueueSettings(on_expire="forward:late"))
+    rig = CoreRig(Limits(queues=1), QueueSettings(on_expire="forward:late"))
     expire_one(rig)
     assert outcomes(rig.batch) == {(State.DEAD, "not_forwarded"): [1]}
     [record] = rig.batch.created
@@ -205,9 +214,9 @@ def test_message_that_cannot_be_forwarded_is_a_dead_letter_with_a_reason() -> No
 
 @pytest.mark.parametrize("own", ["", "graves"])
 def test_record_is_stored_although_there_are_as_many_queues_as_may_be(own: str) -> None:
-    rig = Rig(Limits(queues=1), QueueSettings(max_deliveries=1, dead_letter_queue=own))
+    rig = CoreRig(Limits(queues=1), QueueSettings(max_deliveries=1, dead_letter_queue=own))
     worker = rig.consumer()
-    [held] = sent(rig.publish(b"a"), worker)
+    [held] = sent_messages(rig.publish(b"a"), worker)
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [row.name for row in batch.new_queues] == [own or "orders.dlq"]
@@ -216,7 +225,7 @@ def test_record_is_stored_although_there_are_as_many_queues_as_may_be(own: str) 
 
 
 def test_dead_letter_queue_counts_with_its_origin() -> None:
-    rig = Rig(Limits(queues=2))
+    rig = CoreRig(Limits(queues=2))
     rig.publish(b"a", queue="mails.dlq")
     rig.publish(b"a", queue="orders")
     rig.publish(b"a", queue="orders.dlq")  # counts with orders
@@ -237,7 +246,7 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
 
 
 def test_expired_message_becomes_a_dead_letter_where_its_queue_says_so() -> None:
-    rig = Rig(defaults=QueueSettings(on_expire="dead_letter"))
+    rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     expire_one(rig)
     assert outcomes(rig.batch) == {(State.DEAD, "expired"): [1]}
     [record] = rig.batch.created
@@ -248,9 +257,9 @@ def test_expired_message_becomes_a_dead_letter_where_its_queue_says_so() -> None
 
 
 def test_dead_letter_leaves_its_queue_and_a_record_of_it() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker, publisher = rig.consumer(), rig.connect()
-    [held] = sent(rig.publish(b"body", ttl_s=60, by=publisher), worker)
+    [held] = sent_messages(rig.publish(b"body", ttl_s=60, by=publisher), worker)
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     [record] = batch.created
@@ -259,13 +268,13 @@ def test_dead_letter_leaves_its_queue_and_a_record_of_it() -> None:
     assert (record.ttl_s, record.deadline_ms) == (None, None)
     assert (record.size, record.publisher) == (4, publisher.number)
     assert batch.bodies == [2, b"body"]
-    assert kinds(batch) == [(1, "dead_letter")]
+    assert event_kinds(batch) == [(1, "dead_letter")]
     assert batch.events[3] == record.message_id.decode()
     assert (rig.queue().row.live_count, rig.queue("orders.dlq").row.live_count) == (0, 1)
 
 
 def test_record_never_expires_though_its_queue_has_a_default() -> None:
-    rig = Rig(defaults=QueueSettings(default_ttl_s=60))
+    rig = CoreRig(defaults=QueueSettings(default_ttl_s=60))
     worker = rig.consumer()
     held = one_held(rig, worker)
     batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
@@ -273,7 +282,7 @@ def test_record_never_expires_though_its_queue_has_a_default() -> None:
 
 
 def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker, stranger = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None  # it was sent
@@ -291,9 +300,9 @@ def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
 
 
 def test_what_follows_a_dead_letter_waits_only_while_its_body_is_on_disk() -> None:
-    rig = Rig(defaults=QueueSettings(max_deliveries=1))
+    rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
     worker = rig.consumer()
-    here, there, poison = sent(rig.publish(b"a", b"b", b"c"), worker)
+    here, there, poison = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
     there.body = poison.body = None
     rig.begin()
     assert rig.core.dead_letter(worker, "orders", here.message_id) is Result.DONE
@@ -303,7 +312,7 @@ def test_what_follows_a_dead_letter_waits_only_while_its_body_is_on_disk() -> No
 
 
 def test_dying_message_is_out_of_reach_of_everybody() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker, stranger = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None
@@ -320,7 +329,7 @@ def test_dying_message_is_out_of_reach_of_everybody() -> None:
 
 def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
     """The page was read before the record was stored: it must not hide it."""
-    rig = Rig()
+    rig = CoreRig()
     worker, clerk = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None
@@ -330,12 +339,12 @@ def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
     )
     [request] = batch.windows
     loaded = Loaded(windows=[(request.queue_id, [], True)], bodies={1: b"a"})
-    assert bodies(sent(rig.turn(loaded=loaded), clerk)) == [b"a"]
+    assert bodies(sent_messages(rig.turn(loaded=loaded), clerk)) == [b"a"]
 
 
 def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
     """Never delivered; settled as dead, reason crc, no record."""
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     held = one_held(rig, worker)
     held.body = None
@@ -346,7 +355,7 @@ def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
 
 
 def test_message_with_a_damaged_body_is_never_delivered() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.connect()
     rig.turn(lambda: rig.core.consume(worker, "orders", 5))
     page = [message(1), message(2, body=b"2")]
@@ -354,14 +363,14 @@ def test_message_with_a_damaged_body_is_never_delivered() -> None:
     assert batch.body_seqs == {1}
     batch = rig.turn(loaded=Loaded(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
-    assert bodies(sent(batch, worker)) == [b"2"]
+    assert bodies(sent_messages(batch, worker)) == [b"2"]
     assert batch.created == []
 
 
 def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record() -> None:
-    rig = Rig()
+    rig = CoreRig()
     clerk = rig.consumer("orders.dlq")
-    [record] = sent(rig.publish(b"r", queue="orders.dlq"), clerk)
+    [record] = sent_messages(rig.publish(b"r", queue="orders.dlq"), clerk)
     batch = rig.turn(lambda: rig.core.dead_letter(clerk, "orders.dlq", record.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert batch.created == []
@@ -369,7 +378,7 @@ def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record() -> None:
 
 def test_due_message_that_is_dying_is_not_buried_twice() -> None:
     """More than one page was due: the next page still has what waits for its body."""
-    rig = Rig(defaults=QueueSettings(on_expire="dead_letter"))
+    rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
     rig.turn()
@@ -388,15 +397,15 @@ def test_due_message_that_is_dying_is_not_buried_twice() -> None:
 # -- poison
 
 
-def return_charged(rig: Rig, held: Message) -> None:
+def return_charged(rig: CoreRig, held: Message) -> None:
     """End the connection that holds it."""
     rig.turn(lambda: rig.core.disconnect(held.holder.connection, None, None, "crashed"))
 
 
 def test_message_dies_of_as_many_charged_deliveries_as_its_queue_allows() -> None:
-    rig = Rig(defaults=QueueSettings(max_deliveries=3))
+    rig = CoreRig(defaults=QueueSettings(max_deliveries=3))
     worker = rig.consumer()
-    [held] = sent(rig.publish(b"a"), worker)
+    [held] = sent_messages(rig.publish(b"a"), worker)
     for _ in range(2):
         again = rig.connect()
         rig.begin()
@@ -412,7 +421,7 @@ def test_message_dies_of_as_many_charged_deliveries_as_its_queue_allows() -> Non
 
 
 def test_message_of_a_queue_without_a_limit_comes_back_for_ever() -> None:
-    rig = Rig(defaults=QueueSettings(max_deliveries=0))
+    rig = CoreRig(defaults=QueueSettings(max_deliveries=0))
     worker = rig.consumer()
     held = one_held(rig, worker)
     for n in range(1, 50):
@@ -421,7 +430,7 @@ def test_message_of_a_queue_without_a_limit_comes_back_for_ever() -> None:
 
 
 def test_requeue_is_charged_and_kills_at_the_limit() -> None:
-    rig = Rig(defaults=QueueSettings(max_deliveries=2))
+    rig = CoreRig(defaults=QueueSettings(max_deliveries=2))
     worker = rig.consumer()
     held = one_held(rig, worker)
     rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
@@ -431,7 +440,7 @@ def test_requeue_is_charged_and_kills_at_the_limit() -> None:
 
 
 def test_credit_replaced_charges_nobody() -> None:
-    rig = Rig(defaults=QueueSettings(max_deliveries=1))
+    rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
     worker = rig.consumer()
     held = one_held(rig, worker)
     for _ in range(5):
@@ -443,23 +452,23 @@ def test_credit_replaced_charges_nobody() -> None:
 
 
 def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
-    rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
+    rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     slow = rig.consumer(credit=1)
     held = one_held(rig, slow)
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
     rig.advance(59.999)
-    assert kinds(rig.turn()) == []
+    assert event_kinds(rig.turn()) == []
     rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
     quick = rig.consumer(credit=1)
     rig.advance(0.001)
     batch = rig.turn()
-    assert kinds(batch) == [(1, "return")]
+    assert event_kinds(batch) == [(1, "return")]
     assert (held.holder.connection, held.charged) == (quick, 1)
     assert rig.core.next_wake_ms == rig.steady_ms + 60_000
 
 
 def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it() -> None:
-    rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
+    rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     slow, quick = rig.consumer(credit=1), rig.connect()
     held = one_held(rig, slow)
     rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
@@ -473,20 +482,20 @@ def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it(
 
 def test_acknowledgement_that_waited_for_its_turn_comes_ahead_of_the_timeout() -> None:
     """The disk was slow, or the process had no turn; the consumer was not."""
-    rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
+    rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     worker = rig.consumer(credit=1)
     held = one_held(rig, worker)
     rig.advance(62)
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
-    assert kinds(batch) == []
+    assert event_kinds(batch) == []
     assert (rig.core.ignored, rig.core.next_wake_ms) == ({}, None)
 
 
 def test_timeout_of_a_message_that_was_not_sent_has_not_begun() -> None:
     """The batch that dispatched it waits for a slow disk."""
-    rig = Rig(defaults=QueueSettings(ack_timeout_s=2))
+    rig = CoreRig(defaults=QueueSettings(ack_timeout_s=2))
     worker = rig.consumer()
-    [held] = sent(rig.publish(b"a"), worker)
+    [held] = sent_messages(rig.publish(b"a"), worker)
     held.is_sent = False
     rig.advance(3)
     rig.turn()
@@ -498,7 +507,7 @@ def test_timeout_of_a_message_that_was_not_sent_has_not_begun() -> None:
 
 
 def test_each_message_has_a_timeout_of_its_own() -> None:
-    rig = Rig(defaults=QueueSettings(ack_timeout_s=60))
+    rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     slow = rig.consumer(credit=2)
     first = one_held(rig, slow)
     rig.advance(30)
@@ -511,7 +520,7 @@ def test_each_message_has_a_timeout_of_its_own() -> None:
 
 
 def test_queue_without_a_timeout_leaves_messages_where_they_are() -> None:
-    rig = Rig(defaults=QueueSettings(ack_timeout_s=0))
+    rig = CoreRig(defaults=QueueSettings(ack_timeout_s=0))
     held = one_held(rig, rig.consumer())
     assert rig.core.next_wake_ms is None
     rig.advance(10**6)
@@ -520,7 +529,7 @@ def test_queue_without_a_timeout_leaves_messages_where_they_are() -> None:
 
 
 def test_shorter_timeout_counts_from_the_dispatch() -> None:
-    rig = Rig()
+    rig = CoreRig()
     slow = rig.consumer(credit=1)
     held = one_held(rig, slow)
     rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
@@ -534,7 +543,7 @@ def test_shorter_timeout_counts_from_the_dispatch() -> None:
 
 
 def test_timeout_that_is_switched_off_wakes_nobody() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one_held(rig, rig.consumer(credit=1))
     configure(rig, ack_timeout_s=0)
     rig.turn()

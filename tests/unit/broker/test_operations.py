@@ -9,7 +9,7 @@ from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits
 from phpmq_lite.writes import AdvanceAudit, InsertAudit, SaveItem
-from tests.unit.broker.rig import Rig, sent
+from tests.support.core_rig import CoreRig, sent_messages
 
 
 def audited(batch: Batch) -> list[tuple[Any, ...]]:
@@ -21,7 +21,7 @@ def audited(batch: Batch) -> list[tuple[Any, ...]]:
     ]
 
 
-def refusal(rig: Rig, name: str, *arguments: Any) -> str:
+def refusal(rig: CoreRig, name: str, *arguments: Any) -> str:
     """Return the code of what refuses an operation; nothing is stored then."""
     rig.begin()
     with pytest.raises(RefusedError) as caught:
@@ -30,7 +30,9 @@ def refusal(rig: Rig, name: str, *arguments: Any) -> str:
     return caught.value.code
 
 
-def run(rig: Rig, name: str, *arguments: Any, action: str = "queue.it", target: str = "") -> Batch:
+def run(
+    rig: CoreRig, name: str, *arguments: Any, action: str = "queue.it", target: str = ""
+) -> Batch:
     entry = rig.entry(action, target=target)
     return rig.turn(
         lambda: getattr(operations, name)(rig.core, entry, *arguments, rig.answers.append)
@@ -38,7 +40,7 @@ def run(rig: Rig, name: str, *arguments: Any, action: str = "queue.it", target: 
 
 
 def test_configure_tells_the_audit_before_and_after() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     batch = run(rig, "configure", "orders", {"max_messages": 5, "note": "é"}, target="orders")
     assert audited(batch) == [("queue.it", "orders", 1, "done")]
@@ -51,7 +53,7 @@ def test_configure_tells_the_audit_before_and_after() -> None:
 
 
 def test_configure_refuses_a_wrong_value_and_changes_nothing() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     changes = {"max_messages": 5, "max_bytes": -1}
     assert refusal(rig, "configure", "orders", changes) == "bad_setting"
@@ -59,7 +61,7 @@ def test_configure_refuses_a_wrong_value_and_changes_nothing() -> None:
 
 
 def test_queue_is_created_once() -> None:
-    rig = Rig(Limits(queues=1))
+    rig = CoreRig(Limits(queues=1))
     batch = run(rig, "create_queue", "orders")
     assert ([row.name for row in batch.new_queues], audited(batch)[0][2]) == (["orders"], 1)
     batch = run(rig, "create_queue", "orders")
@@ -70,7 +72,7 @@ def test_queue_is_created_once() -> None:
 
 
 def test_queue_is_removed_only_where_nobody_needs_it() -> None:
-    rig = Rig()
+    rig = CoreRig()
     assert refusal(rig, "remove_queue", "orders") == "unknown_queue"
     rig.publish(b"a")
     assert refusal(rig, "remove_queue", "orders") == "queue_not_empty"
@@ -82,7 +84,7 @@ def test_queue_is_removed_only_where_nobody_needs_it() -> None:
 
 
 def test_removed_queue_keeps_its_row_and_comes_back_under_its_number() -> None:
-    rig = Rig()
+    rig = CoreRig()
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"max_messages": 5})
     batch = run(rig, "remove_queue", "orders")
@@ -95,7 +97,7 @@ def test_removed_queue_keeps_its_row_and_comes_back_under_its_number() -> None:
 
 
 def test_publisher_that_waits_for_a_removed_queue_is_woken() -> None:
-    rig = Rig()
+    rig = CoreRig()
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"publishing_paused": True})
     client = rig.connect()
@@ -104,7 +106,7 @@ def test_publisher_that_waits_for_a_removed_queue_is_woken() -> None:
 
 
 def test_disconnect_ends_the_connection_after_the_commit() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=5)
     rig.publish(b"a", b"b")
     ended: list[str] = []
@@ -119,7 +121,7 @@ def test_disconnect_ends_the_connection_after_the_commit() -> None:
 
 
 def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b")
     entry = rig.entry("queue.purge", target="orders")
     batch = rig.turn(
@@ -129,7 +131,7 @@ def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
 
 
 def test_rows_of_the_admin_are_stored_with_their_audit_row() -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = SaveItem("view", "mine", "{}", 5, "anna")
     batch = run(rig, "write", [row, row], action="view.save")
     assert batch.writes[:2] == [row, row]
@@ -141,11 +143,11 @@ def test_rows_of_the_admin_are_stored_with_their_audit_row() -> None:
 
 @pytest.mark.parametrize("value", ["\ud800", 1 << 63, -(1 << 63) - 1])
 def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
-    assert refusal(Rig(), "write", [SaveItem("view", value, "{}", 5, "anna")]) == "bad_value"
+    assert refusal(CoreRig(), "write", [SaveItem("view", value, "{}", 5, "anna")]) == "bad_value"
 
 
 def test_refusal_is_noted() -> None:
-    rig = Rig()
+    rig = CoreRig()
     entry = rig.entry("queue.purge", target="a\ud800", result="forbidden")
     batch = rig.turn(lambda: operations.record_only(rig.core, entry, rig.answers.append))
     assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]
@@ -155,7 +157,7 @@ def test_refusal_is_noted() -> None:
 
 
 def test_wait_and_hold_are_counted() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     assert (rig.queue().wait, rig.queue().hold) == (None, None)
     worker = rig.consumer("mails")
@@ -168,7 +170,7 @@ def test_wait_and_hold_are_counted() -> None:
     assert queue.hold is not None
     assert [at for at, count in enumerate(queue.wait) if count] == [0]
     assert [at for at, count in enumerate(queue.hold) if count] == [63]
-    [held] = sent(rig.publish(b"b", queue="mails"), worker)
+    [held] = sent_messages(rig.publish(b"b", queue="mails"), worker)
     rig.advance(20)
     rig.turn(lambda: rig.core.dead_letter(worker, "mails", held.message_id))
     assert sum(queue.hold) == 2

@@ -8,10 +8,10 @@ from phpmq_lite.broker.operator.publishing import publish
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message
 from phpmq_lite.writes import InsertAudit, LinkMessages
-from tests.unit.broker.rig import Rig, bodies, kinds, sent
+from tests.support.core_rig import CoreRig, bodies, event_kinds, sent_messages
 
 
-def give(rig: Rig, *content: bytes, name: str = "orders", **options: Any) -> Batch:
+def give(rig: CoreRig, *content: bytes, name: str = "orders", **options: Any) -> Batch:
     entry = rig.entry("message.publish")
     pieces = [(body, None) for body in content]
     return rig.turn(lambda: publish(rig.core, entry, name, pieces, rig.answers.append, **options))
@@ -22,12 +22,12 @@ def ids(messages: list[Message]) -> list[str]:
 
 
 def test_operator_publishes_and_learns_the_ids() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     batch = rig.turn(
         lambda: publish(rig.core, rig.entry(), "orders", [(b"a", 5), (b"b", 0)], rig.answers.append)
     )
-    born = sent(batch, worker)
+    born = sent_messages(batch, worker)
     assert (bodies(born), [m.ttl_s for m in born]) == ([b"a", b"b"], [5, None])
     assert rig.answers == [ids(born)]
     [audited] = batch.writes
@@ -38,7 +38,7 @@ def test_operator_publishes_and_learns_the_ids() -> None:
 
 
 def test_each_person_has_one_client_number() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.connect()
     first = give(rig, b"a")
     assert first.opened_clients == [2, "ui", "anna (10.0.0.5)", first.wall_ms]
@@ -64,7 +64,7 @@ def test_each_person_has_one_client_number() -> None:
 def test_list_is_stored_whole_or_not_at_all(
     changes: dict[str, Any], code: str, reason: str
 ) -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"x")
     rig.turn(lambda: rig.configure("orders", changes))
     with pytest.raises(RefusedError) as caught:
@@ -75,7 +75,7 @@ def test_list_is_stored_whole_or_not_at_all(
 
 
 def test_what_cannot_be_published_is_refused() -> None:
-    rig = Rig(Limits(queues=1))
+    rig = CoreRig(Limits(queues=1))
     rig.publish(b"x")
     asked: list[tuple[str, dict[str, Any]]] = [
         ("too_many_queues", {"name": "more"}),
@@ -97,7 +97,7 @@ def test_what_cannot_be_published_is_refused() -> None:
     assert caught.value.code == "draining"
 
 
-def repeat(rig: Rig, batch: Batch, *rows: Message) -> None:
+def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     """Answer to both requests for rows, alive and settled: all that are left are alive."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
@@ -105,7 +105,7 @@ def repeat(rig: Rig, batch: Batch, *rows: Message) -> None:
 
 
 def test_key_again_gives_the_ids_of_the_first_time() -> None:
-    rig = Rig()
+    rig = CoreRig()
     first = give(rig, b"a", b"b", key=b"k")
     assert [first.keys[at + 2] for at in (0, 4)] == [1, 2]
     again = give(rig, b"c", key=b"k")
@@ -119,14 +119,14 @@ def test_key_again_gives_the_ids_of_the_first_time() -> None:
 
 
 def test_key_again_leaves_out_what_the_history_has_given_up() -> None:
-    rig = Rig()
+    rig = CoreRig()
     first = give(rig, b"a", b"b", key=b"k")
     repeat(rig, give(rig, b"a", b"b", key=b"k"), first.created[1])
     assert rig.answers[1] == ids(first.created[1:])
 
 
 def test_key_of_one_message_after_the_window_forgets_the_list_before() -> None:
-    rig = Rig()
+    rig = CoreRig()
     give(rig, b"a", b"b", key=b"k")
     rig.advance(601)
     give(rig, b"c", key=b"k")
@@ -134,14 +134,14 @@ def test_key_of_one_message_after_the_window_forgets_the_list_before() -> None:
 
 
 def test_key_counts_although_the_queue_was_removed_since() -> None:
-    rig = Rig()
+    rig = CoreRig()
     give(rig, b"a", key=b"k")
     rig.core.state.remove_queue(rig.queue())
     assert give(rig, b"a", key=b"k").rows[0].seqs == (1,)
 
 
 def test_key_counts_for_clients_too() -> None:
-    rig = Rig()
+    rig = CoreRig()
     give(rig, b"a", key=b"k")
     client = rig.connect()
     batch = rig.turn(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
@@ -149,7 +149,7 @@ def test_key_counts_for_clients_too() -> None:
 
 
 def test_refused_list_leaves_its_key_free() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"x")
     rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
     with pytest.raises(RefusedError):
@@ -159,9 +159,9 @@ def test_refused_list_leaves_its_key_free() -> None:
 
 
 def test_edit_ties_the_new_message_to_its_source() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"x")
     batch = give(rig, b"y", source=(1, "edit"))
-    assert kinds(batch) == [(1, "edit")]
+    assert event_kinds(batch) == [(1, "edit")]
     assert batch.events[3] == batch.created[0].message_id.decode()
     assert batch.writes[0] == LinkMessages(2, batch.wall_ms, "edit", 1)

@@ -6,7 +6,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import LEAST_PER_BATCH, PER_PUBLISHER, UNLIMITED, FlowControl
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits
-from tests.unit.broker.rig import Rig
+from tests.support.core_rig import CoreRig
 
 WINDOW = 400
 ROOM = 300  # a fourth is kept for the least of some batches
@@ -14,16 +14,16 @@ QUIET_BATCHES = 20  # whoever has acknowledged nothing in them is not at work
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig(Limits(window=WINDOW))
+def rig() -> CoreRig:
+    return CoreRig(Limits(window=WINDOW))
 
 
 @pytest.fixture
-def shares(rig: Rig) -> FlowControl:
+def shares(rig: CoreRig) -> FlowControl:
     return FlowControl(rig.core)
 
 
-def ask(rig: Rig, shares: FlowControl, queue: str = "orders") -> int:
+def ask(rig: CoreRig, shares: FlowControl, queue: str = "orders") -> int:
     """Ask in a batch of its own, in which nothing is published."""
     rig.begin()
     count = shares.available(queue)
@@ -31,13 +31,13 @@ def ask(rig: Rig, shares: FlowControl, queue: str = "orders") -> int:
     return count
 
 
-def publish(rig: Rig, publisher: Connection, count: int) -> None:
+def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
     """Publish in the open batch."""
     for number in range(count):
         rig.core.publish(publisher, "orders", b"%d" % number, 0, None)
 
 
-def acknowledge(rig: Rig, worker: Connection, count: int = 1) -> None:
+def acknowledge(rig: CoreRig, worker: Connection, count: int = 1) -> None:
     """Settle the oldest ones that it holds."""
     [consumer] = worker.consumers.values()
     held = list(consumer.held.values())[:count]
@@ -50,7 +50,7 @@ def acknowledge(rig: Rig, worker: Connection, count: int = 1) -> None:
     )
 
 
-def at_work(rig: Rig, shares: FlowControl, ready: int = 0, *, credit: int = 10) -> Connection:
+def at_work(rig: CoreRig, shares: FlowControl, ready: int = 0, *, credit: int = 10) -> Connection:
     """Return a consumer that has just acknowledged, with full credit and that many ready ones."""
     worker = rig.consumer(credit=credit)
     rig.publish(*(b"%d" % n for n in range(credit + 1)))
@@ -66,24 +66,24 @@ def at_work(rig: Rig, shares: FlowControl, ready: int = 0, *, credit: int = 10) 
 # -- nobody is at work
 
 
-def test_unknown_queue_takes_all(rig: Rig, shares: FlowControl) -> None:
+def test_unknown_queue_takes_all(rig: CoreRig, shares: FlowControl) -> None:
     assert ask(rig, shares) == UNLIMITED
 
 
-def test_queue_without_consumers_takes_all(rig: Rig, shares: FlowControl) -> None:
+def test_queue_without_consumers_takes_all(rig: CoreRig, shares: FlowControl) -> None:
     worker = at_work(rig, shares)
     rig.consume(worker, 0)
     assert ask(rig, shares) == UNLIMITED
 
 
-def test_consumer_that_has_just_come_counts_as_at_work(rig: Rig, shares: FlowControl) -> None:
+def test_consumer_that_has_just_come_counts_as_at_work(rig: CoreRig, shares: FlowControl) -> None:
     rig.consumer()
     rig.publish(b"a")
     assert ask(rig, shares) == ROOM
 
 
 def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(
-    rig: Rig, shares: FlowControl
+    rig: CoreRig, shares: FlowControl
 ) -> None:
     rig.consumer()
     rig.publish(b"a")
@@ -92,7 +92,7 @@ def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(
     assert ask(rig, shares) == UNLIMITED
 
 
-def test_consumer_that_comes_back_counts_as_at_work(rig: Rig, shares: FlowControl) -> None:
+def test_consumer_that_comes_back_counts_as_at_work(rig: CoreRig, shares: FlowControl) -> None:
     worker = rig.consumer()
     rig.publish(b"a")
     for _ in range(QUIET_BATCHES):
@@ -104,7 +104,7 @@ def test_consumer_that_comes_back_counts_as_at_work(rig: Rig, shares: FlowContro
 
 
 def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(
-    rig: Rig, shares: FlowControl
+    rig: CoreRig, shares: FlowControl
 ) -> None:
     at_work(rig, shares)
     assert ask(rig, shares) == ROOM
@@ -113,7 +113,7 @@ def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(
     assert ask(rig, shares) == UNLIMITED
 
 
-def test_an_acknowledgement_ends_the_quiet(rig: Rig, shares: FlowControl) -> None:
+def test_an_acknowledgement_ends_the_quiet(rig: CoreRig, shares: FlowControl) -> None:
     worker = at_work(rig, shares)
     for _ in range(QUIET_BATCHES):
         ask(rig, shares)
@@ -124,12 +124,12 @@ def test_an_acknowledgement_ends_the_quiet(rig: Rig, shares: FlowControl) -> Non
 # -- consumers are at work
 
 
-def test_the_room_of_the_window_is_taken(rig: Rig, shares: FlowControl) -> None:
+def test_the_room_of_the_window_is_taken(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares, ready=50)
     assert ask(rig, shares) == ROOM - 50
 
 
-def test_room_comes_back_within_the_batch(rig: Rig, shares: FlowControl) -> None:
+def test_room_comes_back_within_the_batch(rig: CoreRig, shares: FlowControl) -> None:
     """While the disk has the last batch, consumers make room for the next messages in this one."""
     worker = at_work(rig, shares, ready=ROOM, credit=100)
     held = list(next(iter(worker.consumers.values())).held)
@@ -142,7 +142,7 @@ def test_room_comes_back_within_the_batch(rig: Rig, shares: FlowControl) -> None
 
 
 def test_one_publisher_takes_so_many_at_once() -> None:
-    rig = Rig(Limits(window=10 * PER_PUBLISHER))
+    rig = CoreRig(Limits(window=10 * PER_PUBLISHER))
     shares = FlowControl(rig.core)
     at_work(rig, shares)
     assert ask(rig, shares) == PER_PUBLISHER
@@ -150,13 +150,13 @@ def test_one_publisher_takes_so_many_at_once() -> None:
 
 @pytest.mark.parametrize("ready", [ROOM - LEAST_PER_BATCH + 1, ROOM, WINDOW])
 def test_the_least_is_taken_where_there_is_no_room_worth_a_turn(
-    rig: Rig, shares: FlowControl, ready: int
+    rig: CoreRig, shares: FlowControl, ready: int
 ) -> None:
     at_work(rig, shares, ready)
     assert ask(rig, shares) == LEAST_PER_BATCH
 
 
-def test_the_least_is_taken_where_others_wait_on_disk(rig: Rig, shares: FlowControl) -> None:
+def test_the_least_is_taken_where_others_wait_on_disk(rig: CoreRig, shares: FlowControl) -> None:
     worker = at_work(rig, shares, WINDOW, credit=150)
     rig.publish(b"one more")
     acknowledge(rig, worker, 150)
@@ -167,7 +167,7 @@ def test_the_least_is_taken_where_others_wait_on_disk(rig: Rig, shares: FlowCont
     assert ask(rig, shares) == LEAST_PER_BATCH
 
 
-def test_the_least_is_taken_once_a_batch(rig: Rig, shares: FlowControl) -> None:
+def test_the_least_is_taken_once_a_batch(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     publisher = rig.connect()
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_the_least_is_taken_once_a_batch(rig: Rig, shares: FlowControl) -> None:
 
 
 def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
-    rig: Rig, shares: FlowControl
+    rig: CoreRig, shares: FlowControl
 ) -> None:
     """So that the window does not overflow while it is emptied all the time."""
     at_work(rig, shares)
@@ -193,7 +193,7 @@ def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
     assert ask(rig, shares) == LEAST_PER_BATCH
 
 
-def test_each_queue_has_a_share_of_its_own(rig: Rig, shares: FlowControl) -> None:
+def test_each_queue_has_a_share_of_its_own(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     assert ask(rig, shares, "mails") == UNLIMITED
 
@@ -219,13 +219,13 @@ def line_up(
     return called
 
 
-def call_up(rig: Rig, shares: FlowControl) -> None:
+def call_up(rig: CoreRig, shares: FlowControl) -> None:
     """Do what the engine does at the end of its decisions, and at the beginning of the next."""
     for command in shares.take_ready():
         command(rig.core)
 
 
-def test_nobody_is_called_up_without_room(rig: Rig, shares: FlowControl) -> None:
+def test_nobody_is_called_up_without_room(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares)
     publisher = rig.connect()
     rig.begin()
@@ -238,7 +238,7 @@ def test_nobody_is_called_up_without_room(rig: Rig, shares: FlowControl) -> None
 
 
 def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
-    rig: Rig, shares: FlowControl
+    rig: CoreRig, shares: FlowControl
 ) -> None:
     at_work(rig, shares, ROOM)
     called = line_up(shares, "anna", "bert")
@@ -252,7 +252,7 @@ def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
 
 
 def test_as_many_are_called_up_as_there_is_room_for() -> None:
-    rig = Rig(Limits(window=3 * PER_PUBLISHER))
+    rig = CoreRig(Limits(window=3 * PER_PUBLISHER))
     shares = FlowControl(rig.core)
     at_work(rig, shares)
     called = line_up(shares, "anna", "bert", "cora", "dora")
@@ -263,7 +263,9 @@ def test_as_many_are_called_up_as_there_is_room_for() -> None:
     rig.finish()
 
 
-def test_all_are_called_up_where_nobody_consumes_any_more(rig: Rig, shares: FlowControl) -> None:
+def test_all_are_called_up_where_nobody_consumes_any_more(
+    rig: CoreRig, shares: FlowControl
+) -> None:
     worker = at_work(rig, shares, ROOM)
     called = line_up(shares, "anna", "bert", "cora")
     rig.consume(worker, 0)
@@ -274,7 +276,7 @@ def test_all_are_called_up_where_nobody_consumes_any_more(rig: Rig, shares: Flow
     rig.finish()
 
 
-def test_lines_of_queues_do_not_wait_for_each_other(rig: Rig, shares: FlowControl) -> None:
+def test_lines_of_queues_do_not_wait_for_each_other(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     rig.publish(b"a", queue="mails")
     publisher = rig.connect()
@@ -287,7 +289,7 @@ def test_lines_of_queues_do_not_wait_for_each_other(rig: Rig, shares: FlowContro
     rig.finish()
 
 
-def test_nobody_comes_ahead_of_a_line(rig: Rig, shares: FlowControl) -> None:
+def test_nobody_comes_ahead_of_a_line(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     line_up(shares, "anna")
     rig.begin()
@@ -299,7 +301,7 @@ def test_nobody_comes_ahead_of_a_line(rig: Rig, shares: FlowControl) -> None:
     rig.finish()
 
 
-def test_who_was_called_in_vain_is_the_first_again(rig: Rig, shares: FlowControl) -> None:
+def test_who_was_called_in_vain_is_the_first_again(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     heard = line_up(shares, "bert")
     heard_too = line_up(shares, "anna", at_front=True)
@@ -309,7 +311,7 @@ def test_who_was_called_in_vain_is_the_first_again(rig: Rig, shares: FlowControl
     rig.finish()
 
 
-def test_many_with_few_messages_are_called_together(rig: Rig, shares: FlowControl) -> None:
+def test_many_with_few_messages_are_called_together(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
     called = line_up(shares, *map(str, range(LEAST_PER_BATCH + 6)), count=1)
     rig.begin()

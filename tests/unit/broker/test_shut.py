@@ -7,44 +7,44 @@ from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.registry import PublishingStop
 from phpmq_lite.errors import RefusedError
-from tests.unit.broker.rig import Rig, bodies, receipts, sent
+from tests.support.core_rig import CoreRig, bodies, sent_messages, sent_receipts
 
 LOW = PublishingStop("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
 FULL = LOW._replace(reason="disk full", is_bare=True)
 
 
-def shut(rig: Rig, why: PublishingStop | None) -> None:
+def shut(rig: CoreRig, why: PublishingStop | None) -> None:
     rig.turn(lambda: rig.core.state.registry.stop_publishing(why))
 
 
 @pytest.fixture
-def rig() -> Rig:
-    made = Rig()
+def rig() -> CoreRig:
+    made = CoreRig()
     made.publish(b"a")
     return made
 
 
-def test_confirmed_publish_is_refused_with_the_bound_and_taken_again_later(rig: Rig) -> None:
+def test_confirmed_publish_is_refused_with_the_bound_and_taken_again_later(rig: CoreRig) -> None:
     one = rig.connect()
     shut(rig, LOW)
     batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
-    assert receipts(batch, one) == [(b"k", LOW.reason)]
+    assert sent_receipts(batch, one) == [(b"k", LOW.reason)]
     assert (batch.created, rig.core.refused) == ([], {LOW.reason: 1})
     shut(rig, None)
     batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
-    assert receipts(batch, one) == [(b"k", None)]
+    assert sent_receipts(batch, one) == [(b"k", None)]
 
 
-def test_key_that_was_stored_before_is_receipted(rig: Rig) -> None:
+def test_key_that_was_stored_before_is_receipted(rig: CoreRig) -> None:
     one = rig.connect()
     rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     shut(rig, FULL)
     batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
-    assert receipts(batch, one) == [(b"k", None)]
+    assert sent_receipts(batch, one) == [(b"k", None)]
 
 
 @pytest.mark.parametrize("name", ["orders", "a new queue"])
-def test_publisher_without_a_key_waits_until_there_is_room(rig: Rig, name: str) -> None:
+def test_publisher_without_a_key_waits_until_there_is_room(rig: CoreRig, name: str) -> None:
     one = rig.connect()
     shut(rig, LOW)
     rig.begin()
@@ -57,7 +57,7 @@ def test_publisher_without_a_key_waits_until_there_is_room(rig: Rig, name: str) 
     assert len(rig.finish().created) == 1
 
 
-def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: Rig) -> None:
+def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: CoreRig) -> None:
     one = rig.connect()
     rig.turn(lambda: rig.pause("orders", "publishing", True))
     shut(rig, LOW)
@@ -66,7 +66,7 @@ def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: Rig
     assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).wakes == {one}
 
 
-def test_no_run_of_messages_is_taken_unseen(rig: Rig) -> None:
+def test_no_run_of_messages_is_taken_unseen(rig: CoreRig) -> None:
     assert rig.core.unchecked_queue("orders") is rig.queue()
     shut(rig, LOW)
     assert rig.core.unchecked_queue("orders") is None
@@ -78,7 +78,7 @@ def test_no_run_of_messages_is_taken_unseen(rig: Rig) -> None:
     assert rig.core.unchecked_queue("orders") is None
 
 
-def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: Rig) -> None:
+def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: CoreRig) -> None:
     one = rig.connect()
     shut(rig, LOW)
     rig.begin()
@@ -93,10 +93,10 @@ def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: Ri
     assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).wakes == {one}
 
 
-def test_consumers_acknowledge_requeue_and_dead_letter(rig: Rig) -> None:
-    rig = Rig()
+def test_consumers_acknowledge_requeue_and_dead_letter(rig: CoreRig) -> None:
+    rig = CoreRig()
     worker = rig.consumer(credit=3)
-    held = sent(rig.publish(b"a", b"b", b"c"), worker)
+    held = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
     assert bodies(held) == [b"a", b"b", b"c"]
     shut(rig, FULL)
     core = rig.core
@@ -110,7 +110,7 @@ def test_consumers_acknowledge_requeue_and_dead_letter(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "a new queue"])
-def test_operator_is_refused_with_code_and_bound(rig: Rig, name: str) -> None:
+def test_operator_is_refused_with_code_and_bound(rig: CoreRig, name: str) -> None:
     shut(rig, LOW)
     rig.begin()
     with pytest.raises(RefusedError, match="little room") as refused:
@@ -122,14 +122,14 @@ def test_operator_is_refused_with_code_and_bound(rig: Rig, name: str) -> None:
     assert rig.finish().new_queues == []
 
 
-def test_moves_and_redrives_ask_the_queue_and_hear_of_it(rig: Rig) -> None:
+def test_moves_and_redrives_ask_the_queue_and_hear_of_it(rig: CoreRig) -> None:
     shut(rig, LOW)
     assert rig.queue().refusal() == LOW.reason
     shut(rig, None)
     assert rig.queue().refusal() is None
 
 
-def test_spark_stages_nothing(rig: Rig) -> None:
+def test_spark_stages_nothing(rig: CoreRig) -> None:
     shut(rig, LOW)
     rig.begin()
     with pytest.raises(RefusedError, match="little room"):

@@ -12,10 +12,10 @@ from phpmq_lite.writes import (
     RecordPublishedVersion,
     UpdateStage,
 )
-from tests.unit.broker.rig import STEADY_MS, WALL_MS, Rig
+from tests.support.core_rig import STEADY_MS, WALL_MS, CoreRig
 
 
-def stage(rig: Rig, token: str, *bodies: bytes, ttl_s: int | None = None) -> Batch:
+def stage(rig: CoreRig, token: str, *bodies: bytes, ttl_s: int | None = None) -> Batch:
     rows = [("orders", body, ttl_s) for body in bodies]
     return rig.pipeline("stage", token, rows, after=0, is_whole=True)
 
@@ -26,7 +26,7 @@ def writes(batch: Batch, of_type: type[Any]) -> list[Any]:
 
 
 def test_staged_rows_are_numbered_under_their_token() -> None:
-    rig = Rig()
+    rig = CoreRig()
     stage(rig, "t", b"a")
     batch = stage(rig, "u", b"b", b"cc", ttl_s=9)
     flat = batch.staged_rows
@@ -41,7 +41,7 @@ def test_staged_rows_are_numbered_under_their_token() -> None:
 
 
 def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"first")
     stage(rig, "t", b"a", b"b", ttl_s=9)
     batch = rig.pipeline("publish_staged", "app", 3, ["t"])
@@ -59,7 +59,7 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
 
 
 def test_window_learns_that_the_rest_is_on_disk() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.consumer(credit=1)
     rig.publish(b"a")
     stage(rig, "t", b"b")
@@ -73,7 +73,7 @@ def test_window_learns_that_the_rest_is_on_disk() -> None:
 
 
 def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
-    rig = Rig()
+    rig = CoreRig()
     stage(rig, "t", b"a")
     rig.pipeline("publish_staged", "app", 1, ["t"])
     stage(rig, "t", b"a")
@@ -84,7 +84,7 @@ def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
 
 
 def test_token_is_dropped_at_its_time_and_not_before() -> None:
-    rig = Rig()
+    rig = CoreRig()
     stage(rig, "t", b"a")
     rig.steady_ms += STAGE_KEPT_MS - 1
     assert writes(rig.turn(), DropStage) == []

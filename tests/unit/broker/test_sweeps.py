@@ -8,7 +8,7 @@ import pytest
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Loaded, Message, State
-from tests.unit.broker.rig import Rig, bodies, kinds, message, outcomes, sent
+from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
 
 PURGED = (State.DELETED, "purge")
 
@@ -20,7 +20,7 @@ def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> Loaded:
     ])  # fmt: skip
 
 
-def purge(rig: Rig, *, with_dispatched: bool = False) -> Batch:
+def purge(rig: CoreRig, *, with_dispatched: bool = False) -> Batch:
     return rig.turn(lambda: rig.purge("orders", with_dispatched=with_dispatched))
 
 
@@ -35,7 +35,7 @@ def record(seq: int, source_queue_id: int, body: bytes | None = b"r") -> Message
 
 
 def test_purge_deletes_what_is_ready_and_tells_how_much() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"bc")
     batch = purge(rig)
     request = batch.pages[0]
@@ -48,9 +48,9 @@ def test_purge_deletes_what_is_ready_and_tells_how_much() -> None:
 
 
 def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    [held] = sent(rig.publish(b"a", b"b"), worker)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     row = message(1)
     row.state = State.DISPATCHED
     batch = rig.turn(loaded=pages(purge(rig), [row, message(2)]))
@@ -64,13 +64,13 @@ def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
 
 def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
     """docs/reference/wire.md, Queues on the wire: flushing a queue."""
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    [held] = sent(rig.publish(b"a"), worker)
+    [held] = sent_messages(rig.publish(b"a"), worker)
     row = message(1)
     row.state = State.DISPATCHED
     rig.turn(loaded=pages(purge(rig, with_dispatched=True), [row]))
-    assert bodies(sent(rig.publish(b"b"), worker)) == [b"b"]
+    assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id),
              loaded=Loaded(by_seq={1: None}))  # fmt: skip
@@ -78,7 +78,7 @@ def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
 
 
 def test_purge_goes_on_with_the_next_page() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b", b"c")
     batch = rig.turn(loaded=pages(purge(rig), [message(1), message(2)], is_last=False))
     assert (batch.pages[0].after, batch.pages[0].upto, rig.answers) == (2, 3, [])
@@ -87,7 +87,7 @@ def test_purge_goes_on_with_the_next_page() -> None:
 
 
 def test_two_purges_at_once_delete_each_message_once() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", b"b")
     batch = rig.turn(
         lambda: rig.purge("orders", with_dispatched=False),
@@ -101,7 +101,7 @@ def test_two_purges_at_once_delete_each_message_once() -> None:
 
 
 def test_purge_passes_over_what_expires_at_the_same_time() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a", ttl_s=1)
     rig.publish(b"b")
     rig.advance(1)
@@ -115,7 +115,7 @@ def test_purge_passes_over_what_expires_at_the_same_time() -> None:
 
 def test_purge_passes_over_what_is_forwarded_at_the_same_time() -> None:
     """The page shows it in the old queue; purging it now would take it from the new one."""
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer("orders.done")
     rig.publish(b"a", queue="orders", ttl_s=1)
     rig.turn(lambda: rig.configure("orders", {"on_expire": "forward:orders.done"}))
@@ -127,11 +127,11 @@ def test_purge_passes_over_what_is_forwarded_at_the_same_time() -> None:
     batch = rig.turn(loaded=loaded)
     assert outcomes(batch) == {}
     assert rig.answers == [0]
-    assert bodies(sent(batch, worker)) == [b"a"]
+    assert bodies(sent_messages(batch, worker)) == [b"a"]
 
 
 def test_message_on_a_page_of_a_purge_is_not_acknowledged_too() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a", by=one)
     loaded = pages(purge(rig), [message(1)])
@@ -145,7 +145,7 @@ def test_message_on_a_page_of_a_purge_is_not_acknowledged_too() -> None:
 
 
 def test_purge_takes_messages_out_of_the_window() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
     rig.publish(b"a", b"b")
     rig.turn(loaded=pages(purge(rig), [message(2)]))
@@ -155,7 +155,7 @@ def test_purge_takes_messages_out_of_the_window() -> None:
 
 
 def test_purge_wakes_publishers_that_wait_for_room() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a")
     rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
@@ -166,7 +166,7 @@ def test_purge_wakes_publishers_that_wait_for_room() -> None:
 # -- redrive
 
 
-def with_record(rig: Rig) -> Message:
+def with_record(rig: CoreRig) -> Message:
     """Make queue 1 ``orders`` and queue 2 with a record of it, on disk; return its row."""
     rig.publish(b"x", queue="orders")
     rig.publish(b"r", queue="orders.dlq")
@@ -174,7 +174,7 @@ def with_record(rig: Rig) -> Message:
 
 
 def test_redrive_stores_the_record_again_in_its_origin() -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = with_record(rig)
     worker = rig.consumer("orders")
     batch = rig.turn(lambda: rig.redrive("orders.dlq", None, 60, None))
@@ -182,9 +182,9 @@ def test_redrive_stores_the_record_again_in_its_origin() -> None:
     batch = rig.turn(loaded=pages(batch, [row]))
     [born] = batch.created
     assert (born.queue_id, born.ttl_s, born.source_seq) == (1, 60, None)
-    assert bodies(sent(batch, worker)) == [b"r"]
+    assert bodies(sent_messages(batch, worker)) == [b"r"]
     assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
-    assert kinds(batch) == [(3, "redrive"), (2, "redrive")]
+    assert event_kinds(batch) == [(3, "redrive"), (2, "redrive")]
     assert batch.events[3] == row.message_id.decode()
     assert batch.events[7] == born.message_id.decode()
     assert rig.answers == [1]
@@ -192,7 +192,7 @@ def test_redrive_stores_the_record_again_in_its_origin() -> None:
 
 
 def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
-    rig = Rig()
+    rig = CoreRig()
     with_record(rig)
     rig.publish(b"y", queue="again")
     rows = [record(2, 1), record(3, 1), record(4, 1)]
@@ -203,7 +203,7 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
 
 
 def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise() -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = with_record(rig)
     rig.turn(lambda: rig.configure("orders", {"default_ttl_s": 5}))
     batch = rig.turn(lambda: rig.redrive("orders.dlq"))
@@ -221,7 +221,7 @@ def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise() -> 
     ],
 )
 def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = with_record(rig)
     assert callable(change)
     change(row)
@@ -232,7 +232,7 @@ def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> No
 
 @pytest.mark.parametrize("changes", [{"max_messages": 1}, {"publishing_paused": True}])
 def test_redrive_heeds_the_bounds_of_the_origin(changes: dict[str, Any]) -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = with_record(rig)
     rig.turn(lambda: rig.configure("orders", changes))
     batch = rig.turn(lambda: rig.redrive("orders.dlq"))
@@ -242,7 +242,7 @@ def test_redrive_heeds_the_bounds_of_the_origin(changes: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(("queues", "count"), [({1, 2}, 1), ({2}, 0)])
 def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int) -> None:
-    rig = Rig()
+    rig = CoreRig()
     row = with_record(rig)
 
     def redrive() -> None:
@@ -259,7 +259,7 @@ def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int
 
 
 def test_operator_is_refused_what_does_not_exist() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     rig.begin()
     asked: list[Callable[[], None]] = [
@@ -284,7 +284,7 @@ def test_operator_is_refused_what_does_not_exist() -> None:
 
 
 def test_setting_goes_back_to_the_default() -> None:
-    rig = Rig()
+    rig = CoreRig()
     rig.publish(b"a")
     rig.turn(lambda: rig.configure("orders", {"max_deliveries": 3}))
     batch = rig.turn(lambda: rig.configure("orders", {"max_deliveries": None}))

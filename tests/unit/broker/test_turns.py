@@ -5,98 +5,98 @@ import pytest
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Batch, Limits, Loaded, Message
 from phpmq_lite.queue_settings import QueueSettings
-from tests.unit.broker.rig import Rig, bodies, message, outcomes, receipts, sent
+from tests.support.core_rig import CoreRig, bodies, message, outcomes, sent_messages, sent_receipts
 
 ABC = (b"a", b"b", b"c")
 
 
 def test_consumers_take_turns_message_by_message() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two, three = rig.consumer(), rig.consumer(), rig.consumer()
     batch = rig.publish(*(b"%d" % n for n in range(7)))
-    assert bodies(sent(batch, one)) == [b"0", b"3", b"6"]
-    assert bodies(sent(batch, two)) == [b"1", b"4"]
-    assert bodies(sent(batch, three)) == [b"2", b"5"]
+    assert bodies(sent_messages(batch, one)) == [b"0", b"3", b"6"]
+    assert bodies(sent_messages(batch, two)) == [b"1", b"4"]
+    assert bodies(sent_messages(batch, three)) == [b"2", b"5"]
 
 
 def test_turn_goes_on_where_the_last_batch_ended() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two = rig.consumer(), rig.consumer()
-    assert bodies(sent(rig.publish(b"a"), one)) == [b"a"]
-    assert bodies(sent(rig.publish(b"b"), two)) == [b"b"]
-    assert bodies(sent(rig.publish(b"c"), one)) == [b"c"]
+    assert bodies(sent_messages(rig.publish(b"a"), one)) == [b"a"]
+    assert bodies(sent_messages(rig.publish(b"b"), two)) == [b"b"]
+    assert bodies(sent_messages(rig.publish(b"c"), one)) == [b"c"]
 
 
 def test_consumer_without_credit_loses_its_turn_until_it_acknowledges() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two = rig.consumer(credit=1), rig.consumer(credit=3)
     batch = rig.publish(b"a", b"b", b"c", b"d", b"e")
-    assert bodies(sent(batch, one)) == [b"a"]
-    assert bodies(sent(batch, two)) == [b"b", b"c", b"d"]
-    first = sent(batch, one)[0]
+    assert bodies(sent_messages(batch, one)) == [b"a"]
+    assert bodies(sent_messages(batch, two)) == [b"b", b"c", b"d"]
+    first = sent_messages(batch, one)[0]
     batch = rig.turn(lambda: rig.core.acknowledge(one, "orders", first.message_id))
-    assert bodies(sent(batch, one)) == [b"e"]
+    assert bodies(sent_messages(batch, one)) == [b"e"]
 
 
 def test_credit_is_per_queue_of_a_connection() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer("orders", credit=1)
     rig.consume(worker, 2, "mails")
-    assert bodies(sent(rig.publish(*ABC), worker)) == [b"a"]
-    assert bodies(sent(rig.publish(*ABC, queue="mails"), worker)) == [b"a", b"b"]
+    assert bodies(sent_messages(rig.publish(*ABC), worker)) == [b"a"]
+    assert bodies(sent_messages(rig.publish(*ABC, queue="mails"), worker)) == [b"a", b"b"]
 
 
 def test_credit_is_clamped_to_the_limit() -> None:
-    rig = Rig(Limits(credit=2))
+    rig = CoreRig(Limits(credit=2))
     worker = rig.consumer(credit=10**18)
-    assert bodies(sent(rig.publish(*ABC), worker)) == [b"a", b"b"]
+    assert bodies(sent_messages(rig.publish(*ABC), worker)) == [b"a", b"b"]
 
 
 def test_consumer_gets_no_more_bytes_than_its_credit_has_but_always_one_message() -> None:
-    rig = Rig(Limits(credit_bytes=10))
+    rig = CoreRig(Limits(credit_bytes=10))
     worker = rig.consumer()
     batch = rig.publish(b"x" * 30, b"y")
-    assert bodies(sent(batch, worker)) == [b"x" * 30]
-    big = sent(batch, worker)[0]
+    assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
+    big = sent_messages(batch, worker)[0]
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
-    assert bodies(sent(batch, worker)) == [b"y"]
-    assert bodies(sent(rig.publish(b"z" * 9, b"z" * 10), worker)) == [b"z" * 9]
+    assert bodies(sent_messages(batch, worker)) == [b"y"]
+    assert bodies(sent_messages(rig.publish(b"z" * 9, b"z" * 10), worker)) == [b"z" * 9]
 
 
 def test_broker_holds_no_more_messages_than_its_limit() -> None:
-    rig = Rig(Limits(held=2))
+    rig = CoreRig(Limits(held=2))
     one, two = rig.consumer("orders"), rig.consumer("mails")
-    held = sent(rig.publish(*ABC), one)
+    held = sent_messages(rig.publish(*ABC), one)
     assert bodies(held) == [b"a", b"b"]
-    assert sent(rig.publish(b"m", queue="mails"), two) == []
+    assert sent_messages(rig.publish(b"m", queue="mails"), two) == []
     batch = rig.turn(*(
         lambda m=m: rig.core.acknowledge(one, "orders", m.message_id) for m in held))  # fmt: skip
-    assert bodies(sent(batch, one) + sent(batch, two)) == [b"c", b"m"]
+    assert bodies(sent_messages(batch, one) + sent_messages(batch, two)) == [b"c", b"m"]
 
 
 def test_broker_holds_no_more_bytes_than_its_limit_but_always_one_message() -> None:
-    rig = Rig(Limits(held_bytes=10))
+    rig = CoreRig(Limits(held_bytes=10))
     worker = rig.consumer()
     batch = rig.publish(b"x" * 30, b"y")
-    assert bodies(sent(batch, worker)) == [b"x" * 30]
-    big = sent(batch, worker)[0]
+    assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
+    big = sent_messages(batch, worker)[0]
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
-    assert bodies(sent(batch, worker)) == [b"y"]
+    assert bodies(sent_messages(batch, worker)) == [b"y"]
 
 
 def test_batch_writes_no_more_to_one_connection_than_the_limit_and_a_message() -> None:
-    rig = Rig(Limits(write_bytes=10))
+    rig = CoreRig(Limits(write_bytes=10))
     worker = rig.consumer(credit=100)
     batch = rig.publish(*[b"x" * 4] * 7)
-    assert len(sent(batch, worker)) == 3  # 4 and 8 are below 10, 12 is not
+    assert len(sent_messages(batch, worker)) == 3  # 4 and 8 are below 10, 12 is not
     assert rig.core.needs_batch
-    assert len(sent(rig.turn(), worker)) == 3
-    assert len(sent(rig.turn(), worker)) == 1
+    assert len(sent_messages(rig.turn(), worker)) == 3
+    assert len(sent_messages(rig.turn(), worker)) == 1
     assert not rig.core.needs_batch
 
 
 def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
-    rig = Rig(Limits(write_bytes=4))
+    rig = CoreRig(Limits(write_bytes=4))
     worker = rig.consumer("orders")
     rig.consume(worker, 10, "mails")
     publisher = rig.connect()
@@ -104,100 +104,103 @@ def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
         lambda: rig.core.publish(publisher, "orders", b"1234", None, None),
         lambda: rig.core.publish(publisher, "mails", b"5678", None, None),
     )
-    assert bodies(sent(batch, worker)) == [b"1234"]
-    assert bodies(sent(rig.turn(), worker)) == [b"5678"]
+    assert bodies(sent_messages(batch, worker)) == [b"1234"]
+    assert bodies(sent_messages(rig.turn(), worker)) == [b"5678"]
 
 
 def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
-    rig = Rig()
+    rig = CoreRig()
     one, two = rig.consumer(), rig.consumer()
     rig.turn(lambda: rig.core.set_blocked(one, is_blocked=True))
     batch = rig.publish(*ABC)
-    assert (sent(batch, one), bodies(sent(batch, two))) == ([], [b"a", b"b", b"c"])
+    assert (sent_messages(batch, one), bodies(sent_messages(batch, two))) == (
+        [],
+        [b"a", b"b", b"c"],
+    )
     rig.turn(lambda: rig.core.set_blocked(two, is_blocked=True))
     assert rig.publish(b"d").sends == {}
     batch = rig.turn(lambda: rig.core.set_blocked(one, is_blocked=False))
-    assert bodies(sent(batch, one)) == [b"d"]
+    assert bodies(sent_messages(batch, one)) == [b"d"]
 
 
 def test_paused_queue_delivers_nothing_until_it_goes_on() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     rig.turn(lambda: rig.pause("orders", "delivery", True))
     assert rig.publish(b"a").sends == {}
     batch = rig.turn(lambda: rig.pause("orders", "delivery", False))
-    assert bodies(sent(batch, worker)) == [b"a"]
+    assert bodies(sent_messages(batch, worker)) == [b"a"]
     assert [answer["delivery_paused"] for answer in rig.answers] == [True, False]
 
 
 def test_message_is_not_dispatched_at_its_deadline() -> None:
     """Strict at dispatch, nothing is sent at or after its deadline."""
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    held = sent(rig.publish(b"held"), worker)[0]
+    held = sent_messages(rig.publish(b"held"), worker)[0]
     rig.publish(b"late", ttl_s=1)
     rig.publish(b"good", ttl_s=2)
     rig.advance(1)
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
-    assert bodies(sent(batch, worker)) == [b"good"]
+    assert bodies(sent_messages(batch, worker)) == [b"good"]
     assert list(outcomes(batch)) == [(2, None), (3, None)]
 
 
 def test_message_is_dispatched_a_millisecond_before_its_deadline() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    held = sent(rig.publish(b"held"), worker)[0]
+    held = sent_messages(rig.publish(b"held"), worker)[0]
     rig.publish(b"good", ttl_s=1)
     rig.steady_ms += 999
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
-    assert bodies(sent(batch, worker)) == [b"good"]
+    assert bodies(sent_messages(batch, worker)) == [b"good"]
 
 
 def test_expired_message_forwarded_to_an_idle_consumer_leaves_with_the_same_batch() -> None:
     """The consumer of the target was served already; nothing else would start another batch."""
-    rig = Rig()
+    rig = CoreRig()
     patient = rig.consumer("orders")
     worker = rig.consumer("orders.retry", credit=1)
-    held = sent(rig.publish(b"held", queue="orders.retry"), worker)[0]
+    held = sent_messages(rig.publish(b"held", queue="orders.retry"), worker)[0]
     rig.publish(b"again", queue="orders.retry", ttl_s=1)
     rig.advance(1)
     batch = rig.turn(
         lambda: rig.core.wake(patient),  # so that orders is served first
         lambda: rig.core.acknowledge(worker, "orders.retry", held.message_id),
     )
-    assert bodies(sent(batch, patient)) == [b"again"]
+    assert bodies(sent_messages(batch, patient)) == [b"again"]
 
 
 def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_batch() -> None:
-    rig = Rig(defaults=QueueSettings(on_expire="dead_letter"))
+    rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     clerk = rig.consumer("orders.dlq")
     worker = rig.consumer("orders", credit=1)
-    held = sent(rig.publish(b"held"), worker)[0]
+    held = sent_messages(rig.publish(b"held"), worker)[0]
     rig.publish(b"late", ttl_s=1)
     rig.advance(1)
     batch = rig.turn(
         lambda: rig.core.wake(clerk),
         lambda: rig.core.acknowledge(worker, "orders", held.message_id),
     )
-    assert bodies(sent(batch, clerk)) == [b"late"]
+    assert bodies(sent_messages(batch, clerk)) == [b"late"]
 
 
 # -- pages and bodies
 
 
 def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
-    rig = Rig(Limits(window=5, window_bytes=100))
+    rig = CoreRig(Limits(window=5, window_bytes=100))
     worker = rig.connect()
     request = rig.turn(lambda: rig.core.consume(worker, "orders", 3)).windows[0]
     assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
     page = [message(n, body=b"%d" % n) for n in range(1, 6)]
     batch = rig.turn(loaded=Loaded(windows=[(1, page, False)]))
-    assert bodies(sent(batch, worker)) == [b"1", b"2", b"3"]
+    assert bodies(sent_messages(batch, worker)) == [b"1", b"2", b"3"]
     assert [(r.after, r.limit) for r in batch.windows] == [(5, 3)]
 
 
 def test_queue_asks_for_one_page_at_a_time() -> None:
-    rig = Rig(Limits(window=2))
+    rig = CoreRig(Limits(window=2))
     worker = rig.connect()
     rig.turn(lambda: rig.core.consume(worker, "orders", 3))
     assert rig.core.state.needs_dispatch == {}
@@ -205,19 +208,19 @@ def test_queue_asks_for_one_page_at_a_time() -> None:
 
 
 def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.connect()
     rig.turn(lambda: rig.core.consume(worker, "orders", 10))
     page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
     batch = rig.turn(loaded=Loaded(windows=[(1, page, True)]))
-    assert bodies(sent(batch, worker)) == [b"1"]
+    assert bodies(sent_messages(batch, worker)) == [b"1"]
     assert batch.body_seqs == {2}
     batch = rig.turn(loaded=Loaded(bodies={2: b"2"}))
-    assert bodies(sent(batch, worker)) == [b"2", b"3"]
+    assert bodies(sent_messages(batch, worker)) == [b"2", b"3"]
 
 
 def test_bodies_are_asked_for_together_within_the_bytes_of_the_window() -> None:
-    rig = Rig(Limits(window_bytes=25))
+    rig = CoreRig(Limits(window_bytes=25))
     worker = rig.connect()
     rig.turn(lambda: rig.core.consume(worker, "orders", 10))
     page = [message(n, size=10) for n in range(1, 9)]
@@ -226,7 +229,7 @@ def test_bodies_are_asked_for_together_within_the_bytes_of_the_window() -> None:
 
 
 def test_body_larger_than_the_whole_cache_is_loaded_all_the_same() -> None:
-    rig = Rig(Limits(window_bytes=5, bodies_bytes=5))
+    rig = CoreRig(Limits(window_bytes=5, bodies_bytes=5))
     worker = rig.connect()
     rig.turn(lambda: rig.core.consume(worker, "orders", 10))
     batch = rig.turn(loaded=Loaded(windows=[(1, [message(1, size=50)], True)]))
@@ -234,7 +237,7 @@ def test_body_larger_than_the_whole_cache_is_loaded_all_the_same() -> None:
 
 
 def test_published_body_stays_in_memory_only_within_the_bytes_of_the_window() -> None:
-    rig = Rig(Limits(window_bytes=10))
+    rig = CoreRig(Limits(window_bytes=10))
     worker = rig.consumer(credit=1)
     rig.publish(b"held")
     rig.publish(b"12345", b"67890", b"x", b"")
@@ -242,11 +245,11 @@ def test_published_body_stays_in_memory_only_within_the_bytes_of_the_window() ->
     assert window is not None
     assert bodies(list(window)) == [b"12345", b"67890", None, b""]
     assert window.body_bytes == rig.core.state.bodies.total_bytes == 10
-    assert sent(rig.turn(), worker) == []
+    assert sent_messages(rig.turn(), worker) == []
 
 
 def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
-    rig = Rig(Limits(window_bytes=10, bodies_bytes=15))
+    rig = CoreRig(Limits(window_bytes=10, bodies_bytes=15))
     for name in ("a", "b"):
         rig.consumer(name, credit=1)
         rig.publish(b"held", queue=name)
@@ -259,7 +262,7 @@ def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
 
 def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
     """What comes back has no body any more; loading it must not go round the bound."""
-    rig = Rig(Limits(window_bytes=100, bodies_bytes=100))
+    rig = CoreRig(Limits(window_bytes=100, bodies_bytes=100))
     full = rig.consumer("full", credit=1)
     rig.publish(b"held", queue="full")
     rig.publish(*[b"x" * 9] * 11, queue="full")
@@ -269,11 +272,11 @@ def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
     page = [message(n, size=10, queue_id=2) for n in range(101, 109)]
     batch = rig.turn(loaded=Loaded(windows=[(2, page, True)]))
     assert batch.body_seqs == {101}
-    assert sent(batch, full) == []
+    assert sent_messages(batch, full) == []
 
 
 def test_window_is_given_up_with_its_last_consumer() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
     rig.publish(*ABC)
     rig.turn(lambda: rig.core.consume(worker, "orders", 0))
@@ -282,50 +285,50 @@ def test_window_is_given_up_with_its_last_consumer() -> None:
     assert rig.core.state.bodies.total_bytes == 0
 
 
-def short_of_bytes(rig: Rig, ttl_s: int | None = None) -> tuple[Connection, Connection]:
+def short_of_bytes(rig: CoreRig, ttl_s: int | None = None) -> tuple[Connection, Connection]:
     """Return a consumer with room for 4 of 10 bytes, and one with none; a message of 5 is next."""
     one, two = rig.consumer(credit=5), rig.consumer(credit=1)
     batch = rig.publish(b"123456", b"x")
-    assert (len(sent(batch, one)), len(sent(batch, two))) == (1, 1)
+    assert (len(sent_messages(batch, one)), len(sent_messages(batch, two))) == (1, 1)
     assert rig.publish(b"12345", ttl_s=ttl_s).sends == {}
     return one, two
 
 
 def test_smaller_message_goes_to_who_had_no_room_for_the_one_before_it() -> None:
-    rig = Rig(Limits(credit_bytes=10))
+    rig = CoreRig(Limits(credit_bytes=10))
     one, two = short_of_bytes(rig)
     rig.publish(b"1234")
     [held] = two.consumers[1].held.values()
     batch = rig.turn(lambda: rig.core.acknowledge(two, "orders", held.message_id))
-    assert bodies(sent(batch, two)) == [b"12345"]
-    assert bodies(sent(batch, one)) == [b"1234"]
+    assert bodies(sent_messages(batch, two)) == [b"12345"]
+    assert bodies(sent_messages(batch, one)) == [b"1234"]
 
 
 def test_smaller_message_goes_out_when_the_one_before_it_has_expired() -> None:
-    rig = Rig(Limits(credit_bytes=10))
+    rig = CoreRig(Limits(credit_bytes=10))
     one, _ = short_of_bytes(rig, ttl_s=1)
     rig.publish(b"1234")
     rig.advance(1)
-    assert bodies(sent(rig.turn(), one)) == []
+    assert bodies(sent_messages(rig.turn(), one)) == []
     row = message(3, deadline_ms=rig.steady_ms)
-    assert bodies(sent(rig.turn(loaded=Loaded(due=[row], has_due=True)), one)) == [b"1234"]
+    assert bodies(sent_messages(rig.turn(loaded=Loaded(due=[row], has_due=True)), one)) == [b"1234"]
 
 
 def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_another() -> None:
-    rig = Rig(Limits(credit_bytes=10))
+    rig = CoreRig(Limits(credit_bytes=10))
     one, _ = short_of_bytes(rig)
     rig.publish(b"1234")
     first = next(iter(rig.queue().window or ()))
     stranger = rig.connect()
     batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", first.message_id))
-    assert bodies(sent(batch, one)) == [b"1234"]
+    assert bodies(sent_messages(batch, one)) == [b"1234"]
 
 
 def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
     """A connection ends: what comes back has no bodies, the window behind it is full of them."""
-    rig = Rig(Limits(window_bytes=40))
+    rig = CoreRig(Limits(window_bytes=40))
     worker = rig.consumer(credit=4)
-    held = sent(rig.publish(*[b"x" * 10] * 4), worker)
+    held = sent_messages(rig.publish(*[b"x" * 10] * 4), worker)
     rig.publish(*[b"y" * 10] * 4)
     for one in held:
         one.body = None  # as after sending
@@ -335,11 +338,11 @@ def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
     assert window is not None
     assert (window.body_bytes, rig.core.state.bodies.total_bytes) == (0, 0)
     loaded = Loaded(bodies={one.seq: b"x" * 10 for one in held})
-    assert sent(rig.turn(loaded=loaded), worker) == held
+    assert sent_messages(rig.turn(loaded=loaded), worker) == held
 
 
 def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
-    rig = Rig(Limits(window=3))
+    rig = CoreRig(Limits(window=3))
     one, two = rig.consumer(credit=3), rig.consumer(credit=1)
     for body in (b"1", b"2", b"3", b"4"):
         rig.publish(body)
@@ -355,9 +358,9 @@ def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
 
 
 def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer(credit=1)
-    [held] = sent(rig.publish(b"a", b"b"), worker)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     rig.turn(lambda: rig.core.drain(rig.answers.append))
     assert rig.answers == []
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
@@ -366,18 +369,18 @@ def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held() 
 
 
 def test_broker_that_drains_stores_and_receipts_what_still_comes() -> None:
-    rig = Rig()
+    rig = CoreRig()
     worker = rig.consumer()
     rig.turn(lambda: rig.core.drain(rig.answers.append))
     batch = rig.turn(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
     assert len(batch.created) == 1
-    assert (sent(batch, worker), receipts(batch, worker)) == ([], [(b"k", None)])
+    assert (sent_messages(batch, worker), sent_receipts(batch, worker)) == ([], [(b"k", None)])
 
 
 def test_queues_take_turns_where_the_broker_holds_all_that_it_may() -> None:
-    rig = Rig(Limits(held=1))
+    rig = CoreRig(Limits(held=1))
     workers = {name: rig.consumer(name) for name in ("orders", "mails")}
-    [held] = sent(rig.publish(*ABC, *ABC), workers["orders"])
+    [held] = sent_messages(rig.publish(*ABC, *ABC), workers["orders"])
     rig.publish(*ABC, queue="mails")
     order = ["orders"]
     for _ in range(6):
@@ -388,7 +391,7 @@ def test_queues_take_turns_where_the_broker_holds_all_that_it_may() -> None:
     assert order == ["orders", *["orders", "mails"] * 3]
 
 
-def acknowledged(rig: Rig, worker: Connection, name: str, held: list[Message]) -> Batch:
+def acknowledged(rig: CoreRig, worker: Connection, name: str, held: list[Message]) -> Batch:
     """Run a batch in which a consumer acknowledges what it holds."""
     return rig.turn(*(
         lambda m=m: rig.core.acknowledge(worker, name, m.message_id) for m in held))  # fmt: skip
@@ -402,70 +405,72 @@ def numbered(count: int) -> list[bytes]:
 def test_queue_goes_on_beside_one_whose_consumer_hangs_with_all_that_may_be_held(
     limits: Limits,
 ) -> None:
-    rig = Rig(limits)
+    rig = CoreRig(limits)
     hung, worker = rig.consumer("hung", credit=100), rig.consumer("orders", credit=100)
-    assert len(sent(rig.publish(*numbered(20), queue="hung"), hung)) == 8  # alone: all
+    assert len(sent_messages(rig.publish(*numbered(20), queue="hung"), hung)) == 8  # alone: all
     batch = rig.publish(*numbered(10))
     done: list[bytes | None] = []
-    while held := sent(batch, worker):
-        assert sent(batch, hung) == []
+    while held := sent_messages(batch, worker):
+        assert sent_messages(batch, hung) == []
         done += bodies(held)
         batch = acknowledged(rig, worker, "orders", held)
     assert done == numbered(10)
 
 
 def test_queue_above_its_share_gets_nothing_until_another_has_its_own() -> None:
-    rig = Rig(Limits(held=8))
+    rig = CoreRig(Limits(held=8))
     first, second = rig.consumer("first", credit=100), rig.consumer("second", credit=100)
-    held = sent(rig.publish(*numbered(50), queue="first"), first)
+    held = sent_messages(rig.publish(*numbered(50), queue="first"), first)
     assert bodies(held) == numbered(8)
-    other = sent(rig.publish(*numbered(50), queue="second"), second)
+    other = sent_messages(rig.publish(*numbered(50), queue="second"), second)
     for one in held[:4]:
         batch = acknowledged(rig, first, "first", [one])
-        other += sent(batch, second)
-        assert sent(batch, first) == []
+        other += sent_messages(batch, second)
+        assert sent_messages(batch, first) == []
     assert bodies(other) == numbered(4)  # half of it
     batch = acknowledged(rig, first, "first", held[4:5])
-    assert (len(sent(batch, first)), len(sent(batch, second))) == (1, 0)
+    assert (len(sent_messages(batch, first)), len(sent_messages(batch, second))) == (1, 0)
 
 
 def test_what_one_queue_leaves_of_its_share_is_for_others_in_the_same_batch() -> None:
-    rig = Rig(Limits(held=8))
+    rig = CoreRig(Limits(held=8))
     first, second = rig.consumer("first", credit=100), rig.consumer("second", credit=100)
-    held = sent(rig.publish(*numbered(50), queue="first"), first)
-    other = sent(rig.publish(*numbered(3), queue="second"), second)  # one waits: it is short
+    held = sent_messages(rig.publish(*numbered(50), queue="first"), first)
+    other = sent_messages(
+        rig.publish(*numbered(3), queue="second"), second
+    )  # one waits: it is short
     assert bodies(other) == numbered(1)
     batch = acknowledged(rig, first, "first", held[:6])
-    assert bodies(sent(batch, second)) == numbered(3)[1:]
-    assert len(sent(batch, first)) == 8 - 2 - 3
+    assert bodies(sent_messages(batch, second)) == numbered(3)[1:]
+    assert len(sent_messages(batch, first)) == 8 - 2 - 3
 
 
 def test_each_further_queue_gets_half_of_what_the_ones_before_left() -> None:
     """However many hang: until less than one message is left of a quarter above the limit."""
-    rig = Rig(Limits(held=64))
+    rig = CoreRig(Limits(held=64))
     workers = [rig.consumer(f"q{n}", credit=100) for n in range(7)]
     given = [
-        len(sent(rig.publish(*numbered(100), queue=f"q{n}"), worker))
+        len(sent_messages(rig.publish(*numbered(100), queue=f"q{n}"), worker))
         for n, worker in enumerate(workers)
     ]
     assert given == [64, 8, 4, 2, 1, 1, 0]
 
 
 def test_message_of_any_size_goes_to_a_queue_that_holds_nothing() -> None:
-    rig = Rig(Limits(held_bytes=20))
+    rig = CoreRig(Limits(held_bytes=20))
     hung, worker = rig.consumer("hung"), rig.consumer("orders")
-    assert len(sent(rig.publish(*[b"x" * 10] * 3, queue="hung"), hung)) == 2
-    assert len(sent(rig.publish(b"y" * 1_000, b"z"), worker)) == 1
-    assert sent(rig.publish(b"y" * 1_000, queue="mails"), rig.consumer("mails")) == []
+    assert len(sent_messages(rig.publish(*[b"x" * 10] * 3, queue="hung"), hung)) == 2
+    assert len(sent_messages(rig.publish(b"y" * 1_000, b"z"), worker)) == 1
+    assert sent_messages(rig.publish(b"y" * 1_000, queue="mails"), rig.consumer("mails")) == []
 
 
 def test_messages_that_a_subscription_holds_are_not_of_the_share() -> None:
-    rig = Rig(Limits(held=8))
+    rig = CoreRig(Limits(held=8))
     worker = rig.consumer("orders", credit=100)
     queue = rig.core.state.queues["orders"]
     queue.held = queue.claimed = 1_000
     hung = rig.consumer("hung", credit=100)
     rig.publish(*numbered(20), queue="hung")
-    assert sent(rig.publish(b"a"), worker) != []
+    assert sent_messages(rig.publish(b"a"), worker) != []
     assert rig.core.state.held == 9
     assert hung.is_open

@@ -2,7 +2,7 @@
 
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.model import Message
-from tests.unit.broker.rig import message
+from tests.support.core_rig import message
 
 
 def window_of(*seqs: int, limit: int = 10, reaches_end: bool = True) -> ReadyWindow:

@@ -13,7 +13,7 @@ from phpmq_lite.envelopes.codec import decode, encode, from_message, make, urn
 from phpmq_lite.envelopes.indexed_fields import index_of
 from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, judge, lint
 from phpmq_lite.errors import EnvelopeError, PhpmqError
-from tests.envelope_cases import CASES, META, Case, body, written
+from tests.support.envelope_cases import CASES, META, Case, body, to_json
 
 
 def whole(data: Any = None, **changes: Any) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def test_decode_folds_the_alias_and_keeps_the_rest() -> None:
 
 
 def test_decode_reads_tolerated_list_as_object() -> None:
-    content = body(data="[]", meta=written({**META, "lang": '"go"'}))
+    content = body(data="[]", meta=to_json({**META, "lang": '"go"'}))
     assert decode(content, "always")["data"] == {}
     with pytest.raises(EnvelopeError, match="/data"):
         decode(content)

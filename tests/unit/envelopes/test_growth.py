@@ -17,7 +17,7 @@ from phpmq_lite.envelopes.dead_letter_record import (
 )
 from phpmq_lite.envelopes.indexed_fields import index_of
 from phpmq_lite.envelopes.verdict import judge, lint
-from tests.envelope_cases import body, edit
+from tests.support.envelope_cases import body, edit
 
 MIB: Final = 1 << 20
 BLOCK: Final = DeadLetterBlock("poison", "orders", 1, 0)

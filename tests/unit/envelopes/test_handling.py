@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.retry_delays import RetryDelays, parse_delays
 from phpmq_lite.envelopes.transport import WorkerEvents
 from phpmq_lite.envelopes.worker import WorkerLimits
 from phpmq_lite.errors import LocalProtocolError, SettingsError
-from tests.envelope_cases import RIGHT, Case, body, with_meta
+from tests.support.envelope_cases import VALID, Case, body, with_meta
 from tests.unit.envelopes.fake_link import FakeLink, Told, transport_on
 
 URN = "urn:babel:orders:created"
@@ -79,7 +79,7 @@ def test_what_a_handler_changes_is_in_no_retry_and_no_record(spoil: object) -> N
     assert dead.startswith(body(attempts="2")[:-1] + b',"dead_letter":{')
 
 
-@pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", VALID, ids=lambda case: case.name)
 def test_every_right_envelope_is_retried_with_its_bytes(case: Case) -> None:
     link, told = FakeLink(case.content), Told()
     run(app_on(link, told, max_attempts=100))  # no handler: it is tried as often as a failing one

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phpmq_lite.envelopes.json_edit import edit_members, find_members
-from tests.envelope_cases import CASES, Case, edit, nested
+from tests.support.envelope_cases import CASES, Case, edit, nested
 
 ODD = (
     b' \n{ "a" : [1, {"a": 2}] ,\t"b\xc3\xa9" :"x\\"}," , "\\u0061":-1.5e3,"\xe2\x98\x95":{}} \r\n'

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.envelopes import verdict
 from phpmq_lite.envelopes.indexed_fields import _indexed_of_odd, read_indexed
-from tests.envelope_cases import CASES, MEMBERS, META, Case, body, ending, nested, with_meta
+from tests.support.envelope_cases import CASES, MEMBERS, META, Case, body, ending, nested, with_meta
 
 PIECES = (  # JSON and not quite
     None, "null", "true", "0", "1", "-1", "1.0", "1e0", "1E400", "-0", "01", "1.", "9" * 19,

@@ -12,7 +12,7 @@ from phpmq_lite.envelopes.dead_letter_record import (
     redrive_content,
     with_attempts,
 )
-from tests.envelope_cases import CASES, Case, body, record_of
+from tests.support.envelope_cases import CASES, Case, body, record_of
 
 BLOCK = DeadLetterBlock(
     "poison",

@@ -17,7 +17,7 @@ from phpmq_lite.errors import (
     LocalProtocolError,
     PublishRefusedError,
 )
-from tests.envelope_cases import CASES, Case, body, record_of
+from tests.support.envelope_cases import CASES, Case, body, record_of
 from tests.unit.envelopes.fake_link import FakeLink, Told, delivery, transport_on
 
 ID = f"{1:032x}"

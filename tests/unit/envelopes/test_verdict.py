@@ -11,7 +11,16 @@ from phpmq_lite.envelopes.indexed_fields import (
     index_of,
 )
 from phpmq_lite.envelopes.verdict import CONVENTION, REASONS, EmptyListData, judge, lint
-from tests.envelope_cases import CASES, MEMBERS, META, Case, body, ending, with_meta, written
+from tests.support.envelope_cases import (
+    CASES,
+    MEMBERS,
+    META,
+    Case,
+    body,
+    ending,
+    to_json,
+    with_meta,
+)
 
 URN = "urn:babel:orders:created"
 TRACE_ID = "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b"
@@ -73,7 +82,7 @@ def test_first_reason_wins_when_everything_is_wrong() -> None:
     found = []
     for name, text in [("job", "5"), *steps]:
         members[name] = text
-        problem = judge(written(members).encode()).problem
+        problem = judge(to_json(members).encode()).problem
         found.append(problem.reason if problem else None)
     assert found == [
         "too_deep",
@@ -101,7 +110,7 @@ def test_first_reason_wins_when_everything_is_wrong() -> None:
 def test_empty_list_is_data_where_the_queue_says_so(
     lang: str, mode: EmptyListData, reason: str | None
 ) -> None:
-    content = body(data="[]", meta=written({**META, "lang": f'"{lang}"'}))
+    content = body(data="[]", meta=to_json({**META, "lang": f'"{lang}"'}))
     verdict = judge(content, mode)
     assert (verdict.problem.reason if verdict.problem else None) == reason
     assert verdict.is_tolerated == (reason is None)
@@ -213,7 +222,7 @@ def test_lint_has_nothing_to_say_about_a_good_envelope() -> None:
         (body(dead_letter="null"), ["dead_letter"]),
         (ending(',"attempts":0'), ["repeated"]),
         (with_meta(id='"x","id":' + META["id"]), ["repeated"]),
-        (body(data="[]", meta=written({**META, "lang": '"php"'})), ["empty_list_data"]),
+        (body(data="[]", meta=to_json({**META, "lang": '"php"'})), ["empty_list_data"]),
         (body(attempts='"3"', data="5", trace_id="null"), ["poison", "poison", "missing_trace_id"]),
         (body(job=None, meta=None), ["poison", "missing_meta", "missing_job"]),
     ],
@@ -258,7 +267,7 @@ def test_lint_gives_one_problem_of_what_cannot_be_read() -> None:
 
 
 def test_pointers_of_lint_lead_to_members_of_the_contract() -> None:
-    content = written(dict.fromkeys(MEMBERS, "null") | {"meta": "{}", "urn": "1"}).encode()
+    content = to_json(dict.fromkeys(MEMBERS, "null") | {"meta": "{}", "urn": "1"}).encode()
     for problem in lint(content):
         assert problem.pointer.count("/") <= 2
         assert problem.detail

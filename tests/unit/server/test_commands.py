@@ -6,7 +6,7 @@ from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.state import ACKED_KEY
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
 from phpmq_lite.server.frame_processing import apply_frames
-from tests.unit.broker.rig import Rig
+from tests.support.core_rig import CoreRig
 
 UNLIMITED = 1 << 30
 
@@ -16,7 +16,7 @@ def publish(queue: str, key: bytes | None = None) -> Publish:
 
 
 def run_of(
-    rig: Rig, *frames: ClientFrame, rooms: PublishQuota | None = None, most: int = 100
+    rig: CoreRig, *frames: ClientFrame, rooms: PublishQuota | None = None, most: int = 100
 ) -> int:
     """Give frames of a new connection; return how many are done and taken out."""
     client, waiting = rig.connect(), deque(frames)
@@ -30,9 +30,9 @@ def run_of(
     return count
 
 
-def rig_with(*queues: str) -> Rig:
+def rig_with(*queues: str) -> CoreRig:
     """Make queues, each with one message."""
-    rig = Rig()
+    rig = CoreRig()
     for queue in queues:
         rig.publish(b"first", queue=queue)
     return rig
@@ -80,7 +80,7 @@ def test_a_key_that_comes_twice_is_stored_once_and_answered_twice() -> None:
 
 
 def test_acknowledgements_of_several_queues_end_at_one_that_is_not_held() -> None:
-    rig = Rig()
+    rig = CoreRig()
     client = rig.connect()
     for queue in "ab":
         rig.consume(client, 10, queue)

@@ -11,7 +11,7 @@ from phpmq_lite.model import Limits, Recovered
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.write.writer import Writer
-from tests.driving import FakeClock
+from tests.support.core_and_store import FakeClock
 
 
 def fail(_core: Broker) -> None:

@@ -10,20 +10,20 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import OutcomeUnknownError, RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.server.session import EndDetector
-from tests.steering import House, Program, without_time
+from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
-MakeHouse = Callable[[Limits], House]
+MakeHouse = Callable[[Limits], EngineDriver]
 
 
 @pytest.fixture
 async def make(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[MakeHouse]:
-    without_time(monkeypatch)
-    houses: list[House] = []
+    disable_timers(monkeypatch)
+    houses: list[EngineDriver] = []
 
-    def make(limits: Limits) -> House:
-        houses.append(House(tmp_path_factory.mktemp("house"), limits))
+    def make(limits: Limits) -> EngineDriver:
+        houses.append(EngineDriver(tmp_path_factory.mktemp("house"), limits))
         houses[-1].start()
         return houses[-1]
 
@@ -36,22 +36,22 @@ async def make(
 
 
 @pytest.fixture
-async def house(make: MakeHouse) -> House:
+async def house(make: MakeHouse) -> EngineDriver:
     return make(Limits())
 
 
-async def consumer(house: House, credit: int, *bodies: bytes) -> Program:
+async def consumer(house: EngineDriver, credit: int, *bodies: bytes) -> EngineClient:
     """Return a client that holds messages with these bodies, stored before."""
-    publisher = Program(house)
+    publisher = EngineClient(house)
     publisher.publish("orders", *bodies)
-    program = Program(house)
+    program = EngineClient(house)
     program.consume("orders", credit)
     await house.settle()
     assert program.bodies == list(bodies)
     return program
 
 
-async def put(house: House, program: Program, *bodies: bytes, **options: Any) -> None:
+async def put(house: EngineDriver, program: EngineClient, *bodies: bytes, **options: Any) -> None:
     """Publish, and leave the batch with the writer."""
     assert house.writer.batch is None
     program.publish("orders", *bodies, **options)
@@ -62,9 +62,11 @@ async def put(house: House, program: Program, *bodies: bytes, **options: Any) ->
 # -- what is stored
 
 
-async def test_stored_message_leaves_while_its_dispatch_is_with_the_writer(house: House) -> None:
+async def test_stored_message_leaves_while_its_dispatch_is_with_the_writer(
+    house: EngineDriver,
+) -> None:
     worker = await consumer(house, 1, b"a")
-    Program(house).publish("orders", b"b")
+    EngineClient(house).publish("orders", b"b")
     await house.settle()
     worker.acknowledge(worker.got[0])
     await house.rest()
@@ -73,9 +75,11 @@ async def test_stored_message_leaves_while_its_dispatch_is_with_the_writer(house
     assert house.rows("SELECT state FROM message WHERE seq = 2") == [(0,)]
 
 
-async def test_stored_message_leaves_while_another_batch_is_with_the_writer(house: House) -> None:
+async def test_stored_message_leaves_while_another_batch_is_with_the_writer(
+    house: EngineDriver,
+) -> None:
     worker = await consumer(house, 1, b"a")
-    publisher = Program(house)
+    publisher = EngineClient(house)
     publisher.publish("orders", b"b")
     await house.settle()
     await put(house, publisher, b"c")
@@ -86,19 +90,19 @@ async def test_stored_message_leaves_while_another_batch_is_with_the_writer(hous
     assert worker.bodies == [b"a", b"b"]
 
 
-async def test_new_message_leaves_after_its_commit(house: House) -> None:
+async def test_new_message_leaves_after_its_commit(house: EngineDriver) -> None:
     worker = await consumer(house, 10)
-    await put(house, Program(house), b"a")
+    await put(house, EngineClient(house), b"a")
     assert worker.got == []
     await house.end_commit()
     assert worker.bodies == [b"a"]
 
 
 async def test_new_message_leaves_after_its_commit_although_a_later_batch_dispatches_it(
-    house: House,
+    house: EngineDriver,
 ) -> None:
     worker = await consumer(house, 1, b"a")
-    await put(house, Program(house), b"b")
+    await put(house, EngineClient(house), b"b")
     worker.acknowledge(worker.got[0])
     await house.rest()
     assert house.message(2).holder.connection is worker.session.connection
@@ -108,9 +112,9 @@ async def test_new_message_leaves_after_its_commit_although_a_later_batch_dispat
     assert worker.bodies == [b"a", b"b"]
 
 
-async def test_of_an_open_batch_only_what_is_stored_leaves(house: House) -> None:
+async def test_of_an_open_batch_only_what_is_stored_leaves(house: EngineDriver) -> None:
     worker = await consumer(house, 2, b"a", b"b")
-    publisher = Program(house)
+    publisher = EngineClient(house)
     publisher.publish("orders", b"c")
     await house.settle()
     await put(house, publisher, b"d")
@@ -124,10 +128,10 @@ async def test_of_an_open_batch_only_what_is_stored_leaves(house: House) -> None
 # -- order
 
 
-async def test_messages_leave_in_the_order_of_their_dispatches(house: House) -> None:
+async def test_messages_leave_in_the_order_of_their_dispatches(house: EngineDriver) -> None:
     """The first is dispatched while it is not stored, the second when it is."""
     worker = await consumer(house, 2, b"a", b"b")
-    await put(house, Program(house), b"c", b"d")
+    await put(house, EngineClient(house), b"c", b"d")
     worker.acknowledge(worker.got[0])
     await house.end_commit()
     assert house.writer.batch is not None
@@ -137,9 +141,11 @@ async def test_messages_leave_in_the_order_of_their_dispatches(house: House) -> 
     assert worker.bodies == [b"a", b"b", b"c", b"d"]
 
 
-async def test_requeued_message_does_not_overtake_one_that_is_not_stored(house: House) -> None:
+async def test_requeued_message_does_not_overtake_one_that_is_not_stored(
+    house: EngineDriver,
+) -> None:
     worker = await consumer(house, 2, b"a")
-    await put(house, Program(house), b"b")
+    await put(house, EngineClient(house), b"b")
     worker.requeue(worker.got[0])
     await house.rest()
     assert worker.bodies == [b"a"]
@@ -147,8 +153,8 @@ async def test_requeued_message_does_not_overtake_one_that_is_not_stored(house: 
     assert worker.bodies == [b"a", b"b", b"a"]
 
 
-async def test_receipts_come_after_the_commit_and_in_order(house: House) -> None:
-    publisher = Program(house)
+async def test_receipts_come_after_the_commit_and_in_order(house: EngineDriver) -> None:
+    publisher = EngineClient(house)
     publisher.publish("orders", b"a", key=b"a")
     await house.settle()
     await put(house, publisher, b"b", key=b"b")
@@ -160,8 +166,8 @@ async def test_receipts_come_after_the_commit_and_in_order(house: House) -> None
     assert house.rows("SELECT content FROM body") == [(b"a",), (b"b",)]
 
 
-async def test_answer_comes_after_the_commit_of_its_batch(house: House) -> None:
-    await put(house, Program(house), b"a")
+async def test_answer_comes_after_the_commit_of_its_batch(house: EngineDriver) -> None:
+    await put(house, EngineClient(house), b"a")
     called = asyncio.create_task(
         house.engine.call(lambda core, answer: core.state.batch.replies.append((answer, "done")))
     )
@@ -171,8 +177,8 @@ async def test_answer_comes_after_the_commit_of_its_batch(house: House) -> None:
     assert await called == "done"
 
 
-async def test_refusal_waits_for_no_commit(house: House) -> None:
-    await put(house, Program(house), b"a")
+async def test_refusal_waits_for_no_commit(house: EngineDriver) -> None:
+    await put(house, EngineClient(house), b"a")
 
     def refuse(_core: Broker, _answer: object) -> None:
         raise RefusedError("no", "not now")
@@ -185,9 +191,9 @@ async def test_refusal_waits_for_no_commit(house: House) -> None:
 # -- what a later batch takes away
 
 
-async def test_message_that_a_later_batch_gave_to_another_leaves_once(house: House) -> None:
-    first, second = await consumer(house, 1), Program(house)
-    await put(house, Program(house), b"a")
+async def test_message_that_a_later_batch_gave_to_another_leaves_once(house: EngineDriver) -> None:
+    first, second = await consumer(house, 1), EngineClient(house)
+    await put(house, EngineClient(house), b"a")
     second.consume("orders", 1)  # first, else the queue is left by its last one
     first.consume("orders", 0)
     await house.rest()
@@ -197,10 +203,10 @@ async def test_message_that_a_later_batch_gave_to_another_leaves_once(house: Hou
 
 
 async def test_message_that_its_consumer_got_again_before_it_left_leaves_once(
-    house: House,
+    house: EngineDriver,
 ) -> None:
     worker = await consumer(house, 1)
-    await put(house, Program(house), b"a")
+    await put(house, EngineClient(house), b"a")
     worker.consume("orders", 3)
     await house.settle()
     assert house.message(1).deliveries == 1
@@ -209,12 +215,14 @@ async def test_message_that_its_consumer_got_again_before_it_left_leaves_once(
 
 
 @pytest.mark.parametrize("how", ["disconnect", "half_close", "break_grammar"])
-async def test_message_of_a_connection_that_ended_meanwhile_waits(house: House, how: str) -> None:
+async def test_message_of_a_connection_that_ended_meanwhile_waits(
+    house: EngineDriver, how: str
+) -> None:
     """What was not written to an open connection was no delivery, and is not charged."""
     worker = await consumer(house, 1, b"a")
     worker.acknowledge(*worker.got)
     await house.settle()
-    await put(house, Program(house), b"b")
+    await put(house, EngineClient(house), b"b")
     getattr(worker, how)()
     await house.settle()
     assert worker.bodies == [b"a"]
@@ -235,10 +243,10 @@ class Ended(EndDetector):
 @pytest.mark.parametrize("is_read", [True, False])
 @pytest.mark.parametrize("how", ["disconnect", "half_close", "break_grammar"])
 async def test_message_that_ended_its_consumer_is_charged_beside_one_that_was_not_sent(
-    house: House, how: str, is_read: bool
+    house: EngineDriver, how: str, is_read: bool
 ) -> None:
     worker = await consumer(house, 2, b"poison")
-    await put(house, Program(house), b"b")
+    await put(house, EngineClient(house), b"b")
     if not is_read:
         worker.session._end_detector = Ended()
         await house.end_commit()
@@ -248,15 +256,17 @@ async def test_message_that_ended_its_consumer_is_charged_beside_one_that_was_no
     assert house.rows("SELECT deliveries, charged FROM message") == [(1, 1), (0, 0)]
 
 
-async def test_consumer_that_closed_its_side_gets_nothing_that_arrives_later(house: House) -> None:
+async def test_consumer_that_closed_its_side_gets_nothing_that_arrives_later(
+    house: EngineDriver,
+) -> None:
     dead = [await consumer(house, 1) for _ in range(25)]
     for each in dead:
         each.half_close()
-    await put(house, Program(house), b"a")
+    await put(house, EngineClient(house), b"a")
     assert house.core.state.held == 0
     await house.settle()
     assert [each.got for each in dead] == [[]] * 25
-    worker = Program(house)
+    worker = EngineClient(house)
     worker.consume("orders", 1)
     await house.settle()
     assert worker.bodies == [b"a"]
@@ -271,7 +281,7 @@ async def test_consumer_that_closed_its_side_gets_nothing_of_a_batch_without_roo
     worker = await consumer(house, 1, b"a")
     worker.acknowledge(*worker.got)
     await house.settle()
-    Program(house).publish("orders", b"b", b"c")
+    EngineClient(house).publish("orders", b"b", b"c")
     worker.half_close()
     await house.settle()
     assert worker.bodies == [b"a"]
@@ -280,13 +290,13 @@ async def test_consumer_that_closed_its_side_gets_nothing_of_a_batch_without_roo
 
 
 async def test_consumer_that_only_listens_gets_what_is_ready_and_is_not_charged(
-    house: House,
+    house: EngineDriver,
 ) -> None:
     """``nc -N`` sends its 002 and the end in one go; what it printed is no failure."""
-    publisher = Program(house)
+    publisher = EngineClient(house)
     publisher.publish("orders", b"a", b"b")
     await house.settle()
-    listener = Program(house)
+    listener = EngineClient(house)
     listener.consume("orders", 1)
     listener.half_close()
     await house.settle()
@@ -295,9 +305,9 @@ async def test_consumer_that_only_listens_gets_what_is_ready_and_is_not_charged(
     assert house.rows("SELECT state, charged FROM message") == [(0, 0), (0, 0)]
 
 
-async def test_message_that_is_too_late_after_its_commit_expires(house: House) -> None:
+async def test_message_that_is_too_late_after_its_commit_expires(house: EngineDriver) -> None:
     worker = await consumer(house, 1)
-    await put(house, Program(house), b"a", ttl_s=1)
+    await put(house, EngineClient(house), b"a", ttl_s=1)
     house.advance(1)
     await house.settle()
     assert worker.got == []
@@ -305,13 +315,15 @@ async def test_message_that_is_too_late_after_its_commit_expires(house: House) -
     assert house.shared.figures.late == 1
 
 
-async def test_late_message_does_not_leave_by_way_of_the_next_batch_either(house: House) -> None:
+async def test_late_message_does_not_leave_by_way_of_the_next_batch_either(
+    house: EngineDriver,
+) -> None:
     """It is late for one, and while that is stored another one has it."""
-    first, second = await consumer(house, 1), Program(house)
+    first, second = await consumer(house, 1), EngineClient(house)
     second.consume("orders", 1)
     first.consume("orders", 1)  # behind the other
     await house.settle()
-    await put(house, Program(house), b"a", b"b", ttl_s=1)
+    await put(house, EngineClient(house), b"a", b"b", ttl_s=1)
     first.consume("orders", 0)
     second.consume("orders", 2)
     await house.rest()
@@ -326,9 +338,9 @@ async def test_late_message_does_not_leave_by_way_of_the_next_batch_either(house
 
 
 async def test_nothing_is_decided_while_a_batch_that_loads_is_with_the_writer(
-    house: House,
+    house: EngineDriver,
 ) -> None:
-    publisher, worker = Program(house), Program(house)
+    publisher, worker = EngineClient(house), EngineClient(house)
     publisher.publish("orders", b"a")
     await house.settle()
     worker.consume("orders", 1)
@@ -345,9 +357,9 @@ async def test_nothing_is_decided_while_a_batch_that_loads_is_with_the_writer(
 
 
 async def test_an_open_batch_that_asks_for_something_is_stored_before_it_is_loaded(
-    house: House,
+    house: EngineDriver,
 ) -> None:
-    publisher, worker = Program(house), Program(house)
+    publisher, worker = EngineClient(house), EngineClient(house)
     await house.settle()
     await put(house, publisher, b"a")
     worker.consume("orders", 2)
@@ -363,8 +375,8 @@ async def test_an_open_batch_that_asks_for_something_is_stored_before_it_is_load
 # -- the ends
 
 
-async def test_failed_commit_ends_the_loop_and_nobody_is_told(house: House) -> None:
-    worker, publisher = await consumer(house, 1), Program(house)
+async def test_failed_commit_ends_the_loop_and_nobody_is_told(house: EngineDriver) -> None:
+    worker, publisher = await consumer(house, 1), EngineClient(house)
     await put(house, publisher, b"a", key=b"a")
     publisher.publish("orders", b"b", key=b"b")
     called = asyncio.create_task(
@@ -380,8 +392,8 @@ async def test_failed_commit_ends_the_loop_and_nobody_is_told(house: House) -> N
     called.cancel()
 
 
-async def test_stop_stores_and_answers_the_open_batch_too(house: House) -> None:
-    publisher = Program(house)
+async def test_stop_stores_and_answers_the_open_batch_too(house: EngineDriver) -> None:
+    publisher = EngineClient(house)
     await put(house, publisher, b"a", key=b"a")
     publisher.publish("orders", b"b", key=b"b")
     await house.rest()
@@ -398,7 +410,7 @@ async def test_stop_stores_and_answers_the_open_batch_too(house: House) -> None:
 
 async def test_full_batch_takes_nothing_more(make: MakeHouse) -> None:
     small = make(Limits(batch_commands=2))
-    publisher = Program(small)
+    publisher = EngineClient(small)
     await put(small, publisher, b"a")
     publisher.publish("orders", b"b", b"c", b"d")
     await small.rest()
@@ -410,8 +422,8 @@ async def test_full_batch_takes_nothing_more(make: MakeHouse) -> None:
 # -- commands that give themselves again
 
 
-async def test_command_given_first_comes_in_the_next_batch(house: House) -> None:
-    await put(house, Program(house), b"a")
+async def test_command_given_first_comes_in_the_next_batch(house: EngineDriver) -> None:
+    await put(house, EngineClient(house), b"a")
     batches: list[int] = []
 
     def again(core: Broker) -> None:
@@ -428,10 +440,10 @@ async def test_command_given_first_comes_in_the_next_batch(house: House) -> None
 
 
 async def test_commands_given_first_come_in_their_order_and_before_all_others(
-    house: House,
+    house: EngineDriver,
 ) -> None:
     order: list[str] = []
-    await put(house, Program(house), b"a")
+    await put(house, EngineClient(house), b"a")
     house.engine.submit(lambda _: house.engine.submit_first(lambda _: order.append("one")))
     house.engine.submit(lambda _: house.engine.submit_first(lambda _: order.append("two")))
     await house.rest()
@@ -442,12 +454,12 @@ async def test_commands_given_first_come_in_their_order_and_before_all_others(
 
 
 async def test_publisher_without_room_waits_and_keeps_up_nobody(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = {"orders": 1, "mails": 9}
     monkeypatch.setattr(house.engine.flow_control, "available", lambda name, is_called: room[name])
     monkeypatch.setattr(house.engine.flow_control, "_available", lambda queue: room[queue.name])
-    publisher, other = Program(house), Program(house)
+    publisher, other = EngineClient(house), EngineClient(house)
     await put(house, publisher, b"a")
     room["orders"] = 0
     publisher.publish("orders", b"b", b"c", b"d")
@@ -463,9 +475,9 @@ async def test_publisher_without_room_waits_and_keeps_up_nobody(
     assert born == [[b"a"], [b"e"], [b"b", b"c", b"d"]]
 
 
-async def test_command_that_gives_itself_again_keeps_nobody_waiting(house: House) -> None:
+async def test_command_that_gives_itself_again_keeps_nobody_waiting(house: EngineDriver) -> None:
     worker = await consumer(house, 1, b"a")
-    await put(house, Program(house), b"b")
+    await put(house, EngineClient(house), b"b")
     await house.settle()
     worker.acknowledge(worker.got[0])
     asked: list[int] = []
@@ -480,8 +492,8 @@ async def test_command_that_gives_itself_again_keeps_nobody_waiting(house: House
     assert asked == [1, 2]
 
 
-async def test_what_comes_late_to_an_open_batch_has_its_own_time(house: House) -> None:
-    publisher = Program(house)
+async def test_what_comes_late_to_an_open_batch_has_its_own_time(house: EngineDriver) -> None:
+    publisher = EngineClient(house)
     await put(house, publisher, b"a")
     for body in (b"b", b"c"):
         house.advance(5)
@@ -497,15 +509,15 @@ async def test_what_comes_late_to_an_open_batch_has_its_own_time(house: House) -
 
 
 async def test_acknowledgement_alone_waits_a_moment_for_what_follows(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await consumer(house, 2, b"a", b"b")
-    without_time(monkeypatch, linger_s=1e9)
+    disable_timers(monkeypatch, linger_s=1e9)
     batches = len(house.writer.batches)
     worker.acknowledge(worker.got[0])
     await house.rest()
     assert len(house.writer.batches) == batches
-    Program(house).publish("orders", b"c")
+    EngineClient(house).publish("orders", b"c")
     await house.rest()
     assert len(house.writer.batches) == batches + 1
     assert [len(seqs) for seqs in house.writer.batches[-1].settled.values()] == [1]
@@ -526,7 +538,7 @@ async def test_acknowledgements_do_not_wait_where_others_wait_for_them(
     """Else the loop turns without a pause: the batch is full, or the next one is asked for."""
     small = make(Limits(batch_commands=2))
     worker = await consumer(small, 5, b"a", b"b", b"c", b"d", b"e")
-    without_time(monkeypatch, linger_s=1e9)
+    disable_timers(monkeypatch, linger_s=1e9)
     worker.acknowledge(*worker.got[:3])
     await small.end_commit()
     assert small.rows("SELECT seq FROM history") == [(1,), (2,)]
@@ -537,9 +549,11 @@ async def test_acknowledgements_do_not_wait_where_others_wait_for_them(
     assert small.rows("SELECT seq FROM history") == [(1,), (2,), (3,), (4,)]
 
 
-async def test_stop_waits_for_no_company(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_waits_for_no_company(
+    house: EngineDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = await consumer(house, 1, b"a")
-    without_time(monkeypatch, linger_s=1e9)
+    disable_timers(monkeypatch, linger_s=1e9)
     worker.acknowledge(*worker.got)
     await house.rest()
     assert house.writer.batch is None

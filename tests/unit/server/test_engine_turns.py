@@ -8,13 +8,13 @@ import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.server import engine_policies
-from tests.steering import House, Program, without_time
+from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
 
 @pytest.fixture
-async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
-    without_time(monkeypatch)
-    house = House(tmp_path)
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDriver]:
+    disable_timers(monkeypatch)
+    house = EngineDriver(tmp_path)
     house.start()
     await house.rest()
     yield house
@@ -22,18 +22,18 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     house.close()
 
 
-async def test_commit_without_work_behind_it_opens_no_batch(house: House) -> None:
-    Program(house).publish("orders", b"a")
+async def test_commit_without_work_behind_it_opens_no_batch(house: EngineDriver) -> None:
+    EngineClient(house).publish("orders", b"a")
     await house.rest()
     assert house.core.batch_number == 1
     await house.end_commit()
     assert house.core.batch_number == 1
 
 
-async def test_waits_share_a_timer(house: House) -> None:
+async def test_waits_share_a_timer(house: EngineDriver) -> None:
     timer = house.engine._timer
     assert timer is not None
-    program = Program(house)
+    program = EngineClient(house)
     for body in (b"a", b"b", b"c"):
         program.publish("orders", body)
         await house.settle()
@@ -41,9 +41,9 @@ async def test_waits_share_a_timer(house: House) -> None:
     assert not timer.cancelled()
 
 
-async def test_what_is_due_sooner_has_a_timer_of_its_own(house: House) -> None:
+async def test_what_is_due_sooner_has_a_timer_of_its_own(house: EngineDriver) -> None:
     timer = house.engine._timer
-    program = Program(house)
+    program = EngineClient(house)
     program.publish("orders", b"a", ttl_s=1)
     await house.settle()
     assert timer is not None
@@ -57,8 +57,8 @@ async def test_what_is_due_sooner_has_a_timer_of_its_own(house: House) -> None:
     assert house.rows("SELECT count(*) FROM message") == [(0,)]
 
 
-async def test_what_is_due_beside_a_commit_follows_on_it(house: House) -> None:
-    program = Program(house)
+async def test_what_is_due_beside_a_commit_follows_on_it(house: EngineDriver) -> None:
+    program = EngineClient(house)
     program.publish("orders", b"a", ttl_s=1)
     await house.settle()
     program.publish("orders", b"b")
@@ -72,10 +72,10 @@ async def test_what_is_due_beside_a_commit_follows_on_it(house: House) -> None:
 
 
 async def test_open_acknowledgement_is_stored_when_its_timer_ends(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_policies, "_ACK_DELAY_S", 1e9)
-    program = Program(house)
+    program = EngineClient(house)
     program.consume("orders", 1)
     program.publish("orders", b"a")
     await house.settle()
@@ -90,13 +90,13 @@ async def test_open_acknowledgement_is_stored_when_its_timer_ends(
 
 
 async def test_cancelled_engine_does_nothing_any_more(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    house = EngineDriver(tmp_path)
     house.start()
     await house.rest()
     assert house.running is not None
     house.running.cancel()
     await asyncio.wait([house.running])
-    Program(house).publish("orders", b"a")
+    EngineClient(house).publish("orders", b"a")
     for _ in range(5):
         await asyncio.sleep(0)
     assert house.writer.batch is None
@@ -105,7 +105,7 @@ async def test_cancelled_engine_does_nothing_any_more(tmp_path: Path) -> None:
 
 
 async def test_upkeep_is_due_beside_batches_that_store_nothing(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Publishers that are refused and try again at once leave no rest, and nothing to store."""
     calls: list[object] = []
@@ -128,7 +128,7 @@ async def test_upkeep_that_failed_ends_it_though_nothing_else_happens(tmp_path: 
     async def fail() -> None:
         raise OutcomeUnknownError("the disk has gone")
 
-    house = House(tmp_path)
+    house = EngineDriver(tmp_path)
     house.start()
     await house.rest()
     house.engine._maintenance = asyncio.create_task(fail())

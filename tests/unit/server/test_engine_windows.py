@@ -7,15 +7,15 @@ import pytest
 
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.model import AuditEntry, Limits
-from tests.steering import House, Program, without_time
+from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
 
 @pytest.fixture
 async def house(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[House]:
-    without_time(monkeypatch)
-    made = House(tmp_path_factory.mktemp("house"), Limits(window=4))
+) -> AsyncIterator[EngineDriver]:
+    disable_timers(monkeypatch)
+    made = EngineDriver(tmp_path_factory.mktemp("house"), Limits(window=4))
     made.start()
     yield made
     assert made.running is not None
@@ -24,7 +24,9 @@ async def house(
     made.close()
 
 
-async def asked_in_the_open_batch(house: House, publisher: Program, worker: Program) -> None:
+async def asked_in_the_open_batch(
+    house: EngineDriver, publisher: EngineClient, worker: EngineClient
+) -> None:
     """Acknowledge beside a batch that is with the writer, until the window asks for more."""
     publisher.publish("other", b"x")
     await house.rest()
@@ -36,7 +38,7 @@ async def asked_in_the_open_batch(house: House, publisher: Program, worker: Prog
     raise AssertionError("no page was asked for")
 
 
-async def take_the_rest(house: House, worker: Program) -> None:
+async def take_the_rest(house: EngineDriver, worker: EngineClient) -> None:
     taken = len(worker.got) - 1
     while taken < len(worker.got):
         fresh, taken = worker.got[taken:], len(worker.got)
@@ -44,9 +46,9 @@ async def take_the_rest(house: House, worker: Program) -> None:
         await house.settle()
 
 
-async def test_what_a_window_gives_up_is_asked_for_again(house: House) -> None:
+async def test_what_a_window_gives_up_is_asked_for_again(house: EngineDriver) -> None:
     """It stayed behind: the page came that follows on what had been given up."""
-    publisher, leaving, worker = Program(house), Program(house), Program(house)
+    publisher, leaving, worker = EngineClient(house), EngineClient(house), EngineClient(house)
     publisher.publish("orders", *(b"%d" % n for n in range(20)))
     await house.settle()
     leaving.consume("orders", 4)
@@ -61,8 +63,8 @@ async def test_what_a_window_gives_up_is_asked_for_again(house: House) -> None:
     assert house.core.state.queues["orders"].row.live_count == 0
 
 
-async def test_a_new_window_gets_no_page_of_the_old_one(house: House) -> None:
-    publisher, worker = Program(house), Program(house)
+async def test_a_new_window_gets_no_page_of_the_old_one(house: EngineDriver) -> None:
+    publisher, worker = EngineClient(house), EngineClient(house)
     publisher.publish("orders", *(b"%d" % n for n in range(20)))
     await house.settle()
     worker.consume("orders", 2)
@@ -81,9 +83,9 @@ async def test_a_new_window_gets_no_page_of_the_old_one(house: House) -> None:
 
 @pytest.mark.parametrize("has_dispatched", [True, False], ids=["dispatched from it", "asked"])
 async def test_queue_is_removed_in_the_batch_that_used_it(
-    house: House, has_dispatched: bool
+    house: EngineDriver, has_dispatched: bool
 ) -> None:
-    publisher, worker = Program(house), Program(house)
+    publisher, worker = EngineClient(house), EngineClient(house)
     if has_dispatched:
         publisher.publish("orders", b"a", b"b")
         worker.consume("orders", 1)

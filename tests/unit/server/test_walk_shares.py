@@ -6,30 +6,30 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.broker.flow_control import LEAST_PER_BATCH
-from tests.steering import House, Program, without_time
+from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
 QUEUES = ("mails", "orders", "prices")
 
 
 @pytest.fixture
-async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
-    without_time(monkeypatch)
-    it = House(tmp_path)
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDriver]:
+    disable_timers(monkeypatch)
+    it = EngineDriver(tmp_path)
     it.start()
     yield it
     await it.stop()
     it.close()
 
 
-def publish_by_turns(publisher: Program, rounds: int) -> None:
+def publish_by_turns(publisher: EngineClient, rounds: int) -> None:
     """Give the queues one message after the other, in one piece."""
     frames = [publisher._wire.publish(queue, b"x", 0, None) for queue in QUEUES]
     publisher.session.data_received(b"".join(frames) * rounds)
 
 
-async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: House) -> None:
-    publisher = Program(house)
-    workers = [Program(house) for _ in QUEUES]
+async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: EngineDriver) -> None:
+    publisher = EngineClient(house)
+    workers = [EngineClient(house) for _ in QUEUES]
     for worker, queue in zip(workers, QUEUES, strict=True):
         worker.consume(queue, 10)
     publish_by_turns(publisher, 1)
@@ -44,9 +44,9 @@ async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: House)
     await house.settle()
 
 
-async def test_who_waits_is_not_overtaken_by_those_that_come_later(house: House) -> None:
+async def test_who_waits_is_not_overtaken_by_those_that_come_later(house: EngineDriver) -> None:
     """One brings as much as a batch takes, in each batch: the other one comes all the same."""
-    worker, patient, quick = Program(house), Program(house), Program(house)
+    worker, patient, quick = EngineClient(house), EngineClient(house), EngineClient(house)
     worker.consume("orders", 10)
     await house.settle()
     patient.publish("orders", *[b"backlog"] * 6_000)

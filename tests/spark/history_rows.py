@@ -1,0 +1,200 @@
+"""Made-up rows of the history, the same ones for Spark and for SQLite."""
+
+import os
+import random
+import sqlite3
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DAY_MS: Final = 86_400_000
+START_MS: Final = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp() * 1000)
+
+NUMBERS: Final = [
+    "offset",
+    "seq",
+    "position",
+    "published_at",
+    "first_dispatched_at",
+    "last_dispatched_at",
+    "settled_at",
+    "deadline",
+    "ttl_s",
+    "deliveries",
+    "size",
+    "publisher",
+    "consumer",
+    "attempts",
+]
+TEXTS: Final = ["message_id", "queue", "outcome", "reason", "urn", "trace_id", "meta_id"]
+NAMES: Final = [
+    "offset",
+    "seq",
+    "message_id",
+    "queue",
+    "position",
+    "outcome",
+    "reason",
+    "published_at",
+    "first_dispatched_at",
+    "last_dispatched_at",
+    "settled_at",
+    "deadline",
+    "ttl_s",
+    "deliveries",
+    "size",
+    "publisher",
+    "consumer",
+    "urn",
+    "trace_id",
+    "meta_id",
+    "attempts",
+    "body",
+]
+TIMES: Final = {
+    "published_at",
+    "first_dispatched_at",
+    "last_dispatched_at",
+    "settled_at",
+    "deadline",
+}
+
+Row = dict[str, Any]
+
+
+def history_row(offset: int, **given: Any) -> Row:
+    """Make one row: published, dispatched and acked within a second, unless told otherwise."""
+    published = given.get("published_at", START_MS + offset * 1000)
+    row: Row = dict.fromkeys(NAMES)
+    row |= {
+        "offset": offset,
+        "seq": offset,
+        "message_id": f"{offset:032x}",
+        "queue": "orders",
+        "position": offset,
+        "outcome": "acked",
+        "published_at": published,
+        "first_dispatched_at": published + 10,
+        "last_dispatched_at": published + 10,
+        "settled_at": published + 30,
+        "deliveries": 1,
+        "size": 100,
+        "publisher": 1,
+        "consumer": 2,
+        "body": f'{{"n":{offset}}}'.encode(),
+    }
+    return row | given
+
+
+def history_rows(count: int, *, days: int = 4, seed: int = 5) -> list[Row]:
+    """Make rows of all outcomes over ``days``, in the order in which they were settled.
+
+    Some live over midnight, some are retries of others, some go backwards in time by a clock.
+    """
+    dice = random.Random(seed)
+    rows = [_one(seq, dice, days) for seq in range(1, count + 1)]
+    rows += [again for row in rows for again in _retries(row, dice)]
+    for seq, row in enumerate(sorted(rows, key=lambda row: int(row["published_at"])), 1):
+        row["seq"] = row["position"] = seq
+    rows.sort(key=lambda row: (row["settled_at"], row["seq"]))
+    for offset, row in enumerate(rows, 1):
+        row["offset"] = offset
+        row["message_id"] = f"{row['seq']:032x}"
+    return rows
+
+
+def _one(seq: int, dice: random.Random, days: int) -> Row:
+    published = START_MS + dice.randrange(days * DAY_MS)
+    outcome = dice.choices(["acked", "expired", "dead", "deleted"], [80, 8, 8, 4])[0]
+    deliveries = dice.choices([0, 1, 2, 5], [10, 80, 8, 2])[0]
+    if outcome == "acked":
+        deliveries = max(1, deliveries)
+    first = published + dice.choice([0, 3, 50, 4_000, 3_000_000, -20]) if deliveries else None
+    last = None if first is None else first + (dice.randrange(90_000_000) if deliveries > 1 else 0)
+    end = (last or published) + dice.choice([1, 12, 900, 61_000, 7_200_000])
+    is_envelope = dice.random() < 0.7
+    return history_row(
+        seq,
+        queue=dice.choice(["orders", "orders", "mail", "stock.é"]),
+        outcome=outcome,
+        reason=dice.choice(["client", "max_deliveries", "poison"]) if outcome == "dead" else None,
+        published_at=published,
+        first_dispatched_at=first,
+        last_dispatched_at=last,
+        settled_at=end,
+        deliveries=deliveries,
+        size=dice.randrange(5_000),
+        urn=dice.choice(["urn:a", "urn:b"]) if is_envelope else None,
+        trace_id=f"trace-{dice.randrange(seq // 3 + 1)}" if is_envelope else None,
+        meta_id=f"meta-{seq}" if is_envelope else None,
+        attempts=0 if is_envelope else None,
+    )
+
+
+def _retries(row: Row, dice: random.Random) -> Iterable[Row]:
+    """Make what a worker publishes before it acknowledges a row that it failed on."""
+    if row["outcome"] != "acked" or row["meta_id"] is None or dice.random() > 0.2:
+        return
+    published = dice.randint(row["last_dispatched_at"], row["settled_at"])
+    yield row | {
+        "published_at": published,
+        "first_dispatched_at": published + 1,
+        "last_dispatched_at": published + 1,
+        "settled_at": published + dice.choice([2, 5_000, 50_000_000]),
+        "deliveries": 1,
+        "attempts": 1,
+    }
+
+
+def to_sqlite(rows: Iterable[Row]) -> sqlite3.Connection:
+    """Put rows into a table ``history`` with the same columns; times are milliseconds."""
+    database = sqlite3.connect(":memory:")
+    database.row_factory = sqlite3.Row
+    columns = ", ".join(f'"{name}"' for name in NAMES)
+    database.execute(f"CREATE TABLE history ({columns})")
+    places = ", ".join("?" * len(NAMES))
+    database.executemany(
+        f"INSERT INTO history VALUES ({places})", ([row[name] for name in NAMES] for row in rows)
+    )
+    return database
+
+
+def to_arrow(rows: Sequence[Row]) -> pa.Table:
+    """Give the rows in the types of the history."""
+    types = {name: pa.int64() for name in NUMBERS} | {name: pa.string() for name in TEXTS}
+    types |= {name: pa.timestamp("ms", tz="UTC") for name in TIMES}
+    types |= {"deliveries": pa.int32(), "body": pa.binary()}
+    return pa.table(
+        {name: pa.array([row[name] for row in rows], types[name]) for name in NAMES},
+    )
+
+
+def to_parquet(rows: Sequence[Row], file: Path) -> None:
+    """Write a file that Spark reads as the history's columns, after all others of its folder.
+
+    A stream follows files by their time, and systems may give two of them the same.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(to_arrow(rows), file)
+    at_s = 1_700_000_000 + len(list(file.parent.iterdir()))
+    os.utime(file, (at_s, at_s))
+
+
+def history_schema() -> str:
+    """Give the schema of the history's stream, body included, as text."""
+    from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
+
+    return ARCHIVE_SCHEMA[: ARCHIVE_SCHEMA.index("date DATE")].rstrip().rstrip(",")
+
+
+def stream(spark: "SparkSession", folder: Path) -> "DataFrame":
+    """Follow a folder of such files, one file a batch."""
+    reader = spark.readStream.schema(history_schema()).option("maxFilesPerTrigger", "1")
+    return reader.parquet(str(folder))

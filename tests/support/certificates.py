@@ -1,0 +1,83 @@
+"""Certificates of every kind, good and bad, made by the openssl command where there is one."""
+
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+Certificate = tuple[Path, Path]  # certificate and key
+EC: Final = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+RSA: Final = ("rsa:2048",)
+
+
+class CertificateAuthority:
+    """Makes certificates in a folder; each name once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def make(
+        self, name: str, *arguments: str, issuer: str = "", kind: tuple[str, ...] = EC
+    ) -> Certificate:
+        """Make a certificate for localhost, signed by itself or by ``issuer``, made before."""
+        cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        if not cert.exists():
+            ca = self.folder / issuer
+            signed = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key") if issuer else ()
+            openssl(
+                *("req", "-x509", "-newkey", *kind, "-nodes"),
+                *("-days", "2", "-subj", f"/CN={name}", "-keyout", key, "-out", cert),
+                *("-addext", "subjectAltName=DNS:localhost", *signed, *arguments),
+            )
+            key.chmod(0o600)
+        return cert, key
+
+    def make_dated(self, name: str, begin: str, end: str) -> Certificate:
+        """Make one for a time, ``YYYYMMDDhhmmssZ``; of OpenSSL's commands ``ca`` takes dates."""
+        _, key = self.make(name)
+        folder = self.folder / f"{name}.ca"
+        folder.mkdir()
+        (folder / "index.txt").touch()
+        (folder / "ca.cnf").write_text(
+            f"[ca]\ndefault_ca=d\n[d]\ndatabase={folder}/index.txt\nnew_certs_dir={folder}\n"
+            "rand_serial=yes\ndefault_md=sha256\npolicy=p\n[p]\ncommonName=supplied\n"
+        )
+        request, cert = folder / "request.csr", folder / "dated.pem"
+        openssl("req", "-new", "-key", key, "-subj", f"/CN={name}", "-out", request)
+        openssl(
+            *("ca", "-batch", "-notext", "-config", folder / "ca.cnf", "-selfsign"),
+            *("-keyfile", key, "-in", request, "-out", cert, "-startdate", begin, "-enddate", end),
+        )
+        return cert, key
+
+
+def openssl(*arguments: str | Path) -> None:
+    """Run the openssl command; without it the test is skipped."""
+    command = shutil.which("openssl")
+    if command is None:
+        pytest.skip("no openssl command to make a certificate with")
+    subprocess.run([command, *arguments], check=True, capture_output=True)
+
+
+def tls_contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the contexts of a server and of a client that trusts only it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl command to make a certificate with")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        [
+            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    return server, ssl.create_default_context(cafile=str(certificate))

@@ -1,0 +1,534 @@
+"""Drives core and store together, turn by turn: a real SQLite file, no asyncio, no real time.
+
+A turn is what ``server/engine.py`` does in its loop: begin, commands, finish, commit, act.
+"""
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from phpmq_lite.broker.broker import Broker, Result
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.clock import Clock
+from phpmq_lite.errors import RefusedError, StartRefusedError
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.model import (
+    AuditEntry,
+    Batch,
+    EnvelopeInspector,
+    Limits,
+    Loaded,
+    Message,
+    Now,
+    Receipt,
+    State,
+    Validated,
+)
+from phpmq_lite.protocol.frames import ReceiptFrame
+from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.write.store import Store
+from tests.support.core_rig import operation
+
+START_MS = 1_700_000_000_000  # steady
+CLOCK_STEP_MS = 5_000_000  # between the two scales, so that mixing them up shows
+MAX_CYCLES = 300  # more, and something goes round in circles
+
+Action = Callable[[Broker, Connection], Result]
+
+
+class FakeClock(Clock):
+    """Time that passes only when told to; the wall clock was once set forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steady_ms = START_MS
+
+    def now(self) -> Now:
+        return Now(self.steady_ms + CLOCK_STEP_MS, self.steady_ms)
+
+    def advance(self, seconds: float) -> None:
+        self.steady_ms += round(seconds * 1_000)
+
+
+@cache
+def empty_database() -> bytes:
+    """Return the file that all migrations make."""
+    with sqlite3.connect(":memory:", isolation_level=None) as connection:
+        migrate(connection, migrations_folder())
+        content = connection.serialize()
+    connection.close()
+    return content
+
+
+def open_store(path: Path) -> Store:
+    """Open the writable connection as the writer does."""
+    connection = sqlite3.connect(path, isolation_level=None, cached_statements=256)
+    store = Store(connection)
+    try:
+        store.configure(1 << 20)
+    except StartRefusedError:
+        connection.close()
+        raise
+    return store
+
+
+def make_database(folder: Path) -> Path:
+    """Make a migrated, empty database in ``folder``."""
+    path = folder / "messages.db"
+    path.write_bytes(empty_database())
+    return path
+
+
+@dataclass(eq=False)
+class Delivery:
+    """One message as a client got it."""
+
+    queue: str
+    message_id: bytes
+    body: bytes
+    ttl_s: int  # remaining, as on the wire; 0: never expires
+
+    @property
+    def seq(self) -> int:
+        return int(self.message_id[:16], 16)
+
+
+@dataclass(eq=False)
+class Client:
+    """A connection without a socket: the core's peer, and what a program would see of it."""
+
+    driver: "Driver"
+    name: str
+    connection: Connection = field(init=False)
+    got: list[Delivery] = field(default_factory=list)
+    receipts: list[ReceiptFrame] = field(default_factory=list)
+    is_open: bool = True
+    is_parked: bool = False  # its publish waits for the queue
+    is_leaving: bool = False  # what would wait is dropped
+    is_refused: bool = False  # the core wants it closed
+
+    # -- what a program does; each becomes part of the next turn
+
+    def publish(
+        self, queue: str, body: bytes, ttl_s: int | None = None, key: bytes | None = None
+    ) -> "Command":
+        judged: list[Validated] = []  # where it is large, as server/session.py has it judged ahead
+
+        def publish(core: Broker, me: Connection) -> Result:
+            result = core.publish(me, queue, body, ttl_s, key, judged[-1] if judged else None)
+            if result is Result.VALIDATE:
+                core.validate_in_background(queue, body, judged.append)
+                return Result.LOAD
+            return result
+
+        return self._give(publish, "publish", queue, body, ttl_s, key)
+
+    def consume(self, queue: str, count: int) -> "Command":
+        return self._give(lambda core, me: core.consume(me, queue, count), "consume", queue, count)
+
+    def acknowledge(self, queue: str, message_id: bytes) -> "Command":
+        return self._give(
+            lambda core, me: core.acknowledge(me, queue, message_id),
+            "acknowledge", queue, message_id,
+        )  # fmt: skip
+
+    def requeue(self, queue: str, message_id: bytes, ttl_s: int = 0) -> "Command":
+        return self._give(
+            lambda core, me: core.requeue(me, queue, message_id, ttl_s),
+            "requeue", queue, message_id, ttl_s,
+        )  # fmt: skip
+
+    def dead_letter(self, queue: str, message_id: bytes) -> "Command":
+        return self._give(
+            lambda core, me: core.dead_letter(me, queue, message_id),
+            "dead_letter", queue, message_id,
+        )  # fmt: skip
+
+    def disconnect(self) -> "Command":
+        def leave(core: Broker, me: Connection) -> Result:
+            core.disconnect(me, "compact", "ttl", "closed by the peer")
+            return Result.DONE
+
+        self.is_leaving, self.is_parked = True, False
+        return self._give(leave, "disconnect")
+
+    def choke(self, *, is_blocked: bool) -> "Command":
+        def choke(core: Broker, me: Connection) -> Result:
+            core.set_blocked(me, is_blocked=is_blocked)
+            return Result.DONE
+
+        return self._give(choke, "choke", is_blocked)
+
+    def _give(self, action: Action, verb: str, *arguments: Any) -> "Command":
+        command = Command(self, action, verb, arguments)
+        self.driver.inbox.append(command)
+        return command
+
+    # -- what the core's peer does
+
+    def send(
+        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
+    ) -> list[Message]:
+        if not self.is_open:
+            return []
+        late = []
+        for message in dispatches:
+            assert message.holder.connection is self.connection
+            if message.deadline_ms is not None and message.deadline_ms <= now_ms:
+                late.append(message)
+                continue
+            assert message.body is not None
+            left_ms = 0 if message.deadline_ms is None else message.deadline_ms - now_ms
+            name = message.holder.queue.name
+            self.got.append(Delivery(name, message.message_id, message.body, -(-left_ms // 1_000)))
+            message.body = None
+            message.is_sent = True
+        self.receipts += [ReceiptFrame(r.queue, key, r.reason) for r in receipts for key in r.keys]
+        return late
+
+    def resume(self) -> None:
+        self.is_parked = False
+
+    def end(self, reason: str) -> None:
+        raise AssertionError(f"the core ended a connection: {reason}")
+
+    def take(self) -> list[Delivery]:
+        """Return what it got since the last call."""
+        got, self.got = self.got, []
+        return got
+
+
+@dataclass(eq=False)
+class Command:
+    """One thing a client asks for; kept until the core has done it."""
+
+    client: Client
+    action: Action
+    verb: str
+    arguments: tuple[Any, ...] = ()
+    result: Result | None = None  # None: no turn has tried it yet
+    number: int = 0  # the next of the number line when it was tried last
+
+
+@dataclass(eq=False)
+class OperatorCommand:
+    """An operator's command; ``answer`` is what came after the commit, or the refusal."""
+
+    ask: Callable[..., None]
+    verb: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    entry: AuditEntry
+    answer: Any = None
+    number: int = 0  # the next of the number line when it was put
+
+    @property
+    def is_answered(self) -> bool:
+        return self.answer is not None
+
+
+@dataclass
+class BatchSnapshot:
+    """What a batch holds at one moment."""
+
+    settled: dict[int, tuple[State, str | None]]  # by seq
+    moved: dict[int, tuple[int, int]]  # queue_id and position of those changed, by seq
+    dying: frozenset[int]  # seqs
+
+    @classmethod
+    def at(cls, core: Broker) -> "BatchSnapshot":
+        batch = core.state.batch
+        return cls(
+            {seq: (State(o), why) for (o, why), seqs in batch.settled.items() for seq in seqs},
+            {seq: (m.queue_id, m.position) for seq, m in batch.changed.items()},
+            frozenset(core.state.pending),
+        )
+
+
+@dataclass
+class Cycle:
+    """What one turn did."""
+
+    now: Now
+    batch: Batch
+    begun: BatchSnapshot  # before any command
+    taken_back: list[int]  # seqs that the last turn did not send
+    opened: list[Client]
+    done: list[Command | OperatorCommand]  # those that the core did, in order
+    finished: BatchSnapshot
+
+
+class Driver:
+    """A broker on a file in ``folder``.  Give commands by its clients, then ``step``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits | None = None,
+        defaults: QueueSettings | None = None,
+        envelopes: EnvelopeInspector | None = None,
+    ) -> None:
+        self.envelopes = envelopes
+        self.clock = FakeClock()
+        self.limits = limits or Limits()
+        self.defaults = defaults or QueueSettings()
+        self.path = make_database(folder)
+        self.commit_takes_s = 0.0  # passes between deciding and acting
+        self.on_turn: Callable[[Cycle], None] = lambda _turn: None  # called after each commit
+        self.inbox: deque[Command | OperatorCommand] = deque()
+        self.clients: list[Client] = []
+        self.store = open_store(self.path)
+        self.store.set_counters({"clock_step_ms": CLOCK_STEP_MS})
+        self._recover()
+
+    def _recover(self) -> None:
+        stored = self.store.recover(
+            self.clock.now(), self.limits.receipt_window_ms, self.limits.receipts
+        )
+        self.returned = stored.returned
+        self.core = Broker(stored, self.limits, self.defaults, self.envelopes)
+        self._aside: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self._loaded: Loaded | None = None
+        self._late: list[tuple[Connection, list[Message]]] = []
+        self._opening: list[Client] = []
+
+    # -- who is there
+
+    def connect(self, name: str = "") -> Client:
+        """Open a connection; the core hears of it in the next turn, ahead of its commands."""
+        client = Client(self, name or f"client {len(self.clients) + 1}")
+        self.clients.append(client)
+        self._opening.append(client)
+        return client
+
+    def ask(self, verb: str, *arguments: Any, **options: Any) -> OperatorCommand:
+        """Give an operator's command: the name of an operation, and its arguments."""
+        entry = AuditEntry("anna", "ui", "10.0.0.5", options.pop("audit", f"queue.{verb}"))
+        given = dict(options)
+        question = OperatorCommand(
+            lambda core, answer: operation(verb)(
+                core, entry, *arguments, answer, **given
+            ),
+            verb, arguments, options, entry,
+        )  # fmt: skip
+        self.inbox.append(question)
+        return question
+
+    # -- turns
+
+    def turn(self) -> Cycle:
+        """Do one turn of the loop."""
+        turn = self.record()
+        self.clock.advance(self.commit_takes_s)
+        self._act(turn.batch)
+        return turn
+
+    def record(self) -> Cycle:
+        """Do a turn up to the commit: nobody is told."""
+        turn = self.decide()
+        self._loaded = self.store.commit(turn.batch)
+        self.on_turn(turn)
+        return turn
+
+    def step(self) -> list[Cycle]:
+        """Do turns until nothing is left to do at this moment; time stands still."""
+        turns = [self.turn()]
+        while self.is_busy:
+            assert len(turns) < MAX_CYCLES, "the broker does not come to rest"
+            turns.append(self.turn())
+        return turns
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether the engine's loop would do another turn at once."""
+        wake_ms = self.core.next_wake_ms
+        return (
+            self._loaded is not None
+            or bool(self._late)
+            or bool(self._aside)
+            or bool(self._opening)
+            or self.core.needs_batch
+            or (wake_ms is not None and wake_ms <= self.clock.steady_ms)
+            or any(isinstance(c, OperatorCommand) or not c.client.is_parked for c in self.inbox)
+        )
+
+    def decide(self) -> Cycle:
+        """Do the first half of a turn: nothing of it is stored yet."""
+        core, now = self.core, self.clock.now()
+        core.begin(now, self._loaded)
+        self._loaded = None
+        begun = BatchSnapshot.at(core)
+        opened, self._opening = self._opening, []
+        for client in opened:
+            client.connection = core.connect(client, "tcp", client.name)
+        aside, self._aside = self._aside, []
+        for work, give in aside:
+            give(work())
+        late, self._late = self._late, []
+        for connection, messages in late:
+            core.undo_dispatches(connection, messages)
+        done = self._run(core)
+        batch = core.finish()
+        return Cycle(
+            now,
+            batch,
+            begun,
+            [m.seq for _, messages in late for m in messages],
+            opened,
+            done,
+            BatchSnapshot.at(core),
+        )
+
+    def _run(self, core: Broker) -> list[Command | OperatorCommand]:
+        """Give the core what is in the inbox, each client's commands in their order."""
+        done: list[Command | OperatorCommand] = []
+        kept: deque[Command | OperatorCommand] = deque()
+        waiting = {c.client for c in self.inbox if isinstance(c, Command) and c.client.is_parked}
+        for item in self.inbox:
+            if isinstance(item, OperatorCommand):
+                self._put(core, item)
+                done.append(item)
+            elif item.client in waiting or (item.client.is_open and item.client.connection.pending):
+                kept.append(item)
+            elif item.client.is_open:
+                self._try(core, item)
+                if item.result in (Result.DONE, Result.WAIT):
+                    done.append(item)
+                    if item.result is Result.WAIT:
+                        waiting.add(item.client)
+                elif item.result is Result.LOAD or item.client.is_parked:
+                    waiting.add(item.client)
+                    kept.append(item)
+        self.inbox = kept
+        return done
+
+    def _try(self, core: Broker, command: Command) -> None:
+        client = command.client
+        command.number = core.state.next_number
+        command.result = command.action(core, client.connection)
+        client.is_parked = command.result is Result.PARK and not client.is_leaving
+        client.is_refused = client.is_refused or command.result is Result.CLOSE
+        if command.verb == "disconnect":
+            client.is_open = False
+
+    def _put(self, core: Broker, question: OperatorCommand) -> None:
+        def answer(value: Any) -> None:
+            assert not question.is_answered, "answered twice"
+            question.answer = value
+
+        question.number = core.state.next_number
+        try:
+            question.ask(core, answer)
+        except RefusedError as error:
+            question.answer = error
+
+    def _act(self, batch: Batch) -> None:
+        now_ms = self.clock.steady_ms
+        for connection, (dispatches, receipts) in batch.sends.items():
+            if late := connection.peer.send(dispatches, receipts, now_ms):
+                self._late.append((connection, late))
+        for answer, value in batch.replies:
+            answer(value)
+        for connection in batch.wakes:
+            connection.peer.resume()
+        self._aside += batch.background
+
+    # -- whole stories
+
+    def publish(self, *bodies: bytes, queue: str = "orders", ttl_s: int = 0) -> None:
+        """Have a client of its own publish, and come to rest."""
+        client = self.connect()
+        for body in bodies:
+            client.publish(queue, body, ttl_s)
+        self.step()
+
+    def consume(self, credit: int = 10, queue: str = "orders") -> Client:
+        """Return a client of its own with credit, and what it got by now."""
+        client = self.connect()
+        client.consume(queue, credit)
+        self.step()
+        return client
+
+    # -- the end of a process
+
+    def kill_and_restart(self) -> None:
+        """Lose everything that is not committed, and start again on the file."""
+        for client in self.clients:
+            client.is_open = False
+        self.clients.clear()
+        self.inbox.clear()
+        self.store.connection.close()  # rolls back
+        self.store = open_store(self.path)
+        self._recover()
+
+    def close(self) -> None:
+        self.store.connection.close()
+
+    # -- what is on disk
+
+    def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Read from the file."""
+        return self.store.execute(sql, parameters).fetchall()
+
+    def states(self) -> list[tuple[Any, ...]]:
+        """Return seq, state and deliveries of what is alive, by seq."""
+        return self.rows("SELECT seq, state, deliveries FROM message ORDER BY seq")
+
+    def outcomes(self) -> list[tuple[Any, ...]]:
+        """Return offset, seq, outcome and reason of what is settled, by offset."""
+        return self.rows('SELECT "offset", seq, outcome, reason FROM history ORDER BY "offset"')
+
+    def live(self, queue: str = "orders") -> tuple[Any, ...]:
+        """Return the stored count and bytes of what is alive in a queue."""
+        [row] = self.rows("SELECT live_count, live_bytes FROM queue WHERE name = ?", queue)
+        return row
+
+
+MakeDriver = Callable[..., Driver]
+
+
+@contextmanager
+def drivers_in(folder: Path) -> Iterator[MakeDriver]:
+    """Give what makes a driver on the file in ``folder``; in the end all of them are closed."""
+    with ExitStack() as stack:
+
+        def make(*given: Any, **named: Any) -> Driver:
+            driver = Driver(folder, *given, **named)
+            stack.callback(driver.close)
+            return driver
+
+        yield make
+
+
+def stored_bodies(driver: Driver, queue: str = "orders") -> list[bytes]:
+    """Return the bodies of a queue in the order in which they will be dispatched."""
+    rows = driver.rows(
+        "SELECT content FROM message JOIN body USING (seq) JOIN queue USING (queue_id)"
+        " WHERE name = ? ORDER BY position", queue,
+    )  # fmt: skip
+    return [content for (content,) in rows]
+
+
+def consume_all(driver: Driver, worker: Client) -> list[bytes]:
+    """Let a client acknowledge whatever it gets; return the bodies in their order."""
+    got = []
+    while deliveries := worker.take():
+        got += [delivery.body for delivery in deliveries]
+        for delivery in deliveries:
+            worker.acknowledge("orders", delivery.message_id)
+        driver.step()
+    return got
+
+
+def run_operation(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
+    """Give a command, come to rest, and return the answer; a refusal as its code."""
+    question = driver.ask(verb, *arguments, **options)
+    driver.step()
+    answer = question.answer
+    return answer.code if isinstance(answer, RefusedError) else answer

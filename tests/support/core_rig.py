@@ -1,0 +1,229 @@
+"""Calls the core by hand: no disk, no socket, no time.  What it asks to load is given by hand.
+
+New queues are empty on disk, so the answer to the first page of their window is an empty page.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from phpmq_lite.broker.broker import Broker, Result
+from phpmq_lite.broker.operator import message_actions, operations, publishing
+from phpmq_lite.broker.pipeline import claims, staging
+from phpmq_lite.broker.queue import Connection, Queue
+from phpmq_lite.model import (
+    AuditEntry,
+    Batch,
+    EnvelopeInspector,
+    Limits,
+    Loaded,
+    Message,
+    Now,
+    Receipt,
+    Recovered,
+    State,
+    checksum,
+)
+from phpmq_lite.queue_settings import QueueSettings
+
+WALL_MS = 1_700_000_000_000
+STEADY_MS = 1_600_000_000_000  # another scale than the wall clock's
+
+
+def operation(name: str) -> Any:
+    """Return an operation of an operator or of the pipeline."""
+    modules = (operations, message_actions, publishing, claims, staging)
+    return next(vars(module)[name] for module in modules if name in vars(module))
+
+
+def message(
+    seq: int,
+    *,
+    position: int | None = None,
+    body: bytes | None = None,
+    size: int = 1,
+    queue_id: int = 1,
+    deadline_ms: int | None = None,
+) -> Message:
+    """Make a ready message as a row on disk would be."""
+    made = Message(
+        seq, seq * 7 + 1, queue_id, seq if position is None else position, State.READY, None,
+        deadline_ms, WALL_MS, None, None, 0, 0, size if body is None else len(body),
+        checksum(seq, body or b""), None, None,
+    )  # fmt: skip
+    made.body = body
+    return made
+
+
+@dataclass(eq=False)
+class FakePeer:
+    """What was told to it, after the commit."""
+
+    resumed: int = 0
+
+    def send(
+        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
+    ) -> list[Message]:
+        raise AssertionError("the engine's part, not the core's")
+
+    def resume(self) -> None:
+        self.resumed += 1
+
+    def end(self, reason: str) -> None:
+        raise AssertionError(f"ended: {reason}")
+
+
+@dataclass
+class CoreRig:
+    """A core on an empty store.  ``turn`` is one batch; its commands are called in between."""
+
+    limits: Limits = field(default_factory=Limits)
+    defaults: QueueSettings = field(default_factory=QueueSettings)
+    steady_ms: int = STEADY_MS
+    envelopes: EnvelopeInspector | None = None
+
+    def __post_init__(self) -> None:
+        self.core = Broker(
+            Recovered([], [], {}, None, 0), self.limits, self.defaults, self.envelopes
+        )
+        self.batch = Batch(0)
+        self.answers: list[Any] = []
+
+    def begin(self, loaded: Loaded | None = None) -> Batch:
+        """Open a batch."""
+        now = Now(self.steady_ms + WALL_MS - STEADY_MS, self.steady_ms)
+        self.batch = self.core.begin(now, loaded)
+        return self.batch
+
+    def finish(self) -> Batch:
+        """Close it, send and call the answers as the engine does after the commit.
+
+        What was sent keeps its body, which tells messages apart.
+        """
+        batch = self.core.finish()
+        for messages, _ in batch.sends.values():
+            for message in messages:
+                message.is_sent = True
+        for answer, value in batch.replies:
+            answer(value)
+        return batch
+
+    def turn(self, *commands: Callable[[], Any], loaded: Loaded | None = None) -> Batch:
+        """Run a whole batch."""
+        self.begin(loaded)
+        for command in commands:
+            command()
+        return self.finish()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.steady_ms += round(seconds * 1_000)
+
+    # -- operators
+
+    def entry(self, action: str = "queue.purge", **changes: Any) -> AuditEntry:
+        """Make an audit entry as the admin would."""
+        return AuditEntry("anna", "ui", "10.0.0.5", action, **changes)
+
+    def purge(self, name: str, *, with_dispatched: bool = False) -> None:
+        """Call ``operations.purge`` in an open batch; as the next ones."""
+        operations.purge(
+            self.core, self.entry(), name, self.answers.append, with_dispatched=with_dispatched
+        )
+
+    def redrive(
+        self,
+        name: str,
+        target: str | None = None,
+        ttl_s: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        operations.redrive(
+            self.core, self.entry("dead.redrive"), name, self.answers.append,
+            target=target, ttl_s=ttl_s, limit=limit,
+        )  # fmt: skip
+
+    def pause(self, name: str, side: str, paused: bool) -> None:
+        entry = self.entry("queue.pause")
+        operations.pause(self.core, entry, name, side, paused, self.answers.append)
+
+    def configure(self, name: str, changes: dict[str, Any]) -> None:
+        entry = self.entry("queue.configure")
+        operations.configure(self.core, entry, name, changes, self.answers.append)
+
+    # -- Spark
+
+    def pipeline(self, name: str, *arguments: Any, **options: Any) -> Batch:
+        """Call an operation of the pipeline, in a batch of its own."""
+        entry = self.entry(f"pipeline.{name}")
+        ask = operation(name)
+        return self.turn(lambda: ask(self.core, entry, *arguments, self.answers.append, **options))
+
+    # -- people
+
+    def connect(self) -> Connection:
+        """Open a connection, in a batch of its own."""
+        self.begin()
+        connection = self.core.connect(FakePeer(), "tcp", "127.0.0.1:1")
+        self.finish()
+        return connection
+
+    def consumer(self, queue: str = "orders", credit: int = 10) -> Connection:
+        """Open a connection with credit on a queue that is empty on disk."""
+        connection = self.connect()
+        self.consume(connection, credit, queue)
+        return connection
+
+    def consume(self, connection: Connection, credit: int, queue: str = "orders") -> Batch:
+        """Give credit, and an empty page where the core asks for one."""
+        batch = self.turn(lambda: self.core.consume(connection, queue, credit))
+        if not batch.windows:
+            return batch
+        return self.turn(loaded=Loaded(windows=[(r.queue_id, [], True) for r in batch.windows]))
+
+    # -- what happened
+
+    def queue(self, name: str = "orders") -> Queue:
+        """Return a queue that exists."""
+        return self.core.state.queues[name]
+
+    def publish(
+        self,
+        *bodies: bytes,
+        queue: str = "orders",
+        ttl_s: int | None = None,
+        by: Connection | None = None,
+    ) -> Batch:
+        """Publish in one batch, by a connection of its own."""
+        publisher = by or self.connect()
+        self.begin()
+        for body in bodies:
+            assert self.core.publish(publisher, queue, body, ttl_s, None) is Result.DONE
+        return self.finish()
+
+
+def sent_messages(batch: Batch, connection: Connection) -> list[Message]:
+    """Return what a batch dispatches to a connection."""
+    return batch.sends.get(connection, ([], []))[0]
+
+
+def sent_receipts(batch: Batch, connection: Connection) -> list[tuple[bytes, str | None]]:
+    """Return key and reason of the receipts that a batch gives a connection."""
+    given = batch.sends.get(connection, ([], []))[1]
+    return [(key, receipt.reason) for receipt in given for key in receipt.keys]
+
+
+def bodies(messages: list[Message]) -> list[bytes | None]:
+    """Return the bodies, which tell messages apart in a test."""
+    return [message.body for message in messages]
+
+
+def outcomes(batch: Batch) -> dict[tuple[State, str | None], list[int]]:
+    """Return the seqs that a batch settles, by outcome and reason."""
+    return {(State(o), reason): seqs for (o, reason), seqs in batch.settled.items()}
+
+
+def event_kinds(batch: Batch) -> list[tuple[int, str]]:
+    """Return seq and kind of the events of a batch."""
+    flat = batch.events
+    return [(flat[at], str(flat[at + 2])) for at in range(0, len(flat), 4)]

@@ -1,0 +1,300 @@
+"""Drives engine, core, sessions and store together, commit by commit: a test says when one ends.
+
+Real bytes go in and come out, and a real SQLite file is written, but there are no sockets, no
+thread and no real time.  What leaves is checked at that moment against what is on disk.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.model import Batch, Limits, Loaded, Message
+from phpmq_lite.protocol.connection import ClientSide, ServerSide
+from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
+from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.server import engine as engines
+from phpmq_lite.server import engine_policies
+from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.backpressure import ReadBackpressure
+from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.session import Session, SessionContext, SessionLimits
+from phpmq_lite.storage.write.batch_sql import batch_statements
+from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.write.writer import Writer
+from tests.support.core_and_store import FakeClock, make_database, open_store
+
+_TURNS = 200  # of the loop without coming to rest: more, and it spins
+
+
+class ManualWriter(Writer):
+    """Stores one batch at a time, as it was at ``commit``, when the test calls ``end``."""
+
+    def __init__(self, path: Path, store: Store) -> None:
+        super().__init__(path)
+        self.batches: list[Batch] = []
+        self._steered = store
+        self._under_way_now: tuple[Batch, Any, asyncio.Future[Loaded | None]] | None = None
+
+    @property
+    def batch(self) -> Batch | None:
+        """What it has and has not stored yet."""
+        return None if self._under_way_now is None else self._under_way_now[0]
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Take a batch; see ``Writer.commit``."""
+        assert self._under_way_now is None, "a batch before the last one was stored"
+        self.batches.append(batch)
+        done: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
+        self._under_way_now = batch, batch_statements(batch) if batch.stores else [], done
+        return done
+
+    def end(self, *, is_failing: bool = False) -> None:
+        """Store it and answer, or fail at it."""
+        assert self._under_way_now is not None
+        (batch, steps, done), self._under_way_now = self._under_way_now, None
+        if is_failing:
+            done.set_exception(OutcomeUnknownError("the disk has gone"))
+            return
+        self._steered.begin(steps)
+        done.set_result(self._steered.end(batch))
+
+
+class FakeTransport(asyncio.Transport):
+    """Where a session writes to; hands over the frames as a client reads them."""
+
+    def __init__(self, take: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.is_closed = False
+        self._side = ClientSide()
+        self._take = take
+
+    def write(self, data: Any) -> None:
+        for frame in self._side.receive(data):
+            self._take(frame)
+        assert self._side.error is None
+        assert self._side.partial_bytes == 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """There is no buffer."""
+
+    def pause_reading(self) -> None:
+        """Nothing comes that the test does not give."""
+
+    def resume_reading(self) -> None:
+        """As above."""
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class EngineClient:
+    """A client of the broker: gives frames, and keeps what it got."""
+
+    def __init__(self, house: "EngineDriver") -> None:
+        self.house = house
+        self.got: list[Dispatch] = []
+        self.receipts: list[ReceiptFrame] = []
+        self.keys: list[bytes] = []  # of its confirmed publishes, in order
+        self.first_seqs: dict[str, int] = {}  # by queue: of the last first delivery
+        self.transport = FakeTransport(self._take)
+        self.session = Session(house.shared, ServerSide(WireLimits(), http_guard=False), "unix")
+        self.session.connection_made(self.transport)
+        self._wire = ClientSide()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The contents that it got, in order."""
+        return [frame.content for frame in self.got]
+
+    # -- what it sends
+
+    def publish(self, queue: str, *bodies: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
+        """Give messages, in one piece."""
+        frames = [self._wire.publish(queue, body, ttl_s, key) for body in bodies]
+        if key is not None:
+            self.keys += [key] * len(bodies)
+        self.session.data_received(b"".join(frames))
+
+    def consume(self, queue: str, count: int) -> None:
+        self.session.data_received(self._wire.consume(queue, count))
+
+    def acknowledge(self, *got: Dispatch) -> None:
+        frames = [self._wire.acknowledge(each.queue, each.message_id) for each in got]
+        self.session.data_received(b"".join(frames))
+
+    def requeue(self, got: Dispatch, ttl_s: int = 0) -> None:
+        self.session.data_received(self._wire.requeue(got.queue, got.message_id, ttl_s))
+
+    def half_close(self) -> None:
+        """Send no more, as ``nc -N`` and as a program that is gone."""
+        self.session.eof_received()
+
+    def break_grammar(self) -> None:
+        self.session.data_received(b"GET / HTTP/1.1\r\n")
+
+    def disconnect(self) -> None:
+        self.transport.is_closed = True
+        self.session.connection_lost(None)
+
+    # -- what it gets
+
+    def _take(self, frame: Dispatch | ReceiptFrame) -> None:
+        assert not self.transport.is_closed
+        if isinstance(frame, ReceiptFrame):
+            self.receipts.append(frame)
+            assert frame.key == self.keys[len(self.receipts) - 1], "receipts out of order"
+            assert self.house.has_key(frame.key), "a receipt ahead of its message"
+            return
+        self.got.append(frame)
+        self.house.got.append(frame)
+        seq = int(frame.message_id[:16], 16)
+        assert self.house.on_disk(seq) == (frame.message_id, frame.queue, frame.content)
+        message = self.house.core.state.messages[seq]
+        assert message.holder.connection is self.session.connection, "it holds another's message"
+        if message.deliveries == 1 and self.house.dispatches(seq) == 1:
+            assert seq > self.first_seqs.get(frame.queue, 0), "dispatches out of order"
+            self.first_seqs[frame.queue] = seq
+
+
+class EngineDriver:
+    """A broker on a file in ``folder``.  Give commands by its programs, then ``come_to_rest``."""
+
+    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+        path = make_database(folder)
+        self.clock = FakeClock()
+        self.store = open_store(path)
+        self.disk = sqlite3.connect(path, isolation_level=None)
+        self.writer = ManualWriter(path, self.store)
+        self.limits = limits or Limits()
+        settings = QueueSettings(max_deliveries=0, ack_timeout_s=0)
+        stored = self.store.recover(self.clock.now(), 1 << 40, 100)
+        self.core = Broker(stored, self.limits, settings)
+        self.engine = Engine(self.core, self.writer, self.clock)
+        self.engine._maintained_at = 1e12  # none here: there is no thread for it
+        self.shared = SessionContext(
+            self.engine,
+            Admission(100, 100, 100),
+            ReadBackpressure(1 << 30),
+            ConnectionCounters(),
+            SessionLimits(),
+        )
+        self.got: list[Dispatch] = []  # by all programs
+        self.running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Have the engine work; from within a running loop."""
+        self.running = asyncio.create_task(self.engine.run())
+
+    def close(self) -> None:
+        self.disk.close()
+        self.store.connection.close()
+
+    # -- time
+
+    async def rest(self) -> None:
+        """Let the engine do all that it can without the end of a commit."""
+        engine = self.engine
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+            assert self.running is not None
+            if self.running.done():
+                self.running.result()
+                return
+            ended = engine._ended
+            if ended is None or ended.done():
+                continue
+            if not engine._is_scheduled and not engine._has_work:
+                return
+        raise AssertionError("the engine does not come to rest")
+
+    async def end_commit(self) -> None:
+        """Let the batch be stored that is with the writer, and what follows on that be done."""
+        await self.rest()
+        self.writer.end()
+        await self.rest()
+
+    async def settle(self) -> None:
+        """End commits until nothing is left to do."""
+        await self.rest()
+        for _ in range(_TURNS):
+            if self.writer.batch is not None:
+                await self.end_commit()
+            elif self.engine._open is not None:
+                self.end_lingering()
+                await self.rest()
+            else:
+                return
+        raise AssertionError("there is always another batch")
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.engine.wake()
+
+    def end_lingering(self) -> None:
+        """Let the time pass for which acknowledgements wait for company."""
+        self.engine._ack_delay.ends_at = 0.0
+        self.engine.wake()
+
+    async def stop(self) -> None:
+        """Stop, storing what is given."""
+        self.engine.stop()
+        await self.settle()
+        assert self.running is not None
+        await self.running
+        await self.engine.end()
+
+    # -- what is on disk
+
+    @property
+    def is_stored(self) -> bool:
+        """Tell whether all that was decided is committed."""
+        return self.writer.batch is None and self.engine._open is None
+
+    def on_disk(self, seq: int) -> tuple[bytes, str, bytes] | None:
+        """Give id, queue and content of an alive message that is committed; None: there is none."""
+        row = self.disk.execute(
+            "SELECT token, name, content FROM message JOIN queue USING (queue_id)"
+            " JOIN body USING (seq) WHERE seq = ?", (seq,),
+        ).fetchone()  # fmt: skip
+        return None if row is None else (b"%016x%016x" % (seq, row[0]), row[1], row[2])
+
+    def dispatches(self, seq: int) -> int:
+        """Return how often a message was dispatched, also where it was not sent."""
+        batches = [*self.writer.batches, self.core.state.batch]
+        unique = {id(batch): batch for batch in batches}.values()
+        return sum(message.seq == seq for batch in unique for message in batch.dispatched)
+
+    def has_key(self, key: bytes) -> bool:
+        """Tell whether a key is committed together with its message."""
+        found = self.disk.execute("SELECT seq FROM receipt WHERE key = ?", (key,)).fetchall()
+        return len(found) == 1 and self.rows("SELECT seq FROM body WHERE seq = ?", *found[0]) != []
+
+    def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Read what is committed."""
+        return self.disk.execute(sql, parameters).fetchall()
+
+    def message(self, seq: int) -> Message:
+        """Give a message that is in memory."""
+        return self.core.state.messages[seq]
+
+
+def disable_timers(patch: pytest.MonkeyPatch, linger_s: float = 0.0) -> None:
+    """Have the engine do nothing because real time passes."""
+    patch.setattr(engines, "_MAINTENANCE_S", 1e9)
+    patch.setattr(engine_policies, "_ACK_DELAY_S", linger_s)

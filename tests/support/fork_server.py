@@ -1,0 +1,192 @@
+"""Processes of ``python -m …``, forked off one that has imported everything already.
+
+Real processes with a pid, signals and an end of their own; what they save is the second of the
+processor in which Python compiles and imports the package.  They are for many starts.  Who looks at
+the start itself, or at memory, takes ``phpmq_lite.testing``, which starts them as a user does.
+"""
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import IO, Any, Final, TextIO, cast
+
+from phpmq_lite import testing
+
+_server: Final = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(
+    [
+        "phpmq_lite.admin.app",  # these two: a broker imports them behind the rest
+        "phpmq_lite.admin.serving",
+        "phpmq_lite.cli.broker_connection",
+        "phpmq_lite.cli.admin_client",
+        "phpmq_lite.cli.serve",
+        "phpmq_lite.cli.worker",
+        "phpmq_lite.envelopes.worker",
+        "phpmq_lite.logs",
+        "phpmq_lite.process",
+        "phpmq_lite.service",
+        "pytest",  # the main module here; each process imports it once more
+    ]
+)
+
+
+class ForkedProcess:
+    """What tests use of ``subprocess.Popen``, for ``python -m MODULE ARGUMENT…``."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        stderr: TextIO | int,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Start it; ``arguments`` begin with the module, ``stdout`` may be a pipe of text.
+
+        Without ``stdin`` it reads nothing, without ``stdout`` it writes where the tests do.
+        """
+        self.stdout: IO[str] | None = None
+        out = 1 if stdout is None else stdout
+        if stdout == subprocess.PIPE:
+            reader, out = os.pipe()
+            self.stdout = os.fdopen(reader, encoding="utf-8")
+        self._process = _server.Process(
+            target=_run,
+            args=(
+                list(arguments), dict(os.environ if env is None else env), str(cwd or Path.cwd()),
+                None if stdin is None else _SentDescriptor(stdin), _SentDescriptor(out),
+                _SentDescriptor(stderr if isinstance(stderr, int) else stderr.fileno()),
+            ),
+            daemon=True,  # ends with the tests, whatever happens
+        )  # fmt: skip
+        try:
+            self._process.start()
+        finally:
+            if self.stdout is not None:
+                os.close(out)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, minus the number of the signal that ended it, None while it runs."""
+        return self._process.exitcode
+
+    @property
+    def sentinel(self) -> int:
+        """What becomes ready when it has ended, for ``multiprocessing.connection.wait``."""
+        return self._process.sentinel
+
+    def poll(self) -> int | None:
+        """Give its exit code, None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; give the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs still.
+        """
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("a preloaded process", timeout or 0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Wait for its end; give the rest of what it wrote."""
+        self.wait(timeout)
+        with self.stdout or open(os.devnull) as stdout:
+            return stdout.read(), None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, where it runs still."""
+        if self._process.exitcode is None:
+            with suppress(ProcessLookupError):  # reaped, and its exit code is on the way
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._process.kill()
+
+
+class _SentDescriptor:
+    """A file descriptor that goes along; it arrives as a number."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (DupFd(self._fd),)
+
+
+def _received(given: Any) -> int:
+    return int(given.detach())
+
+
+def _run(
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
+    stdin: int | None,
+    stdout: int,
+    stderr: int,
+) -> None:
+    """Be ``python -m MODULE ARGUMENT…`` in this process."""
+    for given, number in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        if given is not None:
+            os.dup2(given, number)
+            os.close(given)
+    if stdin is not None:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.argv = arguments[:]
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+class BrokerProcess(testing.BrokerProcess):
+    """A broker that starts in a tenth of the time."""
+
+    def _open(self, log: TextIO) -> "subprocess.Popen[str]":
+        process = ForkedProcess(self.command[2:], stdout=subprocess.PIPE, stderr=log, env=self.env)
+        return cast("subprocess.Popen[str]", process)
+
+
+def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
+    """Do what ``phpmq_lite.testing.broker_process`` does."""
+    return BrokerProcess(data, list(flags), listeners)
+
+
+def broker_with_all_listeners(data: Path) -> BrokerProcess:
+    """Give one with an admin and both listeners: the newer revision first."""
+    flags = "--admin", "127.0.0.1:0", "--legacy-listen", "127.0.0.1:0"
+    return broker_process(data, *flags, listeners=2)
+
+
+def start_error(data: Path, *flags: str) -> str:
+    """Start a broker that must not start; give its exit code and last words."""
+    try:
+        with broker_process(data, *flags):
+            raise AssertionError("the broker has started")
+    except testing.StartFailedError as error:
+        return str(error)

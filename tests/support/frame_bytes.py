@@ -1,0 +1,53 @@
+"""Frames to bytes in any style, right or wrong, and streams cut into pieces."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from phpmq_lite.protocol.frames import (
+    Acknowledge,
+    ClientFrame,
+    Consume,
+    DeadLetter,
+    Publish,
+    Requeue,
+)
+
+
+def packets_of(frame: ClientFrame) -> tuple[int, list[tuple[int, bytes]]]:
+    """Return message type and packets of a frame, in our order."""
+    queue = (1, frame.queue.encode())
+    match frame:
+        case Publish(_, content, ttl_s, key):
+            ttl = [] if ttl_s is None else [(5, b"%d" % ttl_s)]
+            return 1, [queue, (2, content), *ttl, *([] if key is None else [(3, key)])]
+        case Consume(_, count):
+            return 2, [queue, (4, b"%d" % count)]
+        case Acknowledge(_, identity):
+            return 4, [queue, (3, identity)]
+        case Requeue(_, identity, ttl_s):
+            return 5, [queue, (3, identity), (5, b"%d" % ttl_s)]
+        case DeadLetter(_, identity):
+            return 6, [queue, (3, identity)]
+
+
+def encode_frame(
+    message_type: int, packets: list[tuple[int, bytes]], width: int, breaks: Iterable[bytes]
+) -> bytes:
+    """Write a frame in any style, packet order as given; the last break stands behind it."""
+    each = iter(breaks)
+    parts = [b"H01%03d%02d" % (message_type, len(packets)), next(each)]
+    for kind, content in packets:
+        parts += [b"P%02d%0*d" % (kind, width - 3, len(content)), next(each), content, next(each)]
+    return b"".join(parts)
+
+
+def forever(breaks: list[bytes]) -> Iterable[bytes]:
+    """Give line breaks in turn, without end."""
+    while True:
+        yield from breaks
+
+
+def split_at(data: bytes, places: list[int]) -> list[bytes]:
+    """Cut a stream at places, which count from its beginning again behind its end."""
+    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[start:stop] for start, stop in pairwise(edges)]

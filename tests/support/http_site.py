@@ -1,0 +1,208 @@
+"""The pages and the API of a real broker, as a browser without scripts and a program use them."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.client.async_client import Client, connect
+from phpmq_lite.testing import Running, running_service
+
+Fields = Mapping[str, str | Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a browser got."""
+
+    status: int
+    text: str
+    location: str | None = None
+
+    def fields(self, action: str) -> dict[str, str]:
+        """Give the hidden fields of the form that posts to an address."""
+        for form in re.findall(r"<form\b.*?</form>", self.text, flags=re.S):
+            if f'action="{action}"' in unescape(form):
+                found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form)
+                return {name: unescape(value) for name, value in found}
+        raise AssertionError(f"no form posts to {action}")
+
+    def undo(self) -> str:
+        """Give where the Undo button of the note posts to."""
+        found = re.search(r'action="(/undo/[\w-]+)"', self.text)
+        assert found is not None, "no Undo on this page"
+        return found[1]
+
+
+class HttpSite:
+    """One browser, one program, one client of the wire."""
+
+    def __init__(
+        self, broker: Running, browser: aiohttp.ClientSession, program: aiohttp.ClientSession
+    ) -> None:
+        self.broker = broker
+        self.url = broker.admin_url if "://" in broker.admin_url else f"http://{broker.admin_url}"
+        self.url = self.url.rstrip("/")
+        self._browser = browser
+        self._program = program
+
+    # -- as a browser
+
+    async def get(self, path: str) -> Page:
+        """Look at a page."""
+        async with self._browser.get(URL(self.url + path, encoded=True)) as response:
+            return Page(response.status, await response.text())
+
+    async def post(self, path: str, fields: Fields | None = None, **more: str) -> Page:
+        """Press a button: the fields as given, with the token of this session; does not follow."""
+        data = aiohttp.FormData()
+        given: dict[str, str | Sequence[str]] = {"csrf": await self.csrf()} | dict(fields or {})
+        for name, value in (given | more).items():
+            for one in [value] if isinstance(value, str) else value:
+                data.add_field(name, one)
+        return await self._send(path, data)
+
+    async def upload(self, path: str, content: bytes, **fields: str) -> Page:
+        """Send a form with a file."""
+        data = aiohttp.FormData(default_to_multipart=True)
+        for name, value in ({"csrf": await self.csrf()} | fields).items():
+            data.add_field(name, value)
+        data.add_field("file", content, filename="body.bin")
+        return await self._send(path, data)
+
+    async def _send(self, path: str, data: aiohttp.FormData) -> Page:
+        async with self._browser.post(
+            URL(self.url + path, encoded=True), data=data, headers={"Origin": self.url},
+            allow_redirects=False,
+        ) as response:  # fmt: skip
+            return Page(response.status, await response.text(), response.headers.get("Location"))
+
+    async def submit(self, path: str, fields: Fields | None = None, **more: str) -> Page:
+        """Press a button and follow: the page that a person sees then."""
+        done = await self.post(path, fields, **more)
+        assert done.status == 303, f"{done.status}: {error_of(done.text)}"
+        assert done.location is not None
+        return await self.get(done.location)
+
+    async def csrf(self) -> str:
+        """Read the token of this session out of a form."""
+        page = await self.get("/publish")
+        found = re.search(r'name="csrf" value="([^"]+)"', page.text)
+        assert found is not None, page.text[:2_000]
+        return found[1]
+
+    # -- as a program
+
+    async def api(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, Any]:
+        """Call the API; gives status and document."""
+        sent: dict[str, Any] = {"headers": headers}
+        if method != "GET":
+            sent["json"] = {} if body is None else body
+        url = URL(f"{self.url}/api/v1{path}", encoded=True)
+        async with self._program.request(method, url, **sent) as response:
+            text = await response.text()
+            self.headers = response.headers
+            return response.status, json.loads(text) if text else None
+
+    async def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """Call the API; it has to work."""
+        status, data = await self.api(method, path, body, **headers)
+        assert status < 300, (status, data)
+        return data
+
+    async def publish(self, queue: str, *contents: str, ttl_s: int | None = None) -> list[str]:
+        """Store messages; gives their ids."""
+        messages = [{"content": content, "ttl_s": ttl_s} for content in contents]
+        ids: list[str] = []
+        for at in range(0, len(messages), 1_000):
+            path = f"/queues/{encode_name(queue)}/messages"
+            ids += (await self.ok("POST", path, messages[at : at + 1_000]))["ids"]
+        return ids
+
+    async def publish_many(self, queue: str, count: int, start: int = 0) -> list[str]:
+        """Store that many messages, numbered."""
+        return await self.publish(queue, *(f"m{at}" for at in range(start, start + count)))
+
+    async def contents(self, queue: str) -> list[str]:
+        """Give the bodies of a queue in order, by looking."""
+        found: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            path = f"/queues/{encode_name(queue)}/messages?limit=200&cursor={cursor}"
+            page = await self.ok("GET", path)
+            found += [item["preview"] for item in page["items"]]
+            cursor = page["next"]
+        return found
+
+    async def ready(self, queue: str) -> int:
+        """Give how many messages are ready."""
+        status, data = await self.api("GET", f"/queues/{encode_name(queue)}")
+        return int(data["ready"]) if status == 200 else 0
+
+    async def select(self, text: str) -> dict[str, Any]:
+        """Freeze what matches."""
+        made: dict[str, Any] = await self.ok("POST", "/selections", {"q": text})
+        return made
+
+    async def bulk(self, text: str, action: str, **options: Any) -> dict[str, Any]:
+        """Freeze, act, and wait until it is over."""
+        made = await self.select(text)
+        if made["to_confirm"]:
+            options.setdefault("confirm", made["to_confirm"][0])
+        job = await self.ok("POST", "/bulk", {"token": made["token"], "action": action} | options)
+        return await self.finished(job["job"])
+
+    async def finished(self, number: int) -> dict[str, Any]:
+        """Wait until bulk work is over."""
+        async with asyncio.timeout(60):
+            while True:  # each look waits for an answer, so this does not spin
+                job: dict[str, Any] = await self.ok("GET", f"/bulk/{number}")
+                if job["state"] != "running":
+                    return job
+
+    async def audit(self, action: str = "") -> list[dict[str, Any]]:
+        """Give the rows of the audit, newest first."""
+        page = await self.ok("GET", f"/audit?action={action}")
+        rows: list[dict[str, Any]] = page["items"]
+        return rows
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """Connect on the wire."""
+        async with connect(self.broker.host, self.broker.port) as made:
+            yield made
+
+
+def error_of(text: str) -> str:
+    """Give what a page says went wrong."""
+    found = re.findall(r'<p class="(?:field-error|inset bad)[^>]*>(.*?)</p>', text, flags=re.S)
+    trouble = re.search(r"<h1 id=\"trouble-title\">.*?</section>", text, flags=re.S)
+    return " / ".join(found) or (trouble[0] if trouble else text[:1_000])
+
+
+@asynccontextmanager
+async def running_site(data: Path, **sections: Any) -> AsyncIterator[HttpSite]:
+    """Run a broker with its pages."""
+    async with (
+        running_service(data, **sections) as broker,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser,
+        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as program,
+    ):
+        yield HttpSite(broker, browser, program)
+
+
+def note_of(text: str) -> str:
+    """Give what the note on a page says."""
+    found = re.search(r'<div class="note".*?<p>(.*?)</p>', text, flags=re.S)
+    return unescape(found[1]) if found else ""

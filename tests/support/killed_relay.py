@@ -1,0 +1,72 @@
+"""A program for tests: the relay of an outbox that is killed with SIGKILL at a chosen place.
+
+``python -m tests.support.killed_relay PLACE TIMES [mutant] -- ARGUMENTS of phpmq-lite``
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+from phpmq_lite.cli import outbox as command
+from phpmq_lite.cli.main import main
+from phpmq_lite.client.publish_each import KeyedMessage, Outcome, publish_each
+from phpmq_lite.envelopes import outbox_relay
+from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
+
+PLACES = ("leased", "half sent", "sent", "answered", "marked")
+
+
+def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) -> None:
+    """Run the command; at the ``times``-th passing of the place the process is gone."""
+    left = iter(range(times - 1, -1, -1))
+
+    def pass_by(here: str) -> None:
+        if here == place and next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    real_take, real_mark = SqliteOutboxStore.take, SqliteOutboxStore.mark_published
+
+    def take(self: SqliteOutboxStore, *given: Any) -> list[OutboxRow]:
+        rows = real_take(self, *given)
+        pass_by("leased")
+        return rows
+
+    def mark(self: SqliteOutboxStore, ids: Sequence[str]) -> None:
+        real_mark(self, ids)
+        pass_by("marked")
+
+    def send(client: Any, messages: Sequence[KeyedMessage], **given: Any) -> list[Outcome]:
+        if place == "half sent":
+            publish_each(client, messages[: len(messages) // 2], **given)
+            pass_by("half sent")
+        elif place == "sent":
+            frames = [client.session.side.publish(m.queue, m.content, 0, m.key) for m in messages]
+            client.send_now(b"".join(frames))
+            pass_by("sent")
+        outcomes = publish_each(client, messages, **given)
+        pass_by("answered")
+        return outcomes
+
+    patch.object(SqliteOutboxStore, "take", take).start()
+    patch.object(SqliteOutboxStore, "mark_published", mark).start()
+    patch.object(command, "publish_each", send).start()
+    if is_mutant:
+        numbers = count()
+        prefix = os.urandom(8).hex()
+
+        def outgoing(row: OutboxRow) -> KeyedMessage:
+            return KeyedMessage(row.queue, row.body, 0, f"{prefix}{next(numbers)}".encode())
+
+        patch.object(outbox_relay, "_outgoing", outgoing).start()
+    sys.argv = ["phpmq-lite", *arguments]
+    main()
+
+
+if __name__ == "__main__":
+    split = sys.argv.index("--")
+    chosen = sys.argv[1:split]
+    main_of(chosen[0], int(chosen[1]), sys.argv[split + 1 :], is_mutant="mutant" in chosen)

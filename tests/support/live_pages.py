@@ -1,0 +1,135 @@
+"""A browser's side of live streams, for the tests: events as they come, over real HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from phpmq_lite.broker.pipeline import staging
+from phpmq_lite.broker.pipeline.staging import STAGE_SLICE
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.testing import Running
+
+T = TypeVar("T")
+
+SOON_S: Final = 20.0  # only a defect takes that long
+
+
+async def poll_until(ask: Callable[[], Awaitable[T]], is_good: Callable[[T], object] = bool) -> T:
+    """Ask again and again until the answer is good; give it."""
+    async with asyncio.timeout(SOON_S):
+        while True:
+            answer = await ask()
+            if is_good(answer):
+                return answer
+            await asyncio.sleep(0.02)
+
+
+class EventStream:
+    """An open stream: ``next`` gives name, id and data of each event."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    @property
+    def status(self) -> int:
+        """204 where there was no place."""
+        return self.response.status
+
+    async def next(self) -> tuple[str, str, dict[str, Any]]:
+        """Read one event; comments are passed over."""
+        fields: dict[str, str] = {}
+        async with asyncio.timeout(SOON_S):
+            while True:
+                raw = await self.response.content.readline()
+                if not raw:
+                    raise EOFError("the stream has ended")
+                line = raw.decode().rstrip("\r\n")
+                name, _, value = line.partition(": ")
+                if line and name:
+                    fields[name] = value
+                elif "data" in fields:
+                    data = json.loads(fields["data"])
+                    return fields.get("event", "message"), fields.get("id", ""), data
+
+    async def data_with(self, member: str) -> dict[str, Any]:
+        """Read on to the first event that has a member."""
+        while True:
+            _, _, data = await self.next()
+            if member in data:
+                return data
+
+
+class LivePages:
+    """A browser, as far as HTTP goes: one cookie jar."""
+
+    def __init__(self, broker: Running, session: aiohttp.ClientSession) -> None:
+        self.base = broker.admin_url.rstrip("/")
+        self.session = session
+
+    def url(self, path: str) -> URL:
+        return URL(self.base + path, encoded=True)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Ask for a page."""
+        async with self.session.get(self.url(path)) as response:
+            return response.status, await response.text()
+
+    async def json(self, path: str) -> Any:
+        """Ask the API."""
+        async with self.session.get(self.url("/api/v1" + path)) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async def clients(self, query: str = "") -> list[dict[str, Any]]:
+        """Give the connections that are open, or what the query asks for."""
+        items: list[dict[str, Any]] = (await self.json("/clients" + query))["items"]
+        return items
+
+    @asynccontextmanager
+    async def events(
+        self, topic: str, query: str = "", **headers: str
+    ) -> AsyncIterator[EventStream]:
+        """Open a stream."""
+        url = self.url(f"/api/v1/events?topic={topic}{query}")
+        none = aiohttp.ClientTimeout(total=None)
+        async with self.session.get(url, headers=headers, timeout=none) as response:
+            yield EventStream(response)
+
+
+@asynccontextmanager
+async def pages(broker: Running) -> AsyncIterator[LivePages]:
+    """Be a browser for a while."""
+    jar = aiohttp.CookieJar(unsafe=True)  # cookies for an address
+    async with aiohttp.ClientSession(cookie_jar=jar) as session:
+        yield LivePages(broker, session)
+
+
+async def taps(broker: Running) -> int:
+    """Count who listens to the engine."""
+    engine = broker.service.front.engine
+    assert engine is not None
+    return len(engine.taps)
+
+
+async def publish_staged(broker: Running, *rows: tuple[str, bytes]) -> None:
+    """Publish rows of queue and body at once, as Spark's sink does: a token a task."""
+    engine = broker.service.front.engine
+    assert engine is not None
+    entry = AuditEntry("local", "http", "127.0.0.1", "pipeline.publish")
+    tokens = {f"t{at}": rows[at : at + STAGE_SLICE] for at in range(0, len(rows), STAGE_SLICE)}
+    for token, some in tokens.items():
+        work = partial(
+            staging.stage, entry=entry, token=token, after=0, is_whole=True,
+            rows=[(queue, body, None) for queue, body in some],
+        )  # fmt: skip
+        await engine.call(lambda core, ok, work=work: work(core, answer=ok))  # type: ignore[misc]
+    done = await engine.call(
+        lambda core, ok: staging.publish_staged(core, entry, "night", 1, list(tokens), ok)
+    )
+    assert done.published == len(rows)

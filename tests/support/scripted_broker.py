@@ -1,0 +1,148 @@
+"""A peer on a real socket that speaks PHPMQ and does what a test tells it."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Self, TypeVar, cast
+
+from phpmq_lite.protocol.connection import ServerSide
+from phpmq_lite.protocol.frames import ClientFrame, Publish, WireLimits
+
+FrameType = TypeVar("FrameType", bound=ClientFrame)
+
+
+class ScriptedPeer(asyncio.Protocol):
+    """One connection of a client, as the broker sees it."""
+
+    def __init__(self, broker: "ScriptedBroker") -> None:
+        self.side = ServerSide(WireLimits(), http_guard=False)
+        self.half_closed = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.error: Exception | None = None  # what it ended with
+        self._broker = broker
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._broker.peers.append(self)
+        self._broker.arrived.set()
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self.side.receive(data):
+            if self.transport.is_closing():
+                return
+            self._broker.frames.put_nowait((self, frame))
+            self._broker.script(self, frame)
+        assert self.side.error is None
+
+    def eof_received(self) -> bool:
+        self.half_closed.set()
+        return self._broker.keeps_open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.error = exc
+        self.ended.set()
+
+    def dispatch(self, queue: str, body: bytes, message_id: bytes, ttl_s: int = 0) -> None:
+        parts: list[bytes] = []
+        self.side.append_dispatch(parts, queue, body, message_id, ttl_s)
+        self.transport.write(b"".join(parts))
+
+    def answer(self, frame: Publish, reason: str | None = None) -> None:
+        """Send the receipt of a confirmed publish."""
+        assert frame.key is not None
+        parts: list[bytes] = []
+        self.side.append_receipt(parts, frame.queue, frame.key, reason)
+        self.transport.write(b"".join(parts))
+
+    async def write_after_close(self, ids: list[bytes], *, until: asyncio.Task[None]) -> None:
+        """Dispatch to a client that has closed its side, then close; it must read all of it."""
+        await self.half_closed.wait()
+        for message_id in ids:
+            self.dispatch("orders", bytes(1_000), message_id)
+        assert not until.done()
+        self.transport.close()
+        await until
+        await self.ended.wait()
+        assert self.error is None
+
+    def cut(self) -> None:
+        """End the connection at once, as a crash does."""
+        self.transport.abort()
+
+
+class ScriptedBroker:
+    """Stores publishes by key and receipts them; ``script`` may be replaced by a test.
+
+    ``frames`` has everything that was read, with its connection, and is not stored anywhere else.
+    """
+
+    def __init__(self, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self.peers: list[ScriptedPeer] = []
+        self.arrived = asyncio.Event()
+        self.frames: asyncio.Queue[tuple[ScriptedPeer, ClientFrame]] = asyncio.Queue()
+        self.stored: dict[bytes, bytes] = {}  # key -> body
+        self.script: Callable[[ScriptedPeer, ClientFrame], None] = self.store
+        self.keeps_open = False  # when a client has closed its side
+        self._path = path
+        self._tls = tls
+        self.port = 0
+
+    def store(self, peer: ScriptedPeer, frame: ClientFrame) -> None:
+        """Store a confirmed publish once and receipt it; ignore everything else."""
+        if isinstance(frame, Publish) and frame.key is not None:
+            self.stored.setdefault(frame.key, frame.content)
+            peer.answer(frame)
+
+    def vanishing(self, *, each: int) -> Callable[[ScriptedPeer, ClientFrame], None]:
+        """Give a script that stores, and cuts the connection at each so many frames."""
+        numbers = count(1)
+
+        def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+            if next(numbers) % each == 0:
+                peer.cut()
+            else:
+                self.store(peer, frame)
+
+        return script
+
+    @property
+    def peer(self) -> ScriptedPeer:
+        """The newest connection."""
+        return self.peers[-1]
+
+    async def next(self, kind: type[FrameType]) -> FrameType:
+        """Return the next frame of a kind; others before it are skipped."""
+        while True:
+            _, frame = await self.frames.get()
+            if isinstance(frame, kind):
+                return frame
+
+    async def start(self) -> None:
+        """Listen: on the port of the last time, so that a client finds it again."""
+        loop = asyncio.get_running_loop()
+        if self._path is not None:
+            self._server = await loop.create_unix_server(
+                lambda: ScriptedPeer(self), str(self._path), ssl=self._tls
+            )
+        else:
+            self._server = await loop.create_server(
+                lambda: ScriptedPeer(self), "127.0.0.1", self.port, ssl=self._tls
+            )
+            self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Refuse new connections and cut all there are."""
+        self._server.close()
+        for peer in self.peers:
+            peer.cut()
+            await peer.ended.wait()
+        await self._server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()

@@ -1,0 +1,138 @@
+"""A data folder with many settled messages, made at once; and readers of their Arrow streams."""
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pyarrow as pa
+
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.model import checksum
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.migrate import migrate
+
+HISTORY_ID = "0123456789abcdef" * 2
+NOW_MS = 1_800_000_000_000  # settled_at of offset 0; each one is a second later
+STEP_MS = 5_000  # of the clock
+QUEUES = ("orders", "mail", "orders.eu")
+_FILL = """
+WITH RECURSIVE n(i) AS (SELECT :first UNION ALL SELECT i + 1 FROM n WHERE i < :last)
+INSERT INTO history ("offset", seq, token, queue_id, position, outcome, reason, settled_at, ttl_s,
+  deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
+  crc, publisher, consumer, urn, trace_id, meta_id, attempts)
+SELECT i, i + 10, i * 7919, 1 + i % 3, i + 20, 2 + i % 4,
+  CASE WHEN i % 4 THEN 'client' END, :now + i * 1000, CASE WHEN i % 2 THEN 60 END,
+  CASE WHEN i % 2 THEN :now + i END, :now + i, CASE WHEN i % 5 THEN :now + i + 1 END,
+  CASE WHEN i % 5 THEN :now + i + 2 END, i % 5, 0, :size, 0,
+  CASE WHEN i % 7 THEN 1 END, CASE WHEN i % 5 THEN 2 END,
+  CASE WHEN i > 5 AND i % 3 THEN 'urn:orders:' || (i % 4) END,
+  CASE WHEN i > 5 AND i % 3 THEN printf('%08x-0000', i) END,
+  CASE WHEN i > 5 AND i % 3 THEN 'm-' || i END, CASE WHEN i > 5 AND i % 3 THEN 0 END
+FROM n
+"""
+_BODIES = """
+INSERT INTO body SELECT seq, CASE WHEN size THEN CAST(printf('%0*d', size, seq) AS BLOB)
+  ELSE x'' END FROM history WHERE "offset" BETWEEN :first AND :last
+"""
+
+
+def settled_folder(data: Path, rows: int, *, size: int = 40) -> Path:
+    """Make a data folder whose history has the offsets 1 to ``rows``; gives the database."""
+    folder = DataFolder.open(data)
+    try:
+        with closing(sqlite3.connect(folder.database, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            migrate(connection, migrations_folder())
+            connection.execute("BEGIN")
+            _fill(connection, rows, size)
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        folder.record(has_messages=True, is_running=False)
+    finally:
+        folder.close()
+    return data / DATABASE
+
+
+def _fill(connection: sqlite3.Connection, rows: int, size: int) -> None:
+    execute = connection.execute
+    for queue_id, name in enumerate(QUEUES, 1):
+        execute("INSERT INTO queue (queue_id, name, created_at) VALUES (?, ?, 0)", (queue_id, name))
+    given = {"first": 1, "last": rows, "now": NOW_MS, "size": size}
+    if rows:
+        execute(_FILL, given)
+        execute(_BODIES, given)
+    execute(
+        "INSERT OR REPLACE INTO counter VALUES ('next_number', ?), ('placed_upto', ?),"
+        " ('clock_step_ms', ?)",
+        (rows + 11, rows, STEP_MS),
+    )
+    execute(
+        "INSERT OR REPLACE INTO counter SELECT 'history_rows', count(*) FROM history"
+        " WHERE outcome <> 5 UNION ALL SELECT 'deleted_rows', count(*) FROM history"
+        " WHERE outcome = 5 UNION ALL SELECT 'history_bytes', coalesce(sum(size), 0) FROM history"
+        " WHERE outcome <> 5 UNION ALL SELECT 'deleted_bytes', coalesce(sum(size), 0) FROM history"
+        " WHERE outcome = 5"
+    )
+    connection.create_function("checksum", 2, checksum, deterministic=True)
+    execute(
+        "UPDATE history AS h SET crc = checksum(h.seq, content) FROM body WHERE body.seq = h.seq"
+    )
+    execute("INSERT OR REPLACE INTO meta VALUES ('history_id', ?)", (HISTORY_ID,))
+
+
+def execute_in_process(database: Path, *statements: str) -> str:
+    """Run statements in a process of its own; gives the last answer.
+
+    ADBC has an SQLite of its own, and two of them in one process undo each other's locks.
+    """
+    program = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "for text in sys.argv[2:]: found = c.execute(text).fetchall()\n"
+        "print(found)"
+    )
+    command = [sys.executable, "-c", program, str(database), *statements]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def remove_history_upto(database: Path, upto: int) -> None:
+    """Take the rows up to an offset out of the history, as retention does."""
+    execute_in_process(
+        database,
+        "BEGIN IMMEDIATE",
+        f'DELETE FROM history WHERE "offset" <= {upto}',
+        f"INSERT OR REPLACE INTO counter VALUES ('history_lo', {upto + 1})",
+        f"INSERT OR REPLACE INTO counter VALUES ('deleted_lo', {upto + 1})",
+        "COMMIT",
+    )
+
+
+class ShortStreamError(Exception):
+    """A stream that ended as if it were whole has fewer or more rows than announced."""
+
+
+async def read_counted(session: aiohttp.ClientSession, url: str) -> Any:
+    """Read a range as a reader has to: give a ``pyarrow.Table`` of all its rows.
+
+    Raises:
+        ShortStreamError: the rows are not as many as announced.
+        aiohttp.ClientError: the connection broke, or the answer is an error.
+    """
+    async with session.get(url) as response:
+        response.raise_for_status()
+        announced = int(response.headers["X-Row-Count"])
+        table = pa.ipc.open_stream(await response.read()).read_all()
+    if table.num_rows != announced:
+        raise ShortStreamError(f"{table.num_rows} rows came, {announced} were announced")
+    return table
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there, and not just waiting to be reaped."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text("ascii", "replace")
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,252 @@
+"""Clients of the tests: a blocking socket each, the words of the wire, no cleverness of their own.
+
+Nothing here reconnects, repeats or hides an error; what a test needs to know arrives as a frame.
+"""
+
+import json
+import re
+import socket
+import ssl
+import struct
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+
+from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
+
+WAIT_S = 20.0  # for what must come; nobody waits so long but on a defect
+_keys = count(1)
+
+
+def connect(address: int | str | Path, context: ssl.SSLContext | None = None) -> socket.socket:
+    """Connect to a port of this machine, ``HOST:PORT``, ``[IPv6]:PORT`` or a Unix socket."""
+    if isinstance(address, Path):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(WAIT_S)
+        connection.connect(str(address))
+        return connection
+    text = f"127.0.0.1:{address}" if isinstance(address, int) else address
+    host, _, port = text.rpartition(":")
+    connection = socket.create_connection((host.strip("[]"), int(port)), WAIT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if context is not None:
+        return context.wrap_socket(connection, server_hostname="localhost")
+    return connection
+
+
+class SocketClient:
+    """One connection in compact framing and the newer revision; use it in a ``with``."""
+
+    def __init__(
+        self,
+        address: int | str | Path | socket.socket,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        if isinstance(address, socket.socket):
+            self.socket = address  # connected already
+        else:
+            self.socket = connect(address, context)
+        self.side = ClientSide()
+        self.got: deque[Dispatch] = deque()  # not yet asked for, in order
+        self.receipts: deque[ReceiptFrame] = deque()
+
+    def __enter__(self) -> "SocketClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- out
+
+    def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self.socket.sendall(data)
+
+    def publish(self, queue: str, content: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
+        """Send a 001."""
+        self.send(self.side.publish(queue, content, ttl_s, key))
+
+    def consume(self, queue: str, credit: int) -> None:
+        """Send a 002."""
+        self.send(self.side.consume(queue, credit))
+
+    def ack(self, *dispatches: Dispatch) -> None:
+        """Send a 004 for each."""
+        self.send(b"".join(self.side.acknowledge(d.queue, d.message_id) for d in dispatches))
+
+    def requeue(self, dispatch: Dispatch, ttl_s: int = 0) -> None:
+        """Send a 005."""
+        self.send(self.side.requeue(dispatch.queue, dispatch.message_id, ttl_s))
+
+    def dead_letter(self, dispatch: Dispatch) -> None:
+        """Send a 006."""
+        self.send(self.side.dead_letter(dispatch.queue, dispatch.message_id))
+
+    # -- in
+
+    def take(self) -> bool:
+        """Wait for one read; False at the end of the connection."""
+        data = self.socket.recv(1 << 18)
+        for frame in self.side.receive(data):
+            if isinstance(frame, Dispatch):
+                self.got.append(frame)
+            else:
+                self.receipts.append(frame)
+        assert self.side.error is None, self.side.error
+        return bool(data)
+
+    def _wait(self, what: Callable[[], bool]) -> None:
+        while not what():
+            assert self.take(), "the broker closed the connection"
+
+    def dispatches(self, number: int) -> list[Dispatch]:
+        """Wait for the next ``number`` dispatches."""
+        self._wait(lambda: len(self.got) >= number)
+        return [self.got.popleft() for _ in range(number)]
+
+    def read_nothing(self) -> None:
+        """Have the system take little that is not read; by itself it takes more and more."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+
+    def acknowledge_until(self, message_id: bytes) -> None:
+        """Acknowledge what comes, up to this message."""
+        seen: set[bytes] = set()
+        while message_id not in seen:
+            (dispatch,) = self.dispatches(1)
+            self.ack(dispatch)
+            seen.add(dispatch.message_id)
+
+    def bodies(self, number: int) -> list[bytes]:
+        """Wait for the next ``number`` dispatches; give their contents."""
+        return [dispatch.content for dispatch in self.dispatches(number)]
+
+    def receipt(self) -> ReceiptFrame:
+        """Wait for the next receipt."""
+        self._wait(lambda: bool(self.receipts))
+        return self.receipts.popleft()
+
+    def confirm(
+        self, queue: str, content: bytes, ttl_s: int = 0, key: bytes | None = None
+    ) -> str | None:
+        """Publish with a key and wait for its receipt; give the reason of a refusal."""
+        key = key or new_key()
+        self.publish(queue, content, ttl_s, key)
+        return self.receipt_for(key).reason
+
+    def receipt_for(self, key: bytes) -> ReceiptFrame:
+        """Wait for the receipt of a key."""
+        self._wait(lambda: any(receipt.key == key for receipt in self.receipts))
+        (found,) = [receipt for receipt in self.receipts if receipt.key == key]
+        self.receipts.remove(found)
+        return found
+
+    def store(self, queue: str, *contents: bytes, ttl_s: int = 0) -> None:
+        """Publish without keys, and return when all is stored."""
+        self.send(b"".join(self.side.publish(queue, content, ttl_s) for content in contents))
+        self.barrier()
+
+    def barrier(self) -> None:
+        """Return when all that this connection has sent is stored, and what follows on it is here.
+
+        Twice: a dispatch whose body lies on disk only comes one batch later.
+        """
+        for _ in range(3):
+            assert self.confirm("barrier", b"") is None
+
+    # -- the end
+
+    def rest(self) -> bytes:
+        """Read up to the end; a connection that is reset has ended too."""
+        parts = []
+        try:
+            while data := self.socket.recv(1 << 18):
+                parts.append(data)
+        except ConnectionResetError:
+            pass
+        return b"".join(parts)
+
+    def half_close(self) -> None:
+        """Send no more, read on."""
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """End without a word, as a machine that loses its power and comes back does."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    def close(self) -> None:
+        """Close; a second time does nothing."""
+        self.socket.close()
+
+
+def new_key() -> bytes:
+    """Return a key that no other publish of this process has."""
+    return b"key-%d" % next(_keys)
+
+
+def assert_closed_without_reply(peer: SocketClient) -> None:
+    """The broker ends the connection and does not say a byte."""
+    assert peer.rest() == b""
+
+
+def exchange(peer: SocketClient) -> None:
+    """Publish and consume over one connection."""
+    assert peer.confirm("orders", b"body") is None
+    peer.consume("orders", 1)
+    (dispatch,) = peer.dispatches(1)
+    peer.ack(dispatch)
+    peer.barrier()
+    assert dispatch.content == b"body"
+
+
+class AdminApi:
+    """The broker's HTTP API and metrics, for what the wire does not show."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def get(self, path: str) -> Any:
+        """Give the JSON document at ``path``."""
+        with urllib.request.urlopen(self.url + path, timeout=WAIT_S) as answer:
+            return json.load(answer)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Have something done; give the answer."""
+        request = urllib.request.Request(
+            self.url + path,
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Origin": self.url},
+        )
+        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+            return json.load(answer)
+
+    def queue(self, name: str) -> dict[str, Any]:
+        """Give the figures of a queue; empty where there is none."""
+        try:
+            found: dict[str, Any] = self.get(f"/api/v1/queues/{quote(name, safe='')}")
+        except HTTPError as answer:
+            answer.close()
+            if answer.code != 404:
+                raise
+            return {}
+        return found
+
+    def pause(self, name: str, side: str) -> None:
+        """Pause ``delivery`` or ``publishing``."""
+        self.post(f"/api/v1/queues/{quote(name, safe='')}/pause", {"side": side})
+
+    def resume(self, name: str, side: str) -> None:
+        """Let a side go on."""
+        self.post(f"/api/v1/queues/{quote(name, safe='')}/resume", {"side": side})
+
+    def metrics(self) -> dict[str, float]:
+        """Give all samples of ``/metrics`` by name, labels included."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=WAIT_S) as answer:
+            text = answer.read().decode()
+        return {name: float(value) for name, value in re.findall(r"^(\w.*) (\S+)$", text, re.M)}
