@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from curve_pictures import draw, summary
+from footprint import allow_files, connection_limit_options, hold_connections
 
 from phpmq_lite.bench import traffic
 from phpmq_lite.bench.broker import BrokerProcess
-from phpmq_lite.bench.connections import allow_files, connection_limit_options, hold_connections
 from phpmq_lite.bench.machine import describe_machine
 from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together, unwound_by_signals
-from phpmq_lite.bench.session import temporary_folder
 from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
-from phpmq_lite.bench.workloads import elapsed_span, fresh_queue_name
+from phpmq_lite.bench.workloads import elapsed_span, fresh_queue_name, temporary_folder
 from phpmq_lite.errors import ClientError
 
 SIZE: Final = 256

@@ -114,7 +114,7 @@ def remove(connection: sqlite3.Connection, number: int) -> float:
     """Remove all but one row as retention does; return the seconds it took."""
     bounds = retention.RetentionBounds(rows=1, deleted_share=0, age_ms=1 << 60)
     since, began_s = 0, time.perf_counter()
-    while removed := retention.remove_expired(connection, bounds, 0):
+    while removed := retention.remove_expired(connection, bounds, 0).rows:
         since += removed
         if since >= CHECKPOINT:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -15,9 +15,8 @@ from typing import Final
 
 from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.processes import unwound_by_signals
-from phpmq_lite.bench.session import measure
 from phpmq_lite.bench.traffic import ENVELOPE, PLAIN
-from phpmq_lite.bench.workloads import PUBLISH, BenchObserver, BenchPlan
+from phpmq_lite.bench.workloads import PUBLISH, BenchObserver, BenchPlan, measure
 
 OPAQUE: Final = ("opaque", ENVELOPE)  # what the others are compared with
 RUNS: Final = (OPAQUE, ("opaque", PLAIN), ("observe", ENVELOPE), ("envelope", ENVELOPE))

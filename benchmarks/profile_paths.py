@@ -246,10 +246,10 @@ class Walk:
         with meter.step("core: publish"):
             self._walk(self.publishing, frames)
         state = core.state
-        state.hungry.clear()  # these are dispatched in the next batch, once they are stored
+        state.needs_dispatch.clear()  # these are dispatched in the next batch, once they are stored
         with meter.step("core: dispatch, finish"):
             batch = core.finish()
-        state.hungry.update((queue.queue_id, queue) for queue in state.by_id.values())
+        state.needs_dispatch.update((queue.queue_id, queue) for queue in state.by_id.values())
         with meter.step("commit, whole"):
             self.loaded = self.store.commit(batch)
 
@@ -278,7 +278,7 @@ class Walk:
 
     def _walk(self, connection: Connection, frames: list[ClientFrame]) -> None:
         """Give the core the frames of a read, as ``server/session.py`` does."""
-        waiting, rooms = deque(frames), PublishQuota(self.shares.left)
+        waiting, rooms = deque(frames), PublishQuota(self.shares.available)
         while waiting:
             if not apply_frames(self.core, connection, waiting, len(waiting), rooms)[0]:
                 apply_frame(self.core, connection, waiting.popleft())

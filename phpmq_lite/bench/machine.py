@@ -1,4 +1,4 @@
-"""The machine: processor, file system, and its limits without a broker."""
+"""The machine: its processor, its file system and its limits without a broker."""
 
 import os
 import platform
@@ -17,20 +17,20 @@ from phpmq_lite.storage.data_folder import MOUNTS, mount_of, parse_mounts
 
 @dataclass(slots=True, frozen=True)
 class Machine:
-    """What figures depend on besides the code."""
+    """The environment that results depend on."""
 
     broker: str  # our version
-    build: str | None  # compiled, or pure Python; None where the broker may be another's
+    build: str | None  # compiled or pure Python; None for a broker that we did not start
     cpu: str
     cores: int
     kernel: str
     python: str
     sqlite: str
-    file_system: str  # of the data
+    file_system: str  # of the data folder
 
 
 def describe_machine(folder: Path, *, is_own: bool) -> Machine:
-    """Look around; ``folder`` is where the data lies, ``is_own`` a broker that is started here."""
+    """Return a description; ``folder`` holds the data, ``is_own`` means we start the broker."""
     return Machine(
         broker=__version__,
         build=installation.kind() if is_own else None,
@@ -44,7 +44,7 @@ def describe_machine(folder: Path, *, is_own: bool) -> Machine:
 
 
 def file_system(folder: Path) -> str | None:
-    """Return the kind of file system, ``ext4`` or ``tmpfs``; None where it is not known (macOS)."""
+    """Return the type of the file system, such as ``ext4``; None if unknown (macOS)."""
     try:
         text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -67,14 +67,15 @@ def _cpu_name() -> str:
 ROW_BYTES: Final = 256
 ECHO_BYTES: Final = 256
 LARGE_ROW_BYTES: Final = 100_000
-COMMIT_BYTES: Final = 4 << 20  # of bodies; as much as the broker puts into one transaction
+COMMIT_BYTES: Final = 4 << 20  # of bodies; the broker's limit for one transaction
 _BLOCK: Final = b"x" * 4096
-_ROWS_A_STATEMENT: Final = 500
-_CACHE_BYTES: Final = 8 << 20  # as the broker has it
+_ROWS_PER_STATEMENT: Final = 500
+_CACHE_BYTES: Final = 8 << 20  # the broker's cache size
+_RECEIVE_BYTES: Final = 1 << 16
 
 
 def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
-    """Append 4 KiB and wait until they are on the disk."""
+    """Append blocks of 4 KiB and sync each one; return syncs per second."""
     file = os.open(folder / "sync.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     sync = getattr(os, "fdatasync", os.fsync)
     done = 0
@@ -89,14 +90,19 @@ def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
     return rate
 
 
-def measure_rows(folder: Path, seconds: float, rows_a_commit: int) -> Generator[None, None, float]:
-    """Insert rows of 256 bytes, durably: WAL, ``synchronous=FULL``, one connection."""
-    database = sqlite3.connect(folder / f"rows-{rows_a_commit}.db", isolation_level=None)
+def measure_rows(
+    folder: Path, seconds: float, rows_per_commit: int
+) -> Generator[None, None, float]:
+    """Insert rows of 256 bytes durably; return rows per second.
+
+    WAL, ``synchronous=FULL``, one connection.
+    """
+    database = sqlite3.connect(folder / f"rows-{rows_per_commit}.db", isolation_level=None)
     execute = database.execute
     execute("PRAGMA journal_mode=WAL")
     execute("PRAGMA synchronous=FULL")
     execute("CREATE TABLE body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")
-    size = min(rows_a_commit, _ROWS_A_STATEMENT)
+    size = min(rows_per_commit, _ROWS_PER_STATEMENT)
     insert = f"INSERT INTO body (content) VALUES {', '.join(['(?)'] * size)}"  # noqa: S608 - constant
     contents = [b"x" * ROW_BYTES] * size
     done = 0
@@ -104,10 +110,10 @@ def measure_rows(folder: Path, seconds: float, rows_a_commit: int) -> Generator[
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < seconds:
         execute("BEGIN IMMEDIATE")
-        for _ in range(rows_a_commit // size):
+        for _ in range(rows_per_commit // size):
             execute(insert, contents)
         execute("COMMIT")
-        done += rows_a_commit
+        done += rows_per_commit
     rate = done / (time.perf_counter() - began_s)
     database.close()
     return rate
@@ -116,30 +122,28 @@ def measure_rows(folder: Path, seconds: float, rows_a_commit: int) -> Generator[
 def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]:
     """Insert rows of 100 KB in transactions of 4 MiB, as the broker does; return bytes per second.
 
-    With its settings, and its checkpoints: everything is written twice.  Whoever calls it again
-    adds to the same file, as the broker does to its own: the larger a file, the slower it may grow
-    (virtual machines whose memory was not used before: 185 instead of 290 MB/s after 2 GB).
+    It uses the broker's SQLite settings and checkpoints, so everything is written twice.
     """
-    # The only limit that needs the broker's code: the others begin without it.
+    # Imported here because the other limits do not need the broker's code.
     from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
 
     connection = sqlite3.connect(folder / "writes.db", isolation_level=None)
     store = Store(connection)
     store.configure(_CACHE_BYTES)
     execute = store.execute
-    execute("CREATE TABLE IF NOT EXISTS body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")
+    execute("CREATE TABLE body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")
     content = b"x" * LARGE_ROW_BYTES
-    rows_a_commit = COMMIT_BYTES // LARGE_ROW_BYTES
+    rows_per_commit = COMMIT_BYTES // LARGE_ROW_BYTES
     done = in_log = 0
     yield
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < seconds:
         execute("BEGIN IMMEDIATE")
-        for _ in range(rows_a_commit):
+        for _ in range(rows_per_commit):
             execute("INSERT INTO body (content) VALUES (?)", (content,))
         execute("COMMIT")
-        done += rows_a_commit
-        in_log += rows_a_commit * LARGE_ROW_BYTES
+        done += rows_per_commit
+        in_log += rows_per_commit * LARGE_ROW_BYTES
         if in_log >= LONG_WAL_BYTES:
             store.checkpoint("RESTART")
             in_log = 0
@@ -149,7 +153,7 @@ def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]
 
 
 def echo_server(listener: socket.socket) -> Generator[None, None, None]:
-    """Send back what one connection sends, until it ends: for ``measure_round_trips``."""
+    """Echo what one connection sends, for ``measure_round_trips``."""
     with listener:
         yield
         link, _ = listener.accept()
@@ -160,7 +164,7 @@ def echo_server(listener: socket.socket) -> Generator[None, None, None]:
 
 
 def measure_round_trips(address: Address, seconds: float) -> Generator[None, None, float]:
-    """Send 256 bytes over the loopback and wait for them to come back, one at a time."""
+    """Send 256 bytes over the loopback and wait for the echo; return round trips per second."""
     message = b"x" * ECHO_BYTES
     done = 0
     with connect(address) as link:
@@ -168,11 +172,8 @@ def measure_round_trips(address: Address, seconds: float) -> Generator[None, Non
         began_s = time.perf_counter()
         while time.perf_counter() - began_s < seconds:
             link.sendall(message)
-            left = ECHO_BYTES
-            while left:
-                left -= len(link.recv(_RECEIVE_BYTES)) or left
+            remaining = ECHO_BYTES
+            while remaining:
+                remaining -= len(link.recv(_RECEIVE_BYTES)) or remaining
             done += 1
         return done / (time.perf_counter() - began_s)
-
-
-_RECEIVE_BYTES: Final = 1 << 16

@@ -1,4 +1,4 @@
-"""Clients of a benchmark, which send frames that were encoded before."""
+"""Benchmark clients that send pre-encoded frames."""
 
 import os
 import socket
@@ -13,9 +13,9 @@ from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.encoder import encoder_for
 
 KEY_BYTES: Final = 16
-ID_BYTES: Final = 32  # of every message id this broker gives
+ID_BYTES: Final = 32  # length of the message ids of this broker
 _BODY: Final = b"x"
-_LAST_BODY: Final = b"y"  # says to the consumer that nothing follows
+_LAST_BODY: Final = b"y"  # marks the last message for the consumer
 
 PLAIN: Final = "plain"
 ENVELOPE: Final = "envelope"
@@ -31,10 +31,10 @@ _broker: Final = encoder_for(b"", 32, "ttl")
 
 
 def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
-    """Make a body of ``size`` bytes, or the least that an envelope takes if that is more.
+    """Return a body of ``size`` bytes, or the smallest envelope if that is larger.
 
-    The last one differs in one byte.  All have the same trace_id, so that an index of it costs
-    less than with real ones.
+    The last body differs in one byte. All envelopes have the same ``trace_id``, so indexing it
+    costs less than with real messages.
     """
     mark = _LAST_BODY if is_last else _BODY
     if content == PLAIN:
@@ -44,9 +44,9 @@ def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
 
 
 class PublishStream:
-    """Publishes of one body to one queue that never expire, confirmed or plain.
+    """Publishes of one body to one queue, confirmed or plain, that never expire.
 
-    Confirmed ones carry keys that were never used before, in any process.
+    Keys of confirmed publishes are unique across all processes.
     """
 
     __slots__ = ("_head", "_is_confirmed", "_last_head", "_numbers", "_receipt", "_rest",
@@ -68,7 +68,7 @@ class PublishStream:
         self._rest = b""
 
     def encode(self, number: int, *, is_last: bool = False) -> bytes:
-        """Return ``number`` publishes; with ``is_last`` the last one tells the consumer so."""
+        """Return ``number`` publishes; ``is_last`` marks the last of them for the consumer."""
         if is_last:
             return self.encode(number - 1) + self._last_head + self._keys(1)[0]
         if not self._is_confirmed:
@@ -77,22 +77,22 @@ class PublishStream:
         return b"".join([head + key for key in self._keys(number)])
 
     def feed(self, data: bytes) -> int:
-        """Take bytes of the broker; return how many publishes they confirm.
+        """Process bytes from the broker; return the number of publishes they confirm.
 
         Raises:
-            ClientError: there is something else than receipts, or a refusal.
+            ClientError: they contain a refusal or anything but receipts.
         """
         data = self._rest + data
         size = self.receipt_bytes
-        whole = len(data) // size
-        end = whole * size
+        count = len(data) // size
+        end = count * size
         self._rest = data[end:]
-        if data.count(self._receipt, 0, end) != whole:
+        if data.count(self._receipt, 0, end) != count:
             raise ClientError(f"the broker answered a publish with {data[:200]!r}")
-        return whole
+        return count
 
-    def is_answered(self, data: bytes) -> bool:
-        """Tell whether a receipt has begun among frames of another kind."""
+    def has_receipt(self, data: bytes) -> bool:
+        """Return whether a receipt begins among frames of other kinds."""
         return self._receipt in data
 
     def _keys(self, number: int) -> list[bytes]:
@@ -102,7 +102,7 @@ class PublishStream:
 
 
 class DispatchStream:
-    """Dispatches of what a ``PublishStream`` published, and their acknowledgements."""
+    """Dispatches of the messages of a ``PublishStream``, and their acknowledgements."""
 
     __slots__ = ("_ack_head", "_head", "_last_head", "_parts", "_size", "consume", "frame_bytes",
                  "is_complete", "received")  # fmt: skip
@@ -115,19 +115,19 @@ class DispatchStream:
         self._head = _dispatch_head(queue, body_of(content, size))
         self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
         self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # of a dispatch
-        self._parts: list[bytes] = []  # of a frame that has begun
-        self._size = 0  # of them
+        self._parts: list[bytes] = []  # of an incomplete frame
+        self._size = 0  # of these parts
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes of the broker; return the acknowledgements of the dispatches in them.
+        """Process bytes from the broker; return acknowledgements of the dispatches in them.
 
         Raises:
-            ClientError: there is something else, or a message behind the last one.
+            ClientError: they contain another frame, or a message after the last one.
         """
         self._parts.append(data)
         self._size += len(data)
         if self._size < self.frame_bytes:
-            return b""  # a large one comes in many pieces: joining them each time cost a core
+            return b""  # joining the pieces of a large body at each call took a whole core
         data = b"".join(self._parts)
         head, size, ids = self._head, self.frame_bytes, []
         end = len(data) // size * size
@@ -154,7 +154,7 @@ def _dispatch(queue: str, body: bytes) -> bytes:
 
 
 def _dispatch_head(queue: str, body: bytes) -> bytes:
-    """Return everything ahead of the id: the tail has no zero byte."""
+    """Return the bytes before the id; the bytes after it contain no zero byte."""
     return _dispatch(queue, body).removesuffix(_dispatch_tail())[:-ID_BYTES]
 
 
@@ -164,39 +164,39 @@ def _dispatch_tail() -> bytes:
 
 Address = tuple[str, int]
 
-UNCONFIRMED: Final = 1_000  # publishes under way on one connection, at most
+UNCONFIRMED: Final = 1_000  # maximum of unconfirmed publishes on one connection
 BARRIER_QUEUE: Final = "bench.barrier"
-STALL_S: Final = 30.0
-_UNCONFIRMED_BYTES: Final = 32 << 20  # of their bodies
-_AT_ONCE: Final = 200  # publishes in one piece, at most
+RECEIVE_TIMEOUT_S: Final = 30.0
+_UNCONFIRMED_BYTES: Final = 32 << 20  # maximum of their bodies
+_MAX_PER_WRITE: Final = 200  # publishes
 _RECEIVE_BYTES: Final = 1 << 18
-_FRAME_BYTES: Final = 256  # more than a receipt has
+_RECEIPT_BYTES: Final = 256  # upper bound
 
 
 def unconfirmed_limit(size: int) -> int:
-    """Return how many messages of so many bytes may be under way: as many as memory bears."""
+    """Return how many messages of ``size`` bytes may be unconfirmed, bounded by their memory."""
     return max(2, min(UNCONFIRMED, _UNCONFIRMED_BYTES // size))
 
 
 def publishes_per_write(size: int) -> int:
-    """Return how many publishes of so many bytes go out in one piece."""
-    return max(1, min(_AT_ONCE, unconfirmed_limit(size) // 5))
+    """Return how many publishes of ``size`` bytes are sent in one write."""
+    return max(1, min(_MAX_PER_WRITE, unconfirmed_limit(size) // 5))
 
 
 @contextmanager
 def connect(address: Address) -> Iterator[socket.socket]:
-    """Open a connection; waiting for the broker ends with an error after 30 s of silence."""
-    with socket.create_connection(address, STALL_S) as link:
+    """Open a connection; reads and writes time out after 30 s."""
+    with socket.create_connection(address, RECEIVE_TIMEOUT_S) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield link
 
 
 def receive(link: socket.socket) -> bytes:
-    """Wait for the next bytes of the broker."""
+    """Wait for bytes from the broker and return them."""
     try:
         data = link.recv(_RECEIVE_BYTES)
     except TimeoutError:
-        raise ClientError(f"nothing came from the broker for {STALL_S:.0f} s") from None
+        raise ClientError(f"the broker sent nothing for {RECEIVE_TIMEOUT_S:.0f} s") from None
     if not data:
         raise ClientError("the broker closed the connection")
     return data
@@ -205,8 +205,9 @@ def receive(link: socket.socket) -> bytes:
 def wait_until_stored(link: socket.socket, before: bytes = b"") -> None:
     """Send ``before`` and wait until the broker has stored its effect.
 
-    Acknowledgements have no answer, but commands of one connection are stored in order: so a
-    confirmed publish behind them proves that they are.  Nothing else may be on its way to us.
+    Acknowledgements have no reply, but the commands of one connection are stored in order, so
+    the receipt of a publish after them proves that they are stored. The broker must not be about
+    to send anything else.
     """
     barrier = PublishStream(BARRIER_QUEUE, 1)
     link.sendall(before + barrier.encode(1))
@@ -221,11 +222,11 @@ def publish(
     seconds: float,
     is_confirmed: bool,
     content: str = PLAIN,
-    most: int | None = None,
+    limit: int | None = None,
 ) -> Generator[None, None, int]:
-    """Publish for ``seconds``, and until all is stored; return how many messages.
+    """Publish for ``seconds`` and wait until all is stored; return the number of messages.
 
-    It ends earlier where ``most`` messages have gone out, rounded up to whole pieces.
+    Publishing ends early after ``limit`` messages, rounded up to whole writes.
     """
     stream = PublishStream(queue, size, is_confirmed=is_confirmed, content=content)
     with connect(address) as link:
@@ -233,12 +234,12 @@ def publish(
         yield
         end_s = time.monotonic() + seconds
 
-        def is_over(sent: int) -> bool:
-            return time.monotonic() >= end_s or (most is not None and sent >= most)
+        def is_finished(sent: int) -> bool:
+            return time.monotonic() >= end_s or (limit is not None and sent >= limit)
 
         if is_confirmed:
-            return _publish_confirmed(link, stream, size, is_over)
-        sent = _publish_plain(link, stream, size, is_over)
+            return _publish_confirmed(link, stream, size, is_finished)
+        sent = _publish_plain(link, stream, size, is_finished)
         wait_until_stored(link)
         return sent
 
@@ -246,49 +247,49 @@ def publish(
 def publish_number(
     address: Address, queue: str, size: int, number: int, content: str = PLAIN
 ) -> Generator[None, None, int]:
-    """Publish ``number`` messages, confirmed, rounded up to whole pieces; return how many.
+    """Publish ``number`` confirmed messages, rounded up to whole writes; return how many.
 
-    They are not marked as the last: more may follow.
+    No message is marked as the last, because more may follow.
     """
     stream = PublishStream(queue, size, content=content)
-    piece, most = publishes_per_write(size), unconfirmed_limit(size)
+    per_write, limit = publishes_per_write(size), unconfirmed_limit(size)
     with connect(address) as link:
         yield
         sent = confirmed = 0
         while confirmed < sent or sent < number:
-            if sent < number and sent - confirmed <= most - piece:
-                link.sendall(stream.encode(piece))
-                sent += piece
+            if sent < number and sent - confirmed <= limit - per_write:
+                link.sendall(stream.encode(per_write))
+                sent += per_write
             else:
                 confirmed += stream.feed(receive(link))
         return sent
 
 
 def _publish_confirmed(
-    link: socket.socket, stream: PublishStream, size: int, is_over: Callable[[int], bool]
+    link: socket.socket, stream: PublishStream, size: int, is_finished: Callable[[int], bool]
 ) -> int:
-    piece, most = publishes_per_write(size), unconfirmed_limit(size)
+    per_write, limit = publishes_per_write(size), unconfirmed_limit(size)
     sent = confirmed = 0
     is_last = False
     while not is_last or confirmed < sent:
-        if not is_last and sent - confirmed <= most - piece:
-            is_last = is_over(sent + piece)
-            link.sendall(stream.encode(piece, is_last=is_last))
-            sent += piece
+        if not is_last and sent - confirmed <= limit - per_write:
+            is_last = is_finished(sent + per_write)
+            link.sendall(stream.encode(per_write, is_last=is_last))
+            sent += per_write
         else:
             confirmed += stream.feed(receive(link))
     return sent
 
 
 def _publish_plain(
-    link: socket.socket, stream: PublishStream, size: int, is_over: Callable[[int], bool]
+    link: socket.socket, stream: PublishStream, size: int, is_finished: Callable[[int], bool]
 ) -> int:
-    number = publishes_per_write(size)
-    piece = stream.encode(number)
+    per_write = publishes_per_write(size)
+    publishes = stream.encode(per_write)
     sent = 0
-    while not is_over(sent):
-        link.sendall(piece)  # waits while the broker does not read
-        sent += number
+    while not is_finished(sent):
+        link.sendall(publishes)  # blocks while the broker does not read
+        sent += per_write
     link.sendall(stream.encode(1, is_last=True))
     return sent + 1
 
@@ -296,9 +297,9 @@ def _publish_plain(
 def consume(
     address: Address, queue: str, size: int, window: int, content: str = PLAIN
 ) -> Generator[None, None, int]:
-    """Receive and acknowledge up to the last message of a ``publish``, until all is stored.
+    """Receive and acknowledge messages up to the last one of ``publish``; return their number.
 
-    Returns the number of messages; an empty queue is assumed at the start.
+    It returns once all is stored. The queue must be empty at the start.
     """
     stream = DispatchStream(queue, size, window, content)
     with connect(address) as link:
@@ -315,10 +316,10 @@ def consume(
 def one_in_flight(
     address: Address, queue: str, size: int, seconds: float, content: str = PLAIN
 ) -> Generator[None, None, tuple[list[float], list[float]]]:
-    """Publish one message at a time; the next one when the last is acknowledged and stored.
+    """Publish one message at a time, each after the acknowledgement of the previous is stored.
 
-    Returns the seconds from publish to dispatch, and from publish to receipt.  Rounds take turns
-    in which of both they wait for first, so that neither is read late.
+    Returns the seconds from publish to dispatch, and from publish to receipt. Rounds alternate
+    which of the two they wait for first and only measure that one, so neither is read late.
     """
     stream = PublishStream(queue, size, content=content)
     dispatches = DispatchStream(queue, size, 1, content)
@@ -366,10 +367,10 @@ def drain(
     window: int = UNCONFIRMED,
     content: str = PLAIN,
 ) -> Generator[None, None, int]:
-    """Take ``number`` messages out of a queue, until that is stored; return how many it was.
+    """Consume ``number`` messages from a queue; return how many were acknowledged and stored.
 
-    Where there are more, up to ``window`` of them are taken too, and as many go back to their
-    place: they were on their way.
+    If the queue has more, up to ``window`` more are acknowledged, and up to ``window`` in flight
+    are returned to the queue.
     """
     stream = DispatchStream(queue, size, window, content)
     barrier = PublishStream(BARRIER_QUEUE, 1)
@@ -382,6 +383,6 @@ def drain(
                 link.sendall(answer)
         link.sendall(barrier.encode(1))
         tail = b""
-        while not barrier.is_answered(tail):
-            tail = tail[-_FRAME_BYTES:] + receive(link)
+        while not barrier.has_receipt(tail):
+            tail = tail[-_RECEIPT_BYTES:] + receive(link)
         return stream.received

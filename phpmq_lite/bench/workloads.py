@@ -1,20 +1,32 @@
-"""Workloads of a benchmark: what a run measures, and its steps."""
+"""A benchmark run: first the limits of the machine, then the workloads.
+
+Disks and machines vary from run to run. Only ratios within one run are comparable, so everything
+is measured within seconds and in the same folder.
+"""
 
 import secrets
-from collections.abc import Callable, Mapping
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from signal import SIGINT, SIGTERM
+from typing import Any, Final
 
-from phpmq_lite.bench import traffic
+from phpmq_lite.bench import machine, traffic
+from phpmq_lite.bench.broker import BrokerProcess
+from phpmq_lite.bench.machine import describe_machine
 from phpmq_lite.bench.processes import (
     BenchJob,
     BenchTiming,
     busy_seconds,
     cpu_seconds,
     run_together,
+    signals_blocked,
 )
-from phpmq_lite.bench.report import CpuLoad, Throughput
+from phpmq_lite.bench.report import BenchReport, CpuLoad, LatencyResult, MachineLimits, Throughput
 from phpmq_lite.bench.traffic import PLAIN, Address
 from phpmq_lite.errors import ClientError
 
@@ -22,90 +34,110 @@ PUBLISH: Final = "publish"
 FLOW: Final = "flow"
 FLOW_PLAIN: Final = "flow-plain"
 LATENCY: Final = "latency"
-LARGE: Final = "large"
-BACKLOG: Final = "backlog"
-CONNECTIONS: Final = "connections"
-WORKLOADS: Final = (PUBLISH, FLOW, FLOW_PLAIN, LATENCY, LARGE, BACKLOG, CONNECTIONS)
-RATES: Final = (PUBLISH, FLOW, FLOW_PLAIN)
-OWN_BROKER: Final = (BACKLOG, CONNECTIONS)  # needs its memory, its settings, its end
+WORKLOADS: Final = (PUBLISH, FLOW, FLOW_PLAIN, LATENCY)
+_RATES: Final = (PUBLISH, FLOW, FLOW_PLAIN)
 
-LARGE_SIZES: Final = (100_000, 1_000_000)
-_SETTLE_S: Final = 2.0
-SLOW: Final = 20_000  # messages a second, for a guess at the time
+_TIMEOUT_FACTOR: Final = 10.0  # consuming may take this many times as long as publishing
+_EXTRA_TIMEOUT_S: Final = 60.0
+_MAX_BYTES: Final = 1 << 30  # that one step may write to the disk
 
 
 @dataclass(slots=True, frozen=True)
 class BenchPlan:
-    """What to measure; ``address`` of a broker that runs already, None: one is started."""
+    """What to measure."""
 
-    seconds: float = 5.0  # of each workload, besides the time until all is consumed
+    seconds: float = 5.0  # of publishing per workload; consuming the rest takes longer
     size: int = 256  # bytes of a body
     window: int = 100  # unacknowledged messages of the consumer
     workloads: tuple[str, ...] = (PUBLISH, FLOW, LATENCY)
-    folder: Path = field(default_factory=Path.cwd)  # on the disk that is measured
-    address: Address | None = None
+    folder: Path = field(default_factory=Path.cwd)  # on the disk to measure
+    address: Address | None = None  # of a running broker; None starts one
     content: str = PLAIN
-    backlog: int = 100_000  # messages of that workload
-    connections: int = 1_000  # of that workload
 
     @property
     def limit_seconds(self) -> float:
-        """How long each limit of the machine is measured."""
+        """Duration of each measurement of a machine limit."""
         return min(1.0, self.seconds / 5)
 
     @property
-    def large_seconds(self) -> float:
-        """How long each of the steps with large bodies publishes: they fill a disk soon."""
-        return self.seconds / 4
-
-    @property
-    def settle_seconds(self) -> float:
-        """How long a broker rests before its memory is read: for checkpoints, and what it frees."""
-        return min(_SETTLE_S, self.seconds)
-
-    @property
     def planned_seconds(self) -> float:
-        """About how long all takes."""
-        own = {
-            LARGE: 2 * len(LARGE_SIZES) * (self.large_seconds + self.limit_seconds),
-            BACKLOG: 2 * self.backlog / SLOW + 3 * self.settle_seconds,
-            CONNECTIONS: 2 * self.seconds + 2 * self.settle_seconds,
-        }
-        steps = sum(own.get(workload, self.seconds) for workload in self.workloads)
-        return 5 * self.limit_seconds + steps
+        """Approximate duration of the whole run."""
+        return 5 * self.limit_seconds + len(self.workloads) * self.seconds
 
 
 class BenchObserver:
-    """Is told how far the run has come; this one does nothing."""
+    """Receives the progress of a run; this base class ignores it."""
 
     def begin(self, step: str, seconds: float) -> None:
-        """A step begins that takes about ``seconds``."""
+        """Handle the start of a step that takes about ``seconds``."""
 
     def tick(self) -> None:
-        """Some time has passed; called a few times a second."""
+        """Update the progress; called a few times per second."""
 
     def end(self) -> None:
-        """The step has ended."""
-
-
-_PATIENCE: Final = 10.0  # what was published may take so many times as long until it is consumed
-_SPARE_S: Final = 60.0
-_MOST_BYTES: Final = 1 << 30  # of one step on the disk
+        """Handle the end of the step."""
 
 
 @dataclass(slots=True, frozen=True)
 class MeasuredBroker:
-    """The broker that is measured."""
+    """The broker to measure."""
 
     address: Address
-    pid: int | None  # None: it is not ours
+    pid: int | None  # None for a broker that we did not start
+
+
+def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
+    """Run the benchmark. No process and no file remains, even after an error.
+
+    Raises:
+        ClientError: the broker misbehaved or was too slow, or the system lacks a resource.
+        StartRefusedError: the broker did not start.
+    """
+    with temporary_folder(plan.folder) as folder:
+        runner = BenchRunner(plan, observer)
+        report = BenchReport(
+            machine=describe_machine(plan.folder, is_own=plan.address is None),
+            size=plan.size,
+            content=plan.content,
+            window=plan.window,
+            seconds=plan.seconds,
+            limits=runner.measure_limits(folder),
+        )
+        with _measured_broker(plan, folder / "data") as broker:
+            report.rates = [
+                runner.measure_rate(broker, name) for name in _RATES if name in plan.workloads
+            ]
+            if LATENCY in plan.workloads:
+                report.latency = runner.measure_latency(broker)
+    return report
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Create a folder with a short name: the path of a Unix socket is limited to 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=parent))
+    try:
+        yield folder
+    finally:
+        with signals_blocked(SIGINT, SIGTERM):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[MeasuredBroker]:
+    if plan.address is not None:
+        yield MeasuredBroker(plan.address, None)
+        return
+    with BrokerProcess(data) as broker:
+        yield MeasuredBroker(broker.address, broker.pid)
 
 
 class BenchRunner:
-    """Runs jobs, and tells the watcher."""
+    """Measures the steps of a plan and reports each one to the observer."""
 
-    def __init__(self, watcher: BenchObserver) -> None:
-        self._watcher = watcher
+    def __init__(self, plan: BenchPlan, observer: BenchObserver) -> None:
+        self._plan = plan
+        self._observer = observer
 
     def run(
         self,
@@ -114,64 +146,88 @@ class BenchRunner:
         jobs: Mapping[str, BenchJob],
         on_start: Callable[[], None] = lambda: None,
     ) -> dict[str, BenchTiming]:
-        """Run all jobs at once; ``seconds`` is about what they take.
+        """Run all jobs at the same time; ``seconds`` is their approximate duration.
 
         Raises:
-            ClientError: one failed, or took far too long.
+            ClientError: a job failed or took far too long.
         """
-        self._watcher.begin(step, seconds)
-        outcomes = run_together(
-            dict(jobs), seconds * _PATIENCE + _SPARE_S, on_start, self._watcher.tick
+        self._observer.begin(step, seconds)
+        timeout_s = seconds * _TIMEOUT_FACTOR + _EXTRA_TIMEOUT_S
+        timings = run_together(dict(jobs), timeout_s, on_start, self._observer.tick)
+        self._observer.end()
+        return timings
+
+    def measure_limits(self, folder: Path) -> MachineLimits:
+        """Measure disk, SQLite and loopback without a broker."""
+        seconds = self._plan.limit_seconds
+
+        def limit(step: str, function: Callable[..., Any], *arguments: int) -> float:
+            job = BenchJob(function, (folder, seconds, *arguments))
+            rate: float = self.run(step, seconds, {step: job})[step].value
+            return rate
+
+        return MachineLimits(
+            syncs=limit("disk syncs", machine.measure_syncs),
+            rows_1=limit("SQLite, 1 row per commit", machine.measure_rows, 1),
+            rows_1000=limit("SQLite, 1,000 rows per commit", machine.measure_rows, 1_000),
+            written_bytes=limit("SQLite, sequential writes", machine.measure_writes),
+            round_trips=self._measure_round_trips(seconds),
         )
-        self._watcher.end()
-        return outcomes
 
-    def rate(
-        self,
-        step: str,
-        plan: BenchPlan,
-        target: MeasuredBroker,
-        workload: str,
-        beside: Mapping[str, BenchJob] | None = None,
-    ) -> Throughput:
-        """Measure messages per second, from the first publish to the proof of the last.
+    def _measure_round_trips(self, seconds: float) -> float:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = listener.getsockname()
+            jobs = {
+                "echo": BenchJob(machine.echo_server, (listener,)),
+                "client": BenchJob(machine.measure_round_trips, (address, seconds)),
+            }
+            rate: float = self.run("loopback round trips", seconds, jobs)["client"].value
+        return rate
 
-        ``beside`` are jobs that run meanwhile and are not counted.  Of bodies above 1 KB it ends
-        before its seconds have passed once 1 GiB was published.
+    def measure_rate(self, broker: MeasuredBroker, workload: str) -> Throughput:
+        """Measure messages per second, from the first publish until the last is known stored.
+
+        With bodies above 1 KB, publishing ends early once 1 GiB is written.
         """
+        plan = self._plan
         queue = fresh_queue_name(workload)
-        most = max(1_000, _MOST_BYTES // plan.size) if plan.size > 1_000 else None
-        published = (
-            target.address, queue, plan.size, plan.seconds, workload != FLOW_PLAIN, plan.content,
-            most,
-        )  # fmt: skip
+        limit = max(1_000, _MAX_BYTES // plan.size) if plan.size > 1_000 else None
+        target = (broker.address, queue, plan.size)
+        published = (*target, plan.seconds, workload != FLOW_PLAIN, plan.content, limit)
         jobs = {"producer": BenchJob(traffic.publish, published)}
         if workload != PUBLISH:
             window = min(plan.window, traffic.unconfirmed_limit(plan.size))
-            consumed = (target.address, queue, plan.size, window, plan.content)
-            jobs["consumer"] = BenchJob(traffic.consume, consumed)
-        load = CpuMeter(target.pid)
-        outcomes = self.run(step, plan.seconds, jobs | dict(beside or {}), load.start)
-        pair = {name: outcomes[name] for name in jobs}
-        seconds = elapsed_span(pair)
-        used = load.stop(seconds, outcomes)
-        counts = [outcome.value for outcome in pair.values()]
+            jobs["consumer"] = BenchJob(traffic.consume, (*target, window, plan.content))
+        meter = CpuMeter(broker.pid)
+        timings = self.run(workload, plan.seconds, jobs, meter.start)
+        seconds = elapsed_span(timings)
+        load = meter.stop(seconds, timings)
+        counts = [timing.value for timing in timings.values()]
         if len(set(counts)) > 1:
-            raise ClientError(f"{counts[0]} published, {counts[1]} received")
+            raise ClientError(f"{counts[0]} messages published, {counts[1]} received")
         if workload == PUBLISH and plan.address is not None:
-            self._take_out(plan, target, queue, counts[0])
-        return Throughput(workload, plan.size, counts[0], seconds, used)
+            self._drain(broker, queue, counts[0])
+        return Throughput(workload, plan.size, counts[0], seconds, load)
 
-    def _take_out(self, plan: BenchPlan, target: MeasuredBroker, queue: str, messages: int) -> None:
-        """Leave no messages in a broker that is not ours."""
+    def _drain(self, broker: MeasuredBroker, queue: str, messages: int) -> None:
+        """Consume our own messages from a broker that we did not start."""
+        plan = self._plan
         window = traffic.unconfirmed_limit(plan.size)
-        arguments = (target.address, queue, plan.size, messages, window, plan.content)
+        arguments = (broker.address, queue, plan.size, messages, window, plan.content)
         job = BenchJob(traffic.drain, arguments)
-        self.run("taking the messages out again", plan.seconds, {"consumer": job})
+        self.run("consuming the published messages", plan.seconds, {"consumer": job})
+
+    def measure_latency(self, broker: MeasuredBroker) -> LatencyResult:
+        """Measure with one message at a time."""
+        plan = self._plan
+        queue = fresh_queue_name(LATENCY)
+        arguments = (broker.address, queue, plan.size, plan.seconds, plan.content)
+        job = BenchJob(traffic.one_in_flight, arguments)
+        return LatencyResult.of(*self.run(LATENCY, plan.seconds, {"client": job})["client"].value)
 
 
 class CpuMeter:
-    """CPU use of the broker, its clients and everything else, between start and stop."""
+    """CPU use of the broker, its clients and all other processes between start and stop."""
 
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
@@ -179,32 +235,32 @@ class CpuMeter:
         self._busy_s: float | None = None
 
     def start(self) -> None:
-        """Read the counters, right before the clients are released."""
+        """Read the counters. Call it right before the clients are released."""
         self._broker_s = cpu_seconds(self._pid) if self._pid is not None else None
         self._busy_s = busy_seconds()
 
-    def stop(self, seconds: float, outcomes: Mapping[str, BenchTiming]) -> CpuLoad:
-        """Read them again; shares are of one core, over ``seconds``."""
+    def stop(self, seconds: float, timings: Mapping[str, BenchTiming]) -> CpuLoad:
+        """Return the load over ``seconds`` in cores."""
         busy_s = busy_seconds()
         broker_s = cpu_seconds(self._pid) if self._pid is not None else None
         broker = _share(self._broker_s, broker_s, seconds)
         busy = _share(self._busy_s, busy_s, seconds)
-        shares = {name: outcome.cpu_s / seconds for name, outcome in outcomes.items()}
+        shares = {name: timing.cpu_s / seconds for name, timing in timings.items()}
         others = None
         if busy is not None and broker is not None:
             others = max(0.0, busy - broker - sum(shares.values()))
         return CpuLoad(broker, shares, others)
 
 
-def elapsed_span(outcomes: Mapping[str, BenchTiming]) -> float:
-    """Return the seconds from the first beginning to the last end."""
-    return max(outcome.ended_s for outcome in outcomes.values()) - min(
-        outcome.began_s for outcome in outcomes.values()
+def elapsed_span(timings: Mapping[str, BenchTiming]) -> float:
+    """Return the seconds from the first start to the last end."""
+    return max(timing.ended_s for timing in timings.values()) - min(
+        timing.began_s for timing in timings.values()
     )
 
 
 def fresh_queue_name(workload: str) -> str:
-    """Name a queue that nobody has used: what is in it is ours."""
+    """Return the name of a queue that does not exist yet."""
     return f"bench.{workload}.{secrets.token_hex(4)}"
 
 

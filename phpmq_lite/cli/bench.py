@@ -1,4 +1,4 @@
-"""The command ``bench``: runs a benchmark, prints tables or a Markdown report."""
+"""The command ``bench``: runs the benchmark and writes tables or a Markdown report."""
 
 import json
 import time
@@ -12,35 +12,26 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from phpmq_lite.bench.machine import Machine, file_system
 from phpmq_lite.bench.processes import unwound_by_signals
-from phpmq_lite.bench.report import (
-    BenchReport,
-    ConnectionsResult,
-    MachineLimits,
-    Quantiles,
-    Throughput,
-)
-from phpmq_lite.bench.session import measure
+from phpmq_lite.bench.report import BenchReport, MachineLimits, Quantiles, Throughput
 from phpmq_lite.bench.traffic import CONTENTS, PLAIN, UNCONFIRMED, Address
 from phpmq_lite.bench.workloads import (
-    BACKLOG,
-    CONNECTIONS,
     FLOW,
     FLOW_PLAIN,
     LATENCY,
-    OWN_BROKER,
     PUBLISH,
     WORKLOADS,
     BenchObserver,
     BenchPlan,
+    measure,
 )
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Column, format_cell, print_message, write_rows
 from phpmq_lite.client.address import parse_address
 
-_WHAT: Final = {
-    PUBLISH: "confirmed publishing, {unconfirmed:,} unanswered at most",
+_NOTES: Final = {
+    PUBLISH: "confirmed publishing, at most {unconfirmed:,} unconfirmed",
     FLOW: "publish (confirmed), store, dispatch, acknowledge, store; window {window:,}",
-    FLOW_PLAIN: "the same with publishes that are not confirmed; window {window:,}",
+    FLOW_PLAIN: "the same without confirmed publishing; window {window:,}",
 }
 _LIMIT_COLUMNS: Final = (
     Column("limit", "LIMIT OF THE MACHINE"),
@@ -65,16 +56,10 @@ _LATENCY_COLUMNS: Final = (
     Column("p99", "P99", is_number=True),
     Column("ratio", "P50 / LEAST", is_number=True),
 )
-_LARGE_COLUMNS: Final = (
-    Column("workload", "LARGE BODIES"),
-    Column("megabytes", "MB/S", is_number=True),
-    Column("share", "OF DISK", is_number=True),
-    *_LOAD_COLUMNS,
-)
 
 
 class _Section(NamedTuple):
-    """A table, and what is said ahead of it."""
+    """A table and the notes above it."""
 
     notes: tuple[str, ...]
     columns: Sequence[Column]
@@ -82,9 +67,9 @@ class _Section(NamedTuple):
 
 
 def write_tables(report: BenchReport) -> None:
-    """Write tables that fit into 80 columns."""
+    """Write the report as tables of at most 80 columns."""
     machine = report.machine
-    click.echo(f"phpmq-lite {_built(machine)}, messages of {report.size:,} bytes")
+    click.echo(f"phpmq-lite {_describe_version(machine)}, messages of {report.size:,} bytes")
     click.echo(f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, {machine.file_system}")
     click.echo(f"Python {machine.python}, SQLite {machine.sqlite}")
     for section in _sections(report):
@@ -95,35 +80,35 @@ def write_tables(report: BenchReport) -> None:
 
 
 def write_markdown(report: BenchReport) -> None:
-    """Write all of it as Markdown, with the settings that it depends on."""
+    """Write the report as Markdown, including the settings that it depends on."""
     machine = report.machine
     settings = (
-        ("phpmq-lite", _built(machine)),
+        ("phpmq-lite", _describe_version(machine)),
         ("processor", f"{machine.cpu}, {machine.cores} cores"),
         ("system", f"{machine.kernel}, {machine.file_system}"),
         ("versions", f"Python {machine.python}, SQLite {machine.sqlite}"),
         ("messages", f"{report.size:,} bytes, {report.content}"),
-        ("window of the consumer", f"{report.window:,}"),
-        ("published for", f"{report.seconds:g} s each"),
+        ("consumer window", f"{report.window:,}"),
+        ("duration per workload", f"{report.seconds:g} s"),
     )
     click.echo("### phpmq-lite bench\n")
     rows = [{"what": what, "value": value} for what, value in settings]
-    click.echo(_markdown((Column("what", "what"), Column("value", "value")), rows))
+    click.echo(_format_markdown((Column("what", "what"), Column("value", "value")), rows))
     for section in _sections(report):
         click.echo()
         for note in section.notes:
             click.echo(f"- {note}")
         if section.notes:
             click.echo()
-        click.echo(_markdown(section.columns, section.rows))
+        click.echo(_format_markdown(section.columns, section.rows))
 
 
-def _built(machine: Machine) -> str:
+def _describe_version(machine: Machine) -> str:
     return machine.broker if machine.build is None else f"{machine.broker} ({machine.build})"
 
 
-def _markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
-    """Give the lines of a table."""
+def _format_markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table."""
     lines = [
         [column.title.replace("|", "\\|") for column in columns],
         ["---:" if column.is_number else "---" for column in columns],
@@ -140,71 +125,52 @@ def _sections(report: BenchReport) -> Iterator[_Section]:
     if report.rates:
         notes = [
             f"{rate.workload}: "
-            + _WHAT[rate.workload].format(unconfirmed=UNCONFIRMED, window=report.window)
+            + _NOTES[rate.workload].format(unconfirmed=UNCONFIRMED, window=report.window)
             for rate in report.rates
         ]
-        head = "OF SQLITE: of its rows at 1,000 a commit; then CPU, in percent of a core"
+        columns = (
+            "OF SQLITE: of its rows at 1,000 per commit, or of its writes from 64 KiB on",
+            "BROKER, CLIENTS, OTHERS: CPU in percent of a core",
+        )
         rows = [_rate_row(report, rate) for rate in report.rates]
-        yield _Section((head, *notes), _RATE_COLUMNS, rows)
+        yield _Section((*columns, *notes), _RATE_COLUMNS, rows)
     if report.latency is not None:
-        least = "LEAST: a commit of one row and a round trip, as above"
+        note = "P50 / LEAST: relative to a commit of one row and one round trip, as above"
         rows = [
             _latency_row(report, "publish to receive", report.latency.receive),
             _latency_row(report, "publish to receipt", report.latency.receipt),
         ]
-        yield _Section((least,), _LATENCY_COLUMNS, rows)
-    if report.large:
-        disk = "OF DISK: of what SQLite alone wrote in sequence right before"
-        rows = [_large_row(report, rate) for rate in report.large]
-        yield _Section((disk,), _LARGE_COLUMNS, rows)
-    if report.backlog is not None:
-        yield _pairs(f"BACKLOG OF {report.backlog.messages:,}", _backlog_rows(report))
-    if report.connections is not None:
-        title = f"{report.connections.number:,} CONNECTIONS"
-        yield _pairs(title, _connection_rows(report.connections))
+        yield _Section((note,), _LATENCY_COLUMNS, rows)
 
 
 def _noise(report: BenchReport) -> tuple[str, ...]:
     if not report.is_noisy:
         return ()
-    return ("Other processes were busy meanwhile (OTHERS): the rates are too low.",)
+    return ("Other processes were busy during the run (OTHERS), so the rates are too low.",)
 
 
 def _limit_rows(limits: MachineLimits) -> list[dict[str, Any]]:
     return [
-        {"limit": "4 KiB appended and synced to the disk", "per_second": round(limits.syncs)},
-        {"limit": "SQLite rows of 256 bytes, 1 a commit", "per_second": round(limits.rows_1)},
-        {"limit": "SQLite rows, 1,000 a commit", "per_second": round(limits.rows_1000)},
+        {"limit": "4 KiB appended and synced to disk", "per_second": round(limits.syncs)},
+        {"limit": "SQLite rows of 256 bytes, 1 per commit", "per_second": round(limits.rows_1)},
+        {"limit": "SQLite rows, 1,000 per commit", "per_second": round(limits.rows_1000)},
         {
-            "limit": "SQLite rows of 100 KB, 4 MiB a commit",
-            "per_second": _megabytes(limits.written_bytes),
+            "limit": "SQLite rows of 100 KB, 4 MiB per commit",
+            "per_second": f"{limits.written_bytes / 1e6:,.1f} MB",
         },
         {"limit": "round trips on the loopback", "per_second": round(limits.round_trips)},
     ]
 
 
 def _rate_row(report: BenchReport, rate: Throughput) -> dict[str, Any]:
+    load = rate.load
     return {
         "workload": rate.workload,
         "per_second": round(rate.per_second),
-        "share": _percent(report.share_of_rows(rate)),
-    } | _load_cells(rate)
-
-
-def _large_row(report: BenchReport, rate: Throughput) -> dict[str, Any]:
-    return {
-        "workload": f"{rate.workload}, {rate.size:,}",
-        "megabytes": rate.bytes_per_second / 1e6,
-        "share": _percent(report.share_of_disk(rate)),
-    } | _load_cells(rate)
-
-
-def _load_cells(rate: Throughput) -> dict[str, Any]:
-    load = rate.load
-    return {
-        "broker": _percent(load.broker),
-        "clients": " + ".join(_percent(share) or "" for share in load.clients.values()),
-        "others": _percent(load.others),
+        "share": _format_percent(rate.share_of_sqlite(report.limits)),
+        "broker": _format_percent(load.broker),
+        "clients": " + ".join(_format_percent(share) or "" for share in load.clients.values()),
+        "others": _format_percent(load.others),
         "limit": load.limit,
     }
 
@@ -219,63 +185,24 @@ def _latency_row(report: BenchReport, what: str, quantiles: Quantiles) -> dict[s
     }
 
 
-def _backlog_rows(report: BenchReport) -> Iterator[tuple[str, str]]:
-    backlog = report.backlog
-    if backlog is None:
-        return
-    memory = backlog.memory
-    yield "stored with nobody consuming, confirmed", f"{backlog.published_per_second:,.0f}/s"
-    yield "resident memory, empty", _megabytes(memory.empty)
-    yield f"resident memory, {backlog.few:,} messages", _megabytes(memory.with_few)
-    yield f"resident memory, {backlog.messages:,} messages", _megabytes(memory.with_all)
-    yield "database and write-ahead log", _megabytes(backlog.database_bytes)
-    yield "start after kill -9, until clients may connect", f"{backlog.started_s:.3f} s"
-    yield "until the first message was received", f"{backlog.first_message_s:.3f} s"
-    yield (
-        f"taken out with acknowledgements, window {report.window:,}",
-        f"{backlog.drained_per_second:,.0f}/s",
-    )
-    yield "most memory at any time since the start", _megabytes(memory.peak_after_restart)
-
-
-def _connection_rows(found: ConnectionsResult) -> Iterator[tuple[str, str]]:
-    each = found.each_bytes
-    yield "resident memory without them", _megabytes(found.before_bytes)
-    yield "resident memory with them", _megabytes(found.with_bytes)
-    yield "one, with consumer and queue", "–" if each is None else f"{each / 1e3:.1f} KB"
-    yield "flow alone", f"{found.alone.per_second:,.0f}/s"
-    yield "flow beside them", f"{found.beside.per_second:,.0f}/s"
-    yield "beside / alone", f"{found.beside.per_second / found.alone.per_second:.2f}"
-
-
-def _pairs(title: str, pairs: Iterator[tuple[str, str]]) -> _Section:
-    columns = (Column("what", title), Column("value", "", is_number=True))
-    return _Section((), columns, [{"what": what, "value": value} for what, value in pairs])
-
-
-def _percent(share: float | None) -> str | None:
+def _format_percent(share: float | None) -> str | None:
     return None if share is None else f"{share * 100:.0f} %"
 
 
-def _megabytes(size: float | None) -> str:
-    """Write bytes in units of 10^6."""
-    return "–" if size is None else f"{size / 1e6:,.1f} MB"
-
-
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
-_MAX_SIZE: Final = 1 << 20  # 1,000 of them are under way at once
+_MAX_SIZE: Final = 1 << 20
 
 _ALL: Final = "all"
 
 
 def workload_list(value: str) -> tuple[str, ...]:
-    """Give the workloads of ``publish,flow`` or ``all``, in the order of ours; a click type."""
+    """Return the workloads of ``publish,flow`` or ``all`` in their fixed order; a click type."""
     names = {name.strip() for name in value.split(",")}
     if names == {_ALL}:
         return WORKLOADS
     unknown = sorted(names - set(WORKLOADS))
     if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(WORKLOADS)}, {_ALL}")
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(WORKLOADS)}, {_ALL}")
     return tuple(name for name in WORKLOADS if name in names)
 
 
@@ -286,7 +213,7 @@ def listener_address(value: str) -> Address:
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if target.path or not value.startswith("phpmq://"):
-        raise click.BadParameter(f"{value!r} is no PHPMQ listener; write phpmq://HOST:PORT")
+        raise click.BadParameter(f"{value!r} is not a PHPMQ listener; write phpmq://HOST:PORT")
     return target.host, target.port
 
 
@@ -296,28 +223,28 @@ def listener_address(value: str) -> Address:
     type=click.FloatRange(0.1, 600),
     default=5.0,
     show_default=True,
-    help="How long each workload publishes.",
+    help="Duration of publishing in each workload.",
 )
 @click.option(
     "--size",
     type=click.IntRange(1, _MAX_SIZE),
     default=256,
     show_default=True,
-    help="Bytes of a message.",
+    help="Size of a message body in bytes.",
 )
 @click.option(
     "--content",
     type=click.Choice(CONTENTS),
     default=PLAIN,
     show_default=True,
-    help="What the messages are; the broker indexes envelopes.",
+    help="Content of the messages; the broker indexes envelopes.",
 )
 @click.option(
     "--window",
     type=click.IntRange(1, 100_000),
     default=100,
     show_default=True,
-    help="Messages the consumer may hold unacknowledged.",
+    help="Maximum of unacknowledged messages of the consumer.",
 )
 @click.option(
     "--workloads",
@@ -325,33 +252,19 @@ def listener_address(value: str) -> Address:
     default=f"{PUBLISH},{FLOW},{LATENCY}",
     show_default=True,
     metavar="LIST",
-    help=f"Any of {', '.join(WORKLOADS)}; or {_ALL}.",
-)
-@click.option(
-    "--backlog",
-    type=click.IntRange(1_000, 100_000_000),
-    default=100_000,
-    show_default=True,
-    help=f"Messages of the workload {BACKLOG}.",
-)
-@click.option(
-    "--connections",
-    type=click.IntRange(1, 20_000),
-    default=1_000,
-    show_default=True,
-    help=f"How many the workload {CONNECTIONS} opens.",
+    help=f"Comma-separated: {', '.join(WORKLOADS)}; or {_ALL}.",
 )
 @click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="A folder on the disk to measure; nothing is left in it.  [default: .]",
+    help="Folder on the disk to measure; temporary files are removed.  [default: .]",
 )
 @click.option(
     "--url",
     "connect",
     type=listener_address,
     metavar="phpmq://HOST:PORT",
-    help="Measure a broker that runs. Its queues and its history keep the traces.",
+    help="Measure a running broker. Its queues and history keep records of the run.",
 )
 @click.option(
     "-o",
@@ -359,7 +272,7 @@ def listener_address(value: str) -> Address:
     type=click.Choice(["table", "markdown", "json"]),
     default="table",
     show_default=True,
-    help="Format; markdown is a report to paste into an issue.",
+    help="Output format; use markdown to paste the report into an issue.",
 )
 def bench(
     seconds: float,
@@ -367,40 +280,30 @@ def bench(
     content: str,
     window: int,
     workloads: tuple[str, ...],
-    backlog: int,
-    connections: int,
     data: Path | None,
     connect: Address | None,
     output: str,
 ) -> None:
     """Measure throughput and latency.
 
-    Starts a broker of its own on a free port of the loopback, with its data in a temporary folder,
-    and clients in processes of their own. Every rate counts until the last message is proved to be
-    stored. Beside it stand the limits of the machine from the same run: compare the ratios, the
-    figures themselves move with the machine and with what else runs on it.
+    Starts a temporary broker on a free loopback port, with its data in a temporary folder, and
+    clients in separate processes. Each rate counts messages until the last one is known to be
+    stored. The limits of the machine are measured in the same run. Compare the ratios: the
+    figures themselves depend on the machine and on its other load.
 
     \b
     publish      confirmed publishing, one connection
-    flow         one producer, one consumer: publish to stored acknowledgement
-    flow-plain   the same with publishes that are not confirmed
+    flow         one producer and one consumer: publish to stored acknowledgement
+    flow-plain   the same without confirmed publishing
     latency      one message in flight
-    large        publish and flow of 100 KB and 1 MB, beside the disk
-    backlog      messages that nobody consumes: memory, kill -9, start, drain
-    connections  idle consumers, each with a queue: memory, and a flow beside them
-    """  # noqa: D301 - click's sign for lines that stay as they are
+    """  # noqa: D301 - click keeps the line breaks of the paragraph
     folder = data or Path.cwd()
     kind = file_system(folder)
     if kind in _IN_MEMORY:
-        raise CommandError(f"{folder} is in memory ({kind}); name a folder on a disk with --data")
-    if connect is not None and (own := [name for name in OWN_BROKER if name in workloads]):
         raise CommandError(
-            f"{' and '.join(own)} cannot be measured with --url: the broker is killed, "
-            "or started with other limits"
+            f"{folder} is in memory ({kind}). Choose a folder on a disk with --data."
         )
-    plan = BenchPlan(
-        seconds, size, window, workloads, folder, connect, content, backlog, connections
-    )  # fmt: skip
+    plan = BenchPlan(seconds, size, window, workloads, folder, connect, content)
     with unwound_by_signals(), _BenchProgressBar(plan) as bar:
         report = measure(plan, bar)
     if output == "json":
@@ -412,7 +315,7 @@ def bench(
 
 
 class _BenchProgressBar(BenchObserver):
-    """A bar on standard error that follows the plan's time; not on a terminal, a line a step."""
+    """A progress bar on standard error, or one line per step if that is not a terminal."""
 
     def __init__(self, plan: BenchPlan) -> None:
         self._console = console = Console(stderr=True)
@@ -421,12 +324,12 @@ class _BenchProgressBar(BenchObserver):
             BarColumn(),
             TimeRemainingColumn(),
             console=console,
-            auto_refresh=False,  # a thread of its own would disturb what is measured
+            auto_refresh=False,  # its thread would disturb the measurement
             transient=True,
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("starting", total=plan.planned_seconds)
-        self._done_s = 0.0  # of the steps that have ended, as planned
+        self._done_s = 0.0  # planned time of the finished steps
         self._step_s = 0.0
         self._began_s = 0.0
 
@@ -438,18 +341,18 @@ class _BenchProgressBar(BenchObserver):
         self._progress.stop()
 
     def begin(self, step: str, seconds: float) -> None:
-        """See ``BenchObserver``."""
+        """Implement ``BenchObserver``."""
         self._step_s, self._began_s = seconds, time.monotonic()
         if not self._console.is_terminal:
             print_message(step)
         self._progress.update(self._task, description=step, refresh=True)
 
     def tick(self) -> None:
-        """See ``BenchObserver``."""
-        gone_s = min(time.monotonic() - self._began_s, self._step_s)
-        self._progress.update(self._task, completed=self._done_s + gone_s, refresh=True)
+        """Implement ``BenchObserver``."""
+        elapsed_s = min(time.monotonic() - self._began_s, self._step_s)
+        self._progress.update(self._task, completed=self._done_s + elapsed_s, refresh=True)
 
     def end(self) -> None:
-        """See ``BenchObserver``."""
+        """Implement ``BenchObserver``."""
         self._done_s += self._step_s
         self._progress.update(self._task, completed=self._done_s, refresh=True)

@@ -1,4 +1,4 @@
-"""The page about performance names what ``bench`` has: workloads, options, limits, pictures."""
+"""The performance page names the workloads, options and limits of ``bench``."""
 
 import re
 import shlex

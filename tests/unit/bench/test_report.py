@@ -1,4 +1,4 @@
-"""What figures mean: who limited them, quantiles, and the ratios to the machine's limits."""
+"""Results: what limited them, quantiles, and the ratios to the machine's limits."""
 
 import os
 from typing import Any
@@ -8,7 +8,6 @@ import pytest
 from phpmq_lite.bench.machine import Machine
 from phpmq_lite.bench.report import (
     BenchReport,
-    ConnectionsResult,
     CpuLoad,
     LatencyResult,
     MachineLimits,
@@ -58,24 +57,13 @@ def test_quantiles_are_milliseconds_of_values_in_any_order() -> None:
 def test_report_relates_throughput_to_rows_and_latency_to_a_commit() -> None:
     rate = Throughput("flow", 256, 100_000, 2.5, CpuLoad(0.9, {"producer": 0.1}, 0.0))
     found = report(rate, latency=LatencyResult.of([0.000_275], [0.000_55]))
-    assert found.share_of_rows(rate) == pytest.approx(0.1)
+    assert rate.share_of_sqlite(found.limits) == pytest.approx(0.1)
     assert found.latency_ratio(Quantiles(0.55, 1.0, 1.0)) == pytest.approx(2.0)
 
 
-def test_report_relates_large_bodies_to_what_sqlite_writes() -> None:
+def test_large_bodies_are_compared_with_the_bytes_that_sqlite_writes() -> None:
     rate = Throughput("publish", 100_000, 2_500, 2.5, CpuLoad(0.9, {"producer": 0.1}, 0.0))
-    assert rate.bytes_per_second == pytest.approx(1e8)
-    assert report().share_of_disk(rate) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("before", "expected"), [(50_000_000, 10_000.0), (None, None)])
-def test_connection_costs_what_the_memory_grew_by(
-    before: int | None, expected: float | None
-) -> None:
-    rate = Throughput("flow", 256, 100, 1.0, CpuLoad(0.9, {"producer": 0.1}, 0.0))
-    found = ConnectionsResult(100, before, 51_000_000, rate, rate)
-    assert found.each_bytes == expected
-    assert found.document()["beside"]["per_second"] == pytest.approx(100)
+    assert rate.share_of_sqlite(report().limits) == pytest.approx(0.5)
 
 
 def test_report_is_noisy_when_one_of_its_rates_is() -> None:
@@ -83,9 +71,6 @@ def test_report_is_noisy_when_one_of_its_rates_is() -> None:
     noisy = Throughput("flow", 256, 100, 1.0, CpuLoad(0.5, {"producer": 0.1}, 0.6))
     assert not report(rate).is_noisy
     assert report(rate, noisy).is_noisy
-    found = report(rate)
-    found.connections = ConnectionsResult(1, None, None, rate, noisy)
-    assert found.is_noisy
 
 
 def test_document_has_figures_ratios_and_machine() -> None:
@@ -93,6 +78,7 @@ def test_document_has_figures_ratios_and_machine() -> None:
     document: dict[str, Any] = report(rate, latency=LatencyResult.of([0.1], [0.2])).document()
     assert document["rates"][0]["per_second"] == pytest.approx(40_000)
     assert document["rates"][0]["limited_by"] == "broker"
+    assert document["rates"][0]["share_of_sqlite"] == pytest.approx(0.1)
     assert document["latency"]["receipt_ms"] == {"p50": 200.0, "p95": 200.0, "p99": 200.0}
     assert document["limits"]["rows_1000"] == 400_000
     assert document["machine"]["file_system"] == "ext4"

@@ -1,8 +1,13 @@
-"""Frames in bulk: what is encoded is PHPMQ, and what comes back is counted at any cut."""
+"""Frames in bulk are valid PHPMQ, and replies are counted at any cut."""
 
 import pytest
 
-from phpmq_lite.bench.traffic import DispatchStream, PublishStream
+from phpmq_lite.bench.traffic import (
+    DispatchStream,
+    PublishStream,
+    publishes_per_write,
+    unconfirmed_limit,
+)
 from phpmq_lite.errors import ClientError
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish, WireLimits
@@ -65,8 +70,8 @@ def test_receipts_are_counted_at_any_cut(cut: int) -> None:
 def test_receipt_is_found_among_dispatches() -> None:
     stream = PublishStream("orders", 1)
     others = dispatches([b"x", b"x"])
-    assert not stream.is_answered(others + receipts([b"0123456789abcdef"], "queue full"))
-    assert stream.is_answered(others + receipts([b"0123456789abcdef"]))
+    assert not stream.has_receipt(others + receipts([b"0123456789abcdef"], "queue full"))
+    assert stream.has_receipt(others + receipts([b"0123456789abcdef"]))
 
 
 def test_refusal_is_an_error() -> None:
@@ -99,3 +104,12 @@ def test_stream_is_complete_with_the_marked_message() -> None:
 def test_dispatch_that_was_not_published_is_an_error(bodies: list[bytes]) -> None:
     with pytest.raises(ClientError, match="the broker dispatched"):
         DispatchStream("orders", 3, 10).feed(dispatches(bodies))
+
+
+@pytest.mark.parametrize(
+    ("size", "under_way", "in_one_piece"),
+    [(1, 1_000, 200), (256, 1_000, 200), (100_000, 335, 67), (1_000_000, 33, 6), (1 << 30, 2, 1)],
+)
+def test_bytes_under_way_are_bounded(size: int, under_way: int, in_one_piece: int) -> None:
+    assert unconfirmed_limit(size) == under_way
+    assert publishes_per_write(size) == in_one_piece
