@@ -19,6 +19,7 @@ from phpmq_lite.errors import ClientError, ConnectionLostError, os_reason
 
 _WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of the loop's turn
 _CLOSE_S: Final = 5.0  # the broker has this long to read the rest
+_NOT_OPEN: Final = "the client is not open"
 _STEADY_S: Final = 10.0  # a connection that lasted this long was of use
 
 
@@ -87,7 +88,7 @@ class Client:
         self._link: _Link | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()  # connected, and the socket takes more; or ended
-        self._ended: str | None = None  # why nothing will ever be sent again
+        self._ended: str | None = _NOT_OPEN  # why calls fail
         self.is_closing = False
 
     async def __aenter__(self) -> Self:
@@ -116,6 +117,10 @@ class Client:
             raise ConnectionLostError(
                 f"cannot connect to {self.target}: {os_reason(error)}"
             ) from error
+        self._ended = None
+        self.is_closing = False
+        if self._link is None:  # lost already
+            self._ready.clear()
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
     async def close(self) -> None:
@@ -287,6 +292,7 @@ class Client:
         return key
 
     async def _writable(self) -> None:
+        self.raise_if_ended()
         while not self._ready.is_set():
             await self._ready.wait()
         self.raise_if_ended()

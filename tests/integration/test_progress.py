@@ -29,7 +29,7 @@ PATIENCE_S: Final = 8
 
 @pytest.fixture(autouse=True)
 def only_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("admin.doors", "server.watch"):
+    for module in ("admin.connection_limits", "server.watchdog"):
         monkeypatch.setattr(f"phpmq_lite.{module}._EACH_S", 1e6)
 
 
