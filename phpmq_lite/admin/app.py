@@ -123,7 +123,7 @@ def create_app(
         version=version,
         is_ready=is_ready,
         now_ms=now_ms,
-        entrance=AuthServices(Accounts(readers, engine.call), SetupToken(settings.data)),
+        entrance=AuthServices(Accounts(readers, engine), SetupToken(settings.data)),
     )
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_counting_refusals)

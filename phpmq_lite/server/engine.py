@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl
@@ -22,7 +22,7 @@ from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt, Reply
+from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
 from phpmq_lite.server.counters import CommitCounters
 from phpmq_lite.server.engine_policies import AckCommitDelay, BackgroundThread, YieldedTasks
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, jump_noted
@@ -32,6 +32,11 @@ _log = get_logger(__name__)
 Command = Callable[[Broker], None]
 Tap = Callable[[Batch], None]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Operation = Callable[Concatenate[Broker, Callable[[T], None], P], None]
+
+REPLY_S: Final = 30.0  # for an operator's operation
 _MAINTENANCE_S = 1.0
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 
@@ -113,13 +118,13 @@ class Engine:
             self._is_scheduled = True
             self._loop.call_soon(self._run_once)
 
-    async def call(self, command: Callable[[Broker, Reply], None]) -> Any:
-        """Run ``command(core, reply)`` and return its reply, after the commit.
+    async def call(self, operation: Operation[T, P], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``operation(core, reply, *args)`` and return what it replies, after the commit.
 
         Raises:
             RefusedError: the core refuses it; nothing has changed.
         """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def reply(result: Any) -> None:
             if future.done():
@@ -131,13 +136,25 @@ class Engine:
 
         def run(core: Broker) -> None:
             try:
-                command(core, reply)
+                operation(core, reply, *args, **kwargs)
             except RefusedError as error:
                 if not future.done():
                     future.set_exception(error)
 
         self.submit(run)
         return await future
+
+    async def run_operation(
+        self, operation: Operation[T, P], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Like ``call``, for the admin: wait at most 30 s.
+
+        Raises:
+            RefusedError: the core refuses it; nothing has changed.
+            TimeoutError: there was no reply in time; the operation may still be done.
+        """
+        async with asyncio.timeout(REPLY_S):
+            return await self.call(operation, *args, **kwargs)
 
     # -- the loop
 

@@ -209,7 +209,7 @@ class ScrubRunner:
         dead = 0
         if part == "alive":
             dead = await self._engine.call(
-                lambda core, ok: message_actions.dead_letter_damaged(core, found.bad, ok)
+                lambda core, ok: message_actions.dead_letter_damaged(core, ok, found.bad)
             )
         _log.error("bodies_damaged", messages=part, seqs=found.bad[:10], count=len(found.bad),
                    settled_as_dead=dead)  # fmt: skip

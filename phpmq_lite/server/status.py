@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import operations
@@ -19,7 +19,7 @@ from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import MemoryBrake, ReadBackpressure
 from phpmq_lite.server.counters import ConnectionCounters
-from phpmq_lite.server.engine import Engine, Tap
+from phpmq_lite.server.engine import Engine, Operation, P, T, Tap
 from phpmq_lite.server.session import Session
 from phpmq_lite.storage.disk_space import DiskSpace, Shortage
 
@@ -171,6 +171,21 @@ class Rates:
         )
 
 
+class RunOperation(Protocol):
+    """The way from the admin to the broker: ``await engine.run(operations.purge, entry, name)``."""
+
+    async def __call__(self, operation: Operation[T, P], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in the next batch; return what it replies after the commit."""
+
+
+class OperationRunner(Protocol):
+    """Runs operations; `BrokerHandle` is the one of the service."""
+
+    @property
+    def run(self) -> RunOperation:
+        """Return what runs an operation, if the broker accepts changes now."""
+
+
 class BrokerHandle:
     """What the admin sees of the broker; it answers before the engine exists too."""
 
@@ -190,13 +205,18 @@ class BrokerHandle:
         """Change ``step``, ``is_ready``, ``is_draining``, ``listeners`` or ``last_error``."""
         self._base = replace(self._base, **changes)  # type: ignore[arg-type]
 
-    async def call(self, command: Callable[[Broker, Reply], None]) -> Any:
-        """Run a command of an operator; see ``Engine.call``."""
+    @property
+    def run(self) -> RunOperation:
+        """Return ``Engine.run_operation``, if the broker accepts changes now.
+
+        Raises:
+            RefusedError: ``not_ready``: it starts or stops; ``not_writable``: nothing is stored.
+        """
         if self.engine is None or self.engine.is_stopping:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
         if self.space is not None and self.space.trouble is not None:
             raise RefusedError("not_writable", f"nothing is stored now: {self.space.trouble}")
-        return await self.engine.call(command)
+        return self.engine.run_operation
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
         """Decide whether a clock that was far ahead at a start is right.
@@ -205,16 +225,16 @@ class BrokerHandle:
             RefusedError: ``no_doubt``: there is nothing to decide, or somebody has.
         """
 
-        def decide(core: Broker, answer: Reply) -> None:
+        def decide(core: Broker, reply: Reply) -> None:
             clock = None if self.engine is None else self.engine.clock
             if clock is None or not clock.doubt_ms:
                 raise RefusedError("no_doubt", "the clock is not in doubt")
             away_ms, clock.doubt_ms = clock.doubt_ms, 0
             operations.decide_clock(
-                core, entry, away_ms, clock.doubt_number, is_right=is_right, answer=answer
+                core, reply, entry, away_ms, clock.doubt_number, is_right=is_right
             )
 
-        await self.call(decide)
+        await self.run(decide)
 
     async def pause(self) -> None:
         """Leave the loop to others; see ``Engine.pause``."""

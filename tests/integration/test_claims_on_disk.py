@@ -327,7 +327,7 @@ def test_only_unusual_commands_of_a_subscription_are_in_the_audit(make: MakeDriv
 
 def note_reader(driver: Driver, name: str, offset: int) -> Any:
     question = driver.ask("record_reader")
-    question.ask = lambda core, answer: operations.record_reader(core, name, offset, answer)
+    question.ask = lambda core, answer: operations.record_reader(core, answer, name, offset)
     driver.step()
     return question.answer.code if question.is_answered else None
 

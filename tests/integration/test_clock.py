@@ -124,7 +124,7 @@ async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
     number = house.core.state.next_number
     house.engine.submit(
         lambda core: operations.decide_clock(
-            core, entry, 10_000, number, is_right=True, answer=lambda _: None
+            core, lambda _: None, entry, 10_000, number, is_right=True
         )
     )
     program.disconnect()

@@ -1,11 +1,13 @@
 """Who looks along with the engine sees each batch that was stored, before anybody is told."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import operations, publishing
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, act_on_messages
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Batch
 from phpmq_lite.server.counters import ConnectionCounters
@@ -24,20 +26,21 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
         remove = front.tap(seen.append)
         other: list[Batch] = []
         front.tap(other.append)()  # looked for a moment
-        ids = await front.call(lambda core, answer: publishing.publish(
-            core, entry("message.publish"), "orders", [(b"a", None)],
-            lambda value: answer((value, len(seen))),
-        ))  # fmt: skip
-        (message_id,), tapped = ids
+
+        def publish(core: Broker, reply: Callable[[tuple[list[str], int]], None]) -> None:
+            publishing.publish(core, lambda ids: reply((ids, len(seen))), entry("message.publish"),
+                               "orders", [(b"a", None)])  # fmt: skip
+
+        (message_id,), tapped = await front.run(publish)
         assert tapped == 1
         assert [m.message_id.decode() for m in seen[0].created] == [message_id]
         assert seen[0].bodies == [1, b"a"]
-        outcome = await front.call(lambda core, answer: operations.act_on_messages(
-            core, entry("message.delete"), Action.DELETE, [1], ActionOptions(), answer
-        ))  # fmt: skip
+        outcome = await front.run(
+            act_on_messages, entry("message.delete"), Action.DELETE, [1], ActionOptions()
+        )
         assert (outcome.done, len(seen), other) == ([1], 2, [])
         remove()
-        await front.call(lambda core, answer: operations.record_only(core, entry("x"), answer))
+        await front.run(operations.record_only, entry("x"))
         assert len(seen) == 2
         status = front.status()
         assert sum(status.commit_counts) == sum(status.batch_counts) == status.commits - 1
@@ -56,7 +59,7 @@ async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
 
         front.tap(fail)
         for _ in "ab":
-            await front.call(lambda core, answer: operations.record_only(core, entry("x"), answer))
+            await front.run(operations.record_only, entry("x"))
         assert len(seen) == 1
 
 

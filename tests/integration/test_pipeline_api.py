@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from yarl import URL
 
-from phpmq_lite.admin.actions import commands
 from phpmq_lite.admin.base import request_body
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.insights.summary import PipelineSummary, SummaryFile, read_summary
 from phpmq_lite.admin.resources import arrow_export, staging
+from phpmq_lite.server import engine
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 from tests.unit.admin.insights.cases import as_bytes, summary
@@ -384,7 +384,7 @@ async def test_token_whose_first_slice_was_not_answered_is_dropped(
     """It may be stored or not; nobody will send the rest."""
     raw = stream(("orders", "a", None))
     with monkeypatch.context() as hurry:
-        hurry.setattr(commands, "ANSWER_S", 0)
+        hurry.setattr(engine, "REPLY_S", 0)
         status, problem = await stage(spark, "t", raw)
     assert (status, problem["code"]) == (503, "no_answer")
     assert (await stage(spark, "t", raw))[0] == 200

@@ -11,13 +11,12 @@ from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.consumers import PipelineReaders, ReaderRow
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.testing import Running, running_service
+from tests.support.core_rig import operation
 
 
 async def ask(running: Running, verb: str, *arguments: Any, **options: Any) -> Any:
     entry = AuditEntry("anna", "http", "10.0.0.5", f"pipeline.{verb}")
-    return await running.service.front.call(
-        lambda core, answer: getattr(operations, verb)(core, entry, *arguments, answer, **options)
-    )
+    return await running.service.front.run(operation(verb), entry, *arguments, **options)
 
 
 async def test_claims_and_tokens_outlive_the_process(tmp_path: Path) -> None:
@@ -54,9 +53,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "claim", "s", "orders", 2, 1 << 20)
         await ask(running, "claim", "empty", "orders", 1, 1 << 20)
         await ask(running, "release_claims", "empty")
-        await running.service.front.call(
-            lambda core, answer: operations.record_reader(core, "archive", 7, answer)
-        )
+        await running.service.front.run(operations.record_reader, "archive", 7)
         readers = Readers(tmp_path / "data" / DATABASE, count=1)
         pipeline = PipelineReaders(readers)
         try:

@@ -312,9 +312,7 @@ class Driver:
         entry = AuditEntry("anna", "ui", "10.0.0.5", options.pop("audit", f"queue.{verb}"))
         given = dict(options)
         question = OperatorCommand(
-            lambda core, answer: operation(verb)(
-                core, entry, *arguments, answer, **given
-            ),
+            lambda core, answer: operation(verb)(core, answer, entry, *arguments, **given),
             verb, arguments, options, entry,
         )  # fmt: skip
         self.inbox.append(question)

@@ -128,7 +128,7 @@ class CoreRig:
     def purge(self, name: str, *, with_dispatched: bool = False) -> None:
         """Call ``operations.purge`` in an open batch; as the next ones."""
         operations.purge(
-            self.core, self.entry(), name, self.answers.append, with_dispatched=with_dispatched
+            self.core, self.answers.append, self.entry(), name, with_dispatched=with_dispatched
         )
 
     def redrive(
@@ -139,17 +139,17 @@ class CoreRig:
         limit: int | None = None,
     ) -> None:
         operations.redrive(
-            self.core, self.entry("dead.redrive"), name, self.answers.append,
+            self.core, self.answers.append, self.entry("dead.redrive"), name,
             target=target, ttl_s=ttl_s, limit=limit,
         )  # fmt: skip
 
     def pause(self, name: str, side: str, paused: bool) -> None:
         entry = self.entry("queue.pause")
-        operations.pause(self.core, entry, name, side, paused, self.answers.append)
+        operations.pause(self.core, self.answers.append, entry, name, side, paused)
 
     def configure(self, name: str, changes: dict[str, Any]) -> None:
         entry = self.entry("queue.configure")
-        operations.configure(self.core, entry, name, changes, self.answers.append)
+        operations.configure(self.core, self.answers.append, entry, name, changes)
 
     # -- Spark
 
@@ -157,7 +157,7 @@ class CoreRig:
         """Call an operation of the pipeline, in a batch of its own."""
         entry = self.entry(f"pipeline.{name}")
         ask = operation(name)
-        return self.turn(lambda: ask(self.core, entry, *arguments, self.answers.append, **options))
+        return self.turn(lambda: ask(self.core, self.answers.append, entry, *arguments, **options))
 
     # -- people
 

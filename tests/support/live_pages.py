@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -124,12 +123,7 @@ async def publish_staged(broker: Running, *rows: tuple[str, bytes]) -> None:
     entry = AuditEntry("local", "http", "127.0.0.1", "pipeline.publish")
     tokens = {f"t{at}": rows[at : at + STAGE_SLICE] for at in range(0, len(rows), STAGE_SLICE)}
     for token, some in tokens.items():
-        work = partial(
-            staging.stage, entry=entry, token=token, after=0, is_whole=True,
-            rows=[(queue, body, None) for queue, body in some],
-        )  # fmt: skip
-        await engine.call(lambda core, ok, work=work: work(core, answer=ok))  # type: ignore[misc]
-    done = await engine.call(
-        lambda core, ok: staging.publish_staged(core, entry, "night", 1, list(tokens), ok)
-    )
+        staged = [(queue, body, None) for queue, body in some]
+        await engine.call(staging.stage, entry, token, staged, after=0, is_whole=True)
+    done = await engine.call(staging.publish_staged, entry, "night", 1, list(tokens))
     assert done.published == len(rows)

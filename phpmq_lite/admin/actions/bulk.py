@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.actions import commands, confirmation, texts
+from phpmq_lite.admin.actions import confirmation, texts
 from phpmq_lite.admin.actions.bulk_jobs import BulkJob, BulkJobState, BulkWork
 from phpmq_lite.admin.actions.selections import MESSAGES_MAX, MessageSelection
 from phpmq_lite.admin.actions.single import check_options
@@ -20,7 +20,11 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import Identity, identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.search_query import queue_search
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.broker.operator.message_actions import (
+    Action,
+    ActionOptions,
+    act_on_messages,
+)
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
@@ -159,12 +163,9 @@ async def undo_action(request: web.Request, token: str) -> BulkJob:
 
 
 async def _start(context: Context, entry: AuditEntry, order: BulkWork) -> BulkJob:
-    async def act(
-        entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
-    ) -> ActionOutcome:
-        return await commands.act_on_messages(context, entry, action, seqs, options)
-
-    return await context.acting.jobs.start(act, entry, order, context.acting.undos)
+    return await context.acting.jobs.start(
+        lambda *work: context.engine.run(act_on_messages, *work), entry, order, context.acting.undos
+    )
 
 
 def _detail(asked: BulkRequest, total: int) -> str:

@@ -4,9 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from phpmq_lite.admin.actions.commands import act_on_messages
 from phpmq_lite.admin.base.context import Context
-from phpmq_lite.broker.operator.message_actions import ACTION_SLICE, Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import (
+    ACTION_SLICE,
+    Action,
+    ActionOptions,
+    act_on_messages,
+)
 from phpmq_lite.model import AuditEntry
 
 
@@ -27,7 +31,7 @@ async def plan_redrive(
     plan = RedrivePlan(Counter(), Counter(), Counter())
     for at in range(0, len(seqs), ACTION_SLICE):
         some = seqs[at : at + ACTION_SLICE]
-        found = await act_on_messages(context, entry, Action.REDRIVE, some, options)
+        found = await context.engine.run(act_on_messages, entry, Action.REDRIVE, some, options)
         plan.targets.update(found.targets)
         plan.poisoned.update(found.poisoned)
         plan.skipped.update(found.skipped)

@@ -5,11 +5,14 @@ from typing import Any, Final
 from aiohttp import web
 
 from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
-from phpmq_lite.admin.base.context import context_of
+from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.search_query import parse_search
-from phpmq_lite.storage.read.accounts import SavedItems, SavedRow
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.read.accounts import SavedItems, SavedRow, put_saved
+from phpmq_lite.writes import DeleteSavedItem
 
 _OF_QUEUES: Final = ("queue", "origin")  # terms of a search that name queues
 
@@ -55,6 +58,19 @@ async def check_item_change(
     named = _queues(kind, row.content)
     if not named or not all(may_use(request, queue) for queue in named):
         raise Problem(409, "taken", f"There is a {kind} {name!r} for other queues.", field="name")
+
+
+async def save_item(
+    context: Context, entry: AuditEntry, kind: str, name: str, content: object
+) -> None:
+    """Save a view, a template or a label under a name, replacing the one of that name."""
+    row = put_saved(kind, name, content, context.now_ms(), entry.actor)
+    await context.engine.run(operations.write, entry, [row])
+
+
+async def forget_item(context: Context, entry: AuditEntry, kind: str, name: str) -> None:
+    """Remove a saved view, template or label."""
+    await context.engine.run(operations.write, entry, [DeleteSavedItem(kind, name)])
 
 
 def _may_see(request: web.Request, kind: str, content: Any) -> bool:

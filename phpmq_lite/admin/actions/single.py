@@ -8,7 +8,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.admin.actions import commands, texts
+from phpmq_lite.admin.actions import texts
 from phpmq_lite.admin.actions.texts import FlashMessage
 from phpmq_lite.admin.actions.undo import make_undo
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
@@ -18,7 +18,12 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import Form, check_queue_name
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.search_query import ids_search
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.broker.operator.message_actions import (
+    Action,
+    ActionOptions,
+    ActionOutcome,
+    act_on_messages,
+)
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 from phpmq_lite.storage.read.search import FrozenSelection
@@ -100,7 +105,7 @@ async def act_on_some(
     context = context_of(request)
     options = check_options(request, action, options)
     entry = audit_entry(request, target=target, reason=reason)
-    outcome = await commands.act_on_messages(context, entry, action, seqs, options)
+    outcome = await context.engine.run(act_on_messages, entry, action, seqs, options)
     if is_one:
         texts.check_done(outcome, action)
     undo = make_undo(action, identity_of(request).actor, target)

@@ -3,17 +3,18 @@
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from secrets import token_hex, token_urlsafe
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from phpmq_lite.admin.auth import broker_writes
 from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.server.status import OperationRunner
 from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User, globs_text, read_all
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.writes import (
@@ -40,9 +41,6 @@ SEEN_EVERY_MS: Final = 300_000
 SESSIONS_A_USER: Final = 50
 _AGENT_LENGTH: Final = 200
 
-Reply = Callable[[Any], None]
-CallBroker = Callable[[Callable[[Broker, Reply], None]], Awaitable[Any]]
-
 _log = get_logger(__name__)
 
 
@@ -59,9 +57,9 @@ class Accounts:
     Memory changes in the answer of the write, so after its commit.  Times are Unix milliseconds.
     """
 
-    def __init__(self, readers: Readers, call: CallBroker) -> None:
+    def __init__(self, readers: Readers, engine: OperationRunner) -> None:
         self._readers = readers
-        self._call = call
+        self._engine = engine
         self._changing = asyncio.Lock()  # a name that was free is free still when it is written
         self._writes: set[asyncio.Task[None]] = set()  # of times, nobody waits for them
         self.is_loaded = False
@@ -379,20 +377,20 @@ class Accounts:
     async def _store(
         self, entry: AuditEntry | None, rows: Iterable[Write], done: Callable[[], None]
     ) -> None:
-        def command(core: Broker, answer: Reply) -> None:
-            def stored(value: Any) -> None:
+        def store(core: Broker, reply: Callable[[int], None]) -> None:
+            def stored(count: int) -> None:
                 done()
-                answer(value)
+                reply(count)
 
-            broker_writes.store_rows(core, entry, tuple(rows), stored)
+            operations.write(core, stored, entry, tuple(rows))
 
-        await self._call(command)
+        await self._engine.run(store)
 
     def _store_later(self, row: Write) -> None:
         async def store() -> None:
             try:
                 await self._store(None, [row], lambda: None)
-            except RefusedError as error:  # the broker drains; the time is five minutes behind
+            except (RefusedError, TimeoutError) as error:  # the time stays five minutes behind
                 _log.debug("time_not_stored", reason=str(error))
 
         task = asyncio.create_task(store())

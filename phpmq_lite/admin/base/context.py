@@ -1,7 +1,7 @@
 """What every handler needs, created once per application."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -21,14 +21,13 @@ from phpmq_lite.admin.insights.summary import SummaryFile
 from phpmq_lite.admin.monitoring.http_counters import HttpCounters
 from phpmq_lite.admin.monitoring.live_feeds import LiveFeeds
 from phpmq_lite.admin.monitoring.metric_labels import MetricLabels
-from phpmq_lite.broker.broker import Broker
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
 from phpmq_lite.export.exports import ExportProcesses
 from phpmq_lite.model import AuditEntry, Batch
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.server.rollups import Rollups
-from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.server.status import BrokerStatus, QueueStatus, RunOperation
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.readers import FairSlots, Readers
@@ -62,8 +61,9 @@ class EngineProtocol(Protocol):
     def queue_slices(self) -> Iterator[list[QueueStatus]]:
         """Give the figures of the queues, some hundred at a time."""
 
-    def call(self, command: Callable[[Broker, Reply], None]) -> Awaitable[Any]:
-        """Run a command in the next batch; its answer comes after the commit."""
+    @property
+    def run(self) -> RunOperation:
+        """Return what runs an operation of the broker, if it accepts changes now."""
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
         """Settle whether a clock that was far ahead at a start is right."""

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from itertools import islice
@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.actions import commands
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.context import Context, Reply, context_of, status_of
+from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.problems import not_found
 from phpmq_lite.admin.monitoring import processes
 from phpmq_lite.broker.broker import Broker
@@ -143,7 +142,7 @@ async def take_snapshot(
     now_s = asyncio.get_running_loop().time()
     inspector = context.engine.figures.inspector
 
-    def look(core: Broker, answer: Reply) -> None:
+    def look(core: Broker, reply: Callable[[ConnectionSnapshot], None]) -> None:
         made = ConnectionSnapshot()
         connection = core.connections.get(client)
         if connection is not None:
@@ -152,10 +151,9 @@ async def take_snapshot(
             made.pid = _unix_pid(connection)
         if is_watching:
             made.recorder = watch_in(core, inspector, client, now_s)
-        answer(made)
+        reply(made)
 
-    found: ConnectionSnapshot = await commands.call(context, look)
-    return found
+    return await context.engine.run(look)
 
 
 def _add_held(

@@ -115,9 +115,7 @@ async def get_bounds(request: web.Request) -> web.StreamResponse:
         # A GET that writes: no page of another site may have a browser send it.
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
-        await context.engine.call(
-            lambda core, answer: operations.record_reader(core, reader, position, answer)
-        )
+        await context.engine.run(operations.record_reader, reader, position)
     return json_response(
         ExportBoundsView(
             history_id=history_id, lo=lo, hi=hi, lo_deleted=lo_deleted, offset=offset, queues=names

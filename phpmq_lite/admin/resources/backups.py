@@ -7,7 +7,6 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.admin.actions import commands
 from phpmq_lite.admin.auth.browser_security import download_headers
 from phpmq_lite.admin.auth.permissions import check_all_queues
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -20,6 +19,7 @@ from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.system_view import SystemFact
 from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.storage.backup.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.integrity.scrub import ScrubRound, ScrubState
@@ -114,7 +114,7 @@ async def begin_backup(request: web.Request) -> None:
     context = context_of(request)
     entry = audit_entry(request, target="backup")
     await maintenance_of(context).backups.start_after(
-        lambda: commands.write_rows(context, entry, [])
+        lambda: context.engine.run(operations.record_only, entry, 1)
     )
 
 
@@ -163,7 +163,9 @@ async def begin_scrub(request: web.Request) -> None:
     check_all_queues(request, "look for damage")
     context = context_of(request)
     entry = audit_entry(request, target="scrub")
-    await maintenance_of(context).scrub.start(lambda: commands.write_rows(context, entry, []))
+    await maintenance_of(context).scrub.start(
+        lambda: context.engine.run(operations.record_only, entry, 1)
+    )
 
 
 async def end_scrub(request: web.Request) -> None:
@@ -171,7 +173,9 @@ async def end_scrub(request: web.Request) -> None:
     check_all_queues(request, "stop the scrub")
     context = context_of(request)
     entry = audit_entry(request, target="scrub")
-    await maintenance_of(context).scrub.stop(lambda: commands.write_rows(context, entry, []))
+    await maintenance_of(context).scrub.stop(
+        lambda: context.engine.run(operations.record_only, entry, 1)
+    )
 
 
 def scrub_view(care: Maintenance) -> ScrubView:
@@ -256,7 +260,9 @@ async def download_backup(request: web.Request) -> web.StreamResponse:
     backup = read_backup(folder / name) if is_id(name) else None
     if backup is None:
         raise Problem(404, "unknown_backup", "There is no such backup.")
-    await commands.write_rows(context, audit_entry(request), [])  # ahead of the first byte
+    await context.engine.run(
+        operations.record_only, audit_entry(request), 1
+    )  # ahead of the first byte
     return web.FileResponse(backup.database, headers=download_headers(f"phpmq-{name}.db"))
 
 

@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.actions import confirmation, pipeline_commands
+from phpmq_lite.admin.actions import confirmation
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry, leave_entry
@@ -24,6 +24,7 @@ from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.consumers import PipelineReaders, SubscriptionRow
 
@@ -102,9 +103,9 @@ async def claim_messages(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=asked.subscription, detail=asked.queue)
     check_queue_right(request, asked.queue)
     await _check_subscription(request, asked.subscription)
-    hi = await pipeline_commands.claim(
-        context, entry, asked.subscription, asked.queue,
-        max_messages=asked.max_messages, max_bytes=asked.max_bytes, after=asked.after,
+    hi = await context.engine.run(
+        claims.claim, entry, asked.subscription, asked.queue, asked.max_messages, asked.max_bytes,
+        after=asked.after,
     )  # fmt: skip
     leave_entry(request)
     return json_response(ClaimView(hi=hi))
@@ -124,7 +125,7 @@ async def ack_claimed(request: web.Request) -> web.StreamResponse:
     context, asked = context_of(request), await read_json_model(request, AckInput)
     entry = audit_entry(request, target=asked.subscription)
     await _check_subscription(request, asked.subscription)
-    acked = await pipeline_commands.ack_claims(context, entry, asked.subscription, asked.upto)
+    acked = await context.engine.run(claims.ack_claims, entry, asked.subscription, asked.upto)
     leave_entry(request)
     return json_response(AckView(acked=acked))
 
@@ -134,8 +135,8 @@ async def release_claimed(request: web.Request) -> web.StreamResponse:
     context, asked = context_of(request), await read_json_model(request, ReleaseInput)
     entry = audit_entry(request, target=asked.subscription)
     await _check_subscription(request, asked.subscription)
-    released = await pipeline_commands.release_claims(
-        context, entry, asked.subscription, forget=asked.forget
+    released = await context.engine.run(
+        claims.release_claims, entry, asked.subscription, forget=asked.forget
     )
     return json_response(ReleaseView(released=released))
 
@@ -255,7 +256,7 @@ async def submit_release(request: web.Request) -> web.StreamResponse:
     confirmation.check_typed_text(
         confirmation.texts_to_type(context.settings, row.count, [row.name]), form.raw("confirm")
     )
-    count = await pipeline_commands.release_claims(context, entry, name, forget=form.flag("forget"))
+    count = await context.engine.run(claims.release_claims, entry, name, forget=form.flag("forget"))
     goes = plural(count, "message went back to its place", "messages went back to their places")
     leave_message(request, FlashMessage(f"{count:,} {goes}; {name} holds nothing any more."))
     raise web.HTTPSeeOther(own_path_or(form.raw("next"), context.urls.to("insights", tab="claims")))

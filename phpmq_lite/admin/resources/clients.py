@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.actions import commands
+from phpmq_lite.admin.actions.saved_items import forget_item, save_item
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats, responses
@@ -28,6 +28,7 @@ from phpmq_lite.admin.monitoring.live_feeds import FeedState
 from phpmq_lite.admin.resources import frame_inspector
 from phpmq_lite.admin.resources.frame_inspector import FramesView, list_frames, show_frame
 from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.inspector import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
@@ -306,7 +307,9 @@ async def submit_disconnect(request: web.Request) -> web.StreamResponse:
     number = parse_client_number(request.match_info["client"])
     form = await read_form(request)
     entry = audit_entry(request, target=str(number), reason=form.text("reason", 500))
-    count = await commands.disconnect(context, entry, number, allowed_queues(request))
+    count = await context.engine.run(
+        operations.disconnect, entry, number, queues=allowed_queues(request)
+    )
     goes = plural(count, "message goes back to its", "messages go back to their")
     context.sessions.note(
         request, f"Client {number} is disconnected; {formats.format_number(count)} {goes} place."
@@ -327,9 +330,9 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
     if text == before.strip():
         pass  # the form was saved as it was shown
     elif text:
-        await commands.save_item(context, entry, connections.LABEL, name, text)
+        await save_item(context, entry, connections.LABEL, name, text)
     else:
-        await commands.forget_item(context, entry, connections.LABEL, name)
+        await forget_item(context, entry, connections.LABEL, name)
     said = f"{name} is labelled {text}." if text else f"{name} has no label any more."
     context.sessions.note(request, said)
     raise web.HTTPSeeOther(await next_of(request, context.urls.to("clients")))
@@ -504,7 +507,9 @@ async def disconnect_client(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     number = parse_client_number(request.match_info["client"])
     entry = audit_entry(request, target=str(number))
-    count = await commands.disconnect(context, entry, number, allowed_queues(request))
+    count = await context.engine.run(
+        operations.disconnect, entry, number, queues=allowed_queues(request)
+    )
     return json_response(DisconnectedView(client=number, returned=count))
 
 

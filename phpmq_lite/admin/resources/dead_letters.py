@@ -6,7 +6,7 @@ from typing import Final, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.actions import bulk, commands, redrive
+from phpmq_lite.admin.actions import bulk, redrive
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right, queue_name_of
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
@@ -24,6 +24,7 @@ from phpmq_lite.admin.base.search_query import group_search, parse_search, queue
 from phpmq_lite.admin.views import dead_letter_queues
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.admin.views.rendering import gather_in_slices, render_page
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.dead_letter_groups import (
@@ -234,8 +235,8 @@ async def redrive_queue(request: web.Request) -> web.StreamResponse:
         order = bulk.BulkRequest(Action.REDRIVE, options, asked.rate)
         job = await bulk.act_on_search(request, name, order, query, asked.limit)
         return json_response(RedrivenView(redriven=job.done, job=job.number))
-    count = await commands.redrive(
-        context, audit_entry(request, target=name), name,
+    count = await context.engine.run(
+        operations.redrive, audit_entry(request, target=name), name,
         target=asked.target, ttl_s=asked.ttl_s, limit=asked.limit, queues=allowed_queues(request),
     )  # fmt: skip
     return json_response(RedrivenView(redriven=count))

@@ -1,12 +1,13 @@
 """Export and import the settings of queues and the saved items."""
 
+from collections.abc import Callable
 from json import dumps
 from typing import Any, Final
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from phpmq_lite.admin.actions import commands, saved_items
+from phpmq_lite.admin.actions import saved_items
 from phpmq_lite.admin.auth.permissions import check_forward_right, check_queue_right, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, Reply, context_of
@@ -67,12 +68,11 @@ async def _read(request: web.Request) -> DefinitionsView:
 async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
     """Give what each queue has of its own; read between two batches, nothing is changed."""
 
-    def read(core: Broker, answer: Reply) -> None:
+    def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         rows = (queue.row for queue in core.state.queues.values())
-        answer({row.name: dict(row.own) for row in sorted(rows, key=lambda row: row.name)})
+        reply({row.name: dict(row.own) for row in sorted(rows, key=lambda row: row.name)})
 
-    found: dict[str, dict[str, Any]] = await commands.call(context, read)
-    return found
+    return await context.engine.run(read)
 
 
 async def import_definitions(request: web.Request) -> web.StreamResponse:
@@ -98,16 +98,16 @@ async def import_definitions(request: web.Request) -> web.StreamResponse:
     await _check_saved(request, asked)
     operations.check_rows(rows)  # what is refused within the batch is refused before any change
 
-    def run(core: Broker, answer: Reply) -> None:
+    def run(core: Broker, reply: Reply) -> None:
         core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
         _check_circles(core, queues)
         for name, settings in queues.items():
-            operations.create_queue(core, entry, name, _nobody)
+            operations.create_queue(core, _nobody, entry, name)
             changes = dict.fromkeys(core.state.queues[name].row.own) | settings
-            operations.configure(core, entry, name, changes, _nobody)
-        operations.write(core, entry, rows, answer)
+            operations.configure(core, _nobody, entry, name, changes)
+        operations.write(core, reply, entry, rows)
 
-    await commands.call(context, run)
+    await context.engine.run(run)
     return json_response(await _read(request))
 
 

@@ -1,7 +1,7 @@
 """Import messages: all lines are checked before one is stored."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -10,7 +10,6 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from phpmq_lite.admin.actions import commands
 from phpmq_lite.admin.auth import request_audit
 from phpmq_lite.admin.auth.permissions import check_queue_right
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -198,7 +197,7 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
     while stored < len(lines):
         runs = _runs(lines[stored : stored + SLICE])
         try:
-            stored += await commands.call(context, partial(_publish, entry, runs))
+            stored += await context.engine.run(_publish, entry, runs)
         except RefusedError as error:
             if not stored:
                 raise
@@ -217,7 +216,9 @@ def _runs(lines: Sequence[ImportLine]) -> list[ImportRun]:
     ]
 
 
-def _publish(entry: AuditEntry, runs: Sequence[ImportRun], core: Broker, answer: Reply) -> None:
+def _publish(
+    core: Broker, reply: Callable[[int], None], entry: AuditEntry, runs: Sequence[ImportRun]
+) -> None:
     """Store the first runs in one batch, at least one; answers with how many messages these are.
 
     It ends before a run that is refused, and before one that may be judged outside the batch: that
@@ -228,21 +229,21 @@ def _publish(entry: AuditEntry, runs: Sequence[ImportRun], core: Broker, answer:
         known = core.state.registry.get_or_create(queue, entry.actor)
         if known is None or known.validates:
             if not count:
-                publishing.publish(core, entry, queue, messages, partial(_counted, answer))
+                publishing.publish(core, partial(_counted, reply), entry, queue, messages)
                 return
             break
         try:
-            publishing.publish(core, entry, queue, messages, _nobody)
+            publishing.publish(core, _nobody, entry, queue, messages)
         except RefusedError:
             if not count:
                 raise
             break
         count += len(messages)
-    core.state.batch.replies.append((answer, count))
+    core.state.batch.replies.append((reply, count))
 
 
-def _counted(answer: Reply, result: Any) -> None:
-    answer(len(result) if isinstance(result, Published) else result)  # a refusal as it is
+def _counted(reply: Reply, result: Any) -> None:
+    reply(len(result) if isinstance(result, Published) else result)  # a refusal as it is
 
 
 def _nobody(result: Any) -> None:

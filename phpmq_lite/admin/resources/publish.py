@@ -10,7 +10,7 @@ from uuid import uuid4
 from aiohttp import web
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
-from phpmq_lite.admin.actions import commands, message_draft, saved_items
+from phpmq_lite.admin.actions import message_draft, saved_items
 from phpmq_lite.admin.actions.single import ActionResultView
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.actions.undo import make_publish_undo
@@ -42,6 +42,7 @@ from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.admin.views import envelope_card
 from phpmq_lite.admin.views.bodies import from_content
 from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.operator import publishing
 from phpmq_lite.envelopes.payload_schema import REASON as MISMATCH
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.status import QueueStatus
@@ -106,7 +107,7 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
         check_size(context, body, f"{at}.content")
     entry = audit_entry(request, target=name)
     before = await WaitPosition.now(context.readers)  # so that what settles at once is not missed
-    ids = await commands.publish(context, entry, name, pieces, key=key)
+    ids = await context.engine.run(publishing.publish, entry, name, pieces, key=key)
     cursor = before.after(ids).text
     out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
     return json_response(out, status=201)
@@ -151,8 +152,8 @@ async def edit_message(request: web.Request) -> web.StreamResponse:
     body = asked.body()
     check_size(context, body, "content")
     entry = audit_entry(request, target=row.message_id, reason=asked.reason)
-    ids = await commands.publish(
-        context, entry, name, [(body, asked.ttl_s)], source=(row.seq, "edit")
+    ids = await context.engine.run(
+        publishing.publish, entry, name, [(body, asked.ttl_s)], source=(row.seq, "edit")
     )
     undo = make_publish_undo(ids, identity_of(request).actor, row.message_id)
     token = context.acting.undos.add(undo, context.now_ms())
@@ -300,7 +301,7 @@ async def _publish(
     pieces = [(body, ttl_s) for body in made]
     entry = audit_entry(request, target=row.message_id if row else name, reason=form.reason())
     source = None if row is None else (row.seq, "edit")
-    ids = await commands.publish(context, entry, name, pieces, source=source)
+    ids = await context.engine.run(publishing.publish, entry, name, pieces, source=source)
     undo = make_publish_undo(ids, identity_of(request).actor, name)
     token = context.acting.undos.add(undo, context.now_ms())
     link = (context.urls.to("message", id=ids[0]), f"#{int(ids[0][:16], 16)}")
@@ -442,7 +443,7 @@ async def _save(request: web.Request, draft: PublishForm, row: MessageRow | None
     entry = audit_entry(request, target=name)
     entry.action = "template.save"
     await saved_items.check_item_change(request, "template", name, content)
-    await commands.save_item(context_of(request), entry, "template", name, content)
+    await saved_items.save_item(context_of(request), entry, "template", name, content)
     draft.checked = f"Saved as {name}."
     return await _show(request, draft, row)
 
@@ -453,7 +454,7 @@ async def submit_template_removal(request: web.Request) -> web.StreamResponse:
     name = form.raw("template")
     entry = audit_entry(request, target=name[:255])
     await saved_items.check_item_change(request, "template", name)
-    await commands.forget_item(context, entry, "template", name)
+    await saved_items.forget_item(context, entry, "template", name)
     leave_message(request, FlashMessage(f"The template {name[:NAME_MAX]} is gone."))
     raise web.HTTPSeeOther(context.urls.to("publish"))
 

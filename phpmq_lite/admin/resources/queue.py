@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from phpmq_lite.admin.actions import commands
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import (
     check_forward_right,
@@ -59,6 +58,7 @@ from phpmq_lite.admin.views.queue_settings_form import (
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.admin.views.trends import SPANS
 from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import home_of
@@ -292,7 +292,9 @@ async def submit_settings(request: web.Request) -> web.StreamResponse:
         )
         if changes:
             check_forward_right(request, changes.get("on_expire"))
-            await commands.configure(context, audit_entry(request), queue.name, changes)
+            await context.engine.run(
+                operations.configure, audit_entry(request), queue.name, changes
+            )
     except BadFieldError as error:
         return await _again(request, queue, form, error.field, str(error))
     except RefusedError as error:
@@ -367,9 +369,10 @@ async def configure_queue(request: web.Request) -> web.StreamResponse:
     check_forward_right(request, changes.get("on_expire"))
     if target := changes.get("dead_letter_queue"):
         check_queue_right(request, target, "dead_letter_queue")
-    made = await commands.configure(
-        context, audit_entry(request, target=name), name, changes, check_etag(request, name)
-    )
+    made = await context.engine.run(
+        operations.configure, audit_entry(request, target=name), name, changes,
+        check=check_etag(request, name),
+    )  # fmt: skip
     response = json_response(SettingsView(**made))
     response.headers["ETag"] = settings_etag(made)
     return response

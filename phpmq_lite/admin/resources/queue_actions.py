@@ -7,7 +7,7 @@ from typing import Final, Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.actions import bulk, commands, confirmation
+from phpmq_lite.admin.actions import bulk, confirmation
 from phpmq_lite.admin.actions.selections import MESSAGES_MAX
 from phpmq_lite.admin.actions.single import read_options
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
@@ -40,6 +40,7 @@ from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queue_of
 from phpmq_lite.admin.views.queue_list import QueueQuery
 from phpmq_lite.admin.views.queue_settings_form import SettingsInput, SettingsView
 from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.operator import operations, publishing
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.status import QueueStatus
@@ -69,7 +70,7 @@ async def _submit_turn(request: web.Request, *, is_paused: bool) -> web.StreamRe
     if side not in _SIDES:
         raise Problem(422, "invalid", "side: unknown.", field="side", bound=" or ".join(_SIDES))
     entry = audit_entry(request, target=queue.name, reason=form.reason())
-    await commands.pause(context, entry, queue.name, side, is_paused=is_paused)
+    await context.engine.run(operations.pause, entry, queue.name, side, is_paused)
     leave_message(request, FlashMessage(f"{side.capitalize()} of {queue.name} is "
                         f"{'paused' if is_paused else 'going on'}."))  # fmt: skip
     raise web.HTTPSeeOther(_back(request, form, queue))
@@ -81,7 +82,9 @@ async def submit_test_message(request: web.Request) -> web.StreamResponse:
     content = json.dumps({"hello": "world", "sent_at": context.now_ms()})
     check_queue_right(request, TEST_QUEUE)
     entry = audit_entry(request, target=TEST_QUEUE)
-    ids = await commands.publish(context, entry, TEST_QUEUE, [(content.encode(), None)])
+    ids = await context.engine.run(
+        publishing.publish, entry, TEST_QUEUE, [(content.encode(), None)]
+    )
     raise web.HTTPSeeOther(context.urls.to("message", id=ids[0]))
 
 
@@ -196,7 +199,7 @@ async def submit_removal(request: web.Request) -> web.StreamResponse:
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     confirmation.check_typed_text([queue.name], form.raw("confirm"))
     entry = audit_entry(request, target=queue.name, reason=form.reason())
-    await commands.remove_queue(context, entry, queue.name)
+    await context.engine.run(operations.remove_queue, entry, queue.name)
     leave_message(
         request, FlashMessage(f"{queue.name} is removed; its history stays for the retention time.")
     )
@@ -298,7 +301,9 @@ async def create_queue(request: web.Request) -> web.StreamResponse:
     await read_json_model(request, EmptyQueueInput)
     check_queue_name(name)
     check_queue_right(request, name)
-    is_new = await commands.create_queue(context, audit_entry(request, target=name), name)
+    is_new = await context.engine.run(
+        operations.create_queue, audit_entry(request, target=name), name
+    )
     return json_response(CreatedView(queue=name, is_new=is_new), status=201 if is_new else 200)
 
 
@@ -306,7 +311,7 @@ async def remove_queue(request: web.Request) -> web.StreamResponse:
     """Remove a queue that is empty, not pinned and has no consumers; its history stays."""
     context, name = context_of(request), require_queue(request).name
     entry = audit_entry(request, target=name)
-    await commands.remove_queue(context, entry, name, check_etag(request, name))
+    await context.engine.run(operations.remove_queue, entry, name, check=check_etag(request, name))
     return web.Response(status=204)
 
 
@@ -314,8 +319,8 @@ async def purge_queue(request: web.Request) -> web.StreamResponse:
     """Settle what is in a queue as deleted, or the oldest of it."""
     context, asked = context_of(request), await read_json_model(request, PurgeInput)
     name = _existing(request)
-    count = await commands.purge(
-        context, audit_entry(request, target=name), name,
+    count = await context.engine.run(
+        operations.purge, audit_entry(request, target=name), name,
         with_dispatched=asked.dispatched, limit=asked.limit,
     )  # fmt: skip
     return json_response(PurgedView(settled=count))
@@ -335,7 +340,8 @@ async def _turn(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
     context, asked = context_of(request), await read_json_model(request, PauseInput)
     name = _existing(request)
     entry = audit_entry(request, target=name)
-    await commands.pause(context, entry, name, asked.side, is_paused=is_paused)
+    side = "publishing" if asked.side == "publish" else asked.side
+    await context.engine.run(operations.pause, entry, name, side, is_paused)
     return json_response(PausedView(queue=name, side=asked.side, paused=is_paused))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.admin.actions import bulk, commands
+from phpmq_lite.admin.actions import bulk
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -234,15 +234,15 @@ async def pause_queues(
 ) -> None:
     """Pause or resume a side of several queues, in one transaction."""
 
-    def run(core: Broker, answer: Reply) -> None:
+    def run(core: Broker, reply: Reply) -> None:
         known = [name for name in names if name in core.state.queues]
         for name in known:
-            operations.pause(core, entry, name, side, is_paused, _nobody)
+            operations.pause(core, _nobody, entry, name, side, is_paused)
         if not known:
             raise RefusedError("unknown_queue", "these queues are gone")
-        core.state.batch.replies.append((answer, len(known)))
+        core.state.batch.replies.append((reply, len(known)))
 
-    await commands.call(context, run)
+    await context.engine.run(run)
 
 
 async def remove_queues(
@@ -252,7 +252,7 @@ async def remove_queues(
     done, refused = 0, []
     for name in names:
         try:
-            await commands.remove_queue(context, entry, name)
+            await context.engine.run(operations.remove_queue, entry, name)
             done += 1
         except RefusedError as error:
             refused.append(str(error))

@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.actions import commands, saved_items
+from phpmq_lite.admin.actions import saved_items
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -212,11 +212,11 @@ async def submit_view(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=name)
     if form.flag("remove"):
         await saved_items.check_item_change(request, "view", name)
-        await commands.forget_item(context, entry, "view", name)
+        await saved_items.forget_item(context, entry, "view", name)
         leave_message(request, FlashMessage(f"The view {name} is gone."))
     else:
         await saved_items.check_item_change(request, "view", name, {"q": str(query)})
-        await commands.save_item(context, entry, "view", name, {"q": str(query)})
+        await saved_items.save_item(context, entry, "view", name, {"q": str(query)})
         leave_message(request, FlashMessage(f"Saved as the view {name}."))
     raise web.HTTPSeeOther(context.urls.to("messages", q=str(query)))
 

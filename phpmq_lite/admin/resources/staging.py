@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.actions import pipeline_commands
 from phpmq_lite.admin.auth import users
 from phpmq_lite.admin.auth.permissions import check_all_queues, check_queue_right, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry, leave_entry
@@ -362,16 +361,16 @@ async def _slot(context: Context) -> AsyncIterator[None]:
 
 async def _store(context: Context, entry: AuditEntry, token: str, upload: UploadedRows) -> None:
     """Hand the rows to the broker slice by slice; what fails in the middle leaves nothing."""
-    after, chunks = 0, upload.chunks()
+    run, after, chunks = context.engine.run, 0, upload.chunks()
     try:
         while (rows := await asyncio.to_thread(_next, chunks)) is not None:
-            await pipeline_commands.stage(context, entry, token, rows, after=after, is_whole=False)
+            await run(staging.stage, entry, token, rows, after=after, is_whole=False)
             after += len(rows)
-        await pipeline_commands.stage(context, entry, token, [], after=after, is_whole=True)
+        await run(staging.stage, entry, token, [], after=after, is_whole=True)
     except BaseException as error:
         # A first slice that is refused may be so because the token is somebody else's.
         if after or not isinstance(error, RefusedError):
-            await asyncio.shield(pipeline_commands.unstage(context, entry, [token], StageWriter()))
+            await asyncio.shield(run(staging.unstage, entry, [token], writer=StageWriter()))
         raise
 
 
@@ -383,8 +382,8 @@ async def publish_staged(request: web.Request) -> web.StreamResponse:
     """Publish all rows of some tokens in one transaction, once per app_id and version."""
     context, asked = context_of(request), await read_json_model(request, PublishStagedInput)
     entry = audit_entry(request, target=asked.app_id, detail=f"version {asked.version}")
-    done = await pipeline_commands.publish_staged(
-        context, entry, asked.app_id, asked.version, asked.tokens,
+    done = await context.engine.run(
+        staging.publish_staged, entry, asked.app_id, asked.version, asked.tokens,
         writer=_writer(request), is_single=asked.single_use, in_parts=asked.in_parts,
     )  # fmt: skip
     return json_response(
@@ -399,7 +398,7 @@ async def drop_staged(request: web.Request) -> web.StreamResponse:
     """Drop tokens that are not published."""
     context, asked = context_of(request), await read_json_model(request, UnstageInput)
     entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
-    count = await pipeline_commands.unstage(context, entry, asked.tokens, _writer(request))
+    count = await context.engine.run(staging.unstage, entry, asked.tokens, writer=_writer(request))
     leave_entry(request)
     return json_response(UnstageView(unstaged=count))
 
@@ -433,7 +432,7 @@ async def transfer_app_id(request: web.Request) -> web.StreamResponse:
     context, asked = context_of(request), await read_json_model(request, TransferInput)
     owner = None if asked.owner is None else users.owner_named(request, asked.owner)
     entry = audit_entry(request, target=asked.app_id, detail=f"to {owner or 'the next writer'}")
-    await pipeline_commands.transfer_app_id(context, entry, asked.app_id, owner)
+    await context.engine.run(staging.transfer_app_id, entry, asked.app_id, owner)
     return json_response(TransferView(app_id=asked.app_id, owner=owner))
 
 

@@ -8,7 +8,6 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite import logs, settings
-from phpmq_lite.admin.actions import commands
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of, status_of
@@ -22,6 +21,7 @@ from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import run_checks
 from phpmq_lite.admin.monitoring.system_view import read_certificates
 from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.integrity.startup import Start, Starts
 from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage, measure_database, measure_disk
@@ -314,7 +314,7 @@ async def submit_dismissal(request: web.Request) -> web.StreamResponse:
         raise Problem(404, "unknown_start", f"There is no start {number}.", field="start")
     entry = audit_entry(request, target=number)
     rows = [DismissStartReport(entry.actor, int(number))]
-    await commands.write_rows(context, entry, rows)
+    await context.engine.run(operations.write, entry, rows)
     raise web.HTTPSeeOther(await next_of(request, context.urls.to("overview")))
 
 
@@ -344,7 +344,7 @@ async def submit_drain(request: web.Request) -> web.StreamResponse:
     if stop is None:
         raise Problem(503, "no_drain", "This broker cannot be stopped from here.")
     entry = audit_entry(request, target="broker", reason=reason[:1_000])
-    await commands.write_rows(context, entry, [])
+    await context.engine.run(operations.record_only, entry, 1)
     context.sessions.note(request, "The broker drains: it takes nothing new and ends soon.")
     stop()
     raise web.HTTPSeeOther(context.urls.to("system"))

@@ -72,7 +72,7 @@ _SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
 
 
 class MessageAction:
-    """One action on one slice of messages; ``answer`` gets the ``Outcome``."""
+    """One action on one slice of messages; ``reply`` gets the ``Outcome``."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class MessageAction:
         action: Action,
         seqs: Sequence[int],
         options: ActionOptions,
-        answer: Callable[[Any], None],
+        reply: Callable[[Any], None],
     ) -> None:
         self._core = core
         self._state = core.state
         self._entry = entry
         self._action = action
         self._options = options
-        self._answer = answer
+        self._reply = reply
         self._all = dict.fromkeys(seqs)  # each once, in order
         self._detail = audit.to_storable_text(f"by {entry.actor}")
         self._touched: dict[int, Queue] = {}  # windows that something came back to
@@ -147,7 +147,7 @@ class MessageAction:
         if gone := len(self._all) - len(outcome.done) - outcome.skipped.total():
             outcome.skipped["gone"] += gone
         self._count(done)
-        self._state.batch.replies.append((self._answer, outcome))
+        self._state.batch.replies.append((self._reply, outcome))
 
     def _count(self, done: int, *, is_last: bool = True) -> None:
         if not self._options.is_dry_run:
@@ -292,6 +292,27 @@ def _refusal_code(refusal: str) -> str:
     return refusal.partition(":")[0]
 
 
+def act_on_messages(
+    core: Broker,
+    reply: Callable[[ActionOutcome], None],
+    entry: AuditEntry,
+    action: Action,
+    seqs: Sequence[int],
+    options: ActionOptions,
+) -> None:
+    """Apply one action to at most ``ACTION_SLICE`` messages; replies with an ``ActionOutcome``.
+
+    The slices of one bulk job share an entry: the first slice stores its row, the next ones add
+    their counts.  Until the last slice ``entry.result`` is ``running``; then it says how the job
+    ended.
+
+    Raises:
+        RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
+    """
+    check_action(core, entry, action, seqs, options)
+    MessageAction(core, entry, action, seqs, options, reply)
+
+
 def check_action(
     core: Broker, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
 ) -> None:
@@ -317,14 +338,14 @@ CountPage = Callable[[int, bool], None]  # how many were done in a page; is it t
 
 
 class QueueSweep:
-    """One action over a queue; ``answer`` gets the number of messages it was done to."""
+    """One action over a queue; ``reply`` gets the number of messages it was done to."""
 
     def __init__(
         self,
         state: BrokerState,
         queue: Queue,
         act: ActOnRow,
-        answer: Reply,
+        reply: Reply,
         note: CountPage,
         *,
         limit: int | None = None,
@@ -333,7 +354,7 @@ class QueueSweep:
         self._state = state
         self._queue = queue
         self._act = act  # True where it did something
-        self._answer = answer
+        self._reply = reply
         self._note = note
         self._left = limit
         self._read_ahead = read_ahead  # None: no bodies are needed
@@ -349,7 +370,7 @@ class QueueSweep:
         self._state.batch.pages.append(page)
 
     def take(self, page: list[Message], is_last: bool) -> None:
-        """Act on one page, then ask for the next or answer."""
+        """Act on one page, then ask for the next or reply."""
         state, before = self._state, self.done
         for at, row in enumerate(page):
             if self._left == 0:
@@ -369,7 +390,7 @@ class QueueSweep:
         is_over = is_last or self._left == 0 or not page
         self._note(self.done - before, is_over)
         if is_over:
-            self._state.batch.replies.append((self._answer, self.done))
+            self._state.batch.replies.append((self._reply, self.done))
         else:
             self._ask(after=page[-1].position)
 
@@ -377,7 +398,7 @@ class QueueSweep:
 def sweep_purge(
     state: BrokerState,
     queue: Queue,
-    answer: Reply,
+    reply: Reply,
     note: CountPage,
     *,
     with_dispatched: bool,
@@ -391,13 +412,13 @@ def sweep_purge(
         transitions.delete(state, message, "purge")
         return True
 
-    QueueSweep(state, queue, act, answer, note, limit=limit)
+    QueueSweep(state, queue, act, reply, note, limit=limit)
 
 
 def sweep_redrive(
     state: BrokerState,
     queue: Queue,
-    answer: Reply,
+    reply: Reply,
     note: CountPage,
     *,
     target: Queue | None,
@@ -430,24 +451,24 @@ def sweep_redrive(
         goal = None if target_id is None else state.by_id.get(target_id)
         redrive.read_in_background(state, page, goal, reads, go_on)
 
-    QueueSweep(state, queue, act, answer, note, limit=limit, read_ahead=read_ahead)
+    QueueSweep(state, queue, act, reply, note, limit=limit, read_ahead=read_ahead)
 
 
-def dead_letter_damaged(core: Broker, seqs: Sequence[int], answer: Callable[[Any], None]) -> None:
+def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:
     """Settle as dead, reason ``crc``, those that are ready and really damaged.
 
     Their bodies are read once more.  Who holds one has its content already; should it come back it
-    is looked at when it is dispatched again, as is one whose content is in memory.  ``answer`` gets
+    is looked at when it is dispatched again, as is one whose content is in memory.  ``reply`` gets
     how many were settled.
     """
-    _DamagedMessages(core, list(seqs), answer).ask()
+    _DamagedMessages(core, list(seqs), reply).ask()
 
 
 class _DamagedMessages:
-    def __init__(self, core: Broker, seqs: list[int], answer: Callable[[Any], None]) -> None:
+    def __init__(self, core: Broker, seqs: list[int], reply: Callable[[Any], None]) -> None:
         self._state = core.state
         self._seqs = seqs
-        self._answer = answer
+        self._reply = reply
         self._done = 0
 
     def ask(self) -> None:
@@ -457,7 +478,7 @@ class _DamagedMessages:
         for row in page:
             self._bury(row)
         if is_last or not page:
-            self._state.batch.replies.append((self._answer, self._done))
+            self._state.batch.replies.append((self._reply, self._done))
             return
         self._seqs = self._seqs[self._seqs.index(page[-1].seq) + 1 :]
         self.ask()

@@ -1,52 +1,37 @@
-"""What an operator can change: the only way in for the admin.
+"""What an operator can change.
 
-Each function is called in a batch, ``engine.call(lambda core, answer: purge(core, …, answer))``.
-``answer`` gets the result after the commit.  ``entry`` becomes one row of the audit, stored in
-the same transaction.  Where a function raises RefusedError nothing has changed, the audit neither:
-``note`` stores the row of the refusal.
+The admin runs each function in a batch: ``await engine.run(operations.purge, entry, "orders")``.
+``reply`` is called with the result after the commit.  ``entry`` becomes one row of the audit, in
+the same transaction.  A function that raises RefusedError has changed nothing, and stored no row
+either: ``record_only`` stores the row of the refusal.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit, message_actions
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Message, Reply
+from phpmq_lite.model import AuditEntry, Message
 from phpmq_lite.queue_settings import check_no_cycle, check_settings, name_problem, to_dict
 from phpmq_lite.writes import RecordHistoryReader, ShiftDeadlines, Write
 
 READERS: Final = 200  # kept; a page shows them all
 DISCONNECTED: Final = "disconnected by an operator"
 
+Check = Callable[[Broker], None]  # a condition of the caller, checked in the batch of the change
 
-def act_on_messages(
-    core: Broker,
-    entry: AuditEntry,
-    action: Action,
-    seqs: Sequence[int],
-    options: ActionOptions,
-    answer: Reply,
-) -> None:
-    """Do one thing to messages by their seqs, at most ``SLICE``; answers with an ``Outcome``.
 
-    Slices of one piece of work pass the same entry: its row is stored with the first and counts
-    along.  Until the last one ``entry.result`` is ``running``; then it says how the work ended.
-
-    Raises:
-        RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
-    """
-    message_actions.check_action(core, entry, action, seqs, options)
-    message_actions.MessageAction(core, entry, action, seqs, options, answer)
+def accept(_core: Broker) -> None:
+    """Accept any change: the default of ``check``."""
 
 
 def purge(
     core: Broker,
+    reply: Callable[[int], None],
     entry: AuditEntry,
     name: str,
-    answer: Reply,
     *,
     with_dispatched: bool = False,
     limit: int | None = None,
@@ -54,16 +39,16 @@ def purge(
     """Settle what is in a queue as deleted, or its ``limit`` oldest; answers with the number."""
     queue = core.find_queue(name)
     message_actions.sweep_purge(
-        core.state, queue, answer, _page_counter(core, entry),
+        core.state, queue, reply, _page_counter(core, entry),
         with_dispatched=with_dispatched, limit=limit,
     )  # fmt: skip
 
 
 def redrive(
     core: Broker,
+    reply: Callable[[int], None],
     entry: AuditEntry,
     name: str,
-    answer: Reply,
     *,
     target: str | None = None,
     ttl_s: int | None = None,
@@ -78,7 +63,7 @@ def redrive(
     queue = core.find_queue(name)
     goal = None if target is None else core.find_queue(target)
     message_actions.sweep_redrive(
-        core.state, queue, answer, _page_counter(core, entry),
+        core.state, queue, reply, _page_counter(core, entry),
         target=goal, ttl_s=ttl_s, limit=limit, source=entry.source, queues=queues,
     )  # fmt: skip
 
@@ -88,7 +73,12 @@ def _page_counter(core: Broker, entry: AuditEntry) -> message_actions.CountPage:
 
 
 def pause(
-    core: Broker, entry: AuditEntry, name: str, side: str, paused: bool, answer: Reply
+    core: Broker,
+    reply: Callable[[dict[str, Any]], None],
+    entry: AuditEntry,
+    name: str,
+    side: str,
+    paused: bool,
 ) -> None:
     """Stop or resume ``delivery`` or ``publishing`` of a queue; it stays so over a restart.
 
@@ -97,17 +87,27 @@ def pause(
     """
     if side not in ("delivery", "publishing"):
         raise RefusedError("bad_side", f"side is {side!r}, not delivery or publishing")
-    configure(core, entry, name, {f"{side}_paused": paused}, answer)
+    configure(core, reply, entry, name, {f"{side}_paused": paused})
 
 
 def configure(
-    core: Broker, entry: AuditEntry, name: str, changes: Mapping[str, Any], answer: Reply
+    core: Broker,
+    reply: Callable[[dict[str, Any]], None],
+    entry: AuditEntry,
+    name: str,
+    changes: Mapping[str, Any],
+    *,
+    check: Check = accept,
 ) -> None:
-    """Change settings of a queue; None goes back to the default.  Answers with all settings.
+    """Change settings of a queue; None restores a default.  Replies with all settings.
+
+    ``check`` is called in the same batch, before anything changes.
 
     Raises:
-        RefusedError: ``unknown_queue``, ``unknown_setting``, or ``bad_setting`` with the bound.
+        RefusedError: ``unknown_queue``, ``unknown_setting``, ``bad_setting`` with the bound, or
+            what ``check`` raises.
     """
+    check(core)
     queue = core.find_queue(name)
     check_settings(name, changes)
     if target := changes.get("dead_letter_queue"):
@@ -123,7 +123,7 @@ def configure(
     if not entry.detail:
         entry.detail = _difference(before, after)
     audit.record(core, entry, 1)
-    core.state.batch.replies.append((answer, after))
+    core.state.batch.replies.append((reply, after))
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -132,7 +132,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
     return json.dumps(dict(zip(("before", "after"), sides, strict=True)))
 
 
-def create_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> None:
+def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry, name: str) -> None:
     """Make a queue; answers True, or False where there is one already.
 
     Raises:
@@ -142,15 +142,24 @@ def create_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> N
     core.destination(name, entry.actor, create=True)
     core.state.registry.get_or_create(name, entry.actor)
     audit.record(core, entry, int(is_new))
-    core.state.batch.replies.append((answer, is_new))
+    core.state.batch.replies.append((reply, is_new))
 
 
-def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> None:
-    """Remove an empty queue; what it was called stays in the history.  Answers True.
+def remove_queue(
+    core: Broker,
+    reply: Callable[[bool], None],
+    entry: AuditEntry,
+    name: str,
+    *,
+    check: Check = accept,
+) -> None:
+    """Remove an empty queue; its name stays in the history.  Replies True.
 
     Raises:
-        RefusedError: ``unknown_queue``, ``queue_not_empty``, ``queue_consumed``, ``queue_pinned``.
+        RefusedError: ``unknown_queue``, ``queue_not_empty``, ``queue_consumed``, ``queue_pinned``,
+            or what ``check`` raises.
     """
+    check(core)
     queue = core.find_queue(name)
     if queue.row.live_count:
         raise RefusedError("queue_not_empty", f"{name!r} has {queue.row.live_count} messages")
@@ -160,14 +169,14 @@ def remove_queue(core: Broker, entry: AuditEntry, name: str, answer: Reply) -> N
         raise RefusedError("queue_pinned", f"{name!r} is pinned")
     core.state.remove_queue(queue)
     audit.record(core, entry, 1)
-    core.state.batch.replies.append((answer, True))
+    core.state.batch.replies.append((reply, True))
 
 
 def disconnect(
     core: Broker,
+    reply: Callable[[int], None],
     entry: AuditEntry,
     client: int,
-    answer: Reply,
     *,
     queues: frozenset[int] | None = None,
 ) -> None:
@@ -188,10 +197,12 @@ def disconnect(
     audit.record(core, entry, held)
     answers = core.state.batch.replies
     answers.append((connection.peer.end, DISCONNECTED))
-    answers.append((answer, held))
+    answers.append((reply, held))
 
 
-def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Write], answer: Reply) -> None:
+def write(
+    core: Broker, reply: Callable[[int], None], entry: AuditEntry | None, rows: Sequence[Write]
+) -> None:
     """Store rows of the admin's own tables with their audit row; answers with their number.
 
     Without an entry there is no audit row: when a session or a token was seen last.
@@ -204,7 +215,7 @@ def write(core: Broker, entry: AuditEntry | None, rows: Sequence[Write], answer:
     core.state.batch.writes += rows
     if entry is not None:
         audit.record(core, entry, 0 if entry.count else 1)
-    core.state.batch.replies.append((answer, len(rows)))
+    core.state.batch.replies.append((reply, len(rows)))
 
 
 def check_rows(rows: Iterable[Write]) -> None:
@@ -228,7 +239,7 @@ def _check_value(name: str, value: Any) -> None:
         raise RefusedError("bad_value", f"{name}: a text is not UTF-8") from None
 
 
-def record_reader(core: Broker, name: str, offset: int, answer: Reply) -> None:
+def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset: int) -> None:
     """Keep how far a reader of the history is, by name; answers None.  No row of the audit.
 
     Of readers only those stay that were heard of last.
@@ -242,18 +253,25 @@ def record_reader(core: Broker, name: str, offset: int, answer: Reply) -> None:
         raise RefusedError("bad_value", f"offset is {offset}, not 0 to 2^63 - 1")
     batch = core.state.batch
     batch.writes.append(RecordHistoryReader(name, offset, core.state.now.wall_ms, READERS))
-    batch.replies.append((answer, None))
+    batch.replies.append((reply, None))
 
 
-def record_only(core: Broker, entry: AuditEntry, answer: Reply | None = None) -> None:
-    """Store the audit row alone: a refusal, or what changed nothing here.  Answers None."""
-    audit.record(core, entry, 0)
-    if answer is not None:
-        core.state.batch.replies.append((answer, None))
+def record_only(
+    core: Broker, reply: Callable[[None], None], entry: AuditEntry, number: int = 0
+) -> None:
+    """Store the audit row alone, for a refusal; if it is stored already, count ``number`` more."""
+    audit.record(core, entry, number)
+    core.state.batch.replies.append((reply, None))
 
 
 def decide_clock(
-    core: Broker, entry: AuditEntry, away_ms: int, number: int, *, is_right: bool, answer: Reply
+    core: Broker,
+    reply: Callable[[None], None],
+    entry: AuditEntry,
+    away_ms: int,
+    number: int,
+    *,
+    is_right: bool,
 ) -> None:
     """Settle it; ``number`` is the first that was given after that start.  Answers None.
 
@@ -272,7 +290,7 @@ def decide_clock(
         state.batch.commands = core.limits.batch_commands
     state.batch.counters["clock_doubt_ms"] = 0
     audit.record(core, entry, 1)
-    state.batch.replies.append((answer, None))
+    state.batch.replies.append((reply, None))
 
 
 def _existed_before(message: Message, number: int) -> bool:

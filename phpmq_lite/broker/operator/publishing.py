@@ -30,10 +30,10 @@ _LAST: Final = b":last"  # behind a key padded to 64 bytes: no client's key is a
 
 def publish(
     core: Broker,
+    reply: Callable[[Published], None],
     entry: AuditEntry,
     name: str,
     messages: Sequence[NewMessage],
-    answer: Reply,
     *,
     key: bytes | None = None,
     source: tuple[int, str] | None = None,
@@ -42,7 +42,7 @@ def publish(
 ) -> None:
     """Store messages at the end of a queue, all or none; answers with ``Published``.
 
-    Where large ones are judged ahead the answer is a RefusedError if it is refused after that;
+    Where large ones are judged ahead the reply is a RefusedError if it is refused after that;
     ``judged`` is what came of it, by place in the list.
 
     The same ``key`` again within the window of receipts stores nothing and answers as the first
@@ -57,7 +57,7 @@ def publish(
     _check(core, messages, key)
     known = core.destination(name, entry.actor, create=create)
     if key is not None and (first := _first_seq(core, name, key)):
-        _repeat(core, entry, name, key, first, answer)
+        _repeat(core, entry, name, key, first, reply)
         return
     _check_room(core, known, messages)
     state = core.state
@@ -67,9 +67,9 @@ def publish(
     looked = _inspected(core, queue, messages, judged or {})
     if looked is None:
         again = partial(
-            publish, core, entry, name, messages, answer, key=key, source=source, create=create
+            publish, core, reply, entry, name, messages, key=key, source=source, create=create
         )
-        _validate_in_background(core, queue, messages, again, answer)
+        _validate_in_background(core, queue, messages, again, reply)
         return
     bad = _invalid(core, queue, messages, looked)
     client = core.client_of(entry)
@@ -84,7 +84,7 @@ def publish(
         _link_source(core, made[0], *source)
     audit.record(core, entry, len(made))
     ids = [message.message_id.decode() for message in made]
-    state.batch.replies.append((answer, Published(ids, {ids[at]: bad[at] for at in bad})))
+    state.batch.replies.append((reply, Published(ids, {ids[at]: bad[at] for at in bad})))
 
 
 def _inspected(
@@ -127,7 +127,7 @@ def _validate_in_background(
     queue: Queue,
     messages: Sequence[NewMessage],
     again: Callable[..., None],
-    answer: Reply,
+    reply: Reply,
 ) -> None:
     """Judge all of them in a thread; then it begins ``again``, with what came of it."""
     works = {
@@ -139,7 +139,7 @@ def _validate_in_background(
         try:
             again(judged=judged)
         except RefusedError as error:
-            answer(error)
+            reply(error)
 
     core.state.batch.background.append((lambda: {at: work() for at, work in works.items()}, go_on))
 
@@ -225,7 +225,7 @@ def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> No
 
 
 def _repeat(
-    core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, answer: Reply
+    core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, reply: Reply
 ) -> None:
     """Answer as the first time: the tokens of all messages are on disk, alive or settled."""
     if (known := core.state.queues.get(name)) is not None:
@@ -240,7 +240,7 @@ def _repeat(
     def take_last(page: list[Message], is_last: bool) -> None:
         take(page, is_last)
         rows = [found[seq] for seq in seqs if seq in found]
-        core.state.batch.replies.append((answer, _as_published(rows, first)))
+        core.state.batch.replies.append((reply, _as_published(rows, first)))
 
     rows = core.state.batch.rows
     rows.append(RowsRequest(take, seqs))
@@ -249,7 +249,7 @@ def _repeat(
 
 
 def _as_published(rows: Sequence[Message], first: int) -> Published:
-    """Return the answer to a publish from its messages, each followed by its record, if any.
+    """Return the reply to a publish from its messages, each followed by its record, if any.
 
     A message that the history has given up is named by its record, as long as that is there.
     """

@@ -28,12 +28,12 @@ _ACKED: Final = next_state(State.DISPATCHED, Event.ACKNOWLEDGE)
 
 def claim(
     core: Broker,
+    reply: Callable[[int], None],
     entry: AuditEntry,
     name: str,
     queue_name: str,
     max_messages: int,
     max_bytes: int,
-    answer: Reply,
     *,
     after: int | None = None,
 ) -> None:
@@ -69,16 +69,16 @@ def claim(
         if after is not None and after > subscription.hi:
             raise _unknown(name, after, subscription.hi)
         if after is not None and subscription.hi > max(after, subscription.acked_upto):
-            _finish(core, subscription, answer, subscription.hi)
+            _finish(core, subscription, reply, subscription.hi)
         else:
             client = core.client_of(entry)
-            ClaimOperation(core, subscription, queue, client, max_messages, max_bytes, answer)
+            ClaimOperation(core, subscription, queue, client, max_messages, max_bytes, reply)
 
-    _settle_claims(core, subscription, begin, answer)
+    _settle_claims(core, subscription, begin, reply)
 
 
 def ack_claims(
-    core: Broker, _entry: AuditEntry, name: str, upto: int, answer: Reply
+    core: Broker, reply: Callable[[int], None], _entry: AuditEntry, name: str, upto: int
 ) -> None:  # fmt: skip
     """Settle what is claimed up to ``upto`` (inclusive) as acked; answers how many that were.
 
@@ -104,16 +104,21 @@ def ack_claims(
         if upto > subscription.acked_upto:
             subscription.acked_upto = upto
             subscription.store(core.state)
-        _finish(core, subscription, answer, count)
+        _finish(core, subscription, reply, count)
 
     def begin() -> None:
         SettleClaims(core, subscription, upto, settle, end)
 
-    _settle_claims(core, subscription, begin, answer)
+    _settle_claims(core, subscription, begin, reply)
 
 
 def release_claims(
-    core: Broker, entry: AuditEntry, name: str, answer: Reply, *, forget: bool = False
+    core: Broker,
+    reply: Callable[[int], None],
+    entry: AuditEntry,
+    name: str,
+    *,
+    forget: bool = False,
 ) -> None:
     """Give all that is claimed back to its old place; answers how many.  ``forget`` its name too.
 
@@ -135,18 +140,18 @@ def release_claims(
         if forget and core.subscriptions.get(name) is subscription:
             core.subscriptions.forget(subscription)
         audit.record(core, entry, count)
-        _finish(core, subscription, answer, count)
+        _finish(core, subscription, reply, count)
 
     def begin() -> None:
         SettleClaims(core, subscription, subscription.hi, release, end)
 
-    _settle_claims(core, subscription, begin, answer)
+    _settle_claims(core, subscription, begin, reply)
 
 
 def _settle_claims(
-    core: Broker, subscription: Subscription, begin: Callable[[], None], answer: Reply
+    core: Broker, subscription: Subscription, begin: Callable[[], None], reply: Reply
 ) -> None:
-    """Begin now, or when it is its turn; a refusal at its turn is an answer."""
+    """Begin now, or when it is its turn; a refusal at its turn is a reply."""
     if not subscription.is_busy:
         subscription.do(begin)
         return
@@ -157,13 +162,13 @@ def _settle_claims(
                 raise _unknown_subscription(subscription.name)
             begin()
         except RefusedError as error:
-            _finish(core, subscription, answer, error)
+            _finish(core, subscription, reply, error)
 
     subscription.do(begin_late)
 
 
-def _finish(core: Broker, subscription: Subscription, answer: Reply, value: object) -> None:
-    core.state.batch.replies.append((answer, value))
+def _finish(core: Broker, subscription: Subscription, reply: Reply, value: object) -> None:
+    core.state.batch.replies.append((reply, value))
     subscription.end()
 
 
@@ -207,7 +212,7 @@ class ClaimOperation:
         client: int,
         max_messages: int,
         max_bytes: int,
-        answer: Reply,
+        reply: Reply,
     ) -> None:
         self._core, self._state = core, core.state
         self._subscription = subscription
@@ -215,7 +220,7 @@ class ClaimOperation:
         self._client = client
         self._left = max_messages
         self._left_bytes = max_bytes
-        self._answer = answer
+        self._reply = reply
         self._first = subscription.next_claim
         self._front: int | None = queue.claimed_to  # None: something ready is behind it
         self._upto = core.state.next_number - 1
@@ -301,7 +306,7 @@ class ClaimOperation:
             self._front = queue.claimed_to = message.position
 
     def _end(self) -> None:
-        _finish(self._core, self._subscription, self._answer, self._subscription.hi)
+        _finish(self._core, self._subscription, self._reply, self._subscription.hi)
 
 
 class SettleClaims:

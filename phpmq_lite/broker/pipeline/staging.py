@@ -78,10 +78,10 @@ class PublishedStage(NamedTuple):
 
 def stage(
     core: Broker,
+    reply: Callable[[Staged], None],
     entry: AuditEntry,
     token: str,
     rows: Sequence[StagedRow],
-    answer: Reply,
     *,
     after: int,
     is_whole: bool,
@@ -107,16 +107,16 @@ def stage(
     if not any(queue.validates for queue in queues.values()):
         envelopes = core.state.inspector
         looked = [_inspect(envelopes, row.queue, row.body) for row in given]
-        _store(core, entry.actor, token, given, looked, answer, is_whole=is_whole)
+        _store(core, entry.actor, token, given, looked, reply, is_whole=is_whole)
         return
     works = [_background_inspection(core, row.queue, row.body) for row in given]
 
     def go_on(found: list[Inspection]) -> None:
         try:
             _check_stage(core, entry.actor, token, rows, after)
-            _store(core, entry.actor, token, given, found, answer, is_whole=is_whole)
+            _store(core, entry.actor, token, given, found, reply, is_whole=is_whole)
         except RefusedError as error:
-            core.state.batch.replies.append((answer, error))
+            core.state.batch.replies.append((reply, error))
 
     core.state.batch.background.append((lambda: [work() for work in works], go_on))
 
@@ -207,7 +207,7 @@ def _store(
     token: str,
     rows: Sequence[_GivenRow],
     looked: Sequence[Inspection],
-    answer: Reply,
+    reply: Reply,
     *,
     is_whole: bool,
 ) -> None:
@@ -249,7 +249,7 @@ def _store(
             part.least_ttl_s, part.policy,
         ))  # fmt: skip
     writes.append(UpdateStage(stage.rows, stage.bytes, int(is_whole), stage.stage_id))
-    state.batch.replies.append((answer, Staged(stage.rows, stage.bytes)))
+    state.batch.replies.append((reply, Staged(stage.rows, stage.bytes)))
 
 
 def _ttl(queue: Queue, ttl_s: int | None) -> int | None:
@@ -277,9 +277,9 @@ def _policy(queue: Queue) -> str:
 
 def unstage(
     core: Broker,
+    reply: Callable[[int], None],
     _entry: AuditEntry,
     tokens: Sequence[str],
-    answer: Reply,
     *,
     writer: StageWriter = ANY_WRITER,
 ) -> None:
@@ -292,7 +292,7 @@ def unstage(
         stage = core.staging.stages.get(token)
         if stage is not None and _foreign_queue(core, writer, stage) is None:
             count += core.staging.drop(core.state, token)
-    answers.append((answer, count))
+    answers.append((reply, count))
 
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: Stage) -> str | None:
@@ -322,7 +322,7 @@ class _StagedPublish:
     version: int
     is_single: bool
     tokens: Sequence[str]
-    answer: Reply
+    reply: Reply
     in_parts: bool = False
     spans: list[list[int]] = field(default_factory=list)  # of row numbers, which were read
     bad: list[tuple[Any, ...]] = field(default_factory=list)  # of those spans
@@ -336,9 +336,9 @@ class _StagedPublish:
         known = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
         if known is not None and self.version <= known.version:
             app_ids.note_use(state, self.writer, self.app_id)
-            unstage(core, self.entry, self.tokens, lambda _count: None, writer=self.writer)
+            unstage(core, lambda _count: None, self.entry, self.tokens, writer=self.writer)
             audit.record(core, self.entry, 0)
-            state.batch.replies.append((self.answer, PublishedStage(0, True, 0)))
+            state.batch.replies.append((self.reply, PublishedStage(0, True, 0)))
             return
         unfinished = core.staging.unfinished(self.app_id)
         rest = unfinished.get(self.version)
@@ -367,7 +367,7 @@ class _StagedPublish:
         try:
             self.begin()
         except RefusedError as error:
-            self.core.state.batch.replies.append((self.answer, error))
+            self.core.state.batch.replies.append((self.reply, error))
 
     def _stages(self) -> list[Stage]:
         stages = []
@@ -443,7 +443,7 @@ class _StagedPublish:
             self._copy(stage, client)
             staging.drop(state, stage.token)
         if is_resumed:
-            unstage(core, self.entry, self.tokens, lambda _count: None, writer=self.writer)
+            unstage(core, lambda _count: None, self.entry, self.tokens, writer=self.writer)
             staging.unseal(state, self.app_id, self.version, len(stages))
         elif remaining:
             staging.seal(state, self.app_id, self.version, whole[len(stages) :])
@@ -458,7 +458,7 @@ class _StagedPublish:
         )
         audit.record(core, self.entry, total)
         done = PublishedStage(total, False, len(self.bad), remaining, is_resumed)
-        state.batch.replies.append((self.answer, done))
+        state.batch.replies.append((self.reply, done))
 
     def _copy(self, stage: Stage, client: int) -> None:
         """Have the writer make messages of the good rows; the numbers of the others stay unused."""
@@ -556,11 +556,11 @@ def _json(spans: list[list[int]]) -> str:
 
 def publish_staged(
     core: Broker,
+    reply: Callable[[PublishedStage], None],
     entry: AuditEntry,
     app_id: str,
     version: int,
     tokens: Sequence[str],
-    answer: Reply,
     *,
     writer: StageWriter = ANY_WRITER,
     is_single: bool = False,
@@ -594,13 +594,11 @@ def publish_staged(
         raise RefusedError("bad_version", f"version is {version}, not 0 to 2^63 - 1")
     if len(tokens) > TOKENS:
         raise RefusedError("too_many", f"{len(tokens)} tokens at once, the limit is {TOKENS}")
-    _StagedPublish(
-        core, entry, writer, app_id, version, is_single, tokens, answer, in_parts
-    ).begin()
+    _StagedPublish(core, entry, writer, app_id, version, is_single, tokens, reply, in_parts).begin()
 
 
 def transfer_app_id(
-    core: Broker, entry: AuditEntry, app_id: str, owner: str | None, answer: Reply
+    core: Broker, reply: Callable[[None], None], entry: AuditEntry, app_id: str, owner: str | None
 ) -> None:
     """Transfer an app_id to another owner, None: to its next writer; answers None.
 
@@ -609,4 +607,4 @@ def transfer_app_id(
     """
     core.staging.app_ids.transfer(core.state, app_id, owner)
     audit.record(core, entry, 1)
-    core.state.batch.replies.append((answer, None))
+    core.state.batch.replies.append((reply, None))

@@ -12,7 +12,7 @@ from phpmq_lite.model import AuditEntry, Batch, checksum
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.counters import ConnectionCounters
-from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus
+from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus, RunOperation
 
 NOW_MS = 1_767_326_400_000  # 2026-01-02 04:00:00 UTC
 HOSTILE = (
@@ -115,7 +115,8 @@ class FakeEngine:
         for at in range(0, len(self.now.queues), size):
             yield list(self.now.queues[at : at + size])
 
-    async def call(self, command: Callable[[Any, Callable[[Any], None]], None]) -> Any:
+    @property
+    def run(self) -> RunOperation:
         """Refuse: nothing is ever changed here."""
         raise NotImplementedError
 

@@ -10,8 +10,8 @@ from phpmq_lite.broker.operator.message_actions import (
     Action,
     ActionOptions,
     ActionOutcome,
+    act_on_messages,
 )
-from phpmq_lite.broker.operator.operations import act_on_messages
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, State
 from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
@@ -23,7 +23,7 @@ def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
     entry = rig.entry(f"message.{action}")
     return rig.turn(
         lambda: act_on_messages(
-            rig.core, entry, action, seqs, ActionOptions(**options), rig.answers.append
+            rig.core, rig.answers.append, entry, action, seqs, ActionOptions(**options)
         )
     )
 
@@ -151,7 +151,7 @@ def test_move_makes_the_target_only_where_that_is_wanted() -> None:
     rig.begin()
     for options in (ActionOptions(target="new"), ActionOptions(), ActionOptions(target="")):
         with pytest.raises(RefusedError) as caught:
-            act_on_messages(rig.core, rig.entry(), Action.MOVE, [1], options, rig.answers.append)
+            act_on_messages(rig.core, rig.answers.append, rig.entry(), Action.MOVE, [1], options)
         assert caught.value.code == "unknown_queue"
     assert not rig.finish().loads
     batch = do(rig, Action.MOVE, message(1), target="new", create=True)
@@ -480,7 +480,7 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
     for seqs in ([1], [2]):
         asked.append(rig.turn(
             lambda seqs=seqs: act_on_messages(  # type: ignore[misc]
-                rig.core, entry, Action.DELETE, seqs, ActionOptions(), rig.answers.append
+                rig.core, rig.answers.append, entry, Action.DELETE, seqs, ActionOptions()
             )
         ))  # fmt: skip
         batch = take(rig, asked[-1], message(seqs[0]))
@@ -492,7 +492,7 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
     entry.result = "cancelled"
     batch = rig.turn(
         lambda: act_on_messages(
-            rig.core, entry, Action.DELETE, [], ActionOptions(), rig.answers.append
+            rig.core, rig.answers.append, entry, Action.DELETE, [], ActionOptions()
         )
     )
     assert batch.writes == [AdvanceAudit(0, "cancelled", 1)]
@@ -504,6 +504,6 @@ def test_more_than_a_slice_is_refused() -> None:
     rig = CoreRig()
     with pytest.raises(RefusedError, match="1001") as caught:
         act_on_messages(
-            rig.core, rig.entry(), Action.DELETE, range(ACTION_SLICE + 1), ActionOptions(), print
+            rig.core, print, rig.entry(), Action.DELETE, range(ACTION_SLICE + 1), ActionOptions()
         )
     assert caught.value.code == "too_many"

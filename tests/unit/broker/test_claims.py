@@ -153,7 +153,7 @@ def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str)
     rig = made(CoreRig())
     rig.begin()
     with pytest.raises(RefusedError) as caught:
-        claims.claim(rig.core, rig.entry(), *arguments, BYTES, rig.answers.append)
+        claims.claim(rig.core, rig.answers.append, rig.entry(), *arguments, BYTES)
     assert caught.value.code == code
     assert not rig.finish().stores
 

@@ -431,11 +431,11 @@ def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
     assert made.count(Result.DONE) == 40  # alone: all
     for name, count in (("anna", 5), ("bert", 3), ("carl", 1)):
         for number in range(count):
-            create_queue(rig.core, AuditEntry(name, "ui", "", "queue.create"), f"{name}{number}",
-                         rig.answers.append)  # fmt: skip
+            create_queue(rig.core, rig.answers.append, AuditEntry(name, "ui", "", "queue.create"),
+                         f"{name}{number}")  # fmt: skip
         with pytest.raises(RefusedError, match=r"made by '\w+'; the limit is 40"):
-            create_queue(rig.core, AuditEntry(name, "ui", "", "queue.create"), "more",
-                         rig.answers.append)  # fmt: skip
+            create_queue(rig.core, rig.answers.append, AuditEntry(name, "ui", "", "queue.create"),
+                         "more")  # fmt: skip
     assert Counter(queue.row.created_by for queue in rig.core.state.queues.values()) == Counter(
         {stranger.creator: 40, "anna": 5, "bert": 3, "carl": 1}
     )

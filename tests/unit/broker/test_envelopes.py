@@ -217,8 +217,8 @@ def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> N
 def publish(rig: CoreRig, *contents: bytes, key: bytes | None = None) -> Any:
     rig.turn(
         lambda: publishing.publish(
-            rig.core, rig.entry("message.publish"), "orders", [(c, None) for c in contents],
-            rig.answers.append, key=key,
+            rig.core, rig.answers.append, rig.entry("message.publish"), "orders",
+            [(c, None) for c in contents], key=key,
         )
     )  # fmt: skip
     return rig.answers[-1] if rig.answers else None

@@ -2,8 +2,12 @@
 
 import json
 
-from phpmq_lite.broker.operator import operations
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.broker.operator.message_actions import (
+    Action,
+    ActionOptions,
+    ActionOutcome,
+    act_on_messages,
+)
 from phpmq_lite.model import Loaded, Message, State
 from tests.support.core_rig import CoreRig, event_kinds, message, outcomes
 from tests.support.fake_inspector import (
@@ -18,9 +22,9 @@ from tests.support.fake_inspector import (
 
 def act(rig: CoreRig, row: Message, body: bytes | None, options: ActionOptions) -> ActionOutcome:
     rig.turn(
-        lambda: operations.act_on_messages(
-            rig.core, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq], options,
-            rig.answers.append,
+        lambda: act_on_messages(
+            rig.core, rig.answers.append, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq],
+            options,
         )
     )  # fmt: skip
     [request] = rig.batch.rows

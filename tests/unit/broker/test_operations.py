@@ -25,7 +25,7 @@ def refusal(rig: CoreRig, name: str, *arguments: Any) -> str:
     """Return the code of what refuses an operation; nothing is stored then."""
     rig.begin()
     with pytest.raises(RefusedError) as caught:
-        getattr(operations, name)(rig.core, rig.entry(), *arguments, rig.answers.append)
+        getattr(operations, name)(rig.core, rig.answers.append, rig.entry(), *arguments)
     assert not rig.finish().stores
     return caught.value.code
 
@@ -35,7 +35,7 @@ def run(
 ) -> Batch:
     entry = rig.entry(action, target=target)
     return rig.turn(
-        lambda: getattr(operations, name)(rig.core, entry, *arguments, rig.answers.append)
+        lambda: getattr(operations, name)(rig.core, rig.answers.append, entry, *arguments)
     )
 
 
@@ -112,7 +112,7 @@ def test_disconnect_ends_the_connection_after_the_commit() -> None:
     ended: list[str] = []
     vars(worker.peer)["end"] = ended.append
     rig.begin()
-    operations.disconnect(rig.core, rig.entry("client.end"), 1, rig.answers.append)
+    operations.disconnect(rig.core, rig.answers.append, rig.entry("client.end"), 1)
     assert (ended, rig.answers) == ([], [])
     batch = rig.finish()
     assert (ended, rig.answers) == (["disconnected by an operator"], [2])
@@ -125,7 +125,7 @@ def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
     rig.publish(b"a", b"b")
     entry = rig.entry("queue.purge", target="orders")
     batch = rig.turn(
-        lambda: operations.purge(rig.core, entry, "orders", rig.answers.append, limit=1)
+        lambda: operations.purge(rig.core, rig.answers.append, entry, "orders", limit=1)
     )
     assert (batch.writes, len(batch.pages)) == ([], 1)
 
@@ -137,7 +137,7 @@ def test_rows_of_the_admin_are_stored_with_their_audit_row() -> None:
     assert batch.writes[:2] == [row, row]
     assert audited(batch) == [("view.save", "", 1, "done")]
     assert rig.answers == [2]
-    batch = rig.turn(lambda: operations.write(rig.core, None, [row], rig.answers.append))
+    batch = rig.turn(lambda: operations.write(rig.core, rig.answers.append, None, [row]))
     assert batch.writes == [row]
 
 
@@ -149,10 +149,10 @@ def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
 def test_refusal_is_noted() -> None:
     rig = CoreRig()
     entry = rig.entry("queue.purge", target="a\ud800", result="forbidden")
-    batch = rig.turn(lambda: operations.record_only(rig.core, entry, rig.answers.append))
+    batch = rig.turn(lambda: operations.record_only(rig.core, rig.answers.append, entry))
     assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]
     assert (batch.counters["next_audit"], entry.audit_id, rig.answers) == (2, 1, [None])
-    batch = rig.turn(lambda: operations.record_only(rig.core, entry))
+    batch = rig.turn(lambda: operations.record_only(rig.core, rig.answers.append, entry))
     assert batch.writes == [AdvanceAudit(0, "forbidden", 1)]
 
 

@@ -14,7 +14,7 @@ from tests.support.core_rig import CoreRig, bodies, event_kinds, sent_messages
 def give(rig: CoreRig, *content: bytes, name: str = "orders", **options: Any) -> Batch:
     entry = rig.entry("message.publish")
     pieces = [(body, None) for body in content]
-    return rig.turn(lambda: publish(rig.core, entry, name, pieces, rig.answers.append, **options))
+    return rig.turn(lambda: publish(rig.core, rig.answers.append, entry, name, pieces, **options))
 
 
 def ids(messages: list[Message]) -> list[str]:
@@ -25,7 +25,7 @@ def test_operator_publishes_and_learns_the_ids() -> None:
     rig = CoreRig()
     worker = rig.consumer()
     batch = rig.turn(
-        lambda: publish(rig.core, rig.entry(), "orders", [(b"a", 5), (b"b", 0)], rig.answers.append)
+        lambda: publish(rig.core, rig.answers.append, rig.entry(), "orders", [(b"a", 5), (b"b", 0)])
     )
     born = sent_messages(batch, worker)
     assert (bodies(born), [m.ttl_s for m in born]) == ([b"a", b"b"], [5, None])
@@ -48,7 +48,7 @@ def test_each_person_has_one_client_number() -> None:
     assert [m.publisher for m in (*first.created, *second.created)] == [2, 2]
     entry = rig.entry()
     entry.source = "cli"
-    batch = rig.turn(lambda: publish(rig.core, entry, "orders", [(b"c", None)], rig.answers.append))
+    batch = rig.turn(lambda: publish(rig.core, rig.answers.append, entry, "orders", [(b"c", None)]))
     assert (batch.created[0].publisher, worker.number) == (3, 1)
     assert rig.queue().counters.published_cli == 1
 

@@ -115,7 +115,7 @@ def test_operator_is_refused_with_code_and_bound(rig: CoreRig, name: str) -> Non
     rig.begin()
     with pytest.raises(RefusedError, match="little room") as refused:
         publishing.publish(
-            rig.core, rig.entry("queue.publish"), name, [(b"x", None)], rig.answers.append
+            rig.core, rig.answers.append, rig.entry("queue.publish"), name, [(b"x", None)]
         )
     assert refused.value.code == "disk_full"
     assert rig.core.refused == {LOW.reason: 1}
@@ -134,7 +134,7 @@ def test_spark_stages_nothing(rig: CoreRig) -> None:
     rig.begin()
     with pytest.raises(RefusedError, match="little room"):
         staging.stage(
-            rig.core, rig.entry("queue.publish"), "token", [("orders", b"x", None)],
-            rig.answers.append, after=0, is_whole=True,
+            rig.core, rig.answers.append, rig.entry("queue.publish"), "token",
+            [("orders", b"x", None)], after=0, is_whole=True,
         )  # fmt: skip
     rig.finish()

@@ -247,7 +247,7 @@ def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int
 
     def redrive() -> None:
         operations.redrive(
-            rig.core, rig.entry("dead.redrive"), "orders.dlq", rig.answers.append,
+            rig.core, rig.answers.append, rig.entry("dead.redrive"), "orders.dlq",
             queues=frozenset(queues),
         )  # fmt: skip
 

@@ -102,11 +102,7 @@ async def test_queue_is_removed_in_the_batch_that_used_it(
     worker.consume("orders", 0)
     await house.rest()
     entry = AuditEntry("anna", "http", "127.0.0.1", "queue.remove")
-    removing = asyncio.create_task(
-        house.engine.call(
-            lambda core, answer: operations.remove_queue(core, entry, "orders", answer)
-        )
-    )
+    removing = asyncio.create_task(house.engine.call(operations.remove_queue, entry, "orders"))
     await house.rest()
     await house.settle()
     assert await asyncio.wait_for(removing, 10) is True

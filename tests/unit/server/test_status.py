@@ -63,14 +63,14 @@ async def test_status_answers_before_there_is_an_engine() -> None:
 async def test_operator_is_refused_before_there_is_an_engine() -> None:
     front = BrokerHandle(ConnectionCounters())
     with pytest.raises(RefusedError, match="the broker is not ready: starting"):
-        await front.call(lambda core, answer: answer(None))
+        await front.run(lambda core, reply: reply(None))
 
 
 async def test_operator_is_refused_when_the_broker_stops(front: BrokerHandle) -> None:
     assert front.engine is not None
     front.engine.stop()
     with pytest.raises(RefusedError, match="not ready"):
-        await front.call(lambda core, answer: answer(None))
+        await front.run(lambda core, reply: reply(None))
 
 
 async def test_status_has_what_waits_and_what_is_held(front: BrokerHandle, core: Broker) -> None:
