@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -139,23 +139,22 @@ def withdraw(
     for token in restored.tokens:
         expires_at = ends.get(token.sha256, now_ms)
         if token.expires_at != expires_at and not _is_over(token, now_ms):
-            execute(sql["end_token"], (expires_at, token.token_id))
+            execute(sql["expire_token"], {"expires_at": expires_at, "token_id": token.token_id})
             done.tokens.append(token.name)
     known = {(session.sha256, session.user_id) for session in valid.sessions}
     for session in restored.sessions:
         if (session.sha256, session.user_id) not in known:
-            execute(sql["remove_session"], (session.session_id,))
+            execute(sql["delete_session"], {"session_id": session.session_id})
             done.sessions += 1
     before, after = _rights(restored), _rights(valid)
     if not {key[:3] for key in before} & {key[:3] for key in after}:
         return done
     for key in before - after:
-        execute(sql["remove_user"], (key[0],))
+        execute(sql["delete_user"], {"user_id": key[0]})
         done.users.append(key[1])
     for user in valid.users:
         if _right(user) not in before:
-            values = (user.user_id, user.name, user.password, user.role, globs_text(user.queues))
-            execute(sql["add_user"], (*values, user.created_at))
+            execute(sql["add_user"], asdict(user) | {"queues": globs_text(user.queues)})
             done.users.append(user.name)
     done.users = sorted(set(done.users))
     return done
