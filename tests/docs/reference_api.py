@@ -1,4 +1,4 @@
-"""Writes docs/reference/api.md: each call of the HTTP API, its shapes, and all other addresses."""
+"""Writes docs/reference/api.md: the HTTP API, its models, and all other routes."""
 
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
@@ -15,55 +15,54 @@ from tests.docs.reference_cli import cell, plain
 _HEAD: Final = """\
 # HTTP API
 
-Every call, as the OpenAPI 3.1 document at `/api/v1/openapi.json` has it; `/api` in the browser
-shows the same, with the address of your broker. This page is made from the code by
-`python -m tests.docs.references`; a test compares.
+All calls of the OpenAPI 3.1 document at `/api/v1/openapi.json`. The page `/api` of a broker shows
+the same calls with its own address. This page is generated from the code by
+`python -m tests.docs.references`; a test compares them.
 
-Times are Unix milliseconds. How calls, keys, errors and lists work, and what Spark's calls do, is
-in [the admin guide](../guides/admin.md#http-api). Beyond this machine, and once there is a user,
-a call needs a token: `-H 'Authorization: Bearer phpmq_…'`. What goes wrong is answered with a
-[Problem](#problem), as `application/problem+json`. A star stands at what has to be given, and at
-what is always there.
+Times are Unix milliseconds. Calls, keys, errors, lists and the calls for Spark are explained in
+[the admin guide](../guides/admin.md#http-api). Beyond this machine, and once a user exists, a call
+requires a token: `-H 'Authorization: Bearer phpmq_…'`. Errors are returned as a [Problem](#problem)
+(`application/problem+json`). A star marks required parameters and fields that are always present.
 """
 _BASE: Final = "http://127.0.0.1:9101" + api_reference.PREFIX
 _PAGES: Final = """\
 ## Pages and other addresses
 
-What is no call of the API. Lists answer with JSON, JSON lines or CSV too: add `?format=json`,
-`jsonl` or `csv`. The forms of the pages are for browsers: they want the token of the session.
+Routes outside the API. Lists also return JSON, JSON lines or CSV: add `?format=json`, `jsonl` or
+`csv`. Forms are for browsers: they require the session's token.
 """
 _LIMITS: Final = """\
 ## Routes and their limits
 
-What an address that changes something takes: who may use it, the bytes of its body at most, and the
-JSON values in it. Above a limit the answer is 413. Where messages are sent, the limit is that of
-`limits.max_content` as base64 and 1 MiB; the table has it by default. Addresses that are read take
-no body; one that comes along may have 1 MiB, or 16 KiB where nobody has to be logged in. No address
-takes a `Content-Encoding` but `identity`: the answer to others is 415.
+For each route that changes something: the required role, the maximum size of the body, the maximum
+number of JSON values in it, and the accepted content types. A request above a limit is refused with
+413. Routes that receive messages allow `limits.max_content` encoded as base64 plus 1 MiB; the table
+shows this for the default. Other bodies may have at most 1 MiB, or 16 KiB if no login
+is required. The only accepted `Content-Encoding` is `identity`; others are refused with 415.
 """
 
 
 def page() -> str:
-    """Write the page."""
-    found = api_reference.build_document(ROUTES, "", api_reference.PREFIX)
-    groups = api_reference.group_calls(ROUTES, found, _BASE)
-    schemas = found["components"]["schemas"]
-    taken = {route.takes.__name__ for route in ROUTES if isinstance(route.takes, type)}
-    shapes = [name for name in schemas if name not in taken]
+    """Return the page."""
+    document = api_reference.build_document(ROUTES, "", api_reference.PREFIX)
+    groups = api_reference.group_calls(ROUTES, document, _BASE)
+    schemas = document["components"]["schemas"]
+    inputs = {route.takes.__name__ for route in ROUTES if isinstance(route.takes, type)}
+    models = [name for name in schemas if name not in inputs]
     tags = ", ".join(f"[{tag}](#{_anchor(tag)})" for tag, _ in groups)
     parts = [
         _HEAD,
-        f"{tags}; [shapes](#shapes), [pages](#pages-and-other-addresses), "
+        f"{tags}; [models](#models), [pages](#pages-and-other-addresses), "
         "[limits](#routes-and-their-limits).\n",
     ]
     for tag, some in groups:
-        parts += [f"## {tag}\n", *(_described(call, shapes) for call in some)]
-    parts += ["## Shapes\n", "What calls give, and what is in that.\n"]
-    parts += [_shape(name, schemas, shapes) for name in shapes]
+        parts += [f"## {tag}\n", *(_described(call, models) for call in some)]
+    parts += ["## Models\n", "The objects in responses.\n"]
+    parts += [_model(name, schemas, models) for name in models]
     others = [route for route in ROUTES if not route.path.startswith(api_reference.PREFIX + "/")]
-    parts += [_PAGES, _table(("address", "role", "what"), (_other(route) for route in others))]
+    parts += [_PAGES, _table(("route", "role", "what"), (_other(route) for route in others))]
     writing = (_limited(route) for route in ROUTES if route.is_writing)
-    parts += [_LIMITS, _table(("address", "role", "body", "JSON values", "content type"), writing)]
+    parts += [_LIMITS, _table(("route", "role", "body", "JSON values", "content type"), writing)]
     return "\n".join(parts)
 
 
@@ -71,19 +70,19 @@ def _anchor(tag: str) -> str:
     return tag.replace(".", "")
 
 
-def _described(call: ApiCall, shapes: Container[str]) -> str:
-    said = f"{plain(call.summary)} "
-    said += "For everybody." if call.role == Role.PUBLIC else f"Needs the role {call.role}."
+def _described(call: ApiCall, models: Container[str]) -> str:
+    text = f"{plain(call.summary)} "
+    text += "Public." if call.role == Role.PUBLIC else f"Requires the role {call.role}."
     if call.audit:
-        said += f" Audited as `{call.audit}`."
+        text += f" Audited as `{call.audit}`."
     if call.cli:
-        said += f" On the command line: [`phpmq-lite {call.cli}`](cli.md#{_command(call.cli)})."
-    said += f" Answers {_linked(call.answer, shapes)}."
-    parts = [f"### {call.method} {call.path}\n", f"{said}\n", f"```text\n{call.curl}\n```\n"]
+        text += f" On the command line: [`phpmq-lite {call.cli}`](cli.md#{_command(call.cli)})."
+    text += f" Response: {_linked(call.response, models)}."
+    parts = [f"### {call.method} {call.path}\n", f"{text}\n", f"```text\n{call.curl}\n```\n"]
     if call.query:
-        parts.append(_members("query", call.query, shapes))
+        parts.append(_members("query", call.query, models))
     if call.takes:
-        parts += [f"{plain(call.taken)}\n", _members("takes", call.takes, shapes)]
+        parts += [f"{plain(call.takes_text)}\n", _members("body", call.takes, models)]
     return "\n".join(parts)
 
 
@@ -91,25 +90,25 @@ def _command(words: str) -> str:
     return "-".join(["phpmq-lite", *words.split()])
 
 
-def _shape(name: str, schemas: dict[str, Any], shapes: Container[str]) -> str:
+def _model(name: str, schemas: dict[str, Any], models: Container[str]) -> str:
     parts = [f"### {name}\n"]
     if text := schemas[name].get("description", ""):
         parts.append(f"{plain(text)}\n")
     return "\n".join(
-        [*parts, _members("member", api_reference.fields_of(schemas[name], schemas), shapes)]
+        [*parts, _members("field", api_reference.fields_of(schemas[name], schemas), models)]
     )
 
 
-def _linked(words: str, shapes: Container[str]) -> str:
-    """Link each word that is the name of a shape."""
+def _linked(words: str, models: Container[str]) -> str:
+    """Link each word that is the name of a model."""
     return " ".join(
-        f"[{word}](#{word.lower()})" if word in shapes else word for word in words.split()
+        f"[{word}](#{word.lower()})" if word in models else word for word in words.split()
     )
 
 
-def _members(title: str, members: Sequence[ApiField], shapes: Container[str]) -> str:
+def _members(title: str, members: Sequence[ApiField], models: Container[str]) -> str:
     rows = (
-        (f"`{it.name}`" + (" *" if it.is_needed else ""), _linked(cell(it.type), shapes),
+        (f"`{it.name}`" + (" *" if it.is_required else ""), _linked(cell(it.type), models),
          cell(it.text))
         for it in members
     )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import texts
 from phpmq_lite.admin.actions.texts import FlashMessage
@@ -15,7 +15,7 @@ from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import Form, check_queue_name
+from phpmq_lite.admin.base.input import Form, MessageId, UndoToken, check_queue_name
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.search_query import ids_search
 from phpmq_lite.broker.operator.message_actions import (
@@ -140,7 +140,7 @@ def read_options(form: Form) -> ActionOptions:
 class ActionResultView(BaseModel):
     """What came of an action; ``undo`` is a token for POST /undo/{token}."""
 
-    id: str
-    action: str
-    new_id: str | None = None
-    undo: str | None = None
+    id: MessageId
+    action: str = Field(description="requeue, release, move, delete, redrive, restore, erase, edit")
+    new_id: str | None = Field(None, description="id of the new message; null: none")
+    undo: UndoToken = None

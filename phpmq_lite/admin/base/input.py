@@ -18,7 +18,7 @@ from phpmq_lite.admin.base.request_body import (
 )
 from phpmq_lite.admin.base.route import ROUTE
 from phpmq_lite.admin.base.urls import decode_name, is_own_path
-from phpmq_lite.queue_settings import NAME_RULE, name_problem
+from phpmq_lite.queue_settings import LONGEST_NAME, NAME_RULE, name_problem
 
 # -- audit
 
@@ -129,15 +129,45 @@ def unify_line_breaks(text: str) -> str:
 
 
 LIMIT_MAX = 200
+REASON_MAX: Final = 500
 PUBLISH_MAX = 1_000  # messages in one request
 TTL_MAX_S = 100 * 365 * 86_400
 
 OutputFormat = Annotated[
-    Literal["html", "json", "jsonl", "csv"], Field(description="how; a page where it is html")
+    Literal["html", "json", "jsonl", "csv"],
+    Field(description="format of the response; html is the page"),
 ]
-LimitParameter = Annotated[int, Field(ge=1, le=LIMIT_MAX, description="how many at most")]
+LimitParameter = Annotated[int, Field(ge=1, le=LIMIT_MAX, description="maximum number of items")]
 CursorParameter = Annotated[
-    str | None, Field(max_length=2_000, description="where to go on: next of the answer before")
+    str | None, Field(max_length=2_000, description="next of the previous page")
+]
+
+# Types of fields that several models have.
+AppId = Annotated[str, Field(min_length=1, max_length=256, description="name of the publisher")]
+AuditReason = Annotated[str, Field(max_length=REASON_MAX, description="reason for the audit")]
+BodySize = Annotated[int, Field(description="size of the body, bytes")]
+Deliveries = Annotated[int, Field(description="number of deliveries")]
+EnvelopeUrn = Annotated[str | None, Field(description="URN of the envelope; null: none")]
+MessageId = Annotated[str, Field(description="message id, 32 hex digits")]
+RedriveTarget = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=LONGEST_NAME,
+        description="name of the target queue; null: redrive to the original queue",
+    ),
+]
+SubscriptionName = Annotated[
+    str, Field(min_length=1, max_length=255, description="name of the subscription")
+]
+TraceId = Annotated[str | None, Field(description="trace id of the envelope; null: none")]
+TtlSeconds = Annotated[
+    int | None,
+    Field(ge=0, le=TTL_MAX_S, description="seconds to live; 0: forever; null: the queue's default"),
+]
+UndoToken = Annotated[
+    str | None,
+    Field(description="for POST /undo/{token}, valid for an hour; null: cannot be undone"),
 ]
 
 
@@ -165,7 +195,6 @@ class StrictInput(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-REASON_MAX: Final = 500
 _UNITS: Final = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _YES: Final = frozenset({"yes", "on", "true", "1"})
 

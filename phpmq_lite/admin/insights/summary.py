@@ -35,71 +35,88 @@ class _Part(BaseModel):
 
 
 class _Named(_Part):
-    queue: str
+    queue: str = Field(description="name of the queue; (others): sum of omitted queues")
 
 
 class ArchiveSummary(_Part):
     """What lies in the archive; ``offset`` is the last one in it, None: nothing is yet."""
 
-    offset: NonNegativeCount | None = None
-    rows: NonNegativeCount = 0
-    dates: NonNegativeCount = 0
-    bytes: NonNegativeCount = 0
-    outcomes: list[str] = []  # that it has; empty: all
-    gaps: NonNegativeCount = 0  # accepted ones
-    missing: NonNegativeCount = 0  # rows that they lack, at most
+    offset: NonNegativeCount | None = Field(None, description="last archived offset; null: none")
+    rows: NonNegativeCount = Field(0, description="number of archived messages")
+    dates: NonNegativeCount = Field(0, description="number of days with rows")
+    bytes: NonNegativeCount = Field(0, description="size of the archive's files, bytes")
+    outcomes: list[str] = Field([], description="archived outcomes; empty: all")
+    gaps: NonNegativeCount = Field(0, description="number of accepted gaps")
+    missing: NonNegativeCount = Field(0, description="maximum number of missing rows")
 
 
 class AcceptedGap(_Part):
     """Offsets above ``lo`` up to ``hi`` whose rows left before they were archived; accepted."""
 
-    at_ms: UnixMs
-    lo: NonNegativeCount
-    hi: NonNegativeCount
-    rows: NonNegativeCount | None = None  # missing; None: not known
+    at_ms: UnixMs = Field(description="when the gap was accepted, Unix ms")
+    lo: NonNegativeCount = Field(description="offset before the first that may be missing")
+    hi: NonNegativeCount = Field(description="last offset that may be missing")
+    rows: NonNegativeCount | None = Field(
+        None, description="missing rows; null: unknown, at most hi - lo"
+    )
 
 
 class ArchiveLag(_Part):
     """How far the archive was behind the history when the summary was made; None: not known."""
 
-    offset: NonNegativeCount | None = None
-    rows: NonNegativeCount | None = None
+    offset: NonNegativeCount | None = Field(
+        None, description="last offset at finished_at; null: unknown"
+    )
+    rows: NonNegativeCount | None = Field(
+        None, description="settled messages not archived; null: unknown"
+    )
 
 
 class PipelineJobState(_Part):
     """The last run of a job; ``offset`` is how far it came."""
 
-    name: str
-    state: str
-    started_at: UnixMs | None = None
-    finished_at: UnixMs | None = None
-    offset: NonNegativeCount | None = None
-    error: str | None = None
+    name: str = Field(description="archive, metrics, …")
+    state: str = Field(description="done, running, failed or stopped")
+    started_at: UnixMs | None = Field(None, description="when it began, Unix ms; null: not known")
+    finished_at: UnixMs | None = Field(None, description="when it ended, Unix ms; null: not yet")
+    offset: NonNegativeCount | None = Field(None, description="last processed offset; null: none")
+    error: str | None = Field(None, description="why it failed; null: it did not, or hidden")
 
 
 class StepFigures(_Part):
     """What happened; times in ms, None where nothing was dispatched or settled."""
 
-    published: NonNegativeCount = 0
-    dispatched: NonNegativeCount = 0
-    acked: NonNegativeCount = 0
-    expired: NonNegativeCount = 0
-    dead: NonNegativeCount = 0
-    deleted: NonNegativeCount = 0
-    redelivered: NonNegativeCount = 0
-    bytes: NonNegativeCount = 0
-    wait_p50: DurationMs | None = None
-    wait_p95: DurationMs | None = None
-    wait_p99: DurationMs | None = None
-    wait_max: DurationMs | None = None
-    hold_p50: DurationMs | None = None
-    hold_p95: DurationMs | None = None
-    hold_p99: DurationMs | None = None
-    hold_max: DurationMs | None = None
+    published: NonNegativeCount = Field(0, description="messages published")
+    dispatched: NonNegativeCount = Field(0, description="messages dispatched for the first time")
+    acked: NonNegativeCount = Field(0, description="messages acknowledged")
+    expired: NonNegativeCount = Field(0, description="messages expired")
+    dead: NonNegativeCount = Field(0, description="messages dead-lettered")
+    deleted: NonNegativeCount = Field(0, description="messages deleted or purged")
+    redelivered: NonNegativeCount = Field(0, description="repeated deliveries")
+    bytes: NonNegativeCount = Field(0, description="size of the published bodies, bytes")
+    wait_p50: DurationMs | None = Field(
+        None, description="publish to dispatch, ms: median; null: none"
+    )
+    wait_p95: DurationMs | None = Field(
+        None, description="publish to dispatch, ms: p95; null: none"
+    )
+    wait_p99: DurationMs | None = Field(
+        None, description="publish to dispatch, ms: p99; null: none"
+    )
+    wait_max: DurationMs | None = Field(
+        None, description="publish to dispatch, ms: max; null: none"
+    )
+    hold_p50: DurationMs | None = Field(None, description="dispatch to end, ms: median; null: none")
+    hold_p95: DurationMs | None = Field(None, description="dispatch to end, ms: p95; null: none")
+    hold_p99: DurationMs | None = Field(None, description="dispatch to end, ms: p99; null: none")
+    hold_max: DurationMs | None = Field(None, description="dispatch to end, ms: max; null: none")
 
 
 class _Begun(_Named):
-    at_ms: UnixMs = Field(validation_alias=AliasChoices("at_ms", "minute", "hour"))
+    at_ms: UnixMs = Field(
+        validation_alias=AliasChoices("at_ms", "minute", "hour"),
+        description="start of the minute or hour, Unix ms",
+    )
 
 
 class SummaryStep(StepFigures, _Begun):
@@ -127,11 +144,17 @@ class UrnTotals(_Named):
     envelopes that came again with more attempts; those count for no success.
     """
 
-    urn: str | None = None
-    acked: NonNegativeCount = 0
-    failed: dict[str, NonNegativeCount] = Field(default_factory=dict)
-    attempts: dict[str, NonNegativeCount] = Field(default_factory=dict)
-    retried: NonNegativeCount = 0
+    urn: str | None = Field(None, description="URN of the envelope; null: none")
+    acked: NonNegativeCount = Field(0, description="acknowledged messages, including retried")
+    failed: dict[str, NonNegativeCount] = Field(
+        default_factory=dict, description="dead letters by reason"
+    )
+    attempts: dict[str, NonNegativeCount] = Field(
+        default_factory=dict, description="messages by attempts"
+    )
+    retried: NonNegativeCount = Field(
+        0, description="acknowledged, then published again with more attempts"
+    )
 
     @property
     def total(self) -> int:
@@ -142,9 +165,9 @@ class UrnTotals(_Named):
 class DeadLetterTotals(_Named):
     """Dead letters of one queue, URN and reason."""
 
-    urn: str | None = None
-    reason: str | None = None
-    count: NonNegativeCount = 0
+    urn: str | None = Field(None, description="URN of the envelope; null: none")
+    reason: str | None = Field(None, description="why they were dead-lettered; null: not known")
+    count: NonNegativeCount = Field(0, description="number of dead letters")
 
     @property
     def total(self) -> int:
@@ -155,17 +178,17 @@ class DeadLetterTotals(_Named):
 class TracePath(_Part):
     """Traces that took the same way; each step is ``queue:urn``."""
 
-    path: tuple[str, ...]
-    traces: NonNegativeCount = 0
-    p50_ms: DurationMs | None = None
-    p95_ms: DurationMs | None = None
+    path: tuple[str, ...] = Field(description="steps in order of arrival, each queue:urn")
+    traces: NonNegativeCount = Field(0, description="number of traces")
+    p50_ms: DurationMs | None = Field(None, description="duration, ms: median; null: unknown")
+    p95_ms: DurationMs | None = Field(None, description="duration, ms: p95; null: unknown")
 
 
 class ExpiryTotals(_Named):
     """Messages that expired: ``dispatched`` once at least, or ``never``."""
 
-    dispatched: NonNegativeCount = 0
-    never: NonNegativeCount = 0
+    dispatched: NonNegativeCount = Field(0, description="expired messages that had been dispatched")
+    never: NonNegativeCount = Field(0, description="expired messages that were never dispatched")
 
     @property
     def total(self) -> int:
@@ -176,19 +199,21 @@ class ExpiryTotals(_Named):
 class PipelineSummary(_Part):
     """The file; ``finished_at`` is when it was computed, Unix ms."""
 
-    version: Literal[1]
-    finished_at: UnixMs
-    history_id: str | None = None
-    archive: ArchiveSummary = ArchiveSummary()
-    lag: ArchiveLag = ArchiveLag()
-    gaps: tuple[AcceptedGap, ...] = ()  # the newest first
-    jobs: tuple[PipelineJobState, ...] = ()
-    last24h: tuple[SummaryStep, ...] = ()  # by minute
-    last30d: tuple[SummaryStep, ...] = ()  # by hour
-    urns: tuple[UrnTotals, ...] = ()
-    deaths: tuple[DeadLetterTotals, ...] = ()
-    paths: tuple[TracePath, ...] = ()
-    expiries: tuple[ExpiryTotals, ...] = ()
+    version: Literal[1] = Field(description="version of this format: always 1")
+    finished_at: UnixMs = Field(description="when it was computed, Unix ms")
+    history_id: str | None = Field(None, description="id of the archived history; null: unknown")
+    archive: ArchiveSummary = Field(ArchiveSummary(), description="contents of the archive")
+    lag: ArchiveLag = Field(ArchiveLag(), description="how far the archive is behind the history")
+    gaps: tuple[AcceptedGap, ...] = Field((), description="accepted gaps, newest first")
+    jobs: tuple[PipelineJobState, ...] = Field((), description="last run of each job")
+    last24h: tuple[SummaryStep, ...] = Field((), description="last 24 hours by queue and minute")
+    last30d: tuple[SummaryStep, ...] = Field((), description="last 30 days by queue and hour")
+    urns: tuple[UrnTotals, ...] = Field((), description="last 30 days by URN and queue")
+    deaths: tuple[DeadLetterTotals, ...] = Field(
+        (), description="last 30 days, most frequent first"
+    )
+    paths: tuple[TracePath, ...] = Field((), description="last 30 days, most frequent first")
+    expiries: tuple[ExpiryTotals, ...] = Field((), description="last 30 days by queue")
 
     def queues(self) -> list[str]:
         """Give the queues that anything is said about, the rest of them last."""

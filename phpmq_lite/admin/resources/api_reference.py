@@ -16,7 +16,6 @@ from pydantic.json_schema import JsonSchemaMode
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.resources.api_descriptions import MEANS
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.queue_settings import LONGEST_NAME
 
@@ -24,44 +23,43 @@ PREFIX: Final = "/api/v1"
 _REF: Final = "#/components/schemas/{model}"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # path segment -> what it is
-    "q": ("Name of a queue; a name of dots alone or with ~ in front gets a ~ more.",
+    "q": ("Name of a queue; write one more ~ before a name of dots only or with a leading ~.",
           {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
     "id": ("Message id.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}),
     "client": ("Number of a client.", {"type": "integer", "minimum": 0}),
-    "job": ("Number of bulk work.", {"type": "integer", "minimum": 0}),
+    "job": ("Number of a bulk job.", {"type": "integer", "minimum": 0}),
     "n": ("Number of a session.", {"type": "integer", "minimum": 0}),
-    "name": ("Name of a user, or of an API token.", {"type": "string", "minLength": 1}),
-    "token": ("What an action gave as undo.", {"type": "string", "minLength": 1}),
-    "trace": ("Trace id of envelopes, written as the name of a queue is.",
+    "name": ("Name of a user or an API token.", {"type": "string", "minLength": 1}),
+    "token": ("Undo token that an action returned.", {"type": "string", "minLength": 1}),
+    "trace": ("Trace id of envelopes, encoded like the name of a queue.",
               {"type": "string", "minLength": 1}),
-    "urn": ("URN that has a schema, written as the name of a queue is.",
+    "urn": ("URN of a schema, encoded like the name of a queue.",
             {"type": "string", "minLength": 1}),
 }  # fmt: skip
-_NULL: Final = "; null: "  # in a meaning, ahead of what is left out where null cannot be
 _PROBLEM: Final[dict[str, Any]] = {
     "type": "object",
-    "description": "What went wrong, as RFC 9457 has it.",
+    "description": "An error (RFC 9457).",
     "properties": {
-        "title": {"type": "string", "description": "the status in words, as Not Found"},
-        "status": {"type": "integer", "description": "the HTTP status of the answer"},
-        "code": {"type": "string", "description": "stable name of it, for programs"},
-        "detail": {"type": "string", "description": "what exactly, for people"},
-        "field": {"type": "string", "description": "the input that was wrong, where it was one"},
-        "bound": {"type": "string", "description": "what that input may be"},
-        "request_id": {"type": "string", "description": "as in the log and in X-Request-Id"},
+        "title": {"type": "string", "description": "the status in words, such as Not Found"},
+        "status": {"type": "integer", "description": "the HTTP status of the response"},
+        "code": {"type": "string", "description": "stable name for programs"},
+        "detail": {"type": "string", "description": "explanation in words"},
+        "field": {"type": "string", "description": "invalid input, if there is one"},
+        "bound": {"type": "string", "description": "allowed values of that input"},
+        "request_id": {"type": "string", "description": "id in the log and in X-Request-Id"},
     },
     "required": ["title", "status", "code", "detail", "request_id"],
 }
 _KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "The receipt key of the wire: repeated, it answers with the first ids.",
+    "description": "Publish key: repeating the request with it returns the first ids.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 64},
 }
 
 
 def build_document(routes: Iterable[Route], version: str, server: str) -> dict[str, Any]:
-    """Give the whole document; ``server`` is where ``/api/v1`` is found, a URL or a path."""
+    """Return the OpenAPI document; ``server`` is the URL or path of ``/api/v1``."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -73,7 +71,7 @@ def build_document(routes: Iterable[Route], version: str, server: str) -> dict[s
         "info": {
             "title": "PHPMQ Lite",
             "version": version,
-            "description": "All that the pages can do.  Times are Unix milliseconds.",
+            "description": "Everything that the pages can do.  Times are Unix milliseconds.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": server}],
@@ -85,19 +83,19 @@ def build_document(routes: Iterable[Route], version: str, server: str) -> dict[s
                 "token": {"type": "http", "scheme": "bearer",
                           "description": "An API token: phpmq_…"},
                 "session": {"type": "apiKey", "in": "header", "name": "X-CSRF-Token",
-                            "description": "With the cookie of a login: the session's token."},
+                            "description": "CSRF token of the session, together with its cookie."},
             },
         },
     }  # fmt: skip
 
 
 def summary_of(route: Route) -> str:
-    """Give the first line of the handler's docstring."""
+    """Return the first line of the handler's docstring."""
     return (route.handler.__doc__ or route.name).strip().partition("\n")[0]
 
 
 def tag_of(route: Route) -> str:
-    """Give the part of the API that a route belongs to: the first word of its path there."""
+    """Return the first segment of the route's path in the API."""
     return route.path.removeprefix(PREFIX).split("/")[1]
 
 
@@ -105,11 +103,11 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": route.name.removeprefix("api-"),
         "summary": summary_of(route),
-        "description": _described(route),
+        "description": _description(route),
         "tags": [tag_of(route)],
         "parameters": _parameters(route, schemas),
         "responses": {
-            str(route.status): _answer(route, schemas),
+            str(route.status): _response(route, schemas),
             "default": {
                 "description": "A problem.",
                 "content": {
@@ -129,8 +127,8 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in made.items() if value not in ([], "")}
 
 
-def _described(route: Route) -> str:
-    pieces = [] if route.role is Role.PUBLIC else [f"Needs the role {route.role.value}."]
+def _description(route: Route) -> str:
+    pieces = [] if route.role is Role.PUBLIC else [f"Requires the role {route.role.value}."]
     if route.audit:
         pieces.append(f"Audited as {route.audit}.")
     if route.cli:
@@ -157,7 +155,7 @@ def _parameters(route: Route, schemas: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _answer(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+def _response(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     if route.gives is None:
         return {"description": "Done."}
     schema = _schema(route.gives, schemas, "serialization")
@@ -167,7 +165,7 @@ def _answer(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 def _schema(
     shape: Any, schemas: dict[str, Any], mode: JsonSchemaMode = "validation"
 ) -> dict[str, Any]:
-    """Give a reference to the schema of a model, or a schema made of such."""
+    """Return a reference to the schema of a model, or a schema that contains references."""
     if isinstance(shape, type) and issubclass(shape, BaseModel):
         schemas[shape.__name__] = _whole_schema(shape, mode, schemas)
         return {"$ref": _REF.format(model=shape.__name__)}
@@ -177,7 +175,7 @@ def _schema(
 
 
 def _whole_schema(shape: Any, mode: JsonSchemaMode, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Give the schema itself; what it refers to goes to ``schemas``."""
+    """Return the schema itself and add the schemas that it references to ``schemas``."""
     made = dict(_made(shape, mode))
     schemas.update(made.pop("$defs", {}))
     return made
@@ -185,40 +183,28 @@ def _whole_schema(shape: Any, mode: JsonSchemaMode, schemas: dict[str, Any]) -> 
 
 @cache
 def _made(shape: Any, mode: JsonSchemaMode) -> dict[str, Any]:
-    made = TypeAdapter(shape).json_schema(ref_template=_REF, mode=mode)
-    for schema in (made, *made.get("$defs", {}).values()):
-        _explain(schema)
-    return made
-
-
-def _explain(schema: dict[str, Any]) -> None:
-    """Write beside each member what it means, unless its model says so itself."""
-    for name, member in schema.get("properties", {}).items():
-        means = MEANS.get(f"{schema.get('title')}.{name}", MEANS.get(name))
-        if means is not None and "description" not in member:
-            types = [one.get("type") for one in (member, *member.get("anyOf", ()))]
-            member["description"] = means if "null" in types else means.partition(_NULL)[0]
+    return TypeAdapter(shape).json_schema(ref_template=_REF, mode=mode)
 
 
 _JSON: Final = "application/json"
 _SAMPLES: Final = {"q": "orders", "id": "0000000000000001" + "7b3f" * 4}
 _ANY_TEXT: Final = "…"
-_NO_BOUND: Final = 1 << 50  # so high that it is there for the arithmetic only
+_NO_BOUND: Final = 1 << 50  # such a bound only prevents an overflow: do not show it
 
 
 @dataclass(slots=True, frozen=True)
 class ApiField:
-    """One value that a call takes or gives."""
+    """One field of a request or response."""
 
     name: str
     type: str
-    is_needed: bool
+    is_required: bool
     text: str
 
 
 @dataclass(slots=True, frozen=True)
 class ApiCall:
-    """One call as a reference shows it."""
+    """One call, as the reference page shows it."""
 
     tag: str
     anchor: str
@@ -230,27 +216,27 @@ class ApiCall:
     cli: str | None
     query: list[ApiField]
     takes: list[ApiField]
-    taken: str  # what that is, in words
+    takes_text: str  # description of the body
     gives: list[ApiField]
-    answer: str  # status, and the model or the content type
+    response: str  # status, and the model or the content type
     curl: str
 
 
 def group_calls(
-    routes: Iterable[Route], found: dict[str, Any], base: str
+    routes: Iterable[Route], document: dict[str, Any], base: str
 ) -> list[tuple[str, list[ApiCall]]]:
-    """Give the calls by their tag; ``found`` is the document, ``base`` the URL of ``/api/v1``."""
+    """Return the calls by tag; ``document`` is OpenAPI, ``base`` the URL of ``/api/v1``."""
     described = [route for route in routes if route.path.startswith(PREFIX + "/")]
-    calls = [_call(route, found, base) for route in sorted(described, key=lambda r: tag_of(r))]
+    calls = [_call(route, document, base) for route in sorted(described, key=lambda r: tag_of(r))]
     return [(tag, list(some)) for tag, some in groupby(calls, key=lambda call: call.tag)]
 
 
-def _call(route: Route, found: dict[str, Any], base: str) -> ApiCall:
+def _call(route: Route, document: dict[str, Any], base: str) -> ApiCall:
     path = route.path.removeprefix(PREFIX)
-    operation = found["paths"][path][route.method.lower()]
-    schemas = found["components"]["schemas"]
+    operation = document["paths"][path][route.method.lower()]
+    schemas = document["components"]["schemas"]
     body = operation.get("requestBody", {}).get("content", {}).get(_JSON, {})
-    answer = operation["responses"][str(route.status)].get("content", {})
+    response = operation["responses"][str(route.status)].get("content", {})
     return ApiCall(
         tag=tag_of(route),
         anchor=route.name.removeprefix("api-"),
@@ -266,9 +252,9 @@ def _call(route: Route, found: dict[str, Any], base: str) -> ApiCall:
             if p["in"] == "query"
         ],
         takes=fields_of(body.get("schema", {}), schemas),
-        taken=_resolved(body.get("schema", {}), schemas).get("description", ""),
-        gives=fields_of(answer.get(_JSON, {}).get("schema", {}), schemas),
-        answer=" ".join([str(route.status), *map(_response_fields, answer.items())]),
+        takes_text=_resolved(body.get("schema", {}), schemas).get("description", ""),
+        gives=fields_of(response.get(_JSON, {}).get("schema", {}), schemas),
+        response=" ".join([str(route.status), *map(_response_fields, response.items())]),
         curl=_curl(route, base + path + _query(operation, schemas), body.get("schema"), schemas),
     )
 
@@ -279,7 +265,7 @@ def _response_fields(content: tuple[str, dict[str, Any]]) -> str:
 
 
 def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]:
-    """Give the members of the object that a schema is, or is a list of."""
+    """Return the fields of a schema that is an object or a list of objects."""
     whole = _resolved(schema, schemas)
     needed = whole.get("required", [])
     return [
@@ -289,7 +275,7 @@ def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]
 
 
 def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Give the object that a schema is, or is a list of."""
+    """Return the object schema of an object or a list of objects."""
     if "$ref" in schema:
         found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
         return found
@@ -301,7 +287,7 @@ def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """Say in a word or two what a value is."""
+    """Return the type in one or two words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "enum" in schema:
@@ -316,7 +302,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    """Say what a number may be."""
+    """Return the bounds of a number."""
     least, most = schema.get("minimum"), schema.get("maximum")
     if most is not None and most >= _NO_BOUND:
         most = None
@@ -328,7 +314,7 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 
 def _query(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """Write a query string with what a call cannot do without; ``TOKEN`` is for any text."""
+    """Return a query string with the required parameters; ``TOKEN`` stands for any text."""
     needed: dict[str, Any] = {}
     for p in operation.get("parameters", []):
         if p["in"] == "query" and p["required"]:
@@ -354,7 +340,7 @@ def _curl(route: Route, url: str, body: dict[str, Any] | None, schemas: dict[str
 
 
 def _sample(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> Any:
-    """Make the smallest value that a schema allows."""
+    """Return the smallest value that a schema allows."""
     if "anyOf" in schema:
         return _sample(schema["anyOf"][0], schemas, depth)
     if "$ref" in schema:
@@ -382,16 +368,16 @@ def _sample(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> 
 
 
 async def get_document(request: web.Request) -> web.StreamResponse:
-    """Give the OpenAPI 3.1 document of this API."""
+    """Return the OpenAPI 3.1 document of this API."""
     return json_response(_document(request))
 
 
 async def show_reference(request: web.Request) -> web.StreamResponse:
-    """The HTTP API, call by call, with curl."""
+    """Show the HTTP API, call by call, with curl."""
     context = context_of(request)
-    found = _document(request)
+    document = _document(request)
     origin = f"{request.scheme}://{request.host}"
-    groups = group_calls(context.routes, found, origin + found["servers"][0]["url"])
+    groups = group_calls(context.routes, document, origin + document["servers"][0]["url"])
     return await render_page(request, "reference.html", groups=groups)
 
 

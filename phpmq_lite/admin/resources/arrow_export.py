@@ -11,7 +11,7 @@ from phpmq_lite.admin.auth.browser_security import check_site
 from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import check_queue_name, check_text, read_query
+from phpmq_lite.admin.base.input import SubscriptionName, check_queue_name, check_text, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
@@ -55,21 +55,26 @@ class ExportBoundsInput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    reader: str = Field("", max_length=255)  # its name, for the pages
-    position: int | None = Field(None, ge=0, le=OFFSET_MAX)  # the offset that it has done
-    at_ms: int | None = Field(None, ge=0, le=OFFSET_MAX)  # Unix ms
-    queues: Literal["0", "1"] = "0"  # 1: name all queues that rows may have
+    reader: str = Field("", max_length=255, description="name for the pages; empty: record nothing")
+    position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
+    at_ms: int | None = Field(
+        None,
+        ge=0,
+        le=OFFSET_MAX,
+        description="return the last offset settled before this time, Unix ms; null: none",
+    )
+    queues: Literal["0", "1"] = Field("0", description="1: include the names of all queues")
 
 
 class ExportBoundsView(BaseModel):
     """Where the history stands; another ``history_id`` is another history."""
 
-    history_id: str
-    lo: int  # every row above it is there, but for deleted ones
-    hi: int  # the last offset given out
-    lo_deleted: int  # above it every row is there
-    offset: int | None  # the last one settled before at_ms
-    queues: list[str] | None
+    history_id: str = Field(description="history that the offsets belong to")
+    lo: int = Field(description="above it no row is missing, except deleted messages")
+    hi: int = Field(description="last offset of the history; 0: none")
+    lo_deleted: int = Field(description="above it no row is missing, deleted messages included")
+    offset: int | None = Field(description="last one settled before at_ms, or lo; null: no at_ms")
+    queues: list[str] | None = Field(description="names of all queues; null: not requested")
 
 
 class RangeInput(BaseModel):
@@ -77,16 +82,24 @@ class RangeInput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    lo: int = Field(ge=0, le=OFFSET_MAX)
-    hi: int = Field(ge=0, le=OFFSET_MAX)  # clipped to the last offset
-    queue: list[str] = Field(default=[], max_length=NAMES)  # repeatable
-    queues: str = Field("", max_length=100_000)  # the same, with commas
-    pattern: str = Field("", max_length=LONGEST_NAME)  # a glob that names of queues fit
-    outcomes: str = Field("", max_length=100)  # acked, expired, dead, deleted; empty: all
-    columns: str = Field("", max_length=1_000)  # with commas; empty: all
-    body: Literal["0", "1"] = "0"
-    gap: Literal["fail", "ok"] = "fail"  # ok: lo is clipped to what there is
-    history: str = Field("", max_length=64)  # refuse another history_id
+    lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
+    hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset; may exceed the history")
+    queue: list[str] = Field(
+        default=[], max_length=NAMES, description="name of a queue; repeatable"
+    )
+    queues: str = Field("", max_length=100_000, description="comma-separated queues; empty: all")
+    pattern: str = Field("", max_length=LONGEST_NAME, description="glob of queue names; empty: all")
+    outcomes: str = Field(
+        "",
+        max_length=100,
+        description="comma-separated outcomes: acked, expired, dead, deleted; empty: all",
+    )
+    columns: str = Field(
+        "", max_length=1_000, description="comma-separated; empty: all except body"
+    )
+    body: Literal["0", "1"] = Field("0", description="1: include the column body")
+    gap: Literal["fail", "ok"] = Field("fail", description="fail, or ok: skip rows that are gone")
+    history: str = Field("", max_length=64, description="required history_id; empty: any")
 
 
 class ClaimsInput(BaseModel):
@@ -94,9 +107,9 @@ class ClaimsInput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    subscription: str = Field(min_length=1, max_length=255)
-    lo: int = Field(ge=0, le=OFFSET_MAX)
-    hi: int = Field(ge=0, le=OFFSET_MAX)
+    subscription: SubscriptionName
+    lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
+    hi: int = Field(ge=0, le=OFFSET_MAX, description="last claim, inclusive")
 
 
 async def get_bounds(request: web.Request) -> web.StreamResponse:

@@ -82,18 +82,18 @@ def _ms(at: datetime) -> int:
 class AuditView(BaseModel):
     """One row of the audit."""
 
-    audit_id: int
-    at: int  # Unix ms
-    actor: str
-    source: str  # ui, http or cli
-    address: str
-    action: str
-    target: str
-    count: int
-    reason: str
-    result: str
-    detail: str  # JSON or empty: before and after of settings
-    request_id: str
+    audit_id: int = Field(description="number of the audit row")
+    at: int = Field(description="when it happened, Unix ms")
+    actor: str = Field(description="user or token; local or control: the broker's machine")
+    source: str = Field(description="ui, http or cli")
+    address: str = Field(description="host or host:port; unix or control: the broker's machine")
+    action: str = Field(description="what was done, such as queue.purge or message.delete")
+    target: str = Field(description="object of the action: queue, message id, user, …")
+    count: int = Field(description="number of messages, queues or other objects affected")
+    reason: str = Field(description="reason for the audit")
+    result: str = Field(description="done, running, cancelled, interrupted or a refusal's code")
+    detail: str = Field(description="JSON, such as settings before and after; may be empty")
+    request_id: str = Field(description="id in the log and in the X-Request-Id header")
 
     @classmethod
     def of(cls, row: AuditRow) -> Self:
@@ -117,8 +117,8 @@ class AuditView(BaseModel):
 class AuditPageView(BaseModel):
     """A page of the audit."""
 
-    items: list[AuditView]
-    next: str | None
+    items: list[AuditView] = Field(description="items of this page")
+    next: str | None = Field(description="cursor of the next page; null: last page")
 
 
 @dataclass(slots=True, frozen=True)

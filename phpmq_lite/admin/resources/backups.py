@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.browser_security import download_headers
 from phpmq_lite.admin.auth.permissions import check_all_queues
@@ -30,52 +30,52 @@ WAIT_S: Final = 20.0  # for a backup; a longer one is asked for again
 class BackupView(BaseModel):
     """One backup; times are Unix milliseconds, numbers those of its database."""
 
-    id: str
-    made_at: int
-    took_ms: int
-    version: str
-    schema_version: int
-    sha256: str
-    bytes: int
-    queues: int
-    messages: int
-    settled: int
-    bodies: int
-    last_seq: int
-    last_offset: int
-    path: str | None = None  # on the broker's machine; to admins
+    id: str = Field(description="name of the backup: its start time, such as 20261231T235959Z")
+    made_at: int = Field(description="when it began, Unix ms")
+    took_ms: int = Field(description="duration, ms")
+    version: str = Field(description="version of the broker")
+    schema_version: int = Field(description="schema version of its database")
+    sha256: str = Field(description="SHA-256 of the database file, in hex")
+    bytes: int = Field(description="size of the database file in the backup, bytes")
+    queues: int = Field(description="number of queues")
+    messages: int = Field(description="number of live messages")
+    settled: int = Field(description="number of settled messages")
+    bodies: int = Field(description="number of stored bodies")
+    last_seq: int = Field(description="last seq that was assigned")
+    last_offset: int = Field(description="last offset of its history")
+    path: str | None = Field(None, description="folder on the broker's machine; null: hidden")
 
 
 class BackupsView(BaseModel):
     """All backups, the newest first."""
 
-    items: list[BackupView]
-    next: str | None = None
-    is_running: bool  # one is being made
-    made: str | None  # id of the last one made since the start; not always the first of the items
-    error: str | None  # of the last one, where it failed
+    items: list[BackupView] = Field(description="items of this page")
+    next: str | None = Field(None, description="cursor of the next page; null: last page")
+    is_running: bool = Field(description="true: a backup is being made")
+    made: str | None = Field(description="last backup since the broker started; null: none")
+    error: str | None = Field(description="why the last backup failed; null: it did not")
 
 
 class ScrubRoundView(BaseModel):
     """One look at all bodies; times are Unix milliseconds, 0 where there is none yet."""
 
-    began_at: int
-    ended_at: int
-    bodies: int
-    bytes: int
-    bad_alive: int
-    bad_settled: int
-    seqs: list[int]  # of damaged ones, at most 100
+    began_at: int = Field(description="when it began, Unix ms")
+    ended_at: int = Field(description="when it ended, Unix ms; 0: not yet")
+    bodies: int = Field(description="bodies checked so far")
+    bytes: int = Field(description="size of the bodies checked so far, bytes")
+    bad_alive: int = Field(description="damaged live bodies; those not held are settled as dead")
+    bad_settled: int = Field(description="damaged bodies of settled messages")
+    seqs: list[int] = Field(description="seq of messages with damaged bodies, at most 100")
 
 
 class ScrubView(BaseModel):
     """How far the scrub is, and what it found."""
 
-    is_running: bool
-    now: ScrubRoundView | None
-    last: ScrubRoundView | None
-    structure_at: int  # 0: not yet
-    structure: list[str]  # what is wrong with pages and indexes
+    is_running: bool = Field(description="true: a scrub is running")
+    now: ScrubRoundView | None = Field(description="running scrub; null: none")
+    last: ScrubRoundView | None = Field(description="last completed scrub; null: none yet")
+    structure_at: int = Field(description="last check of pages and indexes, Unix ms; 0: never")
+    structure: list[str] = Field(description="problems of pages and indexes; empty: none found")
 
 
 def maintenance_of(context: Context) -> Maintenance:

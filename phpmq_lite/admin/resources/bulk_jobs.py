@@ -22,7 +22,10 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.input import (
     TTL_MAX_S,
+    AuditReason,
     FormatQuery,
+    RedriveTarget,
+    UndoToken,
     read_form,
     read_json_model,
     read_query,
@@ -32,24 +35,23 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.audit import BulkJobRow
 
 
 class BulkJobView(BaseModel):
     """Bulk work; ``skipped`` counts by reason, ``undo`` is a token for POST /undo/{token}."""
 
-    job: int
-    action: str
-    what: str
-    total: int | None
-    done: int
-    skipped: dict[str, int]
-    state: str  # running, done, cancelled, stopped; of an earlier start: interrupted
-    started_at: int
-    ended_at: int | None
-    error: str | None = None
-    undo: str | None = None
+    job: int = Field(description="job number, which is the number of its audit row")
+    action: str = Field(description="requeue, release, move, place (undoes a move), delete, …")
+    what: str = Field(description="search or queue that selects the messages")
+    total: int | None = Field(description="number of selected messages; null: no longer known")
+    done: int = Field(description="messages changed so far")
+    skipped: dict[str, int] = Field(description="messages skipped so far, by reason")
+    state: str = Field(description="running, done, cancelled or stopped; interrupted: by a restart")
+    started_at: int = Field(description="when it began, Unix ms")
+    ended_at: int | None = Field(description="when it ended, Unix ms; null: running or unknown")
+    error: str | None = Field(None, description="why it stopped early; null: it did not")
+    undo: UndoToken = None
 
     @classmethod
     def of(cls, job: BulkJob) -> Self:
@@ -183,15 +185,24 @@ class _BulkInput(BaseModel):
 class BulkInput(_BulkInput):
     """What to do to a selection."""
 
-    token: str = Field(min_length=1, max_length=100)  # repeated, it answers with the same job
-    action: Literal["requeue", "release", "move", "delete", "redrive", "restore"]
-    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)
-    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # move, redrive
-    create: bool = False  # move: make the target
-    dispatched: bool = False  # delete: also what consumers hold
-    rate: int | None = Field(None, ge=1, le=100_000)  # messages a second
-    reason: str = Field("", max_length=500)  # for the audit
-    confirm: str | None = Field(None, max_length=300)  # one of the selection's to_confirm
+    token: str = Field(min_length=1, max_length=100, description="token of the selection")
+    action: Literal["requeue", "release", "move", "delete", "redrive", "restore"] = Field(
+        description="what to do with each message"
+    )
+    ttl_s: int | None = Field(
+        None,
+        ge=0,
+        le=TTL_MAX_S,
+        description="seconds to live; 0: forever; null: unchanged, or the default for a redrive",
+    )
+    target: RedriveTarget = None
+    create: bool = Field(False, description="move: create the target queue if it does not exist")
+    dispatched: bool = Field(False, description="delete: include messages held by consumers")
+    rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null: no limit")
+    reason: AuditReason = ""
+    confirm: str | None = Field(
+        None, max_length=300, description="one of the selection's to_confirm"
+    )
 
     def asked(self) -> bulk.BulkRequest:
         """Give it as acting takes it."""
@@ -211,7 +222,7 @@ class EmptyInput(_BulkInput):
 class BulkJobsView(BaseModel):
     """Bulk work of the last hour, newest first."""
 
-    items: list[BulkJobView]
+    items: list[BulkJobView] = Field(description="items of this page")
 
 
 async def start_job(request: web.Request) -> web.StreamResponse:

@@ -13,6 +13,7 @@ from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
+    SubscriptionName,
     check_queue_name,
     check_text,
     read_form,
@@ -36,22 +37,28 @@ NUMBER_MAX: Final = (1 << 63) - 1
 class _ClaimsInput(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    subscription: str = Field(min_length=1, max_length=255)
+    subscription: SubscriptionName
 
 
 class ClaimInput(_ClaimsInput):
     """What to claim; claims behind ``after`` are answered before anything new is claimed."""
 
-    queue: str = Field(min_length=1, max_length=LONGEST_NAME)
-    max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX)
-    max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES)
-    after: int | None = Field(None, ge=0, le=NUMBER_MAX)
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="name of the queue")
+    max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX, description="maximum number of messages")
+    max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES, description="size of the bodies, bytes")
+    after: int | None = Field(
+        None,
+        ge=0,
+        le=NUMBER_MAX,
+        description="last claim received; claims after it are repeated before new ones; null: "
+        "only new ones",
+    )
 
 
 class ClaimView(BaseModel):
     """The number of the last claim; those not acknowledged yet lie at or below it."""
 
-    hi: int
+    hi: int = Field(description="number of the last claim; 0: none")
 
 
 class SubscriptionQuery(BaseModel):
@@ -59,41 +66,43 @@ class SubscriptionQuery(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    subscription: str = Field(min_length=1, max_length=255)
+    subscription: SubscriptionName
 
 
 class SubscriptionView(BaseModel):
     """A subscription; claims up to ``acked`` are settled, ``count`` are open."""
 
-    queue: str | None
-    acked: int
-    hi: int
-    oldest_at_ms: int | None  # when the oldest open one was claimed
-    count: int
+    queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
+    acked: int = Field(description="claims up to this number are settled")
+    hi: int = Field(description="number of the last claim; 0: none")
+    oldest_at_ms: int | None = Field(
+        description="time of the oldest open claim, Unix ms; null: none"
+    )
+    count: int = Field(description="open claims, neither acknowledged nor released")
 
 
 class AckInput(_ClaimsInput):
     """Claims to settle: all up to ``upto``, itself included."""
 
-    upto: int = Field(ge=0, le=NUMBER_MAX)
+    upto: int = Field(ge=0, le=NUMBER_MAX, description="last claim to settle, inclusive")
 
 
 class AckView(BaseModel):
     """How many claims this call settled; 0 when it is repeated."""
 
-    acked: int
+    acked: int = Field(description="claims that this call settled; 0 if the call is repeated")
 
 
 class ReleaseInput(_ClaimsInput):
     """Whose claims go back; ``forget`` takes the subscription away with them."""
 
-    forget: bool = False
+    forget: bool = Field(False, description="true: also delete the subscription")
 
 
 class ReleaseView(BaseModel):
     """How many messages went back to their places."""
 
-    released: int
+    released: int = Field(description="messages returned to their positions")
 
 
 async def claim_messages(request: web.Request) -> web.StreamResponse:

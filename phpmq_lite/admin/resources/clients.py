@@ -13,7 +13,16 @@ from phpmq_lite.admin.base import formats, responses
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import LimitParameter, ListQuery, next_of, read_form, read_query
+from phpmq_lite.admin.base.input import (
+    BodySize,
+    Deliveries,
+    LimitParameter,
+    ListQuery,
+    MessageId,
+    next_of,
+    read_form,
+    read_query,
+)
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
@@ -357,39 +366,47 @@ class ClientsQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    state: Literal["open", "closed"] = "open"  # closed: within the last 24 hours
-    queue: str = Field("", max_length=LONGEST_NAME)  # open: only its consumers
+    state: Literal["open", "closed"] = Field("open", description="closed: in the last 24 hours")
+    queue: str = Field(
+        "", max_length=LONGEST_NAME, description="open only: consumers of this queue"
+    )
     limit: LimitParameter = 50  # closed
-    cursor: str | None = Field(None, max_length=200)  # closed
+    cursor: str | None = Field(
+        None, max_length=200, description="closed only: next of the previous page"
+    )
 
 
 class ConsumedView(BaseModel):
     """What a connection consumes of one queue."""
 
-    credit: int
-    held: int
+    credit: int = Field(description="maximum number of unacknowledged messages")
+    held: int = Field(description="messages of the queue that it holds")
 
 
 class ConnectionView(BaseModel):
     """A connection; of an ended one what was stored."""
 
-    client: int
-    kind: str
-    address: str
-    label: str
-    state: Literal["open", "closed"]
-    opened_at: int  # Unix ms
-    closed_at: int | None
-    reason: str | None  # why it ended
-    framing: str | None
-    revision: str | None
-    queues: dict[str, ConsumedView] = {}
-    published: int | None = None
-    acked: int | None = None
-    acked_per_s: float | None = None
-    bytes_in: int | None = None
-    bytes_out: int | None = None
-    paused_reason: str | None = None
+    client: int = Field(description="number of the connection")
+    kind: str = Field(description="tcp, tls, unix; admin interface: ui, http, cli")
+    address: str = Field(description="host or host:port; unix or control: the broker's machine")
+    label: str = Field(description="label of its address or network; empty: none")
+    state: Literal["open", "closed"] = Field(description="open or closed")
+    opened_at: int = Field(description="when it began, Unix ms")
+    closed_at: int | None = Field(description="when it closed, Unix ms; null: open or unknown")
+    reason: str | None = Field(description="why it closed; null: open, or not known")
+    framing: str | None = Field(description="framing: compact or line; null: not known yet")
+    revision: str | None = Field(description="ttl, or legacy without TTL; null: not known yet")
+    queues: dict[str, ConsumedView] = Field(
+        {}, description="consumed queues; empty: none or closed"
+    )
+    published: int | None = Field(None, description="messages it published; null: closed")
+    acked: int | None = Field(None, description="messages it acknowledged; null: closed")
+    acked_per_s: float | None = Field(None, description="acknowledged per second; null: closed")
+    bytes_in: int | None = Field(None, description="bytes received; null: closed")
+    bytes_out: int | None = Field(None, description="bytes sent; null: closed")
+    paused_reason: str | None = Field(
+        None, description="why reading is paused: memory, disk, queue, …; null: it is not"
+    )
 
     @classmethod
     def of_open(cls, client: ClientStatus, label: str) -> Self:
@@ -437,32 +454,32 @@ class ConnectionView(BaseModel):
 class ConnectionsView(BaseModel):
     """A list of connections."""
 
-    items: list[ConnectionView]
-    next: str | None
+    items: list[ConnectionView] = Field(description="items of this page")
+    next: str | None = Field(description="cursor of the next page; null: last page")
 
 
 class HeldMessageView(BaseModel):
     """A message that a connection holds."""
 
-    queue: str
-    id: str
-    held_s: float
-    deliveries: int
-    size: int
+    queue: str = Field(description="name of the queue")
+    id: MessageId
+    held_s: float = Field(description="seconds since it was dispatched")
+    deliveries: Deliveries
+    size: BodySize
 
 
 class ConnectionDetailView(ConnectionView):
     """A connection with what it holds, the longest held first, at most 50."""
 
-    held: list[HeldMessageView] = []
-    held_total: int = 0
+    held: list[HeldMessageView] = Field([], description="up to 50 messages it holds, oldest first")
+    held_total: int = Field(0, description="number of messages it holds")
 
 
 class DisconnectedView(BaseModel):
     """What became of a connection's messages."""
 
-    client: int
-    returned: int  # messages that go back to their place
+    client: int = Field(description="number of the connection")
+    returned: int = Field(description="messages returned to their positions")
 
 
 async def list_clients(request: web.Request) -> web.StreamResponse:

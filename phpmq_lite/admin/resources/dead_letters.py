@@ -11,8 +11,10 @@ from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right,
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import (
-    TTL_MAX_S,
+    EnvelopeUrn,
     OutputFormat,
+    RedriveTarget,
+    TtlSeconds,
     check_queue_name,
     read_json_model,
     read_query,
@@ -26,7 +28,6 @@ from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.admin.views.rendering import gather_in_slices, render_page
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.dead_letter_groups import (
     DEEP_LIMIT_S,
     LIMIT_S,
@@ -44,25 +45,27 @@ class DeadLetterGroupsQuery(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     format: OutputFormat = "json"
-    deep: bool = False
+    deep: bool = Field(False, description="true: read more records, which takes longer")
 
 
 class DeadLetterGroupView(BaseModel):
     """Records that died in the same queue, of the same URN, reason and cause."""
 
-    queue: str  # that they are in
-    origin: str | None  # null: published by a client
-    urn: str | None
-    reason: str | None
-    cause: str | None  # what a worker wrote, numbers and ids as *
-    count: int
-    bytes: int
-    first_at: int  # Unix ms
-    last_at: int
-    again: int  # died again after a redrive
-    arrivals: list[int] = Field(default_factory=list)  # of the last 7 days in 28 spans
-    sample_id: str  # of the newest
-    q: str  # the search that finds them
+    queue: str = Field(description="dead-letter queue that contains them")
+    origin: str | None = Field(description="queue of the originals; null: not recorded")
+    urn: EnvelopeUrn
+    reason: str | None = Field(description="why they were dead-lettered; null: not known")
+    cause: str | None = Field(description="the worker's error, numbers and ids as *; null: none")
+    count: int = Field(description="number of records")
+    bytes: int = Field(description="total size of the bodies, bytes")
+    first_at: int = Field(description="when the first record arrived, Unix ms")
+    last_at: int = Field(description="when the newest record arrived, Unix ms")
+    again: int = Field(description="records that were dead-lettered again after a redrive")
+    arrivals: list[int] = Field(
+        default_factory=list, description="records of the last 7 days per 6 hours"
+    )
+    sample_id: str = Field(description="message id of the newest record")
+    q: str = Field(description="search that finds these records")
 
     @classmethod
     def of(cls, group: DeadLetterGroup) -> Self:
@@ -87,10 +90,10 @@ class DeadLetterGroupView(BaseModel):
 class DeadLetterGroupsView(BaseModel):
     """All groups, the newest first; counts are of the records that were looked at."""
 
-    items: list[DeadLetterGroupView]
-    next: None = None
-    looked: int
-    total: int  # records in all dead-letter queues
+    items: list[DeadLetterGroupView] = Field(description="items of this page")
+    next: None = Field(None, description="cursor of the next page; null: last page")
+    looked: int = Field(description="records read")
+    total: int = Field(description="records in all dead-letter queues")
 
 
 async def find_groups(request: web.Request, *, is_deep: bool) -> DeadLetterPage:
@@ -188,20 +191,24 @@ class RedriveInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # null: where they died
-    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)  # null: the queue's default; 0: never
-    limit: int | None = Field(None, ge=1, le=1 << 50)  # the oldest only
-    rate: int | None = Field(None, ge=1, le=100_000)  # messages a second, in the background
-    q: str = Field("", max_length=1_000)  # a search: only those records that match
-    dry_run: bool = False  # say what would happen, change nothing
+    target: RedriveTarget = None
+    ttl_s: TtlSeconds = None
+    limit: int | None = Field(
+        None, ge=1, le=1 << 50, description="only the oldest, at most this many; null: all"
+    )
+    rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null: all at once")
+    q: str = Field("", max_length=1_000, description="search: only records that match; empty: all")
+    dry_run: bool = Field(False, description="true: only return what would happen")
 
 
 class RedrivePlanView(BaseModel):
     """What a redrive would do, in messages."""
 
-    targets: dict[str, int]  # published again, by queue
-    quarantined: dict[str, int]  # of them: dead letters again at once, by reason
-    skipped: dict[str, int]  # records that would stay, by reason
+    targets: dict[str, int] = Field(description="records that would be published again, by queue")
+    quarantined: dict[str, int] = Field(
+        description="of these, would be dead-lettered again, by reason"
+    )
+    skipped: dict[str, int] = Field(description="records that would be skipped, by reason")
 
 
 class RedrivenView(BaseModel):
@@ -210,10 +217,12 @@ class RedrivenView(BaseModel):
     ``bypassed`` is false: no message can carry a mark that it is sent again.
     """
 
-    redriven: int
-    job: int | None = None
-    plan: RedrivePlanView | None = None  # of a dry run
-    bypassed: bool = False
+    redriven: int = Field(description="records published again so far")
+    job: int | None = Field(None, description="bulk job that continues; null: all done")
+    plan: RedrivePlanView | None = Field(None, description="result of a dry run; null: not one")
+    bypassed: bool = Field(
+        False, description="always false: messages carry no mark that they were published again"
+    )
 
 
 async def redrive_queue(request: web.Request) -> web.StreamResponse:

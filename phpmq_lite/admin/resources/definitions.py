@@ -33,20 +33,26 @@ class DefinitionsInput(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     queues: dict[str, SettingsInput] = Field(
-        default={}, max_length=QUEUES_MAX
-    )  # made where missing
-    labels: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
-    views: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
-    templates: dict[str, JsonValue] = Field(default={}, max_length=SAVED_MAX)
+        default={}, max_length=QUEUES_MAX, description="settings by queue"
+    )
+    labels: dict[str, JsonValue] = Field(
+        default={}, max_length=SAVED_MAX, description="labels by address or network"
+    )
+    views: dict[str, JsonValue] = Field(
+        default={}, max_length=SAVED_MAX, description="saved searches"
+    )
+    templates: dict[str, JsonValue] = Field(
+        default={}, max_length=SAVED_MAX, description="templates of the Publish page"
+    )
 
 
 class DefinitionsView(BaseModel):
     """Settings of queues that differ from the default, labels, views, templates."""
 
-    queues: dict[str, dict[str, JsonValue]]
-    labels: dict[str, JsonValue]
-    views: dict[str, JsonValue]
-    templates: dict[str, JsonValue]
+    queues: dict[str, dict[str, JsonValue]] = Field(description="changed settings by queue")
+    labels: dict[str, JsonValue] = Field(description="labels by address or network")
+    views: dict[str, JsonValue] = Field(description="saved searches")
+    templates: dict[str, JsonValue] = Field(description="templates of the Publish page")
 
 
 async def export_definitions(request: web.Request) -> web.StreamResponse:

@@ -74,8 +74,17 @@ class LiveQuery(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    topic: str = Field(min_length=1, max_length=300)  # queues, queue:NAME, tail:NAME, …
-    ids: str = Field("", pattern=r"^[0-9]{0,18}(,[0-9]{1,18})*$", max_length=4_000)  # rows on show
+    topic: str = Field(
+        min_length=1,
+        max_length=300,
+        description="overview, queues, clients, queue:NAME, client:NUMBER, bulk:JOB or tail:NAME",
+    )
+    ids: str = Field(
+        "",
+        pattern=r"^[0-9]{0,18}(,[0-9]{1,18})*$",
+        max_length=4_000,
+        description="comma-separated numbers of the rows that the page shows",
+    )
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -86,19 +95,25 @@ class LiveQuery(BaseModel):
 class LivePollQuery(LiveQuery):
     """What to look at, and since when."""
 
-    after: str = Field("", max_length=100)  # the last id; none: all of it
+    after: str = Field("", max_length=100, description="id of the previous response; empty: all")
 
 
 class LiveView(BaseModel):
     """What changed; members in which nothing changed are left out."""
 
-    id: str  # for ``after``, or Last-Event-ID
-    shown: dict[str, str | None] | None = None  # texts by field; null: the row is gone
-    points: dict[str, str | None] | None = None  # of small charts, by field
-    new: int | None = None  # rows that the page does not have
-    says: str | None = None  # for screen readers
-    rows: list[dict[str, Any]] | None = None  # tail and client: new rows, the oldest first
-    missed: int | None = None  # rows ahead of these that were left out
+    id: str = Field(description="pass it as after in the next call, or as Last-Event-ID")
+    shown: dict[str, str | None] | None = Field(
+        None, description="texts by field; missing: unchanged"
+    )
+    points: dict[str, str | None] | None = Field(
+        None, description="chart lines by field; missing: unchanged"
+    )
+    new: int | None = Field(None, description="number of rows not in ids; missing: unchanged")
+    says: str | None = Field(None, description="text for screen readers; missing: unchanged")
+    rows: list[dict[str, Any]] | None = Field(
+        None, description="new rows, oldest first; missing: none"
+    )
+    missed: int | None = Field(None, description="rows omitted before these; missing: none")
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:

@@ -14,7 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.http_memory import MemoryHold
-from phpmq_lite.admin.base.input import read_query
+from phpmq_lite.admin.base.input import (
+    BodySize,
+    Deliveries,
+    EnvelopeUrn,
+    MessageId,
+    TraceId,
+    read_query,
+)
 from phpmq_lite.admin.base.request_body import memory_hold_of
 from phpmq_lite.admin.base.responses import csv_cell
 from phpmq_lite.admin.base.route import Role, Route
@@ -40,8 +47,8 @@ class ExportInput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    q: str = Field("", max_length=QUERY_CHARACTERS)
-    format: Literal["jsonl", "csv"] = "jsonl"
+    q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
+    format: Literal["jsonl", "csv"] = Field("jsonl", description="JSON lines or CSV")
 
 
 class ExportView(BaseModel):
@@ -50,20 +57,20 @@ class ExportView(BaseModel):
     The last line of JSON lines is ``{"complete": true, "count": n}``.
     """
 
-    id: str
-    queue: str | None
-    state: str
-    content: str | None  # null: the body is not stored any more
-    encoding: str
-    ttl_s: int  # as published; 0: never expires
-    published_at: int  # Unix ms, as all times
-    deadline_at: int | None
-    settled_at: int | None
-    reason: str | None
-    deliveries: int
-    size: int
-    urn: str | None
-    trace_id: str | None
+    id: MessageId
+    queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
+    state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
+    content: str | None = Field(description="body, as encoding says; null: no longer stored")
+    encoding: str = Field(description="how content is encoded")
+    ttl_s: int = Field(description="seconds to live, as published; 0: never expires")
+    published_at: int = Field(description="when it was published, Unix ms")
+    deadline_at: int | None = Field(description="when its TTL ends, Unix ms; null: never")
+    settled_at: int | None = Field(description="Unix ms; null: live")
+    reason: str | None = Field(description="further detail of the outcome; null: none")
+    deliveries: Deliveries
+    size: BodySize
+    urn: EnvelopeUrn
+    trace_id: TraceId
 
     @classmethod
     def of(cls, row: MessageRow, body: bytes | None) -> Self:

@@ -121,41 +121,43 @@ async def show_frame(request: web.Request) -> web.StreamResponse:
 class FramePieceView(BaseModel):
     """Bytes of a frame that belong together, and what they say."""
 
-    bytes: str  # hex; of a content at most 256
-    cut: int  # bytes that are not here
-    meaning: str
+    bytes: str = Field(description="bytes in hex; at most 256 of a body")
+    cut: int = Field(description="bytes omitted from this part")
+    meaning: str = Field(description="meaning of the bytes, in words")
 
 
 class FrameView(BaseModel):
     """One frame."""
 
-    number: int  # rises within a recording
-    at: int  # Unix ms
-    direction: Literal["in", "out"]  # in: from the client
-    kind: str
-    queue: str | None
-    size: int
-    pieces: list[FramePieceView]  # empty: of a queue that you may not see
+    number: int = Field(description="number of the frame in the recording, from 1")
+    at: int = Field(description="when it happened, Unix ms")
+    direction: Literal["in", "out"] = Field(description="in: from the client; out: to the client")
+    kind: str = Field(description="publish, consume, dispatch, acknowledge, receipt, …")
+    queue: str | None = Field(description="queue in the frame; null: none, or you may not see it")
+    size: int = Field(description="bytes on the wire, including line breaks")
+    pieces: list[FramePieceView] = Field(description="bytes by packet and field; empty: hidden")
 
 
 class ProtocolErrorView(BaseModel):
     """A protocol error: the first wrong byte."""
 
-    at: int  # Unix ms
-    code: str
-    detail: str
-    offset: int  # bytes of the connection before it
-    expected: str
-    got: str
+    at: int = Field(description="when it happened, Unix ms")
+    code: str = Field(description="violated rule of the protocol, such as bad-header")
+    detail: str = Field(description="explanation in words")
+    offset: int = Field(description="bytes received before the error")
+    expected: str = Field(description="what was expected there, in words")
+    got: str = Field(description="bytes from the error on; empty: not recorded or hidden")
 
 
 class FramesView(BaseModel):
     """The last frames of a connection, and its protocol errors."""
 
-    began_at: int | None  # Unix ms, of the recording
-    missed: int  # frames that a flood kept out
-    frames: list[FrameView]
-    errors: list[ProtocolErrorView]
+    began_at: int | None = Field(
+        description="when the recording began, Unix ms; null: no recording"
+    )
+    missed: int = Field(description="frames that were not recorded because too many arrived")
+    frames: list[FrameView] = Field(description="last frames, oldest first, at most 50")
+    errors: list[ProtocolErrorView] = Field(description="protocol errors, newest first")
 
 
 async def list_frames(request: web.Request) -> web.StreamResponse:

@@ -22,8 +22,8 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import states_search
 from phpmq_lite.admin.resources.messages import (
     MessagePage,
-    MessagesQuery,
     MessageView,
+    SettledQuery,
     read_failed_attempts,
     read_history_page,
     read_search_page,
@@ -45,12 +45,24 @@ class HistoryInput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    after_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # newer ones, oldest first
-    before_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # older ones, newest first
-    queue: str = Field("", max_length=LONGEST_NAME)
-    outcome: HistoryOutcome | None = None
-    since: str = Field("", max_length=40)  # settled then or later: Unix ms, or ISO 8601
-    until: str = Field("", max_length=40)  # settled before
+    after_offset: int | None = Field(
+        None, ge=0, le=OFFSET_MAX, description="only messages after this offset, oldest first"
+    )
+    before_offset: int | None = Field(
+        None, ge=0, le=OFFSET_MAX, description="only messages before this offset, newest first"
+    )
+    queue: str = Field("", max_length=LONGEST_NAME, description="only this queue; empty: all")
+    outcome: HistoryOutcome | None = Field(None, description="only messages with this outcome")
+    since: str = Field(
+        "",
+        max_length=40,
+        description="settled at or after this time, Unix ms or ISO 8601; empty: no bound",
+    )
+    until: str = Field(
+        "",
+        max_length=40,
+        description="settled before this time, Unix ms or ISO 8601; empty: no bound",
+    )
     limit: LimitParameter = 50
     format: OutputFormat = "json"
 
@@ -58,11 +70,13 @@ class HistoryInput(BaseModel):
 class HistoryView(BaseModel):
     """Settled messages; ``offset`` of the last one goes on."""
 
-    items: list[MessageView]
-    next: None = None
-    lowest: int | None  # offsets that there are
-    highest: int | None
-    searched_to: int | None  # the time was over at this offset; go on from there
+    items: list[MessageView] = Field(description="items of this page")
+    next: None = Field(None, description="always null: continue with the offset of the last item")
+    lowest: int | None = Field(description="first offset of the history; null: it is empty")
+    highest: int | None = Field(description="last offset of the history; null: it is empty")
+    searched_to: int | None = Field(
+        description="where the time limit was reached; null: not reached"
+    )
 
 
 async def list_history(request: web.Request) -> web.StreamResponse:
@@ -176,7 +190,7 @@ async def _listed(
         found = await read_search_page(request, states_search(states), query.cursor, query.limit)
         searched = found.searched if found.is_cut else None
         return MessagePage(found.rows, found.next, None, searched)
-    asked = MessagesQuery(outcome=query.outcome, cursor=query.cursor, limit=query.limit)
+    asked = SettledQuery(outcome=query.outcome, cursor=query.cursor, limit=query.limit)
     queue_id = queue_id_of(request, query.queue)
     return await read_history_page(context_of(request), asked, queue_id, since=since, until=until)
 

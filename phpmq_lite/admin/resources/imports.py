@@ -51,7 +51,7 @@ class ImportedInput(PublishInput):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    queue: str = Field(min_length=1, max_length=LONGEST_NAME)
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="name of the queue")
 
 
 class ImportInput(BaseModel):
@@ -62,13 +62,15 @@ class ImportInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    messages: list[ImportedInput] = Field(max_length=IMPORT_MAX)
+    messages: list[ImportedInput] = Field(
+        max_length=IMPORT_MAX, description="messages to store, in order"
+    )
 
 
 class ImportView(BaseModel):
     """How many messages were stored."""
 
-    stored: int
+    stored: int = Field(description="number of stored messages")
 
 
 async def import_messages(request: web.Request) -> web.StreamResponse:

@@ -14,7 +14,7 @@ from phpmq_lite.admin.auth.browser_security import download_headers
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_message, find_queue
 from phpmq_lite.admin.auth.request_source import host_name
 from phpmq_lite.admin.base.context import Context, context_of, status_of
-from phpmq_lite.admin.base.input import OutputFormat, read_query
+from phpmq_lite.admin.base.input import EnvelopeUrn, OutputFormat, TraceId, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import memory_hold_of
 from phpmq_lite.admin.base.responses import json_response, list_response
@@ -58,9 +58,9 @@ class BodyInput(BaseModel):
 class ProblemView(BaseModel):
     """One thing that is wrong with an envelope."""
 
-    reason: str
-    detail: str
-    pointer: str  # RFC 6901; empty: the whole
+    reason: str = Field(description="poison, missing_meta, …, or the rule of the producer schema")
+    detail: str = Field(description="explanation in words")
+    pointer: str = Field(description="JSON pointer into the envelope; empty: all of it")
 
     @classmethod
     def of(cls, problem: verdict.EnvelopeProblem) -> Self:
@@ -72,34 +72,40 @@ class ProblemView(BaseModel):
 class BlockView(BaseModel):
     """Why a dead-letter record was written, as it says itself."""
 
-    reason: str
-    detail: str | None
-    error: str | None
-    exception: str | None
-    failed_at: int  # Unix ms
-    original_queue: str
-    attempts: int
-    lang: str
-    message_id: str | None
+    reason: str = Field(description="failed, unknown_urn or poison")
+    detail: str | None = Field(
+        description="verdict's reason, max_deliveries, expired, …; null: none"
+    )
+    error: str | None = Field(description="last error of the handler; null: none")
+    exception: str | None = Field(description="class of the exception; null: none")
+    failed_at: int = Field(description="when it failed, Unix ms")
+    original_queue: str = Field(description="queue in which it failed")
+    attempts: int = Field(description="attempts of the worker")
+    lang: str = Field(description="language of the worker, such as python")
+    message_id: str | None = Field(description="id of the original; null: not recorded")
 
 
 class EnvelopeView(BaseModel):
     """What an envelope says, and its verdict; of a record, what a redrive would send."""
 
-    urn: str | None
-    trace_id: str | None
-    meta_id: str | None
-    attempts: int | None
-    lang: str | int | float | None  # of meta, as the next three; numbers where they are such
-    queue: str | int | float | None
-    created_at: str | int | float | None
-    schema_version: str | int | float | None
-    reason: str | None  # of the verdict; null: a consumer may handle it
-    tolerated: bool  # data: [] was read as {}
-    warnings: list[str]
-    problems: list[ProblemView]  # that of the verdict first, then those of the producer schema
-    more_problems: int  # left out
-    dead_letter: BlockView | None
+    urn: EnvelopeUrn
+    trace_id: TraceId
+    meta_id: str | None = Field(description="meta.id of the envelope; null: none")
+    attempts: int | None = Field(description="attempts in the envelope; null: none")
+    lang: str | int | float | None = Field(description="meta.lang as written; null: missing")
+    queue: str | int | float | None = Field(description="meta.queue as written; null: missing")
+    created_at: str | int | float | None = Field(
+        description="meta.created_at as written; null: missing"
+    )
+    schema_version: str | int | float | None = Field(
+        description="meta.schema_version; null: missing"
+    )
+    reason: str | None = Field(description="why the envelope is rejected; null: it is accepted")
+    tolerated: bool = Field(description="true: data: [] was read as {}")
+    warnings: list[str] = Field(description="warnings, such as outdated members")
+    problems: list[ProblemView] = Field(description="the verdict's problem first")
+    more_problems: int = Field(description="number of further problems that were omitted")
+    dead_letter: BlockView | None = Field(description="block of a dead-letter record; null: none")
 
     @classmethod
     def of(cls, card: envelope_card.EnvelopeCard) -> Self:
@@ -130,14 +136,16 @@ def _cut(text: str | None) -> str | None:
 class MessageDetailView(MessageView):
     """A message with its envelope; null where it is none, or above 1 MiB, or its body is gone."""
 
-    envelope: EnvelopeView | None = None
+    envelope: EnvelopeView | None = Field(
+        None, description="null: not an envelope, over 1 MiB, or its body is no longer stored"
+    )
 
 
 class EventsView(BaseModel):
     """The unusual turns of a message's life, oldest first."""
 
-    items: list[EventView]
-    next: None = None
+    items: list[EventView] = Field(description="items of this page")
+    next: None = Field(None, description="cursor of the next page; null: last page")
 
 
 async def get_message(request: web.Request) -> web.StreamResponse:

@@ -13,7 +13,14 @@ from phpmq_lite.admin.auth.permissions import find_message
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of
-from phpmq_lite.admin.base.input import TTL_MAX_S, Form, read_form, read_json_model
+from phpmq_lite.admin.base.input import (
+    TTL_MAX_S,
+    AuditReason,
+    Form,
+    RedriveTarget,
+    read_form,
+    read_json_model,
+)
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Handler, Role, Route
@@ -172,13 +179,19 @@ PAGE_ROUTES: Final = (
 class _ActionInput(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    reason: str = Field("", max_length=500)  # for the audit
+    reason: AuditReason = ""
 
 
 class TtlInput(_ActionInput):
     """A time to live in seconds; null: as it is, or the queue's default; 0: never expires."""
 
-    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)
+    ttl_s: int | None = Field(
+        None,
+        ge=0,
+        le=TTL_MAX_S,
+        description="seconds to live; 0: forever; null: unchanged; restore: required after the "
+        "deadline",
+    )
 
 
 class ReasonInput(_ActionInput):
@@ -188,20 +201,20 @@ class ReasonInput(_ActionInput):
 class MoveInput(_ActionInput):
     """Where to move to."""
 
-    target: str = Field(min_length=1, max_length=LONGEST_NAME)
-    create: bool = False  # make the queue where there is none
+    target: str = Field(min_length=1, max_length=LONGEST_NAME, description="the queue to move to")
+    create: bool = Field(False, description="move: create the target queue if it does not exist")
 
 
 class DeleteInput(_ActionInput):
     """What a delete takes along."""
 
-    dispatched: bool = False  # also where a consumer holds it
+    dispatched: bool = Field(False, description="true: delete even if a consumer holds the message")
 
 
 class RedriveOneInput(TtlInput):
     """Where a dead-letter record goes; null: where it died."""
 
-    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)
+    target: RedriveTarget = None
 
 
 def _doer(

@@ -5,12 +5,21 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.permissions import allowed_queues, require_queue
 from phpmq_lite.admin.base import formats, responses
 from phpmq_lite.admin.base.context import Context, context_of, status_of
-from phpmq_lite.admin.base.input import LIMIT_MAX, ListQuery, read_query
+from phpmq_lite.admin.base.input import (
+    LIMIT_MAX,
+    BodySize,
+    Deliveries,
+    EnvelopeUrn,
+    ListQuery,
+    MessageId,
+    TraceId,
+    read_query,
+)
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import list_response
 from phpmq_lite.admin.base.search_query import traces_search
@@ -23,42 +32,45 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
 class MessagesQuery(ListQuery):
-    """A page of a queue's messages, alive or settled."""
+    """A page of a queue's live messages."""
 
-    tab: Literal["messages", "dead", "history"] = "messages"
-    state: Literal["ready", "dispatched"] | None = None
+    state: Literal["ready", "dispatched"] | None = Field(None, description="only in this state")
+
+
+class SettledQuery(ListQuery):
+    """A page of a queue's settled messages."""
+
     outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
-    confirm: Literal["purge", "redrive"] | None = None
 
 
 class MessageView(BaseModel):
     """A message without its body."""
 
-    id: str
-    queue: str | None
-    state: str
-    seq: int
-    position: int
-    published_at: int  # Unix ms, as all times
-    first_dispatched_at: int | None
-    last_dispatched_at: int | None
-    settled_at: int | None
-    ttl_s: int | None  # as published; null: never expires
-    deadline_at: int | None
-    deliveries: int
-    size: int
-    urn: str | None
-    trace_id: str | None
-    meta_id: str | None
-    attempts: int | None  # of the envelope; deliveries are the broker's
-    publisher: str | None
-    holder: str | None
-    reason: str | None
-    offset: int | None
-    origin: str | None  # dead-letter record: the queue, message and reason it is about
-    origin_id: str | None
-    origin_reason: str | None
-    preview: str
+    id: MessageId
+    queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
+    state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
+    seq: int = Field(description="number in order of arrival, never reused")
+    position: int = Field(description="place in the queue; lower positions are dispatched first")
+    published_at: int = Field(description="when it was published, Unix ms")
+    first_dispatched_at: int | None = Field(description="Unix ms; null: never dispatched")
+    last_dispatched_at: int | None = Field(description="Unix ms; null: never dispatched")
+    settled_at: int | None = Field(description="Unix ms; null: live")
+    ttl_s: int | None = Field(description="seconds to live, as published; null: never expires")
+    deadline_at: int | None = Field(description="when its TTL ends, Unix ms; null: never")
+    deliveries: Deliveries
+    size: BodySize
+    urn: EnvelopeUrn
+    trace_id: TraceId
+    meta_id: str | None = Field(description="meta.id of the envelope; null: none")
+    attempts: int | None = Field(description="attempts in the envelope; null: none")
+    publisher: str | None = Field(description="address of the publisher; null: no longer known")
+    holder: str | None = Field(description="address of the consumer that holds it; null: none")
+    reason: str | None = Field(description="further detail of the outcome; null: none")
+    offset: int | None = Field(description="number in the history; null: live")
+    origin: str | None = Field(description="queue of a dead letter's original; null: none")
+    origin_id: str | None = Field(description="id of a dead letter's original; null: none")
+    origin_reason: str | None = Field(description="why it was dead-lettered; null: was not")
+    preview: str = Field(description="beginning of the body on one line; hex if it is not UTF-8")
 
     @classmethod
     def of(cls, row: MessageRow) -> Self:
@@ -95,9 +107,9 @@ class MessageView(BaseModel):
 class EventView(BaseModel):
     """One unusual turn of a life."""
 
-    at: int
-    kind: str
-    detail: str | None
+    at: int = Field(description="when it happened, Unix ms")
+    kind: str = Field(description="requeue, return, forward, dead_letter, redrive, restore, …")
+    detail: str | None = Field(description="queues, another message's id, …; null: none")
 
     @classmethod
     def of(cls, event: EventRow) -> Self:
@@ -108,10 +120,10 @@ class EventView(BaseModel):
 class BodyView(BaseModel):
     """A body: ``content`` is text where it is UTF-8, else base64."""
 
-    content: str
-    encoding: str
-    size: int
-    is_whole: bool
+    content: str = Field(description="body or its beginning, as encoding says")
+    encoding: str = Field(description="how content is encoded")
+    size: int = Field(description="size of the whole body, bytes")
+    is_whole: bool = Field(description="false: content is only the beginning of the body")
 
     @classmethod
     def of(cls, body: Body) -> Self:
@@ -150,7 +162,7 @@ async def read_messages_page(context: Context, query: MessagesQuery, queue_id: i
 
 async def read_history_page(
     context: Context,
-    query: MessagesQuery,
+    query: SettledQuery,
     queue_id: int | None,
     *,
     since: int | None = None,
@@ -267,8 +279,8 @@ def format_about(count: int) -> str:
 class MessagesView(BaseModel):
     """A page of messages."""
 
-    items: list[MessageView]
-    next: str | None
+    items: list[MessageView] = Field(description="items of this page")
+    next: str | None = Field(description="cursor of the next page; null: last page")
 
 
 async def list_queue_messages(request: web.Request) -> web.StreamResponse:

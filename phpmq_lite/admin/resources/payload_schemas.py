@@ -50,12 +50,12 @@ class SchemasQuery(BaseModel):
 class SchemaFieldView(BaseModel):
     """One place of the payload that the schema describes."""
 
-    path: str  # lines[].sku
-    types: str  # for people
-    required: bool
-    limits: str
-    sensitive: str | None  # x-gdpr-sensitive: its category, empty for true
-    title: str
+    path: str = Field(description="path in the payload, such as lines[].sku")
+    types: str = Field(description="allowed types, in words")
+    required: bool = Field(description="true: its parent must contain it")
+    limits: str = Field(description="bounds of its values, in words; empty: none")
+    sensitive: str | None = Field(description="x-gdpr-sensitive; empty: true; null: not marked")
+    title: str = Field(description="title in the schema; usually empty")
 
     @classmethod
     def of(cls, place: SchemaField) -> Self:
@@ -73,16 +73,16 @@ class SchemaFieldView(BaseModel):
 class SchemaView(BaseModel):
     """One registered URN; counts are since the start, null for who sees some queues only."""
 
-    urn: str
-    version: int
-    file: str
-    owner: str
-    status: str
-    fields: list[SchemaFieldView]
-    unchecked: list[str]  # pointers of words that are not looked at
-    passed: int | None
-    failed: int | None
-    last_failure: str | None
+    urn: str = Field(description="URN of the schema")
+    version: int = Field(description="N if the URN ends in .vN or :vN, otherwise 1")
+    file: str = Field(description="file in the schema folder")
+    owner: str = Field(description="team or person responsible for the schema")
+    status: str = Field(description="status in the registry; usually empty")
+    fields: list[SchemaFieldView] = Field(description="payload fields in the schema")
+    unchecked: list[str] = Field(description="JSON pointers of unchecked schema keywords")
+    passed: int | None = Field(description="accepted since the broker started; null: hidden")
+    failed: int | None = Field(description="rejected since the broker started; null: hidden")
+    last_failure: str | None = Field(description="last rejection; null: none or hidden")
 
     @classmethod
     def of(cls, entry: RegisteredSchema, tally: ValidationCounts | None) -> Self:
@@ -105,15 +105,15 @@ class SchemaView(BaseModel):
 class SchemasView(BaseModel):
     """All registered URNs by name; ``faults`` is why the files as they are now are not in force."""
 
-    items: list[SchemaView]
-    next: None = None
-    faults: list[str]
+    items: list[SchemaView] = Field(description="items of this page")
+    next: None = Field(None, description="cursor of the next page; null: last page")
+    faults: list[str] = Field(description="errors in the schema folder; empty: none")
 
 
 class SchemaDetailView(SchemaView):
     """One URN with its schema as it stands in the file."""
 
-    document: Any
+    document: Any = Field(description="JSON Schema as in the file")
 
 
 class SchemaCheckInput(BaseModel):
@@ -127,18 +127,18 @@ class SchemaCheckInput(BaseModel):
 class SchemaChangeView(BaseModel):
     """One difference between what is registered and the new version."""
 
-    level: str  # breaking or note
-    pointer: str  # into the envelope: /data/lines/*/sku
-    detail: str
+    level: str = Field(description="breaking or note")
+    pointer: str = Field(description="JSON pointer into the envelope, such as /data/lines/*/sku")
+    detail: str = Field(description="explanation in words")
 
 
 class SchemaCheckView(BaseModel):
     """Whether the new version may take the place of the registered one."""
 
-    urn: str
-    compatible: bool
-    changes: list[SchemaChangeView]
-    unchecked: list[str]
+    urn: str = Field(description="URN of the schema")
+    compatible: bool = Field(description="true: it can replace the registered schema")
+    changes: list[SchemaChangeView] = Field(description="differences, breaking ones first")
+    unchecked: list[str] = Field(description="JSON pointers of unchecked schema keywords")
 
 
 def list_registered(request: web.Request) -> list[SchemaView]:

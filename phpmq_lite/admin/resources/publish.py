@@ -26,9 +26,10 @@ from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     PUBLISH_MAX,
-    TTL_MAX_S,
+    AuditReason,
     Form,
     StrictInput,
+    TtlSeconds,
     check_queue_name,
     read_form,
     read_json_model,
@@ -53,9 +54,9 @@ from phpmq_lite.storage.read.messages import MessageRow
 class PublishInput(StrictInput):
     """One message to publish."""
 
-    content: str
-    encoding: Literal["utf-8", "base64"] = "utf-8"
-    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)  # None: the queue's default; 0: never
+    content: str = Field(description="body, as encoding says")
+    encoding: Literal["utf-8", "base64"] = Field("utf-8", description="how content is encoded")
+    ttl_s: TtlSeconds = None
 
     @model_validator(mode="after")
     def _is_decodable(self) -> Self:
@@ -74,17 +75,19 @@ PUBLISH_LIST: Final = TypeAdapter(list[PublishInput])
 class EditInput(PublishInput):
     """A new message made from an old one."""
 
-    queue: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)  # null: the same
-    reason: str = Field("", max_length=500)  # for the audit
+    queue: str | None = Field(
+        None, min_length=1, max_length=LONGEST_NAME, description="queue; null: the same"
+    )
+    reason: AuditReason = ""
 
 
 class PublishedView(BaseModel):
     """Ids in the order given; ``cursor`` is where to wait for what comes after."""
 
-    ids: list[str]
-    cursor: str
+    ids: list[str] = Field(description="message ids, in the order of the request")
+    cursor: str = Field(description="for after of GET /wait: later messages")
     # id -> reason of those that are dead letters at once: the queue takes proper envelopes only
-    quarantined: dict[str, str] = {}
+    quarantined: dict[str, str] = Field({}, description="dead letters among them: reason by id")
 
 
 async def publish_messages(request: web.Request) -> web.StreamResponse:

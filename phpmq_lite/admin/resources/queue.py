@@ -7,7 +7,7 @@ from json import dumps
 from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import (
@@ -19,10 +19,7 @@ from phpmq_lite.admin.auth.permissions import (
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.input import (
-    CursorParameter,
     Form,
-    LimitParameter,
-    OutputFormat,
     read_form,
     read_json_model,
     read_query,
@@ -37,6 +34,7 @@ from phpmq_lite.admin.resources.messages import (
     MessagePage,
     MessagesQuery,
     MessageView,
+    SettledQuery,
     read_failed_attempts,
     read_history_page,
     read_messages_page,
@@ -69,25 +67,11 @@ from phpmq_lite.storage.read.messages import MessageRow
 QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
 
 
-class QueuePageQuery(BaseModel):
+class QueuePageQuery(MessagesQuery, SettledQuery):
     """Which part of a queue to show."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    format: OutputFormat = "html"
-    limit: LimitParameter = 50
-    cursor: CursorParameter = None
     tab: QueueTab = "messages"
-    state: Literal["ready", "dispatched"] | None = None
-    outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
-
-    def of_messages(self) -> MessagesQuery:
-        """Give what asks for a page of messages."""
-        return MessagesQuery(
-            format=self.format, limit=self.limit, cursor=self.cursor,
-            state=self.state, outcome=self.outcome,
-        )  # fmt: skip
 
 
 @dataclass(slots=True, frozen=True)
@@ -198,7 +182,7 @@ def _defaults(context: Context) -> dict[str, Any]:
 
 
 async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatus) -> MessagePage:
-    context, asked = context_of(request), query.of_messages()
+    context, asked = context_of(request), query
     if query.tab == "history":
         return await read_history_page(context, asked, queue.queue_id)
     if query.tab == "dead":
@@ -343,7 +327,7 @@ SETTINGS_ROUTES: Final = (
 class QueueDetailView(QueueView):
     """A queue with its live figures and its settings."""
 
-    settings: SettingsView
+    settings: SettingsView = Field(description="settings, including the broker's defaults")
 
 
 async def get_queue(request: web.Request) -> web.StreamResponse:

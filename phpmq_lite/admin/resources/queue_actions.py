@@ -248,7 +248,9 @@ class UnusedPurgeInput(StrictInput):
 class PauseInput(StrictInput):
     """Which side of a queue to stop or resume."""
 
-    side: Literal["delivery", "publishing", "publish"] = "delivery"  # the last two are one
+    side: Literal["delivery", "publishing", "publish"] = Field(
+        "delivery", description="delivery or publishing; publish means publishing"
+    )
 
 
 class UnusedRedriveInput(StrictInput):
@@ -268,8 +270,8 @@ class EmptyQueueInput(BaseModel):
 class CreatedView(BaseModel):
     """A queue that is there now."""
 
-    queue: str
-    is_new: bool
+    queue: str = Field(description="name of the queue")
+    is_new: bool = Field(description="false: the queue existed already")
 
 
 class PurgeInput(BaseModel):
@@ -277,22 +279,24 @@ class PurgeInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    dispatched: bool = False  # also what consumers hold
-    limit: int | None = Field(None, ge=1, le=1 << 50)  # the oldest only
+    dispatched: bool = Field(False, description="true: include messages held by consumers")
+    limit: int | None = Field(
+        None, ge=1, le=1 << 50, description="only the oldest, at most this many; null: all"
+    )
 
 
 class PurgedView(BaseModel):
     """How many messages were settled as deleted."""
 
-    settled: int
+    settled: int = Field(description="messages deleted")
 
 
 class PausedView(BaseModel):
     """How a side of a queue stands now."""
 
-    queue: str
-    side: str
-    paused: bool
+    queue: str = Field(description="name of the queue")
+    side: str = Field(description="delivery or publishing; publish means publishing")
+    paused: bool = Field(description="true: paused")
 
 
 async def create_queue(request: web.Request) -> web.StreamResponse:

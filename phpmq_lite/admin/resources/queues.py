@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import bulk
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
@@ -41,21 +41,23 @@ from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 class QueueView(BaseModel):
     """A queue with its live figures."""
 
-    queue_id: int
-    name: str
-    ready: int
-    dispatched: int
-    dead: int
-    bytes: int
-    oldest_ready_at: int | None  # Unix ms
-    oldest_age_s: float | None  # by the server's clock
-    published_per_s: float
-    dispatched_per_s: float
-    acked_per_s: float
-    consumers: int
-    credit: int
-    delivery_paused: bool
-    publishing_paused: bool
+    queue_id: int = Field(description="number of the queue")
+    name: str = Field(description="name")
+    ready: int = Field(description="ready messages")
+    dispatched: int = Field(description="messages held by consumers")
+    dead: int = Field(description="records in its dead-letter queue; 0 for a dead-letter queue")
+    bytes: int = Field(description="size of the bodies of its live messages, bytes")
+    oldest_ready_at: int | None = Field(
+        description="when its first ready message was published; null: none"
+    )
+    oldest_age_s: float | None = Field(description="age of its first ready message; null: none")
+    published_per_s: float = Field(description="messages published per second")
+    dispatched_per_s: float = Field(description="messages dispatched per second")
+    acked_per_s: float = Field(description="messages acknowledged per second")
+    consumers: int = Field(description="number of consumers")
+    credit: int = Field(description="messages that its consumers can accept now")
+    delivery_paused: bool = Field(description="true: nothing is dispatched to consumers")
+    publishing_paused: bool = Field(description="true: publishing is refused")
 
     @classmethod
     def of(cls, queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) -> Self:
@@ -273,8 +275,8 @@ ACTION_ROUTES: Final = (
 class QueuesView(BaseModel):
     """A page of queues."""
 
-    items: list[QueueView]
-    next: str | None
+    items: list[QueueView] = Field(description="items of this page")
+    next: str | None = Field(description="cursor of the next page; null: last page")
 
 
 async def list_queues(request: web.Request) -> web.StreamResponse:

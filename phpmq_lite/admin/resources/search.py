@@ -58,7 +58,7 @@ class SearchPageInput(BaseModel):
 class SearchInput(SearchPageInput):
     """What to look for; empty: all messages."""
 
-    q: str = Field("", max_length=QUERY_CHARACTERS)
+    q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
 
 
 class FoundMessagesView(MessagesView):
@@ -67,9 +67,9 @@ class FoundMessagesView(MessagesView):
     A search ends in time: ``next`` goes on, also where no items were found so far.
     """
 
-    searched: int  # messages looked at since it began, about
-    total: int  # that there are, about
-    complete: bool  # everything was looked at
+    searched: int = Field(description="messages searched so far, approximately")
+    total: int = Field(description="messages to search, approximately")
+    complete: bool = Field(description="true: all messages were searched")
 
 
 async def search_messages(request: web.Request) -> web.StreamResponse:
@@ -250,13 +250,13 @@ class CompletionsInput(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    q: str = Field("", max_length=2_000)
+    q: str = Field("", max_length=2_000, description="text of the search field up to the caret")
 
 
 class CompletionsView(BaseModel):
     """What its last word may become, the likely ones first."""
 
-    items: list[str]
+    items: list[str] = Field(description="completions of the last word, most likely first")
 
 
 async def list_completions(request: web.Request) -> web.StreamResponse:

@@ -144,28 +144,28 @@ class SelectionInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    q: str = Field(max_length=1_000)
+    q: str = Field(max_length=1_000, description="search; without state: only live messages")
 
 
 class SelectionView(BaseModel):
     """What was selected.  ``confirm`` of POST /bulk has to be one of ``to_confirm``, if any."""
 
-    token: str
-    q: str
-    count: int
-    is_complete: bool  # false: more match than one selection takes
-    oldest: int | None  # published, Unix ms
-    newest: int | None
-    bytes: int
-    held: int  # dispatched now
-    expired: int  # settled ones whose deadline has passed
-    leaves_history: int  # deleted messages that would make room, were these deleted
-    by_queue: dict[str, int]
-    by_state: dict[str, int]
-    by_urn: dict[str, int]
-    samples: list[MessageView]
-    to_confirm: list[str]
-    expires_at: int  # Unix ms
+    token: str = Field(description="token for POST /bulk, valid for ten minutes")
+    q: str = Field(description="the search, as it was parsed")
+    count: int = Field(description="number of selected messages")
+    is_complete: bool = Field(description="false: more messages match than fit")
+    oldest: int | None = Field(description="oldest time of publishing, Unix ms; null: empty")
+    newest: int | None = Field(description="newest time of publishing, Unix ms; null: empty")
+    bytes: int = Field(description="total size of the bodies, bytes")
+    held: int = Field(description="of these, held by consumers")
+    expired: int = Field(description="of these, settled after their deadline")
+    leaves_history: int = Field(description="deleted messages that leave the history to make room")
+    by_queue: dict[str, int] = Field(description="number of messages by queue")
+    by_state: dict[str, int] = Field(description="number of messages by state")
+    by_urn: dict[str, int] = Field(description="messages by URN; ~other: all further URNs")
+    samples: list[MessageView] = Field(description="first, middle and last message")
+    to_confirm: list[str] = Field(description="accepted values of confirm; empty: not needed")
+    expires_at: int = Field(description="when it expires, Unix ms")
 
     @classmethod
     def of(

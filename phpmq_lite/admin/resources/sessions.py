@@ -3,7 +3,7 @@
 from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth import request_audit, users
 from phpmq_lite.admin.auth.passwords import SHORTEST
@@ -153,21 +153,21 @@ SETUP_ROUTES: Final = (
 class SessionView(BaseModel):
     """One login; times are Unix milliseconds."""
 
-    id: int
-    user: str
-    created_at: int
-    seen_at: int
-    expires_at: int
-    address: str
-    agent: str
-    is_own: bool  # of who asks
+    id: int = Field(description="number of the session")
+    user: str = Field(description="name of the user")
+    created_at: int = Field(description="when it was created, Unix ms")
+    seen_at: int = Field(description="when it was last used, Unix ms; up to five minutes late")
+    expires_at: int = Field(description="when it ends at the latest, Unix ms")
+    address: str = Field(description="host or host:port; unix or control: the broker's machine")
+    agent: str = Field(description="User-Agent of the browser")
+    is_own: bool = Field(description="true: the session of this request")
 
 
 class SessionsView(BaseModel):
     """All sessions."""
 
-    items: list[SessionView]
-    next: str | None = None
+    items: list[SessionView] = Field(description="items of this page")
+    next: str | None = Field(None, description="cursor of the next page; null: last page")
 
 
 def _out(request: web.Request, session: LoginSession) -> SessionView:

@@ -19,6 +19,7 @@ from phpmq_lite.admin.base.context import UPLOADS, Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     TTL_MAX_S,
+    AppId,
     check_queue_name,
     check_text,
     read_json_model,
@@ -218,14 +219,18 @@ class StageQuery(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    token: str = Field(pattern="^[!-~]{1,128}$")
+    token: str = Field(
+        pattern="^[!-~]{1,128}$",
+        description="random name of these rows for the publish call, 1 to 128 characters, used "
+        "once",
+    )
 
 
 class StageView(BaseModel):
     """What lies under the token now."""
 
-    rows: int
-    bytes: int  # of the bodies
+    rows: int = Field(description="rows staged under the token")
+    bytes: int = Field(description="total size of the bodies, bytes")
 
 
 class PublishStagedInput(BaseModel):
@@ -233,21 +238,25 @@ class PublishStagedInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    app_id: str = Field(min_length=1, max_length=256)
-    version: int = Field(ge=0, le=(1 << 63) - 1)
-    tokens: list[str] = Field(max_length=TOKENS_MAX)
-    single_use: bool = False  # nothing else is ever published under this app_id
-    in_parts: bool = False  # more than one transaction takes: the same call again for the rest
+    app_id: AppId
+    version: int = Field(
+        ge=0, le=(1 << 63) - 1, description="each version of an app_id is published only once"
+    )
+    tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
+    single_use: bool = Field(False, description="true: this app_id is used for one publish only")
+    in_parts: bool = Field(
+        False, description="true: publish in parts; repeat the call until remaining is 0"
+    )
 
 
 class PublishStagedView(BaseModel):
     """How many messages were published; ``repeated``: this version was done before."""
 
-    published: int
-    repeated: bool
-    quarantined: int = 0  # of them: dead at once, by the rules of their queue
-    remaining: int = 0  # not published yet: send the same call again
-    resumed: bool = False  # it went on with what an earlier call staged
+    published: int = Field(description="number of published messages")
+    repeated: bool = Field(description="true: already published; nothing was stored")
+    quarantined: int = Field(0, description="of these, dead-lettered by their queue's rules")
+    remaining: int = Field(0, description="messages left to publish: repeat the same call")
+    resumed: bool = Field(False, description="true: published the rows of an earlier call")
 
 
 class AppIdsQuery(BaseModel):
@@ -255,25 +264,25 @@ class AppIdsQuery(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    limit: int = Field(100, ge=1, le=1_000)
-    cursor: str = Field("", max_length=2_000)
+    limit: int = Field(100, ge=1, le=1_000, description="maximum number of items")
+    cursor: str = Field("", max_length=2_000, description="for after of GET /wait: later messages")
 
 
 class AppIdView(BaseModel):
     """An app_id; ``owner`` null: it belongs to the next who publishes under it."""
 
-    app_id: str
-    owner: str | None
-    version: int  # the highest that was published
-    at_ms: int  # when that was
-    rows: int  # of that version
+    app_id: str = Field(description="name of the publisher")
+    owner: str | None = Field(description="user or token NAME; null: the next publisher")
+    version: int = Field(description="highest published version")
+    at_ms: int = Field(description="when that version was published, Unix ms")
+    rows: int = Field(description="number of messages of that version")
 
 
 class AppIdsView(BaseModel):
     """App_ids by name, without those of a single publish."""
 
-    items: list[AppIdView]
-    next: str | None = None
+    items: list[AppIdView] = Field(description="items of this page")
+    next: str | None = Field(None, description="cursor of the next page; null: last page")
 
 
 class TransferInput(BaseModel):
@@ -281,15 +290,15 @@ class TransferInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    app_id: str = Field(min_length=1, max_length=256)
-    owner: str | None
+    app_id: AppId
+    owner: str | None = Field(description="user or token NAME; null: the next publisher")
 
 
 class TransferView(BaseModel):
     """To whom the app_id belongs now."""
 
-    app_id: str
-    owner: str | None
+    app_id: str = Field(description="name of the publisher")
+    owner: str | None = Field(description="user or token NAME; null: the next publisher")
 
 
 class UnstageInput(BaseModel):
@@ -297,13 +306,13 @@ class UnstageInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    tokens: list[str] = Field(max_length=TOKENS_MAX)
+    tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
 
 
 class UnstageView(BaseModel):
     """How many tokens were dropped."""
 
-    unstaged: int
+    unstaged: int = Field(description="number of tokens dropped")
 
 
 async def stage_rows(request: web.Request) -> web.StreamResponse:

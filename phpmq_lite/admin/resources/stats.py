@@ -21,25 +21,25 @@ from phpmq_lite.storage.read.rollups import ALL
 class StatsView(BaseModel):
     """The broker now; times are Unix ms."""
 
-    version: str
-    started_at: int
-    is_ready: bool
-    is_draining: bool
-    step: str
-    publishing_stopped: str | None  # why no message is taken, for want of room
-    storing_stopped: str | None  # why nothing at all can be stored now
-    queues: int
-    ready: int  # without dead-letter records
-    dispatched: int
-    dead: int  # records in dead-letter queues
-    published_per_s: float
-    acked_per_s: float
-    consumers: int
-    clients: int
-    disk_free_bytes: int
-    disk_bytes: int
-    database_bytes: int
-    wal_bytes: int
+    version: str = Field(description="version of the broker")
+    started_at: int = Field(description="when it began, Unix ms")
+    is_ready: bool = Field(description="true: the broker accepts messages")
+    is_draining: bool = Field(description="true: the broker is stopping")
+    step: str = Field(description="starting, migrating, recovering, …, ready or draining")
+    publishing_stopped: str | None = Field(description="why publishing has stopped; null: not")
+    storing_stopped: str | None = Field(description="why nothing can be stored; null: it can")
+    queues: int = Field(description="number of queues")
+    ready: int = Field(description="ready messages, without dead-letter records")
+    dispatched: int = Field(description="messages held by consumers")
+    dead: int = Field(description="records in all dead-letter queues")
+    published_per_s: float = Field(description="messages published per second")
+    acked_per_s: float = Field(description="messages acknowledged per second")
+    consumers: int = Field(description="consumers, counted per queue")
+    clients: int = Field(description="open connections")
+    disk_free_bytes: int = Field(description="free space on the data folder's disk, bytes")
+    disk_bytes: int = Field(description="size of the data folder's disk, bytes")
+    database_bytes: int = Field(description="size of the database file, bytes")
+    wal_bytes: int = Field(description="size of the write-ahead log, bytes")
 
 
 class StatsHistoryQuery(BaseModel):
@@ -47,41 +47,43 @@ class StatsHistoryQuery(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    queue: str = Field("", max_length=LONGEST_NAME)  # empty: all queues together
-    span: Literal["1h", "24h", "7d", "30d"] = "1h"
+    queue: str = Field("", max_length=LONGEST_NAME, description="empty: all queues together")
+    span: Literal["1h", "24h", "7d", "30d"] = Field("1h", description="period: 1h, 24h, 7d or 30d")
 
 
 class PointView(BaseModel):
     """One step; null where nothing was measured.  Depths and the age are the highest within."""
 
-    at: int  # Unix ms, its beginning
-    published_per_s: float
-    dispatched_per_s: float
-    redelivered_per_s: float
-    acked_per_s: float
-    requeued_per_s: float
-    expired_per_s: float
-    dead_per_s: float
-    deleted_per_s: float
-    ready: int
-    dispatched: int
-    bytes: int
-    oldest_age_ms: int | None
-    wait_p50_ms: int | None  # publish to first dispatch
-    wait_p95_ms: int | None
-    hold_p50_ms: int | None  # dispatch to settlement
-    hold_p95_ms: int | None
+    at: int = Field(description="start of the step, Unix ms")
+    published_per_s: float = Field(description="messages published per second")
+    dispatched_per_s: float = Field(description="messages dispatched per second")
+    redelivered_per_s: float = Field(description="repeated deliveries per second")
+    acked_per_s: float = Field(description="messages acknowledged per second")
+    requeued_per_s: float = Field(description="messages requeued per second")
+    expired_per_s: float = Field(description="messages expired per second")
+    dead_per_s: float = Field(description="messages dead-lettered per second")
+    deleted_per_s: float = Field(description="messages deleted per second")
+    ready: int = Field(description="maximum of ready messages")
+    dispatched: int = Field(description="maximum of dispatched messages")
+    bytes: int = Field(description="maximum size of the live bodies, bytes")
+    oldest_age_ms: int | None = Field(
+        description="maximum age of the first ready message; null: none"
+    )
+    wait_p50_ms: int | None = Field(description="publish to dispatch, ms: median; null: none")
+    wait_p95_ms: int | None = Field(description="publish to dispatch, ms: p95; null: none")
+    hold_p50_ms: int | None = Field(description="dispatch to end, ms: median; null: none")
+    hold_p95_ms: int | None = Field(description="dispatch to end, ms: p95; null: none")
 
 
 class StatsHistoryView(BaseModel):
     """How a queue, or all together, went; steps in which the broker did not run are left out."""
 
-    queue: str | None
-    span: str
-    step_s: int
-    start_at: int  # Unix ms
-    end_at: int
-    points: list[PointView]
+    queue: str | None = Field(description="name of the queue; null: all queues together")
+    span: str = Field(description="period: 1h, 24h, 7d or 30d")
+    step_s: int = Field(description="length of a step, seconds")
+    start_at: int = Field(description="start of the first step, Unix ms")
+    end_at: int = Field(description="end of the last step, Unix ms; may be in the future")
+    points: list[PointView] = Field(description="oldest first; steps without data are missing")
 
 
 async def get_stats(request: web.Request) -> web.StreamResponse:

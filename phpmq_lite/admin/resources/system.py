@@ -34,11 +34,13 @@ ClockDecision = Literal["expire", "keep"]
 class ClockView(BaseModel):
     """What the broker knows of its clock."""
 
-    now_ms: int  # Unix ms
-    jumps: int  # times it was set since the start, the last time away included
-    last_jump_ms: int  # the last of them: ahead, or back where it is negative
-    doubt_ms: int  # away for so long, or set ahead by so much; 0: nothing to decide
-    would_expire: int | None  # ready messages that expire if that time counts; None: no doubt
+    now_ms: int = Field(description="the broker's clock, Unix ms")
+    jumps: int = Field(description="clock changes since the start, including the last downtime")
+    last_jump_ms: int = Field(description="last clock change, ms; negative: set back; 0: none")
+    doubt_ms: int = Field(description="downtime or clock step to decide on, ms; 0: none")
+    would_expire: int | None = Field(
+        description="messages that expire if it counts; null: nothing to decide"
+    )
 
 
 class ClockDecisionInput(BaseModel):
@@ -46,8 +48,8 @@ class ClockDecisionInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    decision: ClockDecision  # expire: the clock is right, the time counts; keep: it was set
-    reason: str = ""
+    decision: ClockDecision = Field(description="expire: the time counts; keep: it does not")
+    reason: str = Field("", description="reason for the audit")
 
 
 async def read_clock(context: Context) -> ClockView:
@@ -131,20 +133,20 @@ class ConfigQuery(BaseModel):
 class SettingView(BaseModel):
     """One setting in force."""
 
-    setting: str
-    value: Any  # sizes in bytes
-    text: str  # as it may stand in the environment
-    default: str
-    source: str  # flag, environment NAME, file PATH, default
-    help: str
-    bounds: str
+    setting: str = Field(description="name, such as limits.credit")
+    value: Any = Field(description="value; sizes in bytes, secrets masked")
+    text: str = Field(description="value as written in an environment variable")
+    default: str = Field(description="default, written like text")
+    source: str = Field(description="flag, environment NAME, file PATH, … or default")
+    help: str = Field(description="what the setting does")
+    bounds: str = Field(description="allowed values, in words; empty: any value of its type")
 
 
 class ConfigView(BaseModel):
     """All settings in force."""
 
-    items: list[SettingView]
-    next: None = None
+    items: list[SettingView] = Field(description="items of this page")
+    next: None = Field(None, description="cursor of the next page; null: last page")
 
 
 async def list_settings(request: web.Request) -> web.StreamResponse:
@@ -425,9 +427,9 @@ class ListenerView(BaseModel):
 class ListenersView(BaseModel):
     """All open listeners, those of the older revision last."""
 
-    items: list[ListenerView]
+    items: list[ListenerView] = Field(description="items of this page")
     content_bytes: int = Field(description="longest body, limits.max_content")
-    next: None = None
+    next: None = Field(None, description="cursor of the next page; null: last page")
 
 
 async def list_listeners(request: web.Request) -> web.StreamResponse:

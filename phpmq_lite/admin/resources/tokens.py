@@ -25,8 +25,10 @@ class TokenInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
-    role: Literal["metrics", "viewer", "operator", "admin"]
+    name: str = Field(description="1 to 64 letters, digits and . _ @ + -")
+    role: Literal["metrics", "viewer", "operator", "admin"] = Field(
+        description="viewer, operator or admin"
+    )
     queues: Globs = Field([], description="globs of the queues it may see; empty: all")
     expires_at: int | None = Field(
         None, gt=0, le=_LATEST_MS, description="Unix milliseconds; null: never"
@@ -36,13 +38,13 @@ class TokenInput(BaseModel):
 class TokenView(BaseModel):
     """One token, without its secret; times are Unix milliseconds."""
 
-    name: str
-    role: str
-    queues: list[str]
-    created_at: int
-    created_by: str
-    expires_at: int | None
-    last_used_at: int | None
+    name: str = Field(description="name")
+    role: str = Field(description="viewer, operator or admin")
+    queues: list[str] = Field(description="globs of the visible queues; empty: all")
+    created_at: int = Field(description="when it was created, Unix ms")
+    created_by: str = Field(description="user who created it")
+    expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
+    last_used_at: int | None = Field(description="Unix ms; null: never")
 
     @classmethod
     def of(cls, token: ApiToken) -> Self:
@@ -61,16 +63,16 @@ class TokenView(BaseModel):
 class NewTokenView(BaseModel):
     """A token that was just made, with its secret: nobody can ask for it again."""
 
-    name: str
-    token: str
-    expires_at: int | None
+    name: str = Field(description="name")
+    token: str = Field(description="the token, phpmq_…; it is shown only once")
+    expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
 
 
 class TokensView(BaseModel):
     """All tokens."""
 
-    items: list[TokenView]
-    next: str | None = None
+    items: list[TokenView] = Field(description="items of this page")
+    next: str | None = Field(None, description="cursor of the next page; null: last page")
 
 
 def tokens_view(request: web.Request) -> list[TokenView]:

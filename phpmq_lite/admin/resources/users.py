@@ -29,9 +29,9 @@ class UserInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
-    password: SecretStr
-    role: RoleName
+    name: str = Field(description="1 to 64 letters, digits and . _ @ + -")
+    password: SecretStr = Field(description="12 to 1024 characters")
+    role: RoleName = Field(description="viewer, operator or admin")
     queues: Globs = Field([], description="globs of the queues they may see; empty: all")
 
 
@@ -40,19 +40,19 @@ class UserChangeInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    password: SecretStr | None = None
-    role: RoleName | None = None
-    queues: Globs | None = None
+    password: SecretStr | None = Field(None, description="12 to 1024 characters; null: unchanged")
+    role: RoleName | None = Field(None, description="viewer, operator or admin; null: unchanged")
+    queues: Globs | None = Field(None, description="visible queues; null: unchanged")
 
 
 class UserView(BaseModel):
     """One user; times are Unix milliseconds."""
 
-    name: str
-    role: str
-    queues: list[str]
-    created_at: int
-    last_login_at: int | None
+    name: str = Field(description="name")
+    role: str = Field(description="viewer, operator or admin")
+    queues: list[str] = Field(description="globs of the visible queues; empty: all")
+    created_at: int = Field(description="when it was created, Unix ms")
+    last_login_at: int | None = Field(description="Unix ms; null: never")
 
     @classmethod
     def of(cls, user: User) -> Self:
@@ -69,8 +69,8 @@ class UserView(BaseModel):
 class UsersView(BaseModel):
     """All users."""
 
-    items: list[UserView]
-    next: str | None = None
+    items: list[UserView] = Field(description="items of this page")
+    next: str | None = Field(None, description="cursor of the next page; null: last page")
 
 
 def users_view(request: web.Request) -> list[UserView]:

@@ -181,10 +181,15 @@ class WaitQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    q: str = Field("", max_length=2_000)  # as in a search; empty: any message
-    after: str | None = Field(None, max_length=200)  # a cursor; none: from now on
-    until: WaitCondition = "published"
-    timeout: float = Field(0.0, ge=0, le=LONGEST_S)  # seconds; 0: only look, and give a cursor
+    q: str = Field("", max_length=2_000, description="search; empty: any message")
+    after: str | None = Field(
+        None,
+        max_length=200,
+        description="cursor of a publish, or X-Cursor of a response; empty: wait for new "
+        "messages only",
+    )
+    until: WaitCondition = Field("published", description="what to wait for: published or settled")
+    timeout: float = Field(0.0, ge=0, le=LONGEST_S, description="seconds to wait; 0: check once")
 
 
 async def wait_for_message(request: web.Request) -> web.StreamResponse:

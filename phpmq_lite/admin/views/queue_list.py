@@ -26,9 +26,17 @@ QueueSort = Literal[
 class QueueQuery(ListQuery):
     """Filter and order of a list of queues."""
 
-    q: str = Field("", max_length=LONGEST_NAME)
-    has: Literal["backlog", "no-consumer", "paused", "dead"] | None = None
-    sort: QueueSort = "name"
+    q: str = Field("", max_length=LONGEST_NAME, description="part of the name, or a glob")
+    has: Literal["backlog", "no-consumer", "paused", "dead"] | None = Field(
+        None,
+        description="only queues with ready messages, without consumers, paused, or with dead "
+        "letters",
+    )
+    sort: QueueSort = Field(
+        "name",
+        description="sort key, - for descending; in, out: published, acked per second; age: "
+        "oldest ready",
+    )
 
 
 @dataclass(slots=True, frozen=True)

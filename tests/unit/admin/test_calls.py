@@ -29,7 +29,7 @@ def route_of(call: ApiCall) -> Route:
 def test_curl_has_all_that_has_to_be_given(call: ApiCall) -> None:
     words, route = shlex.split(call.curl), route_of(call)
     query = dict(parse_qsl(urlsplit(words[-1]).query))
-    assert {member.name for member in call.query if member.is_needed} == {*query}
+    assert {member.name for member in call.query if member.is_required} == {*query}
     if isinstance(route.query, type) and issubclass(route.query, BaseModel):
         route.query.model_validate(query)
     if "-d" in words and route.takes is not None:
@@ -37,6 +37,8 @@ def test_curl_has_all_that_has_to_be_given(call: ApiCall) -> None:
 
 
 def test_call_says_what_it_takes() -> None:
-    assert [call.anchor for call in CALLS if call.takes and not call.taken] == []
+    assert [call.anchor for call in CALLS if call.takes and not call.takes_text] == []
     [configure] = [call for call in CALLS if call.anchor == "queue-configure"]
-    assert configure.taken.startswith("Settings to change; null goes back to the broker's default")
+    assert configure.takes_text.startswith(
+        "Settings to change; null goes back to the broker's default"
+    )
