@@ -43,7 +43,7 @@ def drawn(
 
 def rendered(made: history_chart.HistoryChart, **kept: str) -> str:
     templates: jinja2.Environment = make_environment(templates_folder())
-    head = '{% from "_partials/brush.html" import brush_chart with context %}'
+    head = '{% from "_partials/history_chart.html" import brush_chart with context %}'
     text = templates.from_string(head + "<div>{{ brush_chart(made, kept) }}</div>")
     return text.render(made=made, kept=kept, url=Urls("", ROUTE).to)
 
