@@ -87,8 +87,8 @@ def settle(connection: sqlite3.Connection, number: int) -> float:
             (2, None, [seq for seq in seqs if seq % 20]),
             (4, "client", [seq for seq in seqs if not seq % 20]),
         ):
-            many("live", "settle").run(connection.execute, share, (outcome, reason, 0))
-            many("live", "remove").run(connection.execute, share)
+            many("batch", "settle_messages").run(connection.execute, share, (outcome, reason, 0))
+            many("batch", "delete_messages").run(connection.execute, share)
         connection.execute("COMMIT")
         if first // COMMIT % (CHECKPOINT // COMMIT) == 0:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

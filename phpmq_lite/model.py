@@ -6,7 +6,7 @@ to the writer, ``Loaded`` the one thing that comes back.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
@@ -308,11 +308,19 @@ class WindowRequest:
     body_bytes: int  # bodies come along until their sizes add up to this
 
 
+class PageKind(Enum):
+    """Which messages a page has."""
+
+    ALL = 1  # ready and dispatched messages of a queue, by position
+    READY = 2  # its ready messages only
+    CLAIMED = 3  # messages of a subscription, by claim
+
+
 @dataclass(slots=True, frozen=True)
 class PageRequest:
-    """Load alive messages of a queue with ``after`` < position <= ``upto``, without bodies.
+    """Load live messages with ``after`` < position <= ``upto``.
 
-    ``bodies`` asks for the content too.
+    For ``PageKind.CLAIMED``, ``queue_id`` is a subscription_id and positions are claims.
     """
 
     take: Callable[[list[Message], bool], None]  # handed back with the rows
@@ -321,7 +329,7 @@ class PageRequest:
     upto: int
     limit: int
     bodies: bool = False
-    which: str = "page"  # or ready_page; or claimed_page: then of a subscription, by claim
+    kind: PageKind = PageKind.ALL
 
 
 class Batch:

@@ -20,7 +20,7 @@ class CopiedRows(NamedTuple):
 
 @dataclass(slots=True)
 class PipelineRows:
-    """What the core keeps in memory of the pipeline: rows of its tables, see ``claims.sql``."""
+    """What the core keeps in memory of the pipeline: rows of its tables, see ``batch.sql``."""
 
     subscriptions: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     held: list[tuple[int, int, int]] = field(default_factory=list)  # queue_id, claimed, bytes

@@ -13,9 +13,8 @@ from typing import Final
 from phpmq_lite import logs
 from phpmq_lite.errors import DatabaseReplacedError, PhpmqError
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.integrity.seal import seal
-from phpmq_lite.storage.opened_files import OpenedFiles
 from phpmq_lite.storage.write.writer import Writer
 
 EX_IOERR: Final = 74

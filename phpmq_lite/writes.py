@@ -246,7 +246,7 @@ class SetTokenUsed(NamedTuple):
 class ExpireToken(NamedTuple):
     """Set when a token expires."""
 
-    expires_at: int
+    expires_at: int | None
     token_id: int
 
 

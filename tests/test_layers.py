@@ -10,10 +10,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+from phpmq_lite.storage.statements import load, parts
 
 ROOT: Final = Path(__file__).parent.parent
 PACKAGE: Final = "phpmq_lite"
@@ -274,6 +277,79 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
     return tuple(imported(name, parse(MODULES[name]), MODULES))
 
 
+# Groups of modules in storage/, from the bottom: none imports one of a later group.  Rows are what
+# any engine stores; only the groups above them know that the database is an SQLite file.
+STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "rows": (
+        "arrow",
+        "read",
+        "sqlite_errors",
+        "statements",
+        "write.batch_sql",
+        "write.history_index",
+        "write.retention",
+    ),
+    "file": ("atomic_files", "data_folder", "disk_space", "integrity", "migrate"),
+    "writer": ("write.maintenance", "write.store", "write.writer"),
+    "copies": ("backup",),
+}
+
+
+def storage_group(name: str) -> int | None:
+    """Return the position of a module's group; None: a package, or not in storage."""
+    inner = name.removeprefix("storage.")
+    groups = (
+        at
+        for at, members in enumerate(STORAGE_GROUPS.values())
+        if inner != name and is_allowed(inner, set(members))
+    )
+    return next(groups, None)
+
+
+def upward_imports(name: str, imports: Iterable[tuple[int, str]]) -> Iterator[str]:
+    """Yield one sentence for each import of a later group of storage."""
+    own = storage_group(name)
+    for line, target in imports:
+        other = storage_group(target.removeprefix(f"{PACKAGE}."))
+        if own is not None and other is not None and other > own:
+            yield f"{name}:{line} imports {target}, which is in a later group of storage"
+
+
+STATEMENTS: Final = frozenset(
+    (path.stem, name)
+    for path in (ROOT / PACKAGE / "storage" / "sql").glob("*.sql")
+    for name in {**load(path.stem), **parts(path.stem)}
+)
+
+
+def statement_names(name: str, tree: ast.Module) -> Iterator[str]:
+    """Yield one sentence for each SQL statement that a module outside storage names."""
+    if name.partition(".")[0] == "storage":
+        return
+    for line, target in imported(name, tree, MODULES):
+        if target == f"{PACKAGE}.storage.statements":
+            yield f"{name}:{line} imports {target}, which only storage may"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call | ast.Tuple | ast.List):
+            continue
+        values = node.args if isinstance(node, ast.Call) else node.elts
+        texts = [value.value if isinstance(value, ast.Constant) else None for value in values]
+        for pair in pairwise(texts):
+            if pair in STATEMENTS:
+                yield f"{name}:{node.lineno} names the statement {pair}, which only storage may"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_storage_names_statements(name: str) -> None:
+    assert list(statement_names(name, parse(MODULES[name]))) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("storage.")])
+def test_module_of_storage_imports_no_later_group(name: str) -> None:
+    assert list(upward_imports(name, imports_of(name))) == []
+    assert storage_group(name) is not None or name in ("storage.write",)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_module_imports_only_what_its_part_may(name: str) -> None:
     assert list(offences(name, imports_of(name))) == []
@@ -344,6 +420,26 @@ def test_scripts_of_the_pages_import_each_other_in_no_circle() -> None:
 )
 def test_checker_objects_when_an_import_is_foreign(name: str, source: str) -> None:
     assert len(list(offences(name, imported(name, ast.parse(source), MODULES)))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from phpmq_lite.storage.statements import load",
+        "from phpmq_lite.storage import statements",
+        'rows = await readers.read("audit", "older", limit=1)',
+        'write = ("batch", "drop_stage")',
+    ],
+)
+def test_checker_objects_when_a_statement_is_named(source: str) -> None:
+    assert len(list(statement_names("admin.app", ast.parse(source)))) == 1
+    assert list(statement_names("storage.read.audit", ast.parse(source))) == []
+
+
+def test_checker_objects_when_rows_import_the_file() -> None:
+    tree = ast.parse("from phpmq_lite.storage.data_folder import DataFolder")
+    assert len(list(upward_imports("storage.read.audit", imported("", tree, MODULES)))) == 1
+    assert list(upward_imports("storage.backup.restore", imported("", tree, MODULES))) == []
 
 
 def test_checker_finds_a_circle() -> None:

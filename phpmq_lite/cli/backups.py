@@ -35,11 +35,10 @@ from phpmq_lite.storage.backup.backups import (
     read_backup,
     remove_old,
 )
-from phpmq_lite.storage.backup.restore import RestoreResult, drill
+from phpmq_lite.storage.backup.restore import RestoreResult, WithdrawnAccess, drill
 from phpmq_lite.storage.backup.restore import restore as put_back
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, held_still
 from phpmq_lite.storage.integrity.wal_check import check_wal
-from phpmq_lite.storage.read.accounts import Withdrawn
 
 _ASK_EACH_S: Final = 1.0
 _COLUMNS: Final = (
@@ -231,7 +230,7 @@ def _conclude(done: RestoreResult, source: Path, *, is_drill: bool) -> None:
     print_message(f"{done.database} is restored; start the broker")
 
 
-def _show_withdrawn(withdrawn: Withdrawn) -> None:
+def _show_withdrawn(withdrawn: WithdrawnAccess) -> None:
     """Name the access that ended, and why."""
     why = "were revoked since" if withdrawn.has_proof else "may have been revoked since"
     if withdrawn.sessions:

@@ -21,7 +21,7 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import check_wide_binds, read_endpoints
 from phpmq_lite.settings.toml_file import config_file
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.read.accounts import has_admin
+from phpmq_lite.storage.integrity.stopped_database import has_admin
 
 COLUMNS: Final = (
     Column("setting", "SETTING"),

@@ -210,13 +210,13 @@ CLAIM_COLUMNS: Final = (
 
 
 @dataclass(slots=True, frozen=True)
-class Bounds:
-    """Where the history stands."""
+class HistoryBounds:
+    """Which offsets the history has."""
 
-    history_id: str  # another one: another history, whatever the offsets say
-    lo: int  # every row above it is there, but for deleted ones
-    hi: int  # the last offset given out
-    lo_deleted: int  # every row above it is there
+    history_id: str  # offsets of another history_id have nothing in common with these
+    lo: int  # no row above it was removed, except rows of deleted messages
+    hi: int  # the last offset assigned
+    lo_deleted: int  # no row above it was removed
 
 
 @dataclass(slots=True, frozen=True)
@@ -317,20 +317,20 @@ class HistoryRanges:
 
     # -- small reads
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> HistoryBounds:
         """Say where the history stands."""
-        [row] = self._rows(load("ranges")["bounds"])
-        return Bounds(**row)
+        [row] = self._rows(load("arrow")["bounds"])
+        return HistoryBounds(**row)
 
     def offset_at(self, at_ms: int) -> int:
         """Give the last offset settled before a time, Unix ms; ``bounds().lo``: all are later."""
         bounds = self.bounds()
         given = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
-        return int(self._rows(load("ranges")["offset_at"], given)[0]["offset"])
+        return int(self._rows(load("arrow")["offset_at"], given)[0]["offset"])
 
     def queues(self) -> list[str]:
         """Give the names of all queues that rows may have, in order."""
-        return [row["name"] for row in self._rows(load("ranges")["queues"])]
+        return [row["name"] for row in self._rows(load("arrow")["queues"])]
 
     # -- ranges
 
@@ -368,7 +368,7 @@ class HistoryRanges:
             RefusedError: ``gap``: claims above ``lo`` are acknowledged; ``bad_value``: ``hi`` is
                 not given out; ``unknown_subscription``; ``foreign_queue``: not of ``allowed``.
         """
-        found = self._rows(load("ranges")["subscription"], {"name": subscription})
+        found = self._rows(load("arrow")["subscription"], {"name": subscription})
         if not found:
             raise RefusedError("unknown_subscription", f"there is no subscription {subscription!r}")
         [held] = found
@@ -417,7 +417,7 @@ class HistoryRanges:
         """Give the numbers of the queues that are asked for and allowed; None: all."""
         if not asked.queues and asked.pattern is None and not asked.allowed:
             return None
-        known = {row["name"]: row["queue_id"] for row in self._rows(load("ranges")["queues"])}
+        known = {row["name"]: row["queue_id"] for row in self._rows(load("arrow")["queues"])}
         for name in asked.queues:
             if name not in known:
                 raise RefusedError("unknown_queue", f"there is no queue {name!r}")
@@ -434,7 +434,7 @@ def _is_match(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatchcase(name, glob) for glob in globs)
 
 
-def _clipped(asked: RowSelection, bounds: Bounds, *, is_gap_ok: bool) -> tuple[int, int]:
+def _clipped(asked: RowSelection, bounds: HistoryBounds, *, is_gap_ok: bool) -> tuple[int, int]:
     if not 0 <= asked.lo <= asked.hi:
         detail = f"({asked.lo}, {asked.hi}] is no range: lo <= hi, both from 0"
         raise RefusedError("bad_value", detail)
@@ -466,7 +466,7 @@ class _Kind:
 
 
 def _part(name: str) -> str:
-    return parts("ranges")[name]
+    return parts("arrow")[name]
 
 
 _HISTORY: Final = _Kind('m."offset"', _part("history_range"), needs_bodies=False)
@@ -493,7 +493,7 @@ class _Reading:
 
     def batches(self, lo: int, hi: int) -> Iterator[Any]:
         """Give the rows in order."""
-        known = parts("ranges")
+        known = parts("arrow")
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
         selected = ", ".join(
@@ -535,7 +535,9 @@ class _Reading:
         if BODY not in self.columns:
             yield part
             return
-        text = _part("cuts").replace("{number}", self.kind.number).replace("{range}", self.range)
+        text = (
+            _part("part_ends").replace("{number}", self.kind.number).replace("{range}", self.range)
+        )
         given = self.given | part | {"part_bytes": PART_BYTES}
         lo = part["lo"]
         for row in self.ranges.table(text, given).to_pylist():

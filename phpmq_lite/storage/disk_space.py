@@ -5,7 +5,9 @@ So publishing stops well ahead; and where the disk is full all the same, because
 fills it, the *ballast* is deleted: a file that does nothing but keep room.
 """
 
+import asyncio
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -260,3 +262,34 @@ def _text(size: int) -> str:
     if size < 1_024 * _MIB:
         return f"{size / _MIB:,.0f} MiB"
     return f"{size / (1_024 * _MIB):,.1f}".removesuffix(".0") + " GiB"
+
+
+_SUFFIXES: Final = {"database": "", "wal": "-wal", "shm": "-shm"}
+
+
+@dataclass(slots=True, frozen=True)
+class DiskUsage:
+    """Bytes on the file system of the data folder."""
+
+    files: dict[str, int]  # database, wal, shm; 0 if a file does not exist
+    total: int
+    free: int  # for the account that the broker runs under
+
+
+async def measure_disk(database: Path) -> DiskUsage:
+    """Measure the files and their file system, in a thread.
+
+    Raises:
+        OSError: the data folder does not exist any more.
+    """
+    return await asyncio.to_thread(_measure_disk, database)
+
+
+def _measure_disk(database: Path) -> DiskUsage:
+    usage = shutil.disk_usage(database.parent)
+    sizes = {
+        kind: path.stat().st_size if path.exists() else 0
+        for kind, suffix in _SUFFIXES.items()
+        for path in [database.with_name(database.name + suffix)]
+    }
+    return DiskUsage(sizes, usage.total, usage.free)

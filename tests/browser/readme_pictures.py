@@ -61,7 +61,7 @@ def day(share: float, since_s: int) -> Iterator[Point]:
 
 def write_day(database: Path) -> None:
     """Store the day in the charts of a broker; it runs, for it seals its database at a stop."""
-    put = load("rollups")["put"]
+    put = load("batch")["put_rollup"]
     since_s = int(time.time()) // MINUTE_S * MINUTE_S - DAY * MINUTE_S
     with closing(sqlite3.connect(database)) as connection, connection:
         ids = dict(connection.execute("SELECT name, queue_id FROM queue"))

@@ -115,7 +115,7 @@ def test_message_comes_back_as_the_page_says(
 
 def test_start_gives_back_and_charges_nothing() -> None:
     """The row of the broker that was killed; all other columns stay as they are."""
-    (changed,) = re.findall(r"UPDATE message SET (.*)", load("live")["release_held"])
+    (changed,) = re.findall(r"UPDATE message SET (.*)", load("batch")["release_dispatched"])
     assert changed == "state = 0"
     told = {cells[0]: cells[1:] for cells in pages.rows(RETRY, "| what happened |")}
     assert told["the broker is killed or restarted"] == ["to its old place", "no"]

@@ -25,7 +25,7 @@ def no_crc() -> None:
     no_seal()
 
     def bodies(self: Store, seqs: list[int], _checksums: str = "") -> dict[int, bytes | None]:
-        return dict.fromkeys(seqs) | dict(many("live", "bodies").run(self.execute, seqs))
+        return dict.fromkeys(seqs) | dict(many("batch", "bodies").run(self.execute, seqs))
 
     setattr(Store, "_bodies", bodies)  # noqa: B010
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.integrity.stopped_database import open_stopped
+from phpmq_lite.storage.integrity.stopped_database import has_admin, open_stopped
 from phpmq_lite.storage.integrity.wal_check import has_commits
 from phpmq_lite.storage.integrity.wal_format import HEADER_BYTES
-from phpmq_lite.storage.read.accounts import has_admin
 
 Spoil = Callable[[bytearray], None]
 

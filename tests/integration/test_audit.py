@@ -34,7 +34,7 @@ class Rows:
         row = given | changes
         for _ in range(count):
             self.database.connection.execute(
-                load("audit")["insert"],
+                load("batch")["insert_audit"],
                 (None, at_ms, row["actor"], "ui", "10.0.0.7", row["action"], row["target"], 1, "",
                  row["result"], "", "r"),
             )  # fmt: skip

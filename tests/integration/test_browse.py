@@ -304,7 +304,9 @@ async def test_history_filters_in_both_directions(
     database.first_offset = last + 1
     for at in range(40):
         database.settled(1 + at % 3 % 2, outcome=2 + at % 7 % 4, settled_at=NOW_MS + at)
-    database.connection.execute(load("places")["place"], {"after": 0, "upto": last + placed})
+    database.connection.execute(
+        load("history_index")["index_outcomes"], {"after": 0, "upto": last + placed}
+    )
     database.set_counter("placed_upto", last + placed)
     since, until = given.get("since", 0), given.get("until", 1 << 60)
     expected = [
@@ -464,7 +466,7 @@ async def test_reader_opens_again_after_a_close(database: Database) -> None:
 
 
 PARAMETERS: dict[str, object] = {"queue_ids": "[1]", "queues": "[1]", "seqs": "[1]"}
-STATEMENTS = load("browse")
+STATEMENTS = load("messages")
 WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: ([\w ]+)")
 
 
@@ -476,7 +478,7 @@ def parameters(name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("name", "index"),
-    WITH_INDEX.findall((Path(messages.__file__).parent / "sql" / "browse.sql").read_text()),
+    WITH_INDEX.findall((Path(messages.__file__).parents[1] / "sql" / "messages.sql").read_text()),
 )
 def test_statement_uses_its_index(database: Database, name: str, index: str) -> None:
     plan = database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters(name))

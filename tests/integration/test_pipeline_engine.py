@@ -8,7 +8,7 @@ from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.read.consumers import PipelineReaders, ReaderRow
+from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.testing import Running, running_service
 from tests.support.core_rig import operation
@@ -55,7 +55,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "release_claims", "empty")
         await running.service.front.run(operations.record_reader, "archive", 7)
         readers = Readers(tmp_path / "data" / DATABASE, count=1)
-        pipeline = PipelineReaders(readers)
+        pipeline = StoredPipeline(readers)
         try:
             empty, mine = await pipeline.subscriptions()
             assert (empty.name, empty.count, empty.bytes, empty.oldest_at_ms, empty.hi,
@@ -67,6 +67,6 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
             assert await pipeline.subscription("s") == mine
             assert await pipeline.subscription("none") is None
             [reader] = await pipeline.readers()
-            assert reader == ReaderRow("archive", 7, reader.at_ms)
+            assert reader == HistoryReaderRow("archive", 7, reader.at_ms)
         finally:
             await readers.close()

@@ -160,7 +160,7 @@ def test_removed_queue_stays_while_the_history_names_it(ledger: Ledger) -> None:
     ledger.settle(1, 5)
     HistoryIndexer().step(ledger.connection, 0, is_idle=True)
     ledger.settle(2, 5)
-    ledger.execute(load("live")["forget_queues"])
+    ledger.execute(load("batch")["delete_forgotten_queues"])
     assert ledger.execute("SELECT queue_id FROM queue").fetchall() == [(1,), (2,)]
 
 
@@ -202,7 +202,7 @@ def test_any_other_error_leaves_the_outcome_open(ledger: Ledger) -> None:
 
 KILLED = """
 import os, signal, sqlite3, sys
-from phpmq_lite.storage.places import Places
+from phpmq_lite.storage.write.history_index import HistoryIndexer
 class Dies(sqlite3.Connection):
     def execute(self, sql, *given):
         found = super().execute(sql, *given)
@@ -211,7 +211,7 @@ class Dies(sqlite3.Connection):
         return found
 connection = sqlite3.connect(sys.argv[1], isolation_level=None, factory=Dies)
 connection.execute("PRAGMA cache_size = 5")  # pages go to the WAL before the commit
-Places().step(connection, 0, is_idle=True)
+HistoryIndexer().step(connection, 0, is_idle=True)
 """
 
 
@@ -337,7 +337,7 @@ async def search_agrees(readers: Readers, ledger: Ledger, queue_id: int) -> None
     """Compare what searches of the same queue find, by offset and by number."""
     ledger.execute("INSERT OR IGNORE INTO queue (queue_id, name, created_at) VALUES (1, 'a', 0), "
                    "(2, 'b', 0), (3, 'c', 0)")  # fmt: skip
-    ledger.execute(load("live")["set_counter"], ("next_number", 1_000))
+    ledger.execute(load("batch")["set_counter"], ("next_number", 1_000))
     rows = ledger.execute(
         'SELECT "offset" FROM history WHERE queue_id = ? AND outcome IN (2, 4) ORDER BY 1 DESC',
         (queue_id,),

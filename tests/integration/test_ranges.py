@@ -200,11 +200,11 @@ def test_what_cannot_be_given_is_refused(
 
 
 def test_bounds_follow_retention_and_outlive_the_rows(ranges: HistoryRanges) -> None:
-    assert ranges.bounds() == module.Bounds(HISTORY_ID, 0, ROWS, 0)
+    assert ranges.bounds() == module.HistoryBounds(HISTORY_ID, 0, ROWS, 0)
     remove_history_upto(ranges.path, 100)
-    assert ranges.bounds() == module.Bounds(HISTORY_ID, 100, ROWS, 100)
+    assert ranges.bounds() == module.HistoryBounds(HISTORY_ID, 100, ROWS, 100)
     remove_history_upto(ranges.path, ROWS - 1)  # the newest row stays
-    assert ranges.bounds() == module.Bounds(HISTORY_ID, ROWS - 1, ROWS, ROWS - 1)
+    assert ranges.bounds() == module.HistoryBounds(HISTORY_ID, ROWS - 1, ROWS, ROWS - 1)
     assert list(ranges.history(RowSelection(ROWS, ROWS))) == []
 
 
@@ -450,13 +450,13 @@ def test_claims_that_cannot_be_given_are_refused(
 def test_ranges_are_read_by_number() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.deserialize(empty_database())
-        known = parts("ranges")
-        cuts = known["cuts"].replace("{number}", 'm."offset"')
+        known = parts("arrow")
+        ends = known["part_ends"].replace("{number}", 'm."offset"')
         texts = {
             f'SELECT * {known["history_range"]} {known["only_queues"]} ORDER BY m."offset"': "m",
-            cuts.replace("{range}", known["history_range"]): "m",
+            ends.replace("{range}", known["history_range"]): "m",
             f"SELECT m.size {known['claim_range']} ORDER BY c.claim": "m",
-            load("ranges")["offset_at"]: "history",
+            load("arrow")["offset_at"]: "history",
         }
         for text, table in texts.items():
             given = dict.fromkeys(re.findall(r"(?<![:\w]):(\w+)", text))

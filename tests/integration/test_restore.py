@@ -21,12 +21,11 @@ from phpmq_lite.storage.backup.backups import (
     read_backup,
     remove_old,
 )
-from phpmq_lite.storage.backup.restore import RAISED, drill, restore
+from phpmq_lite.storage.backup.restore import RAISED, WithdrawnAccess, drill, restore
 from phpmq_lite.storage.data_folder import DataFolder, Meta, read_meta
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.integrity.verify import verify
 from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.read.accounts import Withdrawn
 from tests.support.core_and_store import Driver
 from tests.support.stopped_folder import (
     driver_with_history,
@@ -497,7 +496,9 @@ def test_restore_revives_nothing_that_was_revoked_since(with_accounts: Backup, d
         execute_sql(data / "phpmq.db", sql)
     done = restore(with_accounts.folder, data)
     assert _access(data) == (["ci"], 1, [("ann", "hash"), ("bob", "newer")])
-    assert done.withdrawn == Withdrawn(has_proof=True, sessions=1, tokens=["ops"], users=["bob"])
+    assert done.withdrawn == WithdrawnAccess(
+        has_proof=True, sessions=1, tokens=["ops"], users=["bob"]
+    )
     assert problems(data) == []
 
 
@@ -506,7 +507,7 @@ def test_restore_keeps_what_the_replaced_database_says_is_valid(
 ) -> None:
     done = restore(with_accounts.folder, data)
     assert _access(data) == (["ci", "ops"], 2, BOTH)
-    assert done.withdrawn == Withdrawn(has_proof=True)
+    assert done.withdrawn == WithdrawnAccess(has_proof=True)
 
 
 def test_restore_takes_the_users_of_the_replaced_database(
@@ -542,7 +543,7 @@ def test_restore_ends_all_access_when_the_replaced_database_cannot_say(
             folder.record(is_running=True)
     done = restore(with_accounts.folder, data)
     assert _access(data) == ([], 0, BOTH)
-    assert done.withdrawn == Withdrawn(
+    assert done.withdrawn == WithdrawnAccess(
         has_proof=harm == "no users", sessions=2, tokens=["ci", "ops"]
     )
 

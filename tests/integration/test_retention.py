@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
-from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.history_index import HistoryIndexer
 from phpmq_lite.storage.write.retention import KEYS_AT_ONCE, ROWS_PER_STEP, RetentionBounds
@@ -343,28 +342,6 @@ def test_any_other_error_leaves_the_outcome_open(store: RetentionDatabase) -> No
     store.execute("CREATE TRIGGER t AFTER DELETE ON history BEGIN SELECT raise(ABORT, 'no'); END")
     with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
         step(store.connection, RetentionBounds(rows=1, deleted_share=0), NOW)
-
-
-# -- statements
-
-
-@pytest.mark.parametrize("file", ["retention", "migrate"])
-def test_statements_prepare_on_the_schema_and_use_their_index(
-    store: RetentionDatabase, file: str
-) -> None:
-    text = (Path(__file__).parents[2] / f"phpmq_lite/storage/sql/{file}.sql").read_text("utf-8")
-    for piece in text.split("-- name: ")[1:]:
-        name = piece.split("\n", 1)[0]
-        sql = load(file)[name]
-        numbers: dict[str, object] = dict.fromkeys(
-            ["lo", "hi", "limit", "floor", "cutoff", "end", "others", "deleted"], 1
-        )
-        named = numbers | {"seqs": "[1]", "offsets": "[1]"}
-        given: object = named if ":" in sql else (1,) * sql.count("?")
-        plan = store.execute(f"EXPLAIN QUERY PLAN {sql}", given).fetchall()  # type: ignore[arg-type]
-        for line in piece.splitlines():
-            if line.startswith("-- index: "):
-                assert any(line.removeprefix("-- index: ") in row[3] for row in plan), (name, plan)
 
 
 # -- a naive list

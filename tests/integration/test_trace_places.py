@@ -55,15 +55,15 @@ class House:
         seq = self.next = self.next + leap
         values = (seq, seq, 1 + seq % 2, seq, 0, 0, 0, 0, trace)
         self.execute(f"INSERT INTO message ({COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", values)
-        self.execute(load("live")["set_counter"], ("next_number", seq + 1))
+        self.execute(load("batch")["set_counter"], ("next_number", seq + 1))
 
     def settle(self, nth: int, outcome: int) -> None:
         """Settle one of those alive, as the writer does."""
         alive = [seq for (seq,) in self.execute("SELECT seq FROM message ORDER BY seq")]
         if alive:
             seqs = [alive[nth % len(alive)]]
-            many("live", "settle").run(self.execute, seqs, (outcome, None, 0))
-            many("live", "remove").run(self.execute, seqs)
+            many("batch", "settle_messages").run(self.execute, seqs, (outcome, None, 0))
+            many("batch", "delete_messages").run(self.execute, seqs)
 
     def place(self, rows: int) -> int:
         """Take a step of the places, of so many rows."""

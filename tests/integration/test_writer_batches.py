@@ -89,7 +89,7 @@ async def test_few_commands_are_committed_in_the_loop_where_the_disk_is_fast(
         pytest.param(lambda b: setattr(b, "commands", FEW_COMMANDS + 1), id="commands"),
         pytest.param(lambda b: b.body_seqs.add(1), id="loads"),
         pytest.param(lambda b: setattr(b, "has_left", True), id="consumers at work"),
-        pytest.param(lambda b: setattr(b, "born_bytes", (64 << 10) + 1), id="bytes"),
+        pytest.param(lambda b: setattr(b, "created_bytes", (64 << 10) + 1), id="bytes"),
         pytest.param(lambda b: b.events.extend([1, 0, "x", None] * 201), id="rows"),
     ],
 )
@@ -166,7 +166,7 @@ async def test_work_in_the_thread_is_not_overtaken(opened: Writer) -> None:
     "lengthen",
     [
         pytest.param(lambda b: setattr(b, "commands", 5_001), id="commands"),
-        pytest.param(lambda b: setattr(b, "born_bytes", (1 << 20) + 1), id="bytes"),
+        pytest.param(lambda b: setattr(b, "created_bytes", (1 << 20) + 1), id="bytes"),
         pytest.param(lambda b: b.writes.append(EraseBody(1)), id="rare"),
         pytest.param(lambda b: b.claims_removed.append(1), id="several"),
     ],

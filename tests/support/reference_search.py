@@ -250,11 +250,13 @@ def index_upto(database: Database, upto: int) -> None:
     """Give the first settled messages, and half of those alive, their places, once."""
     [(last,)] = database.connection.execute('SELECT max("offset") FROM history')
     upto = min(FIRST - 1 + upto, last or 0)
-    for name in ("place", "number", "trace"):
-        database.connection.execute(load("places")[name], {"after": 0, "upto": upto})
+    for name in ("index_outcomes", "index_numbers", "index_traces"):
+        database.connection.execute(load("history_index")[name], {"after": 0, "upto": upto})
     database.set_counter("placed_upto", upto)
     [(half,)] = database.connection.execute("SELECT (min(seq) + max(seq)) / 2 FROM message")
-    database.connection.execute(load("places")["trace_alive"], {"after": 0, "upto": half or 0})
+    database.connection.execute(
+        load("history_index")["index_live_traces"], {"after": 0, "upto": half or 0}
+    )
     database.set_counter("traced_upto", half or 0)
 
 

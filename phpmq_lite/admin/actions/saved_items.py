@@ -11,19 +11,19 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.read.accounts import SavedItems, SavedRow, put_saved
+from phpmq_lite.storage.read.accounts import SavedItem, SavedItems, saved_item_write
 from phpmq_lite.writes import DeleteSavedItem
 
 _OF_QUEUES: Final = ("queue", "origin")  # terms of a search that name queues
 
 
-async def visible_items(request: web.Request, kind: str) -> list[SavedRow]:
+async def visible_items(request: web.Request, kind: str) -> list[SavedItem]:
     """Return what was saved of a kind, without what names queues that the caller may not use."""
     rows = await SavedItems(context_of(request).readers).all(kind)
     return [row for row in rows if _may_see(request, kind, row.content)]
 
 
-async def visible_item(request: web.Request, kind: str, name: str) -> SavedRow | None:
+async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem | None:
     """Return one by its name; None if there is none, or none that the caller may see."""
     row = await SavedItems(context_of(request).readers).one(kind, name)
     return row if row is not None and _may_see(request, kind, row.content) else None
@@ -64,7 +64,7 @@ async def save_item(
     context: Context, entry: AuditEntry, kind: str, name: str, content: object
 ) -> None:
     """Save a view, a template or a label under a name, replacing the one of that name."""
-    row = put_saved(kind, name, content, context.now_ms(), entry.actor)
+    row = saved_item_write(kind, name, content, context.now_ms(), entry.actor)
     await context.engine.run(operations.write, entry, [row])
 
 

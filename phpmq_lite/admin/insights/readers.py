@@ -1,6 +1,6 @@
 """History readers, how far they lag, and open claims."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from aiohttp import web
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.base.context import Context, context_of
-from phpmq_lite.storage.read.consumers import PipelineReaders
+from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.measures import measure_database
 
 BURST_MS: Final = 3_600_000  # what came within less says little about what will come
@@ -114,13 +114,12 @@ class HistoryBoundsView(BaseModel):
 
 async def read_bounds(context: Context) -> HistoryBoundsView:
     """Give how far the history goes now."""
-    history_id, lo, hi, lo_deleted = (await context.readers.read("ranges", "bounds"))[0]
-    return HistoryBoundsView(history_id=history_id, lo=lo, hi=hi, lo_deleted=lo_deleted)
+    return HistoryBoundsView(**asdict(await StoredPipeline(context.readers).history_bounds()))
 
 
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
     """Give the subscriptions whose queue somebody may see, the longest holder first."""
-    rows = await PipelineReaders(context_of(request).readers).subscriptions()
+    rows = await StoredPipeline(context_of(request).readers).subscriptions()
     made = [
         SubscriptionClaimsView(
             subscription=row.name, queue=row.queue, claims=row.count, bytes=row.bytes,
@@ -135,7 +134,7 @@ async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
 
 async def read_readers(context: Context) -> list[ReaderView]:
     """Give who said how far they read the history, the one furthest behind first."""
-    rows = await PipelineReaders(context.readers).readers()
+    rows = await StoredPipeline(context.readers).readers()
     if not rows:
         return []
     kept, now_ms = await _kept(context), context.now_ms()

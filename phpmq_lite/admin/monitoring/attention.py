@@ -12,8 +12,8 @@ from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_
 from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
 from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
-from phpmq_lite.storage.read.activity import LOOKED_AT, ConsumerLoad, RecentSigns
-from phpmq_lite.storage.read.measures import measure_disk
+from phpmq_lite.storage.disk_space import measure_disk
+from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
 
 EXPIRY_NOTICE_MS: Final = 600_000  # ten minutes
 LATELY_MS: Final = 86_400_000  # deaths and expiries count for a day
@@ -244,7 +244,7 @@ def _expiring(count: int, soonest_ms: int, now_ms: int) -> str:
 def _at_least(count: int) -> str:
     return (
         f"At least {formats.format_number(count)}"
-        if count >= LOOKED_AT
+        if count >= COUNT_LIMIT
         else formats.format_number(count)
     )
 
@@ -262,7 +262,7 @@ async def read_notices(
     context: Context, status: BrokerStatus, ages: dict[int, int]
 ) -> list[Notice]:
     """Read what may need attention, and judge."""
-    now_ms, signs = context.now_ms(), RecentSigns(context.readers)
+    now_ms, signs = context.now_ms(), RecentActivity(context.readers)
     since_ms = now_ms - LATELY_MS
     disk = await measure_disk(context.readers.path)
     return find_notices(
@@ -272,7 +272,7 @@ async def read_notices(
             ages=ages,
             expiring=await context.reader.expiring(now_ms + EXPIRY_NOTICE_MS),
             deaths=await signs.deaths(since_ms),
-            unread=await signs.unread(since_ms),
+            unread=await signs.unread_expiries(since_ms),
             held=await signs.held() if status.held else (),
             refused=context.rollups.refused_lately(status.refused or {}),
             disk_share=1 - disk.free / disk.total if disk.total else 0.0,

@@ -18,8 +18,9 @@ from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.monitoring.limits import Limit
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start
-from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage
+from phpmq_lite.storage.read.measures import DatabaseSize
 
 _SAFE_SQLITE: Final = (3, 51, 3)  # before it two writers can damage a WAL: there is only one here
 _PAUSES: Final = {  # reason not to read a connection -> what it waits for

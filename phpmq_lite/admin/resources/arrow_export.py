@@ -1,6 +1,7 @@
 """History and claims as Arrow streams for Spark (``docs/guides/pipeline.md``)."""
 
 import asyncio
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any, Final, Literal
 
@@ -21,6 +22,7 @@ from phpmq_lite.export.exports import RunningExport
 from phpmq_lite.installation import install_command
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.consumers import StoredPipeline
 
 MEDIA: Final = "application/vnd.apache.arrow.stream"
 
@@ -115,25 +117,21 @@ class ClaimsInput(BaseModel):
 async def get_bounds(request: web.Request) -> web.StreamResponse:
     """Say which offsets the history has, and note how far a reader is."""
     context, asked = context_of(request), read_query(request, ExportBoundsInput)
-    read = context.readers.read
-    [(history_id, lo, hi, lo_deleted)] = await read("ranges", "bounds")
+    stored = StoredPipeline(context.readers)
+    bounds = await stored.history_bounds()
     offset = None
     if asked.at_ms is not None:
-        offset = (await read("ranges", "offset_at", lo=lo, hi=hi, at_ms=asked.at_ms))[0][0]
+        offset = await stored.offset_at(bounds, asked.at_ms)
     names = None
     if asked.queues == "1":
-        names = [name for _, name in await read("ranges", "queues") if may_use(request, name)]
+        names = [name for name in await stored.queue_names() if may_use(request, name)]
     if asked.reader and asked.position is not None:
         reader, position = asked.reader, asked.position
         # A GET that writes: no page of another site may have a browser send it.
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
         await context.engine.run(operations.record_reader, reader, position)
-    return json_response(
-        ExportBoundsView(
-            history_id=history_id, lo=lo, hi=hi, lo_deleted=lo_deleted, offset=offset, queues=names
-        )
-    )
+    return json_response(ExportBoundsView(**asdict(bounds), offset=offset, queues=names))
 
 
 async def stream_history(request: web.Request) -> web.StreamResponse:

@@ -27,7 +27,7 @@ from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.read.consumers import PipelineReaders, SubscriptionRow
+from phpmq_lite.storage.read.consumers import StoredPipeline, SubscriptionRow
 
 CLAIM_MAX: Final = 100_000  # messages in one call
 CLAIM_BYTES: Final = 1 << 30
@@ -176,7 +176,7 @@ async def _check_subscription(request: web.Request, name: str) -> None:
 
 async def _find(request: web.Request, name: str) -> SubscriptionRow | None:
     check_text(name, "subscription")
-    return await PipelineReaders(context_of(request).readers).subscription(name)
+    return await StoredPipeline(context_of(request).readers).subscription(name)
 
 
 def _check_right(request: web.Request, row: SubscriptionRow) -> None:

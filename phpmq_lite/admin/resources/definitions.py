@@ -19,7 +19,7 @@ from phpmq_lite.admin.views.queue_settings_form import SettingsInput
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.queue_settings import check_name, check_no_cycle, check_settings
-from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, put_saved
+from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_write
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
@@ -97,7 +97,7 @@ async def import_definitions(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target="definitions", detail=detail)
     now_ms = context.now_ms()
     rows = [
-        put_saved(kind, name, content, now_ms, entry.actor)
+        saved_item_write(kind, name, content, now_ms, entry.actor)
         for member, kind in _KINDS.items()
         for name, content in _checked(member, getattr(asked, member)).items()
     ]

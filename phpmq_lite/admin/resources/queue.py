@@ -61,7 +61,7 @@ from phpmq_lite.envelopes.verdict import REASONS
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import home_of
 from phpmq_lite.server.status import ClientStatus, QueueStatus
-from phpmq_lite.storage.read.activity import ConsumerLoad, RecentSigns
+from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow
 
 QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
@@ -168,7 +168,7 @@ async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, 
     ):
         return []
     since_ms = context.now_ms() - attention.LATELY_MS
-    lately = (await RecentSigns(context.readers).deaths(since_ms)).get(queue.queue_id, {})
+    lately = (await RecentActivity(context.readers).deaths(since_ms)).get(queue.queue_id, {})
     return [
         (reason, count, str(verdict_search(queue.name, reason)))
         for reason, count in sorted(lately.items(), key=lambda item: -item[1])
@@ -209,7 +209,7 @@ async def _consuming(request: web.Request, queue: QueueStatus) -> list[QueueCons
         return []
     held = {
         holding.client: holding
-        for holding in await RecentSigns(context_of(request).readers).held()
+        for holding in await RecentActivity(context_of(request).readers).held()
         if holding.queue_id == queue.queue_id
     }
     made = [

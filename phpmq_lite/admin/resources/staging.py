@@ -35,7 +35,7 @@ from phpmq_lite.broker.pipeline.staging import StagedRow
 from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.read.consumers import PipelineReaders
+from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.readers import asker
 
 ROWS_MAX: Final = 100_000  # of a token, and of a publish
@@ -423,7 +423,7 @@ async def list_app_ids(request: web.Request) -> web.StreamResponse:
     cursor = responses.decode_cursor("app_ids", asked.cursor)
     after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
     check_text(after, "cursor")
-    rows = await PipelineReaders(context_of(request).readers).app_ids(after, asked.limit)
+    rows = await StoredPipeline(context_of(request).readers).app_ids(after, asked.limit)
     is_full = len(rows) == asked.limit
     return json_response(
         AppIdsView(

@@ -14,7 +14,7 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views import queue_list, trends
 from phpmq_lite.admin.views.trends import SPANS, TrendBucket
 from phpmq_lite.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.read.measures import measure_disk
+from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.rollups import ALL
 
 

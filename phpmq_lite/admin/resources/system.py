@@ -23,8 +23,9 @@ from phpmq_lite.admin.monitoring.system_view import read_certificates
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import StorageError
+from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
 from phpmq_lite.storage.integrity.startup import Start, Starts
-from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage, measure_database, measure_disk
+from phpmq_lite.storage.read.measures import DatabaseSize, measure_database
 from phpmq_lite.writes import DismissStartReport
 
 COUNTED: Final = 1_000_000  # messages that would expire; more are not counted
@@ -57,11 +58,9 @@ async def read_clock(context: Context) -> ClockView:
     status = context.engine.summary()
     doubt_ms, would_expire = status.clock_doubt_ms, None
     if doubt_ms:
-        rows = await context.readers.read(
-            "clock", "would_expire", moment=status.clock_steady_ms + doubt_ms,
-            number=status.clock_doubt_number, most=COUNTED,
-        )  # fmt: skip
-        would_expire = int(rows[0][0])
+        would_expire = await context.reader.count_expiring(
+            status.clock_steady_ms + doubt_ms, status.clock_doubt_number, COUNTED
+        )
     return ClockView(
         now_ms=context.now_ms(),
         jumps=status.clock_jumps,

@@ -23,7 +23,7 @@ from phpmq_lite.broker.lifecycle import Event
 from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.pipeline_rows import CopiedRows
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.read.activity import MessageEvent, MessagePlace, RecentActivity
+from phpmq_lite.storage.read.activity import MessageEvent, MessagePreview, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
 
 ROWS_PER_S: Final = 100  # shown of a second
@@ -56,7 +56,7 @@ class TailEvent:
     seq: int
     detail: str = ""
     client: int | None = None
-    place: MessagePlace | None = None
+    place: MessagePreview | None = None
 
 
 class QueueTail(FeedState):
@@ -80,7 +80,7 @@ class QueueTail(FeedState):
         self._tails = tails
         self._pending: deque[TailEvent] = deque()
         self._overrun = 0  # happenings that found no room
-        self._known: OrderedDict[int, MessagePlace | None] = OrderedDict()  # None: of another queue
+        self._known: OrderedDict[int, MessagePreview | None] = OrderedDict()  # None: other queue
         self._remove: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -152,7 +152,7 @@ class QueueTail(FeedState):
                 if len(self._pending) < PENDING:
                     self._pending.append(TailEvent("publish", at_ms, seq, "", copied.publisher))
 
-    def _of(self, message: Message) -> MessagePlace | None:
+    def _of(self, message: Message) -> MessagePreview | None:
         """Say where a message is, None for another queue; what is new is learnt."""
         if message.queue_id != self.queue_id:
             self._learn(message.seq, None)
@@ -182,7 +182,7 @@ class QueueTail(FeedState):
         else:
             self._overrun += 1
 
-    def _learn(self, seq: int, place: MessagePlace | None) -> None:
+    def _learn(self, seq: int, place: MessagePreview | None) -> None:
         self._known[seq] = place
         if len(self._known) > KNOWN:
             self._known.popitem(last=False)
@@ -195,7 +195,7 @@ class QueueTail(FeedState):
         pending, self._pending = self._pending, deque()
         missed, self._overrun = self._overrun, 0
         asked = list(dict.fromkeys(h.seq for h in pending if h.place is None))
-        found = await self._tails.places(asked[:LOOKED_UP]) if asked else {}
+        found = await self._tails.previews(asked[:LOOKED_UP]) if asked else {}
         given = []
         for happening in pending:
             place = happening.place or found.get(happening.seq)
@@ -210,9 +210,9 @@ class QueueTail(FeedState):
         return given, missed
 
 
-def _place(message: Message, body: bytes | None) -> MessagePlace:
+def _place(message: Message, body: bytes | None) -> MessagePreview:
     content = None if body is None else bytes(body[:PREVIEW_BYTES])
-    return MessagePlace(message.seq, message.token, message.queue_id, message.size, content)
+    return MessagePreview(message.seq, message.token, message.queue_id, message.size, content)
 
 
 def _delivery(message: Message) -> str:
@@ -398,7 +398,7 @@ async def _past(context: Context, queue: QueueStatus) -> list[TailEvent]:
 
 
 def _of_row(row: MessageRow) -> list[TailEvent]:
-    place = MessagePlace(row.seq, row.token, row.queue_id, row.size, row.preview)
+    place = MessagePreview(row.seq, row.token, row.queue_id, row.size, row.preview)
     made = [TailEvent("publish", row.published_at, row.seq, "", row.publisher, place)]
     if row.last_dispatched_at is not None:
         detail = f"delivery {row.deliveries}" if row.deliveries > 1 else ""
@@ -413,7 +413,7 @@ def _of_row(row: MessageRow) -> list[TailEvent]:
 
 
 def _of_turn(turn: MessageEvent, queue_id: int) -> TailEvent:
-    place = MessagePlace(turn.seq, turn.token, queue_id, 0, None)
+    place = MessagePreview(turn.seq, turn.token, queue_id, 0, None)
     return TailEvent(turn.kind, turn.at_ms, turn.seq, turn.detail or "", None, place)
 
 

@@ -251,7 +251,7 @@ class MessageAction:
 
     def _restore(self, old: Message, body: bytes | None) -> str | None:
         state = self._state
-        if old.state == State.READY:  # see live.sql, settled_by_seq
+        if old.state == State.READY:  # see batch.sql, settled_by_seq
             return "restored already"
         if old.state != State.DELETED:
             return "not deleted"

@@ -16,7 +16,7 @@ from phpmq_lite.broker.pipeline.state import Subscription
 from phpmq_lite.broker.queue import SUBSCRIPTION, Queue
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, bucket
-from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, State
+from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply, State
 from phpmq_lite.queue_settings import name_problem
 
 CLAIM_SLICE: Final = 1_000  # rows a batch
@@ -232,7 +232,7 @@ class ClaimOperation:
             return
         limit = min(CLAIM_SLICE, self._left)
         page = PageRequest(
-            self.take, self._queue.queue_id, after, self._upto, limit, which="ready_page"
+            self.take, self._queue.queue_id, after, self._upto, limit, kind=PageKind.READY
         )
         self._state.batch.pages.append(page)
 
@@ -330,7 +330,7 @@ class SettleClaims:
 
     def _ask(self) -> None:
         page = PageRequest(
-            self.take, self._subscription_id, 0, self._upto, CLAIM_SLICE, which="claimed_page"
+            self.take, self._subscription_id, 0, self._upto, CLAIM_SLICE, kind=PageKind.CLAIMED
         )
         self._state.batch.pages.append(page)
 

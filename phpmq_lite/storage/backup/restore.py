@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import time_ns
 from typing import Final
@@ -30,9 +31,17 @@ from phpmq_lite.storage.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.integrity.stopped_database import open_stopped
 from phpmq_lite.storage.integrity.verify import Check, check_all, check_log, verify
-from phpmq_lite.storage.read.accounts import StoredAccounts, Withdrawn, read_closed, withdraw
+from phpmq_lite.storage.read.accounts import (
+    ApiToken,
+    StoredAccounts,
+    User,
+    accounts_of,
+    globs_text,
+)
 from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.write.batch_sql import execute_write
 from phpmq_lite.storage.write.store import Store
+from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 
 def renew_history_id(connection: sqlite3.Connection) -> None:
@@ -40,7 +49,7 @@ def renew_history_id(connection: sqlite3.Connection) -> None:
 
     Offsets that readers remember are of another history then.
     """
-    connection.execute(load("claims")["renew_history_id"])
+    connection.execute(load("restore")["renew_history_id"])
 
 
 RAISED: Final = 1_000_000  # numbers that nothing in the backup has, and no message after it
@@ -51,6 +60,16 @@ ReportStep = Callable[[str], None]
 
 
 @dataclass(slots=True)
+class WithdrawnAccess:
+    """Access of the backup that a restore revoked."""
+
+    has_proof: bool = False  # the replaced database was read, so revoked access is known
+    sessions: int = 0  # ended
+    tokens: list[str] = field(default_factory=list)  # names of disabled tokens
+    users: list[str] = field(default_factory=list)  # names of removed or changed users
+
+
+@dataclass(slots=True)
 class RestoreResult:
     """What a restore, or a drill, came to."""
 
@@ -58,7 +77,7 @@ class RestoreResult:
     aside: Path | None = None  # where the files that were there are
     checks: list[Check] = field(default_factory=list)
     migrated: list[str] = field(default_factory=list)  # of a drill: migrations that were applied
-    withdrawn: Withdrawn | None = None  # access that the backup has and the result has not
+    withdrawn: WithdrawnAccess | None = None  # access that the backup has and the result has not
 
     @property
     def problems(self) -> list[str]:
@@ -168,8 +187,8 @@ def _prepared(staged: Path) -> list[Check]:
             connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # it is one file from now
             connection.execute("BEGIN IMMEDIATE")
             last = connection.execute(load("restore")["last_number"]).fetchone()[0]
-            connection.execute(load("live")["set_counter"], ("next_number", last + 1 + RAISED))
-            if connection.execute(load("restore")["has_identity"]).fetchone()[0]:
+            connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + RAISED))
+            if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
                 renew_history_id(connection)
             connection.execute("COMMIT")
         except sqlite3.DatabaseError as error:
@@ -189,16 +208,16 @@ def _accounts_of(folder: DataFolder) -> StoredAccounts | None:
         if check_log(folder.wal, is_running=folder.meta.is_running).problems or folder.has_journal:
             return None
         with open_stopped(folder.database) as connection:
-            return read_closed(connection)
+            return _read_accounts(connection)
     except (sqlite3.Error, DataDamagedError, OSError):
         return None
 
 
-def _withdraw(staged: Path, valid: StoredAccounts | None) -> Withdrawn:
+def _withdraw(staged: Path, valid: StoredAccounts | None) -> WithdrawnAccess:
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
-            done = withdraw(connection, valid, time_ns() // 1_000_000)
+            done = _withdraw_access(connection, valid, time_ns() // 1_000_000)
             connection.execute("COMMIT")
         except sqlite3.DatabaseError as error:
             raise DataDamagedError(f"it cannot be restored: {error}") from error
@@ -239,3 +258,68 @@ def _start(database: Path, migrations: Path) -> list[str]:
             pass
         store.checkpoint("TRUNCATE")
     return applied
+
+
+def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
+    """Return the accounts of a database that no broker has open.
+
+    Raises:
+        sqlite3.Error: a table or its index cannot be trusted.
+    """
+    execute, sql = connection.execute, load("accounts")
+    if not execute(sql["has_users"]).fetchone()[0]:
+        return StoredAccounts([], [], [])
+    for table in ("user", "token", "session"):
+        if execute(f"PRAGMA integrity_check({table})").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError(f"the table {table} is damaged")
+    return accounts_of(*(execute(sql[name]) for name in ("users", "tokens", "sessions")))
+
+
+def _withdraw_access(
+    connection: sqlite3.Connection, valid: StoredAccounts | None, now_ms: int
+) -> WithdrawnAccess:
+    """Revoke in a restored database what its backup would revive; inside a transaction.
+
+    ``valid`` has the accounts of the replaced database, None if it cannot be read.  Sessions and
+    tokens that it does not have are ended.  Users become those of ``valid`` if the backup shares a
+    user with it; otherwise the backup is of another broker, and its users stay.
+    """
+    done, write = WithdrawnAccess(valid is not None), partial(execute_write, connection.execute)
+    restored, valid = _read_accounts(connection), valid or StoredAccounts([], [], [])
+    expiries = {token.sha256: token.expires_at for token in valid.tokens}
+    for token in restored.tokens:
+        expires_at = expiries.get(token.sha256, now_ms)
+        if token.expires_at != expires_at and not _has_expired(token, now_ms):
+            write(ExpireToken(expires_at, token.token_id))
+            done.tokens.append(token.name)
+    known = {(session.sha256, session.user_id) for session in valid.sessions}
+    for session in restored.sessions:
+        if (session.sha256, session.user_id) not in known:
+            write(DeleteSession(session.session_id))
+            done.sessions += 1
+    before, after = set(map(_rights, restored.users)), set(map(_rights, valid.users))
+    if not {key[:3] for key in before} & {key[:3] for key in after}:
+        return done
+    for key in before - after:
+        write(DeleteUser(key[0]))
+        done.users.append(key[1])
+    for user in valid.users:
+        if _rights(user) not in before:
+            queues = globs_text(user.queues)
+            write(
+                AddUser(user.user_id, user.name, user.password, user.role, queues, user.created_at)
+            )
+            done.users.append(user.name)
+    done.users = sorted(set(done.users))
+    return done
+
+
+def _has_expired(token: ApiToken, now_ms: int) -> bool:
+    return token.expires_at is not None and token.expires_at <= now_ms
+
+
+def _rights(user: User) -> tuple[int, str, int, str, str, tuple[str, ...]]:
+    """Return the identity of a user, in three columns, and what a login depends on."""
+    return (
+        user.user_id, user.name, user.created_at, user.password, user.role, user.queues,
+    )  # fmt: skip

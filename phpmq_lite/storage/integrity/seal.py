@@ -18,9 +18,8 @@ from zlib import crc32
 
 from phpmq_lite.errors import DatabaseReplacedError, DataDamagedError
 from phpmq_lite.storage.atomic_files import create_private
-from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.integrity.wal_check import keep_damaged
-from phpmq_lite.storage.opened_files import OpenedFiles
 
 _NAME: Final = "seal"
 _RECORD: Final = struct.Struct(">4sII")  # a word, the checksum of the database, and that of both

@@ -145,17 +145,17 @@ class StartRecorder:
 
     def look(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
         """Read what only the database knows; before the first batch, in the writer's thread."""
-        sql = load("starts")
+        sql = load("startup")
         counters: dict[str, int] = dict(connection.execute("SELECT name, value FROM counter"))
         seen_ms = counters.get("last_seen_ms")
-        before = connection.execute(sql["before"]).fetchone()
+        before = connection.execute(sql["previous_start"]).fetchone()
         if seen_ms is not None:
             self.down_from_ms = self.at_ms - max(0, now_steady_ms - seen_ms)
         elif before is not None:
             self.down_from_ms = int(before[1])
         if before is not None and before[0] != self.version:
             self.report.version_before = before[0]
-        late = connection.execute(sql["overdue"], (now_steady_ms,)).fetchall()
+        late = connection.execute(sql["overdue_messages"], (now_steady_ms,)).fetchall()
         self.report.expired = sum(count for _, count in late)
         self.report.expired_by_queue = {name or "?": count for name, count in late[:QUEUES_NAMED]}
 
@@ -169,12 +169,12 @@ class StartRecorder:
 
     def store(self, connection: sqlite3.Connection) -> None:
         """Write the row, ahead of the first batch, in the writer's thread."""
-        sql = load("starts")
+        sql = load("startup")
         report = json.dumps(asdict(self.report), ensure_ascii=False)
         row = (self.at_ms, self.version, int(self.was_clean), self.down_from_ms, report)
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(sql["insert"], row)
-        connection.execute(sql["trim"], (STARTS_KEPT,))
+        connection.execute(sql["insert_start"], row)
+        connection.execute(sql["trim_starts"], (STARTS_KEPT,))
         connection.execute("COMMIT")
 
 
@@ -209,7 +209,7 @@ class Starts:
 
     async def newest(self, limit: int = 20) -> list[Start]:
         """Give the newest starts, the newest first."""
-        rows = await self._readers.read("starts", "newest", limit=limit)
+        rows = await self._readers.read("startup", "newest_starts", limit=limit)
         return [
             Start(number, at_ms, version, bool(was_clean), down_from_ms, _report(text), by)
             for number, at_ms, version, was_clean, down_from_ms, text, by in rows

@@ -18,6 +18,7 @@ from phpmq_lite.storage.integrity.startup import CHECKED_BYTES
 from phpmq_lite.storage.integrity.verify import check_log
 from phpmq_lite.storage.integrity.wal_check import has_commits
 from phpmq_lite.storage.migrate import pending
+from phpmq_lite.storage.statements import load
 
 
 @contextmanager
@@ -117,3 +118,21 @@ def _look_at_database(folder: DataFolder, seen: StoppedDatabase) -> None:
         seen.problems.append(str(error))
     except sqlite3.Error as error:
         seen.problems.append(f"cannot read {folder.database}: {error}")
+
+
+def has_admin(database: Path) -> bool:
+    """Tell whether a database has a user with the role admin, before the broker starts.
+
+    False where there is no database yet, or none with users.  What cannot be read counts as True,
+    as does that of a broker that runs: the start that follows says what is wrong with it.
+    """
+    if not database.is_file():
+        return False
+    try:
+        with held_still(database.parent), open_stopped(database) as one:
+            return all(
+                one.execute(load("accounts")[name]).fetchone()[0]
+                for name in ("has_users", "has_admin")
+            )
+    except (sqlite3.Error, StartRefusedError, OSError):
+        return True

@@ -17,7 +17,7 @@ _LIMIT_S: Final = 1.0  # for all slices of one page
 
 @dataclass(slots=True, frozen=True)
 class AuditRow:
-    """One row of the audit; the order is that of the columns in audit_pages.sql."""
+    """One row of the audit; the order is that of the columns in audit.sql."""
 
     audit_id: int
     at_ms: int  # Unix ms
@@ -75,7 +75,7 @@ class AuditLog:
     ) -> AuditPage:
         """Give a page of rows older than ``before``, or newer than ``after`` (``audit_id``)."""
         limit = min(limit, PAGE_ROWS)
-        first, last = (await self._readers.read("audit_pages", "ends"))[0]
+        first, last = (await self._readers.read("audit", "ends"))[0]
         if first is None:
             return AuditPage([], has_more=False)
         if after is not None:
@@ -89,7 +89,7 @@ class AuditLog:
         while start > first and len(rows) <= limit:
             floor = max(first, start - _SLICE)
             rows += await self._readers.read(
-                "audit_pages", "older", before=start, floor=floor,
+                "audit", "older", before=start, floor=floor,
                 limit=limit + 1 - len(rows), **wanted.parameters(),
             )  # fmt: skip
             start = floor
@@ -105,7 +105,7 @@ class AuditLog:
         while after < last and len(rows) <= limit and self._timer() <= ends_s:
             ceiling = min(last, after + _SLICE)
             rows += await self._readers.read(
-                "audit_pages", "newer", after=after, ceiling=ceiling,
+                "audit", "newer", after=after, ceiling=ceiling,
                 limit=limit + 1 - len(rows), **wanted.parameters(),
             )  # fmt: skip
             after = ceiling
@@ -114,7 +114,7 @@ class AuditLog:
 
     async def last_of(self, target: str) -> AuditRow | None:
         """Give the newest row about a thing: a queue, a message id, a user."""
-        rows = await self._readers.read("audit_pages", "last_of", target=target)
+        rows = await self._readers.read("audit", "newest_of_target", target=target)
         return AuditRow(*rows[0]) if rows else None
 
 
@@ -147,7 +147,7 @@ class BulkJobLog:
 
     async def row(self, number: int) -> BulkJobRow | None:
         """Give the audit row of a number, None where retention took it."""
-        rows = await self._readers.read("work", "row", audit_id=number)
+        rows = await self._readers.read("audit", "bulk_job", audit_id=number)
         return BulkJobRow(*rows[0]) if rows else None
 
     async def trash(self) -> Trash:
@@ -156,5 +156,5 @@ class BulkJobLog:
 
     async def next_number(self) -> int:
         """Give the number that the next message gets: what arrives later has it or a higher one."""
-        rows = await self._readers.read("browse", "next_number")
+        rows = await self._readers.read("messages", "next_number")
         return int(rows[0][0])

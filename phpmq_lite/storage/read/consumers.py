@@ -1,8 +1,9 @@
-"""Connections of the past, read for the admin; those that are open are in memory."""
+"""Closed connections, subscriptions, history readers and app_ids, as stored."""
 
 from dataclasses import dataclass
 from typing import Final
 
+from phpmq_lite.storage.arrow import HistoryBounds
 from phpmq_lite.storage.read.readers import Readers
 
 CLIENT_ROWS: Final = 200  # at most
@@ -11,7 +12,7 @@ _LATEST: Final = (1 << 62, 1 << 62)
 
 @dataclass(slots=True, frozen=True)
 class ClientRow:
-    """A connection as stored; the order is that of the columns in clients.sql."""
+    """A connection as stored, in the order of the columns in consumers.sql."""
 
     client: int
     kind: str
@@ -24,7 +25,10 @@ class ClientRow:
 
 
 class StoredClients:
-    """Both may raise ReadTooLongError, and StorageError where the database cannot be read."""
+    """Reads the table ``client``; open connections are in memory as well.
+
+    Methods raise ReadTooLongError, and StorageError if the database cannot be read.
+    """
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
@@ -32,11 +36,11 @@ class StoredClients:
     async def closed(
         self, since_ms: int, *, before: tuple[int, int] | None = None, limit: int = 50
     ) -> list[ClientRow]:
-        """Give those that ended since a time, the last first, behind ``(closed_at, client)``."""
+        """Return connections closed since a time, newest first, from ``(closed_at, client)`` on."""
         before_at, before_client = before or _LATEST
         rows = await self._readers.read(
-            "clients",
-            "closed",
+            "consumers",
+            "closed_clients",
             since=since_ms,
             before_at=before_at,
             before_client=before_client,
@@ -45,67 +49,85 @@ class StoredClients:
         return [ClientRow(*row) for row in rows]
 
     async def one(self, client: int) -> ClientRow | None:
-        """Give a connection by its number; None where there was none, or its row is gone."""
-        rows = await self._readers.read("clients", "one", client=client)
+        """Return a connection by its number; None if its row does not exist or was removed."""
+        rows = await self._readers.read("consumers", "client", client=client)
         return ClientRow(*rows[0]) if rows else None
 
 
 @dataclass(slots=True, frozen=True)
 class SubscriptionRow:
-    """One subscription and what it holds; times are Unix ms."""
+    """A subscription and the messages it holds; times are Unix ms."""
 
     name: str
     queue_id: int
-    queue: str | None  # its name; None: the queue was removed and nobody needs its name any more
+    queue: str | None  # its name; None: the queue was removed and its name forgotten
     acked_upto: int  # the last claim that was acknowledged or released
-    hi: int  # the last claim that was given; 0: none
+    hi: int  # the last claim made; 0: none
     created_at: int
     count: int  # messages claimed now
     bytes: int
-    oldest_at_ms: int | None  # when the oldest of them was claimed
+    oldest_at_ms: int | None  # claim time of the oldest message
 
 
 @dataclass(slots=True, frozen=True)
-class ReaderRow:
-    """How far a reader of the history is."""
+class HistoryReaderRow:
+    """A reader of the history and how far it has read."""
 
     name: str
-    offset: int  # done up to it
-    at_ms: int  # Unix ms: when it said so
+    offset: int  # the last offset that it has processed
+    at_ms: int  # Unix ms: when it reported the offset
 
 
 @dataclass(slots=True, frozen=True)
 class AppIdRow:
-    """Under which name somebody publishes each version once."""
+    """An app_id, under which each version is published once."""
 
     app_id: str
-    owner: str | None  # None: the next who writes
-    version: int  # the highest that was published
-    at_ms: int  # Unix ms: when that was
+    owner: str | None  # None: the next publisher becomes the owner
+    version: int  # the highest published
+    at_ms: int  # Unix ms: when it was published
     rows: int  # of that version
 
 
-class PipelineReaders:
-    """Reads the pipeline's tables; all methods raise as ``Readers`` does."""
+class StoredPipeline:
+    """Reads the pipeline's tables and the bounds of the history; raises as ``Readers`` does."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
 
     async def subscriptions(self) -> list[SubscriptionRow]:
-        """Give all subscriptions by name; a row a claim is read."""
-        rows = await self._readers.read("claims", "overview", name=None)
+        """Return all subscriptions, by name; reads a row per claim."""
+        rows = await self._readers.read("consumers", "subscriptions", name=None)
         return [SubscriptionRow(*row) for row in rows]
 
     async def subscription(self, name: str) -> SubscriptionRow | None:
-        """Give one subscription, None where there is none."""
-        rows = await self._readers.read("claims", "overview", name=name)
+        """Return one subscription; None if it does not exist."""
+        rows = await self._readers.read("consumers", "subscriptions", name=name)
         return SubscriptionRow(*rows[0]) if rows else None
 
     async def app_ids(self, after: str, limit: int) -> list[AppIdRow]:
-        """Return app_ids in the order of their names, after one of them."""
-        rows = await self._readers.read("staging", "app_ids", after=after, limit=limit)
+        """Return app_ids in alphabetical order, after ``after``."""
+        rows = await self._readers.read("consumers", "app_ids", after=after, limit=limit)
         return [AppIdRow(*row) for row in rows]
 
-    async def readers(self) -> list[ReaderRow]:
-        """Give the readers of the history by name."""
-        return [ReaderRow(*row) for row in await self._readers.read("claims", "readers")]
+    async def readers(self) -> list[HistoryReaderRow]:
+        """Return the readers of the history, by name."""
+        return [
+            HistoryReaderRow(*row)
+            for row in await self._readers.read("consumers", "history_readers")
+        ]
+
+    async def history_bounds(self) -> HistoryBounds:
+        """Return which offsets the history has."""
+        return HistoryBounds(*(await self._readers.read("arrow", "bounds"))[0])
+
+    async def offset_at(self, bounds: HistoryBounds, at_ms: int) -> int:
+        """Return the last offset settled before a time, Unix ms; ``bounds.lo``: all are later."""
+        rows = await self._readers.read(
+            "arrow", "offset_at", lo=bounds.lo, hi=bounds.hi, at_ms=at_ms
+        )
+        return int(rows[0][0])
+
+    async def queue_names(self) -> list[str]:
+        """Return the names of all queues that the history may refer to, in order."""
+        return [name for _, name in await self._readers.read("arrow", "queues")]

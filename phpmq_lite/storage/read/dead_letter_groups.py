@@ -152,7 +152,9 @@ class DeadLetterGroups:
 
         ``names`` are queues of records that are not called ``….dlq``.
         """
-        rows = await self._readers.read("browse", "shelves", names=json.dumps(sorted(names)))
+        rows = await self._readers.read(
+            "messages", "dead_letter_queues", names=json.dumps(sorted(names))
+        )
         shelves = [row for row in rows if queues is None or row[0] in queues]
         total = sum(count for _, _, count in shelves)
         found: dict[tuple[object, ...], DeadLetterGroup] = {}
@@ -191,7 +193,7 @@ class DeadLetterGroups:
     ) -> tuple[int, int]:
         """Add the records of one slice; gives how many they were, and the lowest place."""
         rows = await self._readers.read(
-            "browse", "dead_slice", queue_id=queue_id, before=before, limit=limit
+            "messages", "newest_dead_letters", queue_id=queue_id, before=before, limit=limit
         )
         since_ms = now_ms - SPANS * SPAN_MS
         for _, seq, origin, urn, reason, at_ms, size, is_again, block in rows:
@@ -224,7 +226,7 @@ class DeadLetterGroups:
         origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
         seqs = json.dumps([group.last_seq for group in groups])
         names: dict[int, str] = dict(await self._readers.read("search", "names", queues=origins))
-        tokens: dict[int, int] = dict(await self._readers.read("browse", "tokens", seqs=seqs))
+        tokens: dict[int, int] = dict(await self._readers.read("messages", "tokens", seqs=seqs))
         for group in groups:
             group.origin = names.get(group.origin_id or 0)
             if group.said:

@@ -1,22 +1,8 @@
-"""How large the files, the history and the audit are, and how much room the disk has."""
+"""How large the database, the history and the audit are."""
 
-import asyncio
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 from phpmq_lite.storage.read.readers import Readers
-
-FILES = {"database": "", "wal": "-wal", "shm": "-shm"}
-
-
-@dataclass(slots=True, frozen=True)
-class DiskUsage:
-    """Bytes on the disk that has the data folder."""
-
-    files: dict[str, int]  # database, wal, shm; 0 where a file is not there
-    total: int
-    free: int  # for the account that the broker runs under
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,22 +58,3 @@ async def measure_database(readers: Readers) -> DatabaseSize:
         audit_oldest_at=audit_at,
         last_seen_ms=counters.get("last_seen_ms"),
     )
-
-
-async def measure_disk(database: Path) -> DiskUsage:
-    """Look at the files, in a thread.
-
-    Raises:
-        OSError: the data folder is not there any more.
-    """
-    return await asyncio.to_thread(_look, database)
-
-
-def _look(database: Path) -> DiskUsage:
-    usage = shutil.disk_usage(database.parent)
-    sizes = {
-        kind: path.stat().st_size if path.exists() else 0
-        for kind, suffix in FILES.items()
-        for path in [database.with_name(database.name + suffix)]
-    }
-    return DiskUsage(sizes, usage.total, usage.free)

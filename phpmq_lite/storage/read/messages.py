@@ -31,7 +31,7 @@ _ID_DIGITS: Final = frozenset("0123456789abcdef")
 
 @dataclass(slots=True, frozen=True)
 class MessageRow:
-    """A message as stored, alive or settled; the order is that of the columns in browse.sql.
+    """A message as stored, alive or settled; the order is that of the columns in messages.sql.
 
     Times ending in ``_at`` are Unix milliseconds.  ``offset``, ``reason`` and ``settled_at``
     are None while it is alive; names and addresses are None where their row is gone.
@@ -174,7 +174,7 @@ class MessageReader:
         self._readers = readers
 
     async def _read(self, name: str, **parameters: Any) -> list[Row]:
-        return await self._readers.read("browse", name, **parameters)
+        return await self._readers.read("messages", name, **parameters)
 
     # -- queues
 
@@ -191,6 +191,14 @@ class MessageReader:
         """
         rows = await self._read("expiring", before_ms=before_ms, limit=EXPIRING_ROWS)
         return {queue_id: (count, soonest_ms) for queue_id, count, soonest_ms in rows}
+
+    async def count_expiring(self, until_ms: int, before_number: int, limit: int) -> int:
+        """Count ready messages whose deadline is at most ``until_ms`` (steady), up to ``limit``.
+
+        Messages and positions numbered ``before_number`` or higher are not counted.
+        """
+        rows = await self._read("count_expiring", moment=until_ms, number=before_number, most=limit)
+        return int(rows[0][0])
 
     async def messages(
         self,
@@ -361,7 +369,7 @@ class MessageReader:
         """
         start = 1 << 62 if before is None else before
         looked = await self._read(
-            "deleted_older", start=start, looked=TRASH_LOOKED,
+            "newest_deleted", start=start, looked=TRASH_LOOKED,
             queues=None if queues is None else json.dumps(sorted(queues)),
         )  # fmt: skip
         there = [(offset, seq) for offset, seq, is_there in looked if is_there]

@@ -92,7 +92,7 @@ class StoredRollups:
     async def beats(self, span_s: int, since_s: int, until_s: int) -> list[UptimeSpan]:
         """Give the spans in which the broker ran, in order."""
         rows = await self._readers.read(
-            "rollups", "beats", span_s=span_s, since=since_s, until=until_s
+            "rollups", "uptime", span_s=span_s, since=since_s, until=until_s
         )
         return [UptimeSpan(at_s, length, bool(has_rest)) for at_s, length, has_rest in rows]
 
@@ -103,5 +103,5 @@ class StoredRollups:
 
     async def last(self, span_s: int) -> int | None:
         """Say when the newest span of a length began."""
-        [(at_s,)] = await self._readers.read("rollups", "last", span_s=span_s)
+        [(at_s,)] = await self._readers.read("rollups", "newest", span_s=span_s)
         return None if at_s is None else int(at_s)

@@ -254,7 +254,7 @@ class Search:
         if not seqs:
             return []
         asked = json.dumps(list(seqs[:PAGE_ROWS]))
-        rows = await self._readers.read("browse", "by_seqs", seqs=asked)
+        rows = await self._readers.read("messages", "by_seqs", seqs=asked)
         found = {row.seq: row for row in (MessageRow(*values) for values in rows)}
         return [found[seq] for seq in seqs if seq in found]
 

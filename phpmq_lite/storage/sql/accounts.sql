@@ -29,58 +29,20 @@ SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'user');
 -- columns: 1 where there is a user who may do everything
 SELECT EXISTS (SELECT 1 FROM user WHERE role = 'admin');
 
--- name: add_user
--- parameters: user_id, name, password, role, queues, created_at
-INSERT INTO user (user_id, name, password, role, queues, created_at) VALUES (:user_id, :name, :password, :role, :queues, :created_at);
+-- name: saved_items
+-- All of a kind, by name.
+-- parameters: kind; limit
+-- columns: name, content (JSON), saved_at, saved_by
+SELECT name, content, saved_at, saved_by
+FROM saved
+WHERE kind = :kind
+ORDER BY name
+LIMIT :limit;
 
--- name: set_password
--- parameters: password, user_id
-UPDATE user SET password = :password WHERE user_id = :user_id;
-
--- name: set_rights
--- parameters: role, queues, user_id
-UPDATE user SET role = :role, queues = :queues WHERE user_id = :user_id;
-
--- name: set_last_login
--- parameters: at_ms, user_id
-UPDATE user SET last_login_at = :at_ms WHERE user_id = :user_id;
-
--- name: delete_user
--- parameters: user_id
-DELETE FROM user WHERE user_id = :user_id;
-
--- name: add_token
--- parameters: token_id, name, sha256, role, queues, created_at, created_by, expires_at
-INSERT INTO token (token_id, name, sha256, role, queues, created_at, created_by, expires_at)
-VALUES (:token_id, :name, :sha256, :role, :queues, :created_at, :created_by, :expires_at);
-
--- name: set_token_used
--- parameters: at_ms, token_id
-UPDATE token SET last_used_at = :at_ms WHERE token_id = :token_id;
-
--- name: expire_token
--- parameters: expires_at, token_id
-UPDATE token SET expires_at = :expires_at WHERE token_id = :token_id;
-
--- name: delete_token
--- parameters: token_id
-DELETE FROM token WHERE token_id = :token_id;
-
--- name: add_session
--- parameters: session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent
-INSERT INTO session
-  (session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent)
-VALUES (:session_id, :sha256, :user_id, :csrf, :created_at, :seen_at, :expires_at, :address, :agent);
-
--- name: set_session_seen
--- parameters: at_ms, session_id
-UPDATE session SET seen_at = :at_ms WHERE session_id = :session_id;
-
--- name: delete_session
--- parameters: session_id
-DELETE FROM session WHERE session_id = :session_id;
-
--- name: delete_user_sessions
--- parameters: user_id
--- index: session_user
-DELETE FROM session WHERE user_id = :user_id;
+-- name: saved_item
+-- One saved thing.
+-- parameters: kind; name
+-- columns: name, content (JSON), saved_at, saved_by
+SELECT name, content, saved_at, saved_by
+FROM saved
+WHERE kind = :kind AND name = :name;

@@ -1,16 +1,49 @@
--- Who did what.  Written in the transaction of the change, read for the page.
+-- The audit as pages show it: newest first, filtered, in slices of numbers so that no read is long.
 
--- name: insert
--- parameters: audit_id, at_ms, actor, source, address, action, target, number, reason, result,
---   detail, request_id
-INSERT INTO audit (audit_id, at_ms, actor, source, address, action, target, count, reason, result,
-  detail, request_id) VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number, :reason, :result, :detail, :request_id);
+-- part: columns
+audit_id, at_ms, actor, source, address, action, target, count, reason, result, detail, request_id
 
--- name: advance
--- A slice of bulk work is done: its row counts along.
--- parameters: more, result, audit_id
-UPDATE audit SET count = count + :more, result = :result WHERE audit_id = :audit_id;
+-- part: filter
+(:actor IS NULL OR actor = :actor)
+  AND (:action IS NULL OR action = :action
+       OR substr(action, 1, length(:action) + 1) = :action || '.')
+  AND (:result IS NULL OR result = :result
+       OR (:result = 'refused' AND result NOT IN ('done', 'running', 'cancelled', 'interrupted')))
+  AND (:target IS NULL OR target = :target)
+  AND (:since IS NULL OR at_ms >= :since)
+  AND (:upto IS NULL OR at_ms < :upto)
 
--- name: interrupt
--- At start: what was running when the broker stopped.
-UPDATE audit SET result = 'interrupted' WHERE result = 'running';
+-- name: ends
+-- The oldest and the newest number; NULL where there is no row.
+-- columns: first, last
+SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
+
+-- name: older
+-- Rows below a number, the newest first.
+-- parameters: before (audit_id, exclusive), floor (inclusive), limit; the filter: NULL stands for any
+-- index: INTEGER PRIMARY KEY
+SELECT {columns} FROM audit
+WHERE audit_id < :before AND audit_id >= :floor AND {filter}
+ORDER BY audit_id DESC LIMIT :limit;
+
+-- name: newer
+-- Rows above a number, the oldest first.
+-- parameters: after (audit_id, exclusive), ceiling (inclusive), limit; the filter
+-- index: INTEGER PRIMARY KEY
+SELECT {columns} FROM audit
+WHERE audit_id > :after AND audit_id <= :ceiling AND {filter}
+ORDER BY audit_id LIMIT :limit;
+
+-- name: newest_of_target
+-- The newest row about a thing.
+-- parameters: target
+-- index: audit_target
+SELECT {columns} FROM audit WHERE target = :target ORDER BY audit_id DESC LIMIT 1;
+
+-- name: bulk_job
+-- The audit row of a piece of bulk work.
+-- parameters: audit_id
+-- columns: at_ms, actor, action, target, count, result, detail
+SELECT at_ms, actor, action, target, count, result, detail
+FROM audit
+WHERE audit_id = :audit_id;

@@ -47,4 +47,3 @@ SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
 -- name: schema
 -- columns: migrations applied
 SELECT user_version FROM pragma_user_version();
-

@@ -1,5 +1,10 @@
 -- What a restore changes in the copy before it gets its place.
 
+-- name: renew_history_id
+-- After another history was copied back: offsets of readers are worth nothing any more.
+INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
 -- name: last_number
 -- The highest number that anything has, in any version of the schema.
 SELECT max(
@@ -9,6 +14,6 @@ SELECT max(
   coalesce((SELECT max(seq) FROM body), 0)
 );
 
--- name: has_identity
+-- name: has_meta
 -- Whether its schema has an identity of the history.
 SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'meta');

@@ -2,12 +2,43 @@
 -- ended connections, and old rows of the audit.
 -- "What leaves" is a JSON list, so that one text serves every number of rows.
 
--- name: fronts
+-- name: clock_steps
+-- columns: from_offset, step_ms
+SELECT from_offset, step_ms FROM clock_step ORDER BY number;
+
+-- name: trim_clock_steps
+-- Those that nothing kept was settled under, and that ended long ago; and past a number of rows.
+-- parameters: before (steady ms, inclusive); how many stay
+-- index: INTEGER PRIMARY KEY
+DELETE FROM clock_step
+WHERE number < (
+    SELECT max(number) FROM clock_step
+    WHERE from_offset <= (SELECT min("offset") FROM history) AND at_ms <= ?)
+  OR number <= (SELECT max(number) FROM clock_step) - ?;
+
+-- name: next_dropped_stage
+-- A token whose rows are to be removed.
+-- columns: stage_id, or NULL
+-- index: sqlite_autoindex_stage_1
+SELECT min(stage_id) FROM stage WHERE token IS NULL;
+
+-- name: delete_staged_rows
+-- parameters: row_id from (inclusive), to (exclusive); limit
+-- index: INTEGER PRIMARY KEY
+DELETE FROM stage_row WHERE row_id IN (
+  SELECT row_id FROM stage_row WHERE row_id >= ? AND row_id < ? ORDER BY row_id LIMIT ?);
+
+-- name: delete_stage
+-- parameters: stage_id
+-- index: INTEGER PRIMARY KEY
+DELETE FROM stage WHERE stage_id = ?;
+
+-- name: history_fronts
 -- Where the fronts are; a counter that is not there is 0.
 -- columns: name, value
 SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
 
--- part: leaving
+-- part: removable
 -- Only what has a place is counted, and the newest row stays: the next offset follows on it.
 "offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
   AND "offset" < (SELECT max("offset") FROM history)
@@ -18,7 +49,7 @@ SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
 -- columns: offset, seq, size, settled_at, is_passed
 -- index: INTEGER PRIMARY KEY
 SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
-WHERE "offset" >= :lo AND {leaving} ORDER BY "offset" LIMIT :limit;
+WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit;
 
 -- name: next_deleted
 -- The next deleted rows in order.
@@ -26,7 +57,7 @@ WHERE "offset" >= :lo AND {leaving} ORDER BY "offset" LIMIT :limit;
 -- columns: offset, seq, size, settled_at, is_passed (never)
 -- index: history_unusual
 SELECT "offset", seq, size, settled_at, 0 FROM history
-WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo AND {leaving}
+WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo AND {removable}
 ORDER BY "offset" LIMIT :limit;
 
 -- name: remove_events
@@ -45,7 +76,7 @@ DELETE FROM event WHERE event_id IN (
 DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
 
--- name: newest_body
+-- name: newest_removable_body
 -- The newest row stays, but not its body where it is too old, or past a bound with all others gone.
 -- parameters: cutoff (settled_at, exclusive); others, deleted (whether their bound is passed)
 -- columns: seq; no row where it stays, or has left
@@ -56,7 +87,7 @@ WHERE "offset" = (SELECT max("offset") FROM history)
   AND EXISTS (SELECT 1 FROM body WHERE body.seq = history.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
 
--- name: keep_number
+-- name: store_next_number
 -- Ahead of bodies that leave: the next number is seen from the newest of them.
 INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WHERE true
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;

@@ -1,65 +1,33 @@
-"""From a batch to what its transaction executes: statements and their values, in order.
+"""Converts a batch to the statements of its transaction and their values, in order.
 
-A batch is laid out before the writer's thread has it: the messages and counters that it names
-change with the next batch, which is decided on while this one is stored.
+This happens before the writer's thread gets the batch: the messages and counters that the batch
+refers to change while the next batch is decided.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import MultiRow, load, many
 from phpmq_lite.writes import (
-    AddSession,
-    AddToken,
-    AddUser,
-    AdvanceAudit,
     CopyStagedRows,
-    CreateStage,
-    CreateSubscription,
-    DeleteSavedItem,
-    DeleteSession,
-    DeleteSubscription,
-    DeleteToken,
-    DeleteUser,
-    DeleteUserSessions,
-    DismissStartReport,
     DropStage,
     EraseBody,
-    ExpireToken,
-    ForgetPublishedVersion,
-    InsertAudit,
-    LinkMessages,
-    PutRollup,
-    QuarantinedRows,
-    RecordAppIdUse,
     RecordHistoryReader,
-    RecordPublishedVersion,
-    SaveItem,
-    SealStage,
-    SetLastLogin,
-    SetPassword,
-    SetSessionSeen,
-    SetTokenUsed,
-    SetUserRights,
-    ShiftDeadlines,
-    TrimRollups,
-    UpdateStage,
-    UpdateStageQueue,
-    UpdateSubscription,
     Write,
 )
 
 
 def message_of(row: tuple[Any, ...]) -> Message:
-    """Make a message from the 23 columns of the live table."""
+    """Return a message made from the 23 columns of the table ``message``."""
     return Message(*row)
 
 
 def flat_ready(messages: Iterable[Message]) -> list[Any]:
-    """Lay out new messages for ``insert_ready``."""
+    """Return the values of new messages for ``insert_ready``."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -68,8 +36,8 @@ def flat_ready(messages: Iterable[Message]) -> list[Any]:
     return flat
 
 
-def flat_sent(messages: Iterable[Message]) -> list[Any]:
-    """Lay out new messages for ``insert_sent``."""
+def flat_new_dispatched(messages: Iterable[Message]) -> list[Any]:
+    """Return the values of new messages for ``insert_dispatched``."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -80,7 +48,7 @@ def flat_sent(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_ready_ttl(messages: Iterable[Message]) -> list[Any]:
-    """Lay out new messages for ``insert_ready_ttl``."""
+    """Return the values of new messages for ``insert_ready_ttl``."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -91,7 +59,7 @@ def flat_ready_ttl(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Lay out new messages for ``insert_ready_enveloped``."""
+    """Return the values of new messages for ``insert_ready_enveloped``."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -102,7 +70,7 @@ def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_plain(messages: Iterable[Message]) -> list[Any]:
-    """Lay out new messages for ``insert_plain``: the columns up to ``consumer``."""
+    """Return the values of new messages for ``insert_plain``: the columns up to ``consumer``."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -114,7 +82,7 @@ def flat_plain(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Lay out new messages for ``insert_enveloped``: the columns up to ``attempts``."""
+    """Return the values of new messages for ``insert_enveloped``: columns up to ``attempts``."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -126,8 +94,8 @@ def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
     return flat
 
 
-def flat_whole(messages: Iterable[Message]) -> list[Any]:
-    """Lay out new messages for ``insert_whole``: all columns."""
+def flat_with_source(messages: Iterable[Message]) -> list[Any]:
+    """Return the values of new messages for ``insert_with_source``: all columns."""
     flat: list[Any] = []
     for m in messages:
         flat += flat_plain((m,))
@@ -139,7 +107,7 @@ def flat_whole(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
-    """Lay out messages on disk for ``dispatch`` and ``settle_dispatched``."""
+    """Return the values of stored messages for ``dispatch_messages`` and ``settle_dispatched``."""
     flat: list[Any] = []
     for m in messages:
         flat += (m.seq, m.consumer, m.last_dispatched_at)
@@ -147,7 +115,7 @@ def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_changed(messages: Iterable[Message]) -> list[Any]:
-    """Lay out messages on disk for ``change``: seq and what can change in a life."""
+    """Return the values of stored messages for ``update_messages``: seq and what can change."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -158,9 +126,9 @@ def flat_changed(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
-    """Lay out queues for ``update_queue``: those whose counts differ from what was laid out last.
+    """Return the values for ``update_queue`` of queues whose counts changed since the last call.
 
-    One message in flight leaves them as they were, batch for batch.
+    With one message in flight the counts are the same after each batch.
     """
     flat: list[int] = []
     for row in queues:
@@ -171,102 +139,89 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
     return flat
 
 
-# A statement with one row of values, or one over many rows: the flat values of all of them, and
-# those that stand ahead of the rows.
+# A statement with one row of values; or one over many rows with the flat values of all rows, and
+# the values that precede the rows.
 Step = tuple[str | MultiRow, Any, tuple[Any, ...]]
 
 _ACKED: Final = (int(State.ACKED), None)
 
 
-# By type of write: its statements, in order, whose named parameters are the fields of the type.
-WRITE_STATEMENTS: Final[dict[type[Write], tuple[tuple[str, str], ...]]] = {
-    EraseBody: (("rare", "overwrite_body"), ("rare", "delete_body")),
-    LinkMessages: (("rare", "link_messages"),),
-    ShiftDeadlines: (("clock", "shift_deadlines"),),
-    CreateStage: (("staging", "insert_stage"),),
-    UpdateStage: (("staging", "update_stage"),),
-    UpdateStageQueue: (("staging", "update_stage_queue"),),
-    SealStage: (("staging", "seal_stage"),),
-    DropStage: (("staging", "drop_stage"), ("staging", "drop_stage_queues")),
-    CopyStagedRows: (("staging", "publish_messages"), ("staging", "publish_bodies")),
-    RecordPublishedVersion: (("staging", "record_version"),),
-    RecordAppIdUse: (("staging", "record_use"),),
-    ForgetPublishedVersion: (("staging", "forget_version"),),
-    CreateSubscription: (("claims", "insert_subscription"),),
-    UpdateSubscription: (("claims", "update_subscription"),),
-    DeleteSubscription: (("claims", "delete_subscription"),),
-    RecordHistoryReader: (("claims", "record_reader"), ("claims", "trim_readers")),
-    InsertAudit: (("audit", "insert"),),
-    AdvanceAudit: (("audit", "advance"),),
-    AddUser: (("accounts", "add_user"),),
-    SetPassword: (("accounts", "set_password"),),
-    SetUserRights: (("accounts", "set_rights"),),
-    SetLastLogin: (("accounts", "set_last_login"),),
-    DeleteUser: (("accounts", "delete_user"),),
-    AddToken: (("accounts", "add_token"),),
-    SetTokenUsed: (("accounts", "set_token_used"),),
-    ExpireToken: (("accounts", "expire_token"),),
-    DeleteToken: (("accounts", "delete_token"),),
-    AddSession: (("accounts", "add_session"),),
-    SetSessionSeen: (("accounts", "set_session_seen"),),
-    DeleteSession: (("accounts", "delete_session"),),
-    DeleteUserSessions: (("accounts", "delete_user_sessions"),),
-    SaveItem: (("saved", "save"),),
-    DeleteSavedItem: (("saved", "delete"),),
-    DismissStartReport: (("starts", "dismiss"),),
-    TrimRollups: (("rollups", "trim"),),
-    PutRollup: (("rollups", "put"),),
+# Writes that execute other statements than the one named after their type.
+_SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
+    EraseBody: ("overwrite_body", "delete_body"),
+    DropStage: ("drop_stage", "drop_stage_queues"),
+    CopyStagedRows: ("copy_staged_messages", "copy_staged_bodies"),
+    RecordHistoryReader: ("record_history_reader", "trim_history_readers"),
 }
-QUERIES: Final[dict[type[QuarantinedRows], tuple[str, str]]] = {
-    QuarantinedRows: ("staging", "quarantined_rows"),
+
+
+def write_statements(kind: type[Any]) -> tuple[str, ...]:
+    """Return the names in ``batch.sql`` of a type of write or query, in order.
+
+    The fields of the type are the named parameters.
+    """
+    own = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+    return _SEVERAL.get(kind, (own,))
+
+
+# By type: the statements that a write executes.
+WRITE_STATEMENTS: Final[dict[type[Write], tuple[str, ...]]] = {
+    kind: write_statements(kind) for kind in get_args(Write)
 }
+
+
+def execute_write(execute: Callable[..., Any], write: Write) -> None:
+    """Execute the statements of one write."""
+    values = write._asdict()
+    for name in WRITE_STATEMENTS[type(write)]:
+        execute(load("batch")[name], values)
 
 
 def batch_statements(batch: Batch) -> list[Step]:
-    """Give the steps of a batch, in the order of ``model.Batch``."""
+    """Return the steps of a batch, in the order of ``model.Batch``."""
     steps: list[Step] = []
     if batch.new_queues:
-        text = load("live")["insert_queue"]
+        text = load("batch")["insert_queue"]
         steps += [
             (text, (row.queue_id, row.name, row.created_at, row.created_by), ())
             for row in batch.new_queues
         ]
     if batch.created:
-        steps += _born(batch)
-    gone, held = _dispatched(batch)
+        steps += _insert_messages(batch)
+    settled_now, held = _split_dispatched(batch)
     if held:
-        steps.append((many("live", "dispatch"), flat_dispatched(held), ()))
+        steps.append((many("batch", "dispatch_messages"), flat_dispatched(held), ()))
     if batch.changed:
-        steps.append((many("live", "change"), flat_changed(batch.changed.values()), ()))
+        steps.append((many("batch", "update_messages"), flat_changed(batch.changed.values()), ()))
     if batch.settled:
-        steps += _settled(batch, gone)
+        steps += _settle_messages(batch, settled_now)
     for name, flat in (
         ("insert_event", batch.events),
         ("insert_receipt", batch.keys),
         ("insert_client", batch.opened_clients),
     ):
         if flat:
-            steps.append((many("live", name), flat, ()))
+            steps.append((many("batch", name), flat, ()))
     if counts := flat_counts(batch.queue_rows.values()):
-        steps.append((many("live", "update_queue"), counts, ()))
+        steps.append((many("batch", "update_queue"), counts, ()))
     if batch.closed_clients or batch.configured or batch.counters:
-        steps += _seldom(batch)
-    for (file, name), flat in (
-        (("claims", "insert"), batch.claims_added),
-        (("claims", "remove"), batch.claims_removed),
-        (("staging", "insert_rows"), batch.staged_rows),
+        steps += _rare_steps(batch)
+    for name, flat in (
+        ("insert_claims", batch.claims_added),
+        ("delete_claims", batch.claims_removed),
+        ("insert_staged_rows", batch.staged_rows),
     ):
         if flat:
-            steps.append((many(file, name), flat, ()))
+            steps.append((many("batch", name), flat, ()))
     for write in batch.writes:
         values = write._asdict()
-        steps += [(load(file)[name], values, ()) for file, name in WRITE_STATEMENTS[type(write)]]
+        steps += [(load("batch")[name], values, ()) for name in WRITE_STATEMENTS[type(write)]]
     return steps
 
 
-def _seldom(batch: Batch) -> list[Step]:
-    """What most batches have nothing of."""
-    sql = load("live")
+def _rare_steps(batch: Batch) -> list[Step]:
+    """Return the steps that most batches do not have."""
+    sql = load("batch")
     return [
         *((sql["close_client"], closed, ()) for closed in batch.closed_clients),
         *(
@@ -277,25 +232,25 @@ def _seldom(batch: Batch) -> list[Step]:
     ]
 
 
-def _born(batch: Batch) -> list[Step]:
-    """New rows: most are ready, without a TTL and of no envelope; records are the rare ones."""
+def _insert_messages(batch: Batch) -> list[Step]:
+    """Return the steps for new messages: most are ready, have no TTL and are not envelopes."""
     groups: dict[str, list[Message]] = {}
     for message in batch.created:
-        shape = _shape(message)
-        group = groups.get(shape)
+        name = _insert_name(message)
+        group = groups.get(name)
         if group is None:
-            group = groups[shape] = []
+            group = groups[name] = []
         group.append(message)
     return [
-        *((many("live", shape), _FLAT[shape](group), ()) for shape, group in groups.items()),
-        (many("live", "insert_body"), batch.bodies, ()),
+        *((many("batch", name), _FLAT[name](group), ()) for name, group in groups.items()),
+        (many("batch", "insert_body"), batch.bodies, ()),
     ]
 
 
-def _shape(message: Message) -> str:
-    """Name the statement that inserts a message: the one with the fewest values."""
+def _insert_name(message: Message) -> str:
+    """Return the statement that inserts a message with the fewest values."""
     if message.source_seq is not None or message.source_reason is not None:
-        return "insert_whole"
+        return "insert_with_source"
     is_ready = not (message.deliveries or message.charged or message.state)
     if (
         message.urn is None
@@ -305,49 +260,49 @@ def _shape(message: Message) -> str:
     ):
         if is_ready:
             return "insert_ready" if message.ttl_s is None else "insert_ready_ttl"
-        is_sent = message.state == message.deliveries == 1 and not message.charged
-        return "insert_sent" if is_sent and message.ttl_s is None else "insert_plain"
+        is_dispatched = message.state == message.deliveries == 1 and not message.charged
+        return "insert_dispatched" if is_dispatched and message.ttl_s is None else "insert_plain"
     return "insert_ready_enveloped" if is_ready else "insert_enveloped"
 
 
 _FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
     "insert_ready": flat_ready,
-    "insert_sent": flat_sent,
+    "insert_dispatched": flat_new_dispatched,
     "insert_ready_ttl": flat_ready_ttl,
     "insert_ready_enveloped": flat_ready_enveloped,
     "insert_plain": flat_plain,
     "insert_enveloped": flat_enveloped,
-    "insert_whole": flat_whole,
+    "insert_with_source": flat_with_source,
 }
 
 
-def _dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
-    """Give what was on disk and dispatched: by seq what was acknowledged too, and the rest."""
+def _split_dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
+    """Split stored messages that the batch dispatched: those it also settles, by seq; the rest."""
     first, changed = batch.first_number, batch.changed
     acked = {*batch.settled.get(_ACKED, ())}
-    gone: dict[int, Message] = {}
+    settled_now: dict[int, Message] = {}
     held: list[Message] = []
     for message in batch.dispatched:
         seq = message.seq
         if seq in acked and seq < first and seq not in changed:
-            gone[seq] = message
+            settled_now[seq] = message
         elif seq < first:
             held.append(message)
-    return gone, held
+    return settled_now, held
 
 
-def _settled(batch: Batch, gone: dict[int, Message]) -> list[Step]:
+def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step]:
     steps: list[Step] = []
     for (outcome, reason), seqs in batch.settled.items():
         before = (outcome, reason, batch.wall_ms)
-        now = gone if (outcome, reason) == _ACKED else {}
+        now = settled_now if (outcome, reason) == _ACKED else {}
         others = [seq for seq in seqs if seq not in now] if now else seqs
-        if others:  # dispatched before: these come first in the history too
-            steps.append((many("live", "settle"), others, before))
+        if others:  # they were dispatched earlier, so they come first in the history
+            steps.append((many("batch", "settle_messages"), others, before))
         if now:
             flat = flat_dispatched(now.values())
-            steps.append((many("live", "settle_dispatched"), flat, before))
-        steps.append((many("live", "remove"), seqs, ()))
+            steps.append((many("batch", "settle_dispatched"), flat, before))
+        steps.append((many("batch", "delete_messages"), seqs, ()))
     return steps
 
 

@@ -29,14 +29,19 @@ WAIT_MS: Final = 5_000  # then fewer rows are placed too
 # Counters of what the history has, of the rows with a place; those of deleted messages are apart.
 TOTALS: Final = ("history_rows", "history_bytes", "deleted_rows", "deleted_bytes")
 # What a row adds to the WAL where the rows are of a hundred queues, each with a trace of its own.
-_WAL_BYTES: Final = {"place": 200, "number": 200, "trace": 500, "trace_alive": 100}
+_WAL_BYTES: Final = {
+    "index_outcomes": 200,
+    "index_numbers": 200,
+    "index_traces": 500,
+    "index_live_traces": 100,
+}
 
 
 class HistoryIndexer:
     """Remembers how fast it was; what is placed stands in the database only."""
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
-        self._sql = load("places")
+        self._sql = load("history_index")
         self._timer = timer
         self._rows = {"placed": ROWS, "traced": ROWS}  # in a slice
         self._due_ms = 0  # steady; when the last rows are placed, however few
@@ -54,7 +59,7 @@ class HistoryIndexer:
             NotWritableError: nothing was placed.
             OutcomeUnknownError: fail-stop, as for a batch.
         """
-        after, first, last, traced, low, high = connection.execute(self._sql["behind"]).fetchone()
+        after, first, last, traced, low, high = connection.execute(self._sql["progress"]).fetchone()
         self.has_more = False
         self.wal_bytes = 0
         behind = 0 if first is None else last - first + 1
@@ -83,14 +88,20 @@ class HistoryIndexer:
         """Place settled messages; give how many, 0 where the disk is full."""
         ends = {"after": after, "upto": first + rows - 1}
         self._has_placed = True
-        return rows if self._store(connection, ("place", "number", "trace"), "placed", ends) else 0
+        return (
+            rows
+            if self._store(
+                connection, ("index_outcomes", "index_numbers", "index_traces"), "placed", ends
+            )
+            else 0
+        )
 
     def _walk(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
         """Enter the traces of messages alive; give how many, 0: full disk, and numbers left."""
         ends = {"after": after, "limit": self._rows["traced"]}
-        upto, rows = connection.execute(self._sql["walk_upto"], ends).fetchone()
+        upto, rows = connection.execute(self._sql["next_live_numbers"], ends).fetchone()
         self._has_placed = False
-        is_done = self._store(connection, ("trace_alive",), "traced", ends | {"upto": upto})
+        is_done = self._store(connection, ("index_live_traces",), "traced", ends | {"upto": upto})
         return (rows if is_done else 0), last - upto
 
     def _store(
@@ -109,7 +120,7 @@ class HistoryIndexer:
                     self.wal_bytes += rows * _WAL_BYTES[name]
                 if line == "placed":
                     self._count(connection, ends)
-                connection.execute(load("live")["set_counter"], (f"{line}_upto", ends["upto"]))
+                connection.execute(load("batch")["set_counter"], (f"{line}_upto", ends["upto"]))
                 connection.execute("COMMIT")
         except StorageFullError:
             self.wal_bytes = 0
@@ -119,10 +130,10 @@ class HistoryIndexer:
 
     def _count(self, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
         """Add to the totals of the history.  In each commit they cost a page of their own."""
-        sums = connection.execute(self._sql["sums"], ends).fetchone()
+        sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
         for name, number in zip(TOTALS, sums, strict=True):
             if number:
-                connection.execute(load("live")["add_counter"], (name, number))
+                connection.execute(load("batch")["add_counter"], (name, number))
 
     def _adapt(self, line: str, took_s: float) -> None:
         """Take fewer rows where they are of so many queues, or the disk so slow, that it lasts."""

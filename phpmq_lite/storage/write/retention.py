@@ -42,7 +42,7 @@ class ClockSteps:
     @classmethod
     def read(cls, connection: sqlite3.Connection) -> "ClockSteps":
         """Read them all."""
-        return cls(connection.execute(load("clock")["steps"]).fetchall())
+        return cls(connection.execute(load("retention")["clock_steps"]).fetchall())
 
     def of(self, offset: int) -> int:
         """Give the step under which the message with this offset was settled."""
@@ -173,7 +173,7 @@ class _Step:
         self._trim_clients(cutoff_ms + steps.least)
         audit_ms = now_ms - bounds.audit_age_ms
         self._trim_audit(bounds.audit_rows, audit_ms + steps.least)
-        self._execute(load("clock")["trim_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
+        self._execute(load("retention")["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
         return Removed(self._removed, self._is_cut or not self._room)
 
     @property
@@ -192,7 +192,7 @@ class _Step:
         """
         pick = "next_deleted" if name == "deleted" else "next_settled"
         rows, size = total
-        fronts: dict[str, int] = dict(self._execute(self._sql["fronts"]).fetchall())
+        fronts: dict[str, int] = dict(self._execute(self._sql["history_fronts"]).fetchall())
         lo = fronts.get(f"{name}_lo", 0)
         while room := self._room:
             part = RetentionSlice(lo, rows - most[0], size - most[1], cutoff_ms, self._steps)
@@ -210,12 +210,12 @@ class _Step:
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
         """See that the row which stays keeps its content no longer than the others."""
         given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
-        found = self._execute(self._sql["newest_body"], given).fetchone()
+        found = self._execute(self._sql["newest_removable_body"], given).fetchone()
         if found is not None:
             self._remove_bodies([found[0]])
 
     def _remove_bodies(self, seqs: list[int]) -> None:
-        self._execute(self._sql["keep_number"])
+        self._execute(self._sql["store_next_number"])
         self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(seqs)})
 
     def _remove_events(self, seqs: list[int]) -> bool:
@@ -231,10 +231,10 @@ class _Step:
             self._count(f"{name}_bytes", -part.bytes)
             self._count("retention_removed", len(part.offsets))
             self._removed += len(part.offsets)
-        self._execute(load("live")["set_counter"], (f"{name}_lo", part.lo))
+        self._execute(load("batch")["set_counter"], (f"{name}_lo", part.lo))
 
     def _count(self, name: str, number: int) -> None:
-        self._execute(load("live")["add_counter"], (name, number))
+        self._execute(load("batch")["add_counter"], (name, number))
 
     def _trim_receipts(self, most: int, window_ms: int) -> None:
         """Remove the oldest keys.  Their age is measured from the newest key, not from a clock.
@@ -288,16 +288,16 @@ def sweep_staged(
 
     Runs in the writer's thread, outside of a batch.
     """
-    execute, sql = connection.execute, load("staging")
-    if execute(sql["next_dropped"]).fetchone()[0] is None:
+    execute, sql = connection.execute, load("retention")
+    if execute(sql["next_dropped_stage"]).fetchone()[0] is None:
         return False
     ends_at = timer() + SWEEP_STEP_S
     execute("BEGIN IMMEDIATE")
-    while (stage_id := execute(sql["next_dropped"]).fetchone()[0]) is not None:
+    while (stage_id := execute(sql["next_dropped_stage"]).fetchone()[0]) is not None:
         span = (stage_id << ROW_BITS, stage_id + 1 << ROW_BITS)
-        removed = execute(sql["remove_rows"], (*span, _SWEEP_ROWS_AT_ONCE)).rowcount
+        removed = execute(sql["delete_staged_rows"], (*span, _SWEEP_ROWS_AT_ONCE)).rowcount
         if removed < _SWEEP_ROWS_AT_ONCE:
-            execute(sql["remove_stage"], (stage_id,))
+            execute(sql["delete_stage"], (stage_id,))
         if timer() >= ends_at:
             break
     execute("COMMIT")

@@ -19,6 +19,7 @@ from phpmq_lite.model import (
     Loaded,
     Message,
     Now,
+    PageKind,
     PageRequest,
     QueueRow,
     Recovered,
@@ -31,30 +32,35 @@ from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.sqlite_errors import translate_as_unknown, translate_errors
 from phpmq_lite.storage.statements import load, many
 from phpmq_lite.storage.write import batch_sql
-from phpmq_lite.storage.write.batch_sql import QUERIES, Step, batch_statements
+from phpmq_lite.storage.write.batch_sql import Step, batch_statements, write_statements
 
 
 def remove_unfinished_stages(connection: sqlite3.Connection) -> None:
     """Give up what was being staged when the broker went down; inside the start's transaction."""
-    execute, sql = connection.execute, load("staging")
-    execute(load("claims")["make_history_id"])
-    execute(sql["drop_open"])
-    execute(sql["drop_parts_of_dropped"])
+    execute, sql = connection.execute, load("batch")
+    execute(sql["create_history_id"])
+    execute(sql["drop_unfinished_stages"])
+    execute(sql["delete_queues_of_dropped_stages"])
 
 
 def load_pipeline_rows(connection: sqlite3.Connection) -> PipelineRows:
     """Read what the core keeps in memory."""
-    execute, claims, staging = connection.execute, load("claims"), load("staging")
+    execute, sql = connection.execute, load("batch")
     return PipelineRows(
-        subscriptions=execute(claims["subscriptions"]).fetchall(),
-        held=execute(claims["held"]).fetchall(),
-        staged=execute(staging["stages"]).fetchall(),
-        parts=execute(staging["parts"]).fetchall(),
-        published=execute(staging["versions"]).fetchall(),
-        next_stage_id=execute(staging["next_stage"]).fetchone()[0],
+        subscriptions=execute(sql["subscriptions"]).fetchall(),
+        held=execute(sql["claimed_by_queue"]).fetchall(),
+        staged=execute(sql["stages"]).fetchall(),
+        parts=execute(sql["stage_queues"]).fetchall(),
+        published=execute(sql["published_versions"]).fetchall(),
+        next_stage_id=execute(sql["next_stage_id"]).fetchone()[0],
     )
 
 
+_PAGES: Final = {
+    PageKind.ALL: "all_page",
+    PageKind.READY: "ready_page",
+    PageKind.CLAIMED: "claimed_page",
+}
 DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
 _KEYS_AT_ONCE: Final = 5_000  # read in one statement, at a start
 _PAGE_BYTES: Final = 4 << 20  # bodies in one page
@@ -91,7 +97,7 @@ class Store:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute = connection.execute
-        self._sql = load("live")
+        self._sql = load("batch")
         self.wal_bytes = 0  # guessed: written since the last checkpoint
         self.commit_s = 1.0  # of one COMMIT: a moving mean, slow until measured
         self._is_patient = True  # as SQLite was told last
@@ -119,11 +125,11 @@ class Store:
         """Make ready what connections held, and read what must be in memory."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
-        returned = execute(sql["release_held"]).rowcount
+        returned = execute(sql["release_dispatched"]).rowcount
         remove_unfinished_stages(self.connection)
         execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
-        execute(load("audit")["interrupt"])
-        execute(sql["forget_queues"])
+        execute(sql["interrupt_audit"])
+        execute(sql["delete_forgotten_queues"])
         execute("COMMIT")
         return Recovered(
             queues=[_queue_row(row) for row in execute(sql["queues"])],
@@ -144,7 +150,7 @@ class Store:
         They are read in slices: with 100,000 keys at once a start took 26 MB more.
         """
         execute, sql = self.execute, self._sql
-        row = execute(sql["receipt_before"], (limit,)).fetchone()
+        row = execute(sql["newest_excess_receipt"], (limit,)).fetchone()
         n = 0 if row is None else row[0]
         while some := execute(sql["receipts"], (n, after_ms, _KEYS_AT_ONCE)).fetchall():
             n = some[-1][0]
@@ -236,12 +242,12 @@ class Store:
         for rows_request in batch.rows:
             loaded.pages.append(self._rows(rows_request))
         for query, take in batch.queries:
-            file, name = QUERIES[type(query)]
-            found = self.execute(load(file)[name], query._asdict()).fetchall()
+            [name] = write_statements(type(query))
+            found = self.execute(self._sql[name], query._asdict()).fetchall()
             loaded.query_results.append((take, found))
         if batch.seqs:
             loaded.by_seq = dict.fromkeys(batch.seqs)
-            for row in many("live", "by_seq").run(self.execute, list(batch.seqs)):
+            for row in many("batch", "messages_by_seq").run(self.execute, list(batch.seqs)):
                 loaded.by_seq[row[0]] = batch_sql.message_of(row)
         if batch.body_seqs:
             loaded.bodies = self._bodies(list(batch.body_seqs))
@@ -249,7 +255,7 @@ class Store:
             loaded.records = self._records(batch.record_seqs)
         if batch.due_at is not None:
             loaded.has_due = True
-            found = self.execute(self._sql["due"], (batch.due_at, DUE_AT_ONCE)).fetchall()
+            found = self.execute(self._sql["due_messages"], (batch.due_at, DUE_AT_ONCE)).fetchall()
             loaded.due = [batch_sql.message_of(row) for row in found]
             after = batch.due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1
             loaded.next_deadline_ms = self.execute(self._sql["next_deadline"], (after,)).fetchone()[
@@ -269,7 +275,9 @@ class Store:
         self, request: PageRequest
     ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
         given = {"of": request.queue_id, "after": request.after, "upto": request.upto}
-        found = self.execute(self._sql[request.which], given | {"limit": request.limit}).fetchall()
+        found = self.execute(
+            self._sql[_PAGES[request.kind]], given | {"limit": request.limit}
+        ).fetchall()
         page = [batch_sql.message_of(row) for row in found]
         is_last = len(page) < request.limit
         if request.bodies:
@@ -282,8 +290,8 @@ class Store:
     def _rows(
         self, request: RowsRequest
     ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
-        name = "settled_by_seq" if request.settled else "by_seq"
-        found = {row[0]: row for row in many("live", name).run(self.execute, request.seqs)}
+        name = "settled_by_seq" if request.settled else "messages_by_seq"
+        found = {row[0]: row for row in many("batch", name).run(self.execute, request.seqs)}
         page = [batch_sql.message_of(found[seq]) for seq in request.seqs if seq in found]
         is_last = True
         if request.bodies:
@@ -305,8 +313,8 @@ class Store:
 
     def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
         """Return the bodies; None where one is missing or its checksum is wrong."""
-        expected = dict(many("live", checksums).run(self.execute, seqs))
-        found = many("live", "bodies").run(self.execute, seqs)
+        expected = dict(many("batch", checksums).run(self.execute, seqs))
+        found = many("batch", "bodies").run(self.execute, seqs)
         whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
         return {seq: whole.get(seq) for seq in seqs}
 
@@ -318,7 +326,7 @@ class Store:
         Where they are too large together, the smaller ones: a program's own come before padding.
         """
         flat = [number for seq, others in places.items() for number in (seq, *others)]
-        found = many("live", "records").run(self.execute, flat)
+        found = many("batch", "client_records").run(self.execute, flat)
         found.sort(key=lambda row: row[3])
         sums = accumulate(row[3] for row in found)
         some = [row for row, size in zip(found, sums, strict=True) if size <= _RECORD_BYTES]
@@ -408,12 +416,12 @@ def jump_noted(counters: Mapping[str, int]) -> Callable[[Store], None]:
 
 
 def _note(connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool) -> None:
-    sql, step_ms = load("clock"), counters["clock_step_ms"]
-    newest = connection.execute(sql["newest_step"]).fetchone()
+    sql, step_ms = load("batch"), counters["clock_step_ms"]
+    newest = connection.execute(sql["newest_clock_step"]).fetchone()
     is_new = newest is None or has_jumped or abs(newest[0] - step_ms) > _SMALL_MS
     connection.execute("BEGIN IMMEDIATE")
     for counter in counters.items():
-        connection.execute(load("live")["set_counter"], counter)
+        connection.execute(sql["set_counter"], counter)
     if is_new:
-        connection.execute(sql["add_step"], (counters["last_seen_ms"], step_ms))
+        connection.execute(sql["insert_clock_step"], (counters["last_seen_ms"], step_ms))
     connection.execute("COMMIT")

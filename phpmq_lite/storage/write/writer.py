@@ -18,8 +18,8 @@ from phpmq_lite.errors import (
     StorageFullError,
 )
 from phpmq_lite.model import Batch, Loaded
+from phpmq_lite.storage.data_folder import OpenedFiles
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.opened_files import OpenedFiles
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.write.batch_sql import Step, batch_statements
 from phpmq_lite.storage.write.store import Store

@@ -4,7 +4,7 @@ from phpmq_lite.admin.monitoring.attention import NOTICES_MAX, AttentionFacts, N
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import Shortage
-from phpmq_lite.storage.read.activity import LOOKED_AT, ConsumerLoad
+from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
 MINUTE_MS = 60_000
@@ -68,7 +68,7 @@ def test_deaths_are_told_by_cause_while_there_are_records() -> None:
 
 
 def test_what_expired_unread_is_told_for_a_day() -> None:
-    seen = AttentionFacts(NOW_MS, unread={1: LOOKED_AT})
+    seen = AttentionFacts(NOW_MS, unread={1: COUNT_LIMIT})
     [told] = found(queue_status("orders", 1), seen=seen)
     assert told.text.startswith("At least 2,000 expired in the last 24 h")
     assert told.values == {"q": "orders", "tab": "history", "outcome": "expired"}

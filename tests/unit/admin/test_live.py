@@ -28,7 +28,7 @@ from phpmq_lite.admin.resources.tail import QueueTail, TailEvent
 from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.errors import StorageError
 from phpmq_lite.model import Batch, Message, State
-from phpmq_lite.storage.read.activity import MessagePlace, RecentActivity
+from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
 
 # -- feeds
 
@@ -261,11 +261,11 @@ async def test_feeds_that_nobody_uses_are_forgotten(hub: LiveFeeds) -> None:
 class Readings(RecentActivity):
     """Knows where messages are, without a database."""
 
-    def __init__(self, *places: MessagePlace) -> None:
+    def __init__(self, *places: MessagePreview) -> None:
         self.known = {place.seq: place for place in places}
         self.asked: list[int] = []
 
-    async def places(self, seqs: Any) -> dict[int, MessagePlace]:
+    async def previews(self, seqs: Any) -> dict[int, MessagePreview]:
         self.asked += seqs
         return {seq: self.known[seq] for seq in seqs if seq in self.known}
 
@@ -292,7 +292,7 @@ def message(seq: int, queue_id: int = 1, **values: Any) -> Message:
     return made
 
 
-def tail_of(*places: MessagePlace) -> tuple[Engine, QueueTail, Readings]:
+def tail_of(*places: MessagePreview) -> tuple[Engine, QueueTail, Readings]:
     engine, readings = Engine(), Readings(*places)
     tail = QueueTail(1, "mail", engine.tap, readings)
     tail.listen()
@@ -322,8 +322,8 @@ async def test_tail_notes_a_life_and_reads_nothing_of_what_it_saw_begin() -> Non
 
 
 async def test_tail_looks_up_what_it_did_not_see_begin() -> None:
-    place = MessagePlace(9, 1, 1, 2, b"hi")
-    engine, tail, readings = tail_of(place, MessagePlace(10, 1, 2, 2, b"no"))
+    place = MessagePreview(9, 1, 1, 2, b"hi")
+    engine, tail, readings = tail_of(place, MessagePreview(10, 1, 2, 2, b"no"))
     batch = Batch(60)
     batch.settled[int(State.EXPIRED), None] = [9, 10, 11]
     engine.commit(batch)
@@ -344,7 +344,7 @@ async def test_tail_passes_over_other_queues() -> None:
 
 
 async def test_tail_tells_a_death_once() -> None:
-    engine, tail, _ = tail_of(MessagePlace(9, 1, 1, 2, b""))
+    engine, tail, _ = tail_of(MessagePreview(9, 1, 1, 2, b""))
     batch = Batch(60)
     batch.events += (9, 60, "dead_letter", "0" * 32)
     batch.settled[int(State.DEAD), "client"] = [9]
@@ -354,7 +354,7 @@ async def test_tail_tells_a_death_once() -> None:
 
 @pytest.mark.parametrize("way", ["mail to other", "other to mail"])
 async def test_tail_tells_a_move_at_both_ends(way: str) -> None:
-    engine, tail, _ = tail_of(MessagePlace(9, 1, 2, 2, b""))
+    engine, tail, _ = tail_of(MessagePreview(9, 1, 2, 2, b""))
     batch = Batch(60)
     batch.events += (9, 60, "move", way)
     engine.commit(batch)
@@ -382,7 +382,7 @@ async def test_tail_that_stopped_listens_no_more() -> None:
 
 
 def test_row_of_a_tail_shows_nothing_hidden() -> None:
-    happening = TailEvent("publish", 5, 9, "\u202ebad", 4, MessagePlace(9, 1, 1, 3, b"a\x00b"))
+    happening = TailEvent("publish", 5, 9, "\u202ebad", 4, MessagePreview(9, 1, 1, 3, b"a\x00b"))
     row = tails.tail_row(happening, {4: "client 4"}, lambda id_: f"/messages/{id_}")
     assert row["text"] == "by client 4, \\u202ebad"
     assert row["preview"] == "a\\x00b"

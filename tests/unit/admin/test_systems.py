@@ -6,8 +6,9 @@ from typing import Any
 from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import start_percent
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start, StartReport
-from phpmq_lite.storage.read.measures import DatabaseSize, DiskUsage
+from phpmq_lite.storage.read.measures import DatabaseSize
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
 FOLDER = Path("/var/lib/phpmq")

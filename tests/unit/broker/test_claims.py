@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.broker.pipeline import claims, state
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Loaded, Message, QueueRow, Recovered, State
+from phpmq_lite.model import Batch, Loaded, Message, PageKind, QueueRow, Recovered, State
 from phpmq_lite.pipeline_rows import PipelineRows
 from tests.support.core_rig import STEADY_MS, CoreRig, event_kinds, message, outcomes
 
@@ -43,8 +43,8 @@ def test_claim_asks_for_ready_messages_and_numbers_them() -> None:
     rig.publish(b"a", b"b")
     asked = claim(rig)
     [page] = asked.pages
-    assert (page.which, page.queue_id, page.after, page.upto, page.limit) == (
-        "ready_page", 1, 0, 2, 10,
+    assert (page.kind, page.queue_id, page.after, page.upto, page.limit) == (
+        PageKind.READY, 1, 0, 2, 10,
     )  # fmt: skip
     batch = give(rig, asked, message(1), message(2))
     wall_ms = rig.core.state.now.wall_ms
@@ -101,7 +101,7 @@ def test_acknowledged_claims_settle_like_any_message() -> None:
     give(rig, claim(rig), message(1), message(2))
     asked = rig.pipeline("ack_claims", "s", 2)
     [page] = asked.pages
-    assert (page.which, page.queue_id, page.after, page.upto) == ("claimed_page", 1, 0, 2)
+    assert (page.kind, page.queue_id, page.after, page.upto) == (PageKind.CLAIMED, 1, 0, 2)
     batch = give(rig, asked, held(1), held(2))
     assert outcomes(batch) == {(State.ACKED, None): [1, 2]}
     assert batch.claims_removed == [1, 2]
@@ -142,7 +142,7 @@ def test_any_number_of_commands_may_wait() -> None:
     give(rig, first, message(1))
     assert rig.answers == [1] * 1_001
     asked = rig.pipeline("ack_claims", "s", 1)
-    assert [page.which for page in asked.pages] == ["claimed_page"]  # it may begin at once
+    assert [page.kind for page in asked.pages] == [PageKind.CLAIMED]  # it may begin at once
 
 
 @pytest.mark.parametrize(("arguments", "code"), [

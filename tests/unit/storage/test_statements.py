@@ -27,14 +27,14 @@ class Recorder:
 
 
 def test_load_gives_statements_without_comments_and_semicolons() -> None:
-    statements = load("live")
-    assert statements["remove"] == "DELETE FROM message WHERE seq IN ({rows:?})"
+    statements = load("batch")
+    assert statements["delete_messages"] == "DELETE FROM message WHERE seq IN ({rows:?})"
     assert all("--" not in text and ";" not in text for text in statements.values())
 
 
 def test_many_refuses_a_statement_that_repeats_nothing() -> None:
     with pytest.raises(ValueError, match="no rows to repeat"):
-        many("live", "queues")
+        many("batch", "queues")
 
 
 @pytest.mark.parametrize(

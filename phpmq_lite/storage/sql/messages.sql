@@ -2,32 +2,43 @@
 -- Previews are cut here: 480 bytes hold 120 characters of any UTF-8.
 -- substr reads a value whole to cut it, so large ones go through the function body_part.
 
--- part: step
+-- name: count_expiring
+-- Ready messages that expire if the time away counts.
+-- parameters: moment (steady ms, inclusive); number: the first given since; most: more are not counted
+-- columns: count
+-- index: message_deadline
+SELECT count(*) FROM (
+  SELECT 1 FROM message INDEXED BY message_deadline
+  WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= :moment
+    AND seq < :number AND position < :number
+  LIMIT :most);
+
+-- part: clock_step
 -- What the wall clock is ahead of the scale that deadlines are stored on (ms).
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 
--- part: seen
--- What alive and settled messages have alike; m is either, the others are of {names}.
-m.deadline_ms + {step},
+-- part: shared_columns
+-- What alive and settled messages have alike; m is either, the others are of {joins}.
+m.deadline_ms + {clock_step},
   m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
   m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
   m.urn, m.trace_id, m.meta_id, m.attempts, m.source_seq, o.token, oq.name, m.source_reason,
   CASE WHEN m.size <= 65536 THEN substr(b.content, 1, 480)
     WHEN b.seq IS NOT NULL THEN body_part(m.seq, 0, 480) END
 
--- part: alive
+-- part: live_columns
 -- A live row as browse.MessageRow has it.
 NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
   NULL AS reason, NULL AS settled_at, m.ttl_s,
-  {seen}
+  {shared_columns}
 
--- part: settled
+-- part: settled_columns
 -- A settled row in the same columns.
 m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
   m.reason, m.settled_at, m.ttl_s,
-  {seen}
+  {shared_columns}
 
--- part: names
+-- part: joins
 -- Who the numbers of a row stand for, and its body.
 LEFT JOIN queue AS q ON q.queue_id = m.queue_id
 LEFT JOIN client AS p ON p.client = m.publisher
@@ -58,12 +69,12 @@ FROM json_each(:queue_ids) AS wanted;
 -- index: message_deadline
 SELECT
   queue_id, count(*),
-  min(deadline_ms) + {step}
+  min(deadline_ms) + {clock_step}
 FROM (
   SELECT queue_id, deadline_ms
   FROM message
   WHERE state = 0 AND deadline_ms
-    < :before_ms - {step}
+    < :before_ms - {clock_step}
   ORDER BY deadline_ms
   LIMIT :limit
 )
@@ -75,14 +86,14 @@ GROUP BY queue_id;
 -- columns: those of browse.MessageRow
 -- index: message_place
 -- index: message_held
-SELECT {alive}
+SELECT {live_columns}
 FROM message AS m
-{names}
+{joins}
 WHERE m.state = 0 AND coalesce(:state, 0) = 0 AND m.queue_id = :queue_id AND m.position > :position
 UNION ALL
-SELECT {alive}
+SELECT {live_columns}
 FROM message AS m
-{names}
+{joins}
 WHERE m.state = 1 AND coalesce(:state, 1) = 1 AND m.queue_id = :queue_id AND m.position > :position
 ORDER BY 6  -- the position
 LIMIT :limit;
@@ -93,14 +104,14 @@ LIMIT :limit;
 -- columns: those of browse.MessageRow
 -- index: message_place
 -- index: message_held
-SELECT {alive}
+SELECT {live_columns}
 FROM message AS m
-{names}
+{joins}
 WHERE m.state = 0 AND coalesce(:state, 0) = 0 AND m.queue_id = :queue_id AND m.position < :position
 UNION ALL
-SELECT {alive}
+SELECT {live_columns}
 FROM message AS m
-{names}
+{joins}
 WHERE m.state = 1 AND coalesce(:state, 1) = 1 AND m.queue_id = :queue_id AND m.position < :position
 ORDER BY 6 DESC  -- the position
 LIMIT :limit;
@@ -110,14 +121,14 @@ LIMIT :limit;
 -- parameters: seq
 -- columns: those of browse.MessageRow
 -- index: history_seq
-SELECT {alive}
+SELECT {live_columns}
 FROM message AS m
-{names}
+{joins}
 WHERE m.seq = :seq
 UNION ALL
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m
-{names}
+{joins}
 WHERE m.seq = :seq
 LIMIT 1;
 
@@ -126,25 +137,25 @@ LIMIT 1;
 -- parameters: seqs (a JSON array)
 -- columns: those of browse.MessageRow
 -- index: history_seq
-SELECT {alive}
+SELECT {live_columns}
 FROM message AS m
-{names}
+{joins}
 WHERE m.seq IN (SELECT value FROM json_each(:seqs))
 UNION ALL
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m
-{names}
+{joins}
 WHERE m.seq IN (SELECT value FROM json_each(:seqs));
 
--- part: placed
+-- part: indexed_upto
 -- Up to this offset the settled messages stand in history_place too; behind it is a short tail.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
--- part: placed_rows
+-- part: indexed_rows
 -- Settled messages of a queue by their place only: the rest is read for the rows of the page.
 SELECT "offset" AS place FROM history_place WHERE queue_id = :queue_id
 
--- part: older
+-- part: older_blocks
 -- In the blocks that there are between two offsets, each found by the one before.
 block IN (
       WITH RECURSIVE near (block) AS (
@@ -157,7 +168,7 @@ block IN (
     ) AND "offset" < :start AND "offset" >= :stop
       ORDER BY block DESC, "offset" DESC LIMIT :limit
 
--- part: newer
+-- part: newer_blocks
 block IN (
       WITH RECURSIVE near (block) AS (
         SELECT (SELECT block FROM history_place WHERE block >= :start >> 16 ORDER BY block LIMIT 1)
@@ -171,19 +182,19 @@ block IN (
 
 -- part: older_tail
 SELECT "offset" AS place FROM history NOT INDEXED
-    WHERE queue_id = :queue_id AND "offset" < :start AND "offset" > max(:stop - 1, {placed})
+    WHERE queue_id = :queue_id AND "offset" < :start AND "offset" > max(:stop - 1, {indexed_upto})
 
 -- part: newer_tail
 SELECT "offset" AS place FROM history NOT INDEXED
-    WHERE queue_id = :queue_id AND "offset" > max(:start, {placed}) AND "offset" <= :stop
+    WHERE queue_id = :queue_id AND "offset" > max(:start, {indexed_upto}) AND "offset" <= :stop
 
 -- name: history_older
 -- Settled messages before an offset, newest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m
-{names}
+{joins}
 WHERE m."offset" < :start AND m."offset" >= :stop
 ORDER BY m."offset" DESC
 LIMIT :limit;
@@ -192,9 +203,9 @@ LIMIT :limit;
 -- Settled messages behind an offset, oldest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m
-{names}
+{joins}
 WHERE m."offset" > :start AND m."offset" <= :stop
 ORDER BY m."offset"
 LIMIT :limit;
@@ -204,9 +215,9 @@ LIMIT :limit;
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of browse.MessageRow
 -- index: history_unusual
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m INDEXED BY history_unusual
-{names}
+{joins}
 WHERE m.outcome <> 2 AND m.outcome = :outcome AND m."offset" < :start AND m."offset" >= :stop
 ORDER BY m."offset" DESC
 LIMIT :limit;
@@ -216,9 +227,9 @@ LIMIT :limit;
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of browse.MessageRow
 -- index: history_unusual
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m INDEXED BY history_unusual
-{names}
+{joins}
 WHERE m.outcome <> 2 AND m.outcome = :outcome AND m."offset" > :start AND m."offset" <= :stop
 ORDER BY m."offset"
 LIMIT :limit;
@@ -227,9 +238,9 @@ LIMIT :limit;
 -- The same of acked ones: they are most of the history, so rows are looked at one by one.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of browse.MessageRow
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m NOT INDEXED
-{names}
+{joins}
 WHERE m.outcome = :outcome AND m."offset" < :start AND m."offset" >= :stop
 ORDER BY m."offset" DESC
 LIMIT :limit;
@@ -238,9 +249,9 @@ LIMIT :limit;
 -- The same, oldest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of browse.MessageRow
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m NOT INDEXED
-{names}
+{joins}
 WHERE m.outcome = :outcome AND m."offset" > :start AND m."offset" <= :stop
 ORDER BY m."offset"
 LIMIT :limit;
@@ -250,18 +261,18 @@ LIMIT :limit;
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
 -- index: history_place USING PRIMARY KEY
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m
-{names}
+{joins}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({placed_rows} AND outcome = 2 AND {older})
+    SELECT * FROM ({indexed_rows} AND outcome = 2 AND {older_blocks})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 3 AND {older})
+    SELECT * FROM ({indexed_rows} AND outcome = 3 AND {older_blocks})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 4 AND {older})
+    SELECT * FROM ({indexed_rows} AND outcome = 4 AND {older_blocks})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 5 AND {older})
+    SELECT * FROM ({indexed_rows} AND outcome = 5 AND {older_blocks})
     UNION ALL
     SELECT * FROM ({older_tail}
       ORDER BY "offset" DESC LIMIT :limit)
@@ -275,18 +286,18 @@ ORDER BY m."offset" DESC;
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
 -- index: history_place USING PRIMARY KEY
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m
-{names}
+{joins}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({placed_rows} AND outcome = 2 AND {newer})
+    SELECT * FROM ({indexed_rows} AND outcome = 2 AND {newer_blocks})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 3 AND {newer})
+    SELECT * FROM ({indexed_rows} AND outcome = 3 AND {newer_blocks})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 4 AND {newer})
+    SELECT * FROM ({indexed_rows} AND outcome = 4 AND {newer_blocks})
     UNION ALL
-    SELECT * FROM ({placed_rows} AND outcome = 5 AND {newer})
+    SELECT * FROM ({indexed_rows} AND outcome = 5 AND {newer_blocks})
     UNION ALL
     SELECT * FROM ({newer_tail}
       ORDER BY "offset" LIMIT :limit)
@@ -300,12 +311,12 @@ ORDER BY m."offset";
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
 -- index: history_place USING PRIMARY KEY
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m
-{names}
+{joins}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({placed_rows} AND outcome = :outcome AND {older})
+    SELECT * FROM ({indexed_rows} AND outcome = :outcome AND {older_blocks})
     UNION ALL
     SELECT * FROM ({older_tail} AND outcome = :outcome
       ORDER BY "offset" DESC LIMIT :limit)
@@ -319,12 +330,12 @@ ORDER BY m."offset" DESC;
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of browse.MessageRow
 -- index: history_place USING PRIMARY KEY
-SELECT {settled}
+SELECT {settled_columns}
 FROM history AS m
-{names}
+{joins}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({placed_rows} AND outcome = :outcome AND {newer})
+    SELECT * FROM ({indexed_rows} AND outcome = :outcome AND {newer_blocks})
     UNION ALL
     SELECT * FROM ({newer_tail} AND outcome = :outcome
       ORDER BY "offset" LIMIT :limit)
@@ -333,7 +344,7 @@ WHERE m."offset" IN (
 )
 ORDER BY m."offset";
 
--- name: deleted_older
+-- name: newest_deleted
 -- The trash: deleted and not restored, newest first, of the newest :looked deleted ones.
 -- parameters: start (exclusive): an offset; queues (a JSON array, NULL: all); looked
 -- columns: offset, seq, 1 where it is in the trash
@@ -361,7 +372,7 @@ SELECT
   (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
   (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1);
 
--- name: shelves
+-- name: dead_letter_queues
 -- The queues of dead-letter records that have any, by name.
 -- parameters: names (a JSON array: those that settings name)
 -- columns: queue_id, name, records
@@ -369,7 +380,7 @@ SELECT queue_id, name, live_count FROM queue
 WHERE (name GLOB '*.dlq' OR name IN (SELECT value FROM json_each(:names))) AND live_count > 0
 ORDER BY name;
 
--- part: dead
+-- part: dead_letter
 -- A record, and why the message that it is about died.
 SELECT
   m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
@@ -383,18 +394,18 @@ SELECT
     FROM body WHERE body.seq = m.seq
   ) END
 
--- name: dead_slice
+-- name: newest_dead_letters
 -- The newest records of one such queue, with the beginning of the block that says why.
 -- parameters: queue_id; before (position, exclusive); limit
 -- columns: position, seq, origin (queue_id), urn, reason, published_at, size, 1 where it died
 --   again after a redrive, block
 -- index: message_place
 -- index: message_held
-{dead}
+{dead_letter}
 FROM message AS m
 WHERE m.state = 0 AND m.queue_id = :queue_id AND m.position < :before
 UNION ALL
-{dead}
+{dead_letter}
 FROM message AS m
 WHERE m.state = 1 AND m.queue_id = :queue_id AND m.position < :before
 ORDER BY 1 DESC

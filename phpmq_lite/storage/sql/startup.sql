@@ -1,34 +1,28 @@
 -- Starts of the broker: one row each, with what was found.
 
--- name: insert
+-- name: insert_start
 -- parameters: at_ms, version, was_clean, down_from_ms (NULL: the first start), report (JSON)
 INSERT INTO start (at_ms, version, was_clean, down_from_ms, report) VALUES (?, ?, ?, ?, ?);
 
--- name: trim
+-- name: trim_starts
 -- Only the newest stay.
 -- parameters: how many
 -- index: INTEGER PRIMARY KEY
 DELETE FROM start WHERE start_id <= (SELECT max(start_id) FROM start) - ?;
 
--- name: dismiss
--- Nobody needs to see it any more.
--- parameters: dismissed_by, start_id
--- index: INTEGER PRIMARY KEY
-UPDATE start SET dismissed_by = :dismissed_by WHERE start_id = :start_id AND dismissed_by IS NULL;
-
--- name: newest
+-- name: newest_starts
 -- The newest starts, the newest first.
 -- parameters: limit
 -- columns: start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by
 SELECT start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by FROM start
 ORDER BY start_id DESC LIMIT :limit;
 
--- name: before
+-- name: previous_start
 -- Version and time of the start before, at a start.
 -- columns: version, at_ms
 SELECT version, at_ms FROM start ORDER BY start_id DESC LIMIT 1;
 
--- name: overdue
+-- name: overdue_messages
 -- Ready messages whose deadline has passed, by queue, the most first; at a start.
 -- parameters: now (steady ms)
 -- columns: queue name, count

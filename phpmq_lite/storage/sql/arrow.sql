@@ -39,14 +39,14 @@ WHERE m."offset" > :lo AND m."offset" <= :hi
 FROM claim AS c JOIN message AS m ON m.seq = c.seq
 WHERE c.subscription_id = :subscription_id AND c.claim > :lo AND c.claim <= :hi
 
--- part: cuts
+-- part: part_ends
 -- Last number of each part with so many bytes of bodies, or of one larger body.
 SELECT max(number) AS number FROM (
   SELECT {number} AS number, sum(m.size) OVER (ORDER BY {number}) / :part_bytes AS part
   {range}
 ) GROUP BY part ORDER BY 1
 
--- part: is_before
+-- part: is_settled_before
 coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
   ORDER BY "offset" LIMIT 1) < :at_ms, 0)
 
@@ -68,8 +68,8 @@ WITH RECURSIVE halving (low, high) AS (
   SELECT :lo + 1, :hi + 1
   UNION ALL
   SELECT
-    CASE WHEN {is_before} THEN (low + high) / 2 + 1 ELSE low END,
-    CASE WHEN {is_before} THEN high ELSE (low + high) / 2 END
+    CASE WHEN {is_settled_before} THEN (low + high) / 2 + 1 ELSE low END,
+    CASE WHEN {is_settled_before} THEN high ELSE (low + high) / 2 END
   FROM halving WHERE low < high)
 SELECT max(low) - 1 AS "offset" FROM halving;
 

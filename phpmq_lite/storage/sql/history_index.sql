@@ -1,7 +1,7 @@
 -- How the places of messages are filled behind the writer; see history_place, history_number and
 -- trace_place.
 
--- name: behind
+-- name: progress
 -- How far the places go, and the next rows without one.
 -- columns: placed upto (offset), next and last offset behind it (NULL: all are placed);
 --   traced upto (seq), next and last seq alive behind it (NULL: none)
@@ -19,7 +19,7 @@ FROM (
   SELECT coalesce((SELECT value FROM counter WHERE name = 'traced_upto'), 0) AS upto
 ) AS traced;
 
--- name: place
+-- name: index_outcomes
 -- In the order of the table: each of its pages is written once.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
@@ -28,7 +28,7 @@ SELECT "offset" >> 16, queue_id, outcome, "offset" FROM history NOT INDEXED
 WHERE "offset" > :after AND "offset" <= :upto
 ORDER BY 1, 2, 3, 4;
 
--- name: sums
+-- name: totals_of_range
 -- What they add to the totals.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- columns: rows and bytes of all but deleted messages, and of these
@@ -37,7 +37,7 @@ SELECT count(*) FILTER (WHERE outcome <> 5), coalesce(sum(size) FILTER (WHERE ou
   count(*) FILTER (WHERE outcome = 5), coalesce(sum(size) FILTER (WHERE outcome = 5), 0)
 FROM history NOT INDEXED WHERE "offset" > :after AND "offset" <= :upto;
 
--- name: number
+-- name: index_numbers
 -- The same by number.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
@@ -46,7 +46,7 @@ SELECT seq >> 16, queue_id, seq, "offset", outcome FROM history NOT INDEXED
 WHERE "offset" > :after AND "offset" <= :upto
 ORDER BY 1, 2, 3, 4;
 
--- name: trace
+-- name: index_traces
 -- Settled messages by trace; some of them were entered while they were alive.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
@@ -55,7 +55,7 @@ SELECT seq >> 14, trace_id, seq FROM history NOT INDEXED
 WHERE "offset" > :after AND "offset" <= :upto AND trace_id IS NOT NULL
 ORDER BY 1, 2, 3;
 
--- name: walk_upto
+-- name: next_live_numbers
 -- The last of the next messages alive, and how many they are.
 -- parameters: after (seq, exclusive); limit
 -- columns: seq, number
@@ -64,7 +64,7 @@ SELECT max(seq), count(*) FROM (
   SELECT seq FROM message WHERE seq > :after ORDER BY seq LIMIT :limit
 );
 
--- name: trace_alive
+-- name: index_live_traces
 -- Messages alive by trace.
 -- parameters: after (seq, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY

@@ -1,0 +1,48 @@
+-- What the admin reads of connections that have ended.
+
+-- name: app_ids
+-- In the order of the names, without those of a single publish.
+-- parameters: after (app_id, exclusive); limit
+-- columns: app_id, owner, version, at_ms, rows
+-- index: PRIMARY KEY
+SELECT app_id, owner, version, at_ms, "rows" FROM published
+WHERE app_id > :after AND NOT single_use ORDER BY app_id LIMIT :limit;
+
+-- name: subscriptions
+-- Subscriptions with what they hold, by name; for pages.
+-- parameters: name (NULL: all)
+-- columns: name, queue_id, queue name (NULL: forgotten), acked_upto, hi, created_at, claimed
+--   messages, their bytes, claimed_at of the oldest
+SELECT subscription.name, subscription.queue_id,
+  (SELECT name FROM queue WHERE queue.queue_id = subscription.queue_id),
+  acked_upto, next_claim - 1, subscription.created_at, count(claim.claim),
+  coalesce(sum(message.size), 0), min(claim.claimed_at)
+FROM subscription
+LEFT JOIN claim ON claim.subscription_id = subscription.subscription_id
+LEFT JOIN message ON message.seq = claim.seq
+WHERE coalesce(:name, subscription.name) = subscription.name
+GROUP BY subscription.subscription_id ORDER BY subscription.name;
+
+-- name: history_readers
+-- parameters:
+-- columns: name, offset, at_ms
+SELECT name, "offset", at_ms FROM reader ORDER BY name;
+
+-- name: closed_clients
+-- Connections that ended since a time and ahead of a place, the last one first.
+-- parameters: since (Unix ms); before_at (Unix ms), before_client: the place, exclusive; limit
+-- columns: those of clients.ClientRow
+-- index: client_closed
+SELECT client, kind, address, opened_at, closed_at, framing, revision, reason
+FROM client
+WHERE closed_at >= :since AND (closed_at, client) < (:before_at, :before_client)
+ORDER BY closed_at DESC, client DESC
+LIMIT :limit;
+
+-- name: client
+-- One connection, whether it is open or not.
+-- parameters: client
+-- columns: those of clients.ClientRow
+SELECT client, kind, address, opened_at, closed_at, framing, revision, reason
+FROM client
+WHERE client = :client;
