@@ -59,13 +59,32 @@ class FrameSession(Protocol):
         """Continue after frames were processed."""
 
 
+class _EndedSession:
+    """In place of a session that has ended, which is then freed without a garbage collection."""
+
+    connection: Connection | None = None
+    is_ending = True
+
+    def pause_reading(self, reason: str) -> None:
+        pass
+
+    def resume_reading(self, reason: str) -> None:
+        pass
+
+    def finish(self, reason: str) -> None:
+        pass
+
+    def on_processed(self, core: Broker) -> None:
+        pass
+
+
 class FrameProcessor:
     """The frames that a session has read and the broker has not processed."""
 
     def __init__(self, session: FrameSession, engine: Engine, limits: FrameLimits) -> None:
         self.is_parked = False  # a publish waits for its queue, and all frames after it
         self.content_bytes = 0  # of the frames
-        self._session = session
+        self._session: FrameSession = session
         self._engine = engine
         self._limits = limits
         self._frames: deque[ClientFrame] = deque()
@@ -105,6 +124,11 @@ class FrameProcessor:
         """Drop all frames."""
         self._frames.clear()
         self.content_bytes, self._validated = 0, None
+
+    def close(self) -> None:
+        """Drop all frames and the session, which has ended."""
+        self.clear()
+        self._session = _EndedSession()
 
     # -- in a batch
 

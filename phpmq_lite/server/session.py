@@ -132,6 +132,7 @@ class Session(asyncio.Protocol):
         if not is_quiet("turned_away"):
             _log.warning("turned_away", address=self.address, reason=reason)
         self.transport.abort()
+        self._break_cycles()
 
     def data_received(self, data: bytes) -> None:
         """Process the frames that this read completes."""
@@ -165,7 +166,7 @@ class Session(asyncio.Protocol):
         self._shared.gate.leave(self._host)
         self.finish("closed by the peer" if exc is None else "connection reset")
         if self._is_ended:
-            self.connection = None  # breaks the cycle, for the garbage collector
+            self._break_cycles()
 
     def pause_writing(self) -> None:
         """Stop dispatching to a peer that does not read."""
@@ -391,10 +392,15 @@ class Session(asyncio.Protocol):
     def _close_transport(self, _: Any) -> None:
         """Close after the batch: its receipts have been written, so none is lost."""
         if self.transport.is_closing():
-            self.connection = None
+            self._break_cycles()
             return
         self.closing_at = self._loop.time()
         self.transport.close()
+
+    def _break_cycles(self) -> None:
+        """Free an ended connection without waiting for the garbage collector."""
+        self.connection = None
+        self.frames.close()
 
 
 # -- writing

@@ -82,7 +82,7 @@ async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
         json.loads(r)["dead_letter"]["detail"] for r in await bodies(site, "orders.dlq", 1)
     ] == ["missing_trace_id"]
     assert len(threads) == 3
-    assert {name.partition("_")[0] for name in threads} == {"aside"}
+    assert {name.partition("_")[0] for name in threads} == {"background"}
 
 
 async def test_publisher_that_leaves_after_a_large_content_has_all_stored(site: HttpSite) -> None:
@@ -225,4 +225,4 @@ async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_t
                 break
             await asyncio.sleep(0.02)
         assert live(site, "orders") == 2
-    assert threads == ["aside"]
+    assert threads == ["background"]
