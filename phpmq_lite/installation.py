@@ -88,6 +88,11 @@ def migrations_folder() -> Path:
     return _find("migrations")
 
 
+def docs_folder() -> Path:
+    """Return the folder of the documentation: Markdown pages and pictures."""
+    return _find("docs")
+
+
 def templates_folder() -> Path:
     """Return the folder of the jinja2 pages; ``static/`` is in it."""
     return _find("templates")

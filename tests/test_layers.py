@@ -157,6 +157,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "storage.arrow": {"pyarrow", "adbc_driver_sqlite"},
     "export": {"pyarrow"},
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
+    "admin.views.documentation": {"markdown_it", "markupsafe"},
     "envelopes": {"babelqueue", "msgspec"},
     "admin.resources.staging": {"aiohttp", "pydantic", "pyarrow"},
     "spark": {"pyspark", "pyarrow"},

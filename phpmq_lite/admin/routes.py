@@ -17,6 +17,7 @@ from phpmq_lite.admin.resources import (
     clients,
     dead_letters,
     definitions,
+    docs,
     events,
     exports,
     history,
@@ -77,6 +78,7 @@ PAGE_ROUTES: Final[tuple[Route, ...]] = (
     *users.PAGE_ROUTES,
     *tokens.PAGE_ROUTES,
     *sessions.PAGE_ROUTES,
+    *docs.ROUTES,
 )
 
 

@@ -25,7 +25,8 @@ CUT = """[...document.querySelectorAll('.panel')]
 # Ids that rows share: axe would not see them, once it is given one row of each kind.
 REPEATED = """[...document.querySelectorAll('[id]')].map((each) => each.id)
   .filter((id, at, all) => all.indexOf(id) !== at)"""
-FOREIGN = "document.querySelectorAll('main :is(script, style, img, iframe, object)').length"
+FOREIGN = """document.querySelectorAll(
+  'main :is(script, style, img:not(.doc img), iframe, object)').length"""
 
 
 LOOKS: tuple[tuple[Scheme, int], ...] = (("light", 1280), ("light", 360), ("dark", 1000))

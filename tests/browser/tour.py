@@ -28,6 +28,7 @@ MORE: Final = {
                  "?tab=expired", "?tab=paths", "?tab=jobs", "?tab=claims", "?tab=readers",
                  "?release=nightly"),
     "overview": ("?span=24h",),
+    "docs": ("?q=dead+letter", "?q=no-such-word", "images/nothing"),
     "system": ("?tab=starts", "?tab=settings", "?tab=log"),
     "frame": ("?frame=H0100202P0100000000000000000000000000003FooP0300", "?frame=zz&encoding=hex"),
     "messages": ("?q=queue:orders", "?q=nothing-like-this", "?q=deliveries:x"),
@@ -44,6 +45,13 @@ async def paths(site: Site) -> dict[str, str]:
     return filled_paths(await _values(site)) | {path: path for path in LOST}
 
 
+DOCS: Final = {
+    "docs.section": ["concepts"],
+    "docs.page/": ["dead-letters"],
+    "docs.page": ["protocol"],
+}
+
+
 def filled_paths(known: dict[str, list[str]], role: str = "admin") -> dict[str, str]:
     """Return the path of each page that a role may see, by name; ``known`` fills in its parts."""
     found: dict[str, str] = {}
@@ -52,9 +60,9 @@ def filled_paths(known: dict[str, list[str]], role: str = "admin") -> dict[str, 
             continue
         if not Role(role).may(route.role):
             continue
-        for path in _filled_in(route.path, known):
+        for path in _filled_in(route.path, known | DOCS):
             found[f"{route.name} {path}"] = path
-            if path == next(_filled_in(route.path, known)):
+            if path == next(_filled_in(route.path, known | DOCS)):
                 found |= {f"{route.name} {more}": path + more for more in MORE.get(route.name, ())}
     return found
 

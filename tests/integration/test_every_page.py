@@ -28,7 +28,7 @@ API_LISTS = (
     "/api/v1/audit", "/api/v1/config",
 )  # fmt: skip
 # Lead to another page, or to a file that is not there.
-ELSEWHERE = {"login", "setup", "search", "backup-download"}
+ELSEWHERE = {"login", "setup", "search", "backup-download", "docs-root", "docs-moved"}
 OTHER_STATE = {"message-release-form": 1, "message-restore-form": 2, "message-redrive-form": 3}
 ODD = (
     "limit=0", "limit=201", "limit=x", "limit=9999999999999999999999", "cursor=x", "cursor=%00",

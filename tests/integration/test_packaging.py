@@ -71,7 +71,7 @@ def test_wheel_says_what_a_package_index_shows(wheel: Path) -> None:
     assert "Project-URL" not in found  # there is no public host yet
 
 
-@pytest.mark.parametrize("folder", ["migrations", "templates"])
+@pytest.mark.parametrize("folder", ["docs", "migrations", "templates"])
 def test_wheel_has_every_data_file(wheel_names: set[str], folder: str) -> None:
     files = {str(p.relative_to(ROOT)) for p in (ROOT / folder).rglob("*") if p.is_file()}
     assert files
@@ -145,7 +145,7 @@ def test_broker_of_an_empty_environment_serves(
     assert Path(found.stdout.strip()).is_relative_to(broker.home)
     try:
         broker.start()
-        for path in ("", "queues", "static/x/app.css"):
+        for path in ("", "queues", "static/x/app.css", "docs/guides/admin"):
             with urllib.request.urlopen(broker.admin[0] + path, timeout=WAIT_S) as answer:
                 assert answer.status == 200
         with SocketClient(broker.port) as peer:

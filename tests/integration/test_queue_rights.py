@@ -253,7 +253,7 @@ async def _work(home: BrokerFixture, boss: HttpUser, messages: list[str]) -> lis
     known = {
         "q": FOREIGN, "trace": "canary-trace", "urn": "urn:canary-urn:x:y", "name": "ann",
         "client": str(clients[0]["client"]), "job": str(job["job"]), "n": "1",
-        "token": made[1]["token"],
+        "token": made[1]["token"], "section": "guides", "page": "admin",
     }  # fmt: skip
     return [known | {"id": each} for each in messages]
 
@@ -333,7 +333,7 @@ async def test_reading_answers_the_same_about_a_foreign_queue_and_one_that_is_no
         "q": "nowhere-1234", "id": "f" * 32, "trace": "nothing", "urn": "urn:a:b:c",
         "job": "999999", "token": "x", "client": "999999", "name": "nobody-here", "n": "999999",
     }  # fmt: skip
-    known = {"client", "name", "n"}  # no queues: every viewer may see these
+    known = {"client", "name", "n", "section", "page"}  # no queues: every viewer may see these
     different = []
     for route in ROUTES:
         places = set(re.findall(r"\{(\w+)\}", route.path))

@@ -13,7 +13,9 @@ UPS: Final = (
     "\u2025",
 )  # fmt: skip
 SLASHES: Final = ("/", "%2f", "%5c", "%252f", "//")
-BASES: Final = ("/static/x/", "/static/x/app.css", "/", "/api/v1/backups/")
+BASES: Final = (
+    "/static/x/", "/static/x/app.css", "/", "/api/v1/backups/", "/docs/", "/docs/images/",
+)  # fmt: skip
 DEPTHS: Final = (1, 6)
 GOALS: Final = ("phpmq.db", "etc/passwd", "setup-token", "pyproject.toml")
 STRINGS: Final = [

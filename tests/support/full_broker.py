@@ -73,6 +73,7 @@ async def full_broker(
             await home.token(NAME, "viewer")
             assert (await me.log_in(NAME)).status == 303
             known = {"q": "orders", "trace": TRACE, "name": NAME, "urn": str(ENVELOPE["urn"])}
+            known |= {"section": "guides", "page": "admin"}
             filled = FullBroker(home, me, known, ids)
             await _fill(filled)
             yield filled

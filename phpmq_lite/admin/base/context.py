@@ -21,8 +21,10 @@ from phpmq_lite.admin.insights.summary import SummaryFile
 from phpmq_lite.admin.monitoring.http_counters import HttpCounters
 from phpmq_lite.admin.monitoring.live_feeds import LiveFeeds
 from phpmq_lite.admin.monitoring.metric_labels import MetricLabels
+from phpmq_lite.admin.views.documentation import Documentation
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
 from phpmq_lite.export.exports import ExportProcesses
+from phpmq_lite.installation import docs_folder
 from phpmq_lite.model import AuditEntry, Batch
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.maintenance import Maintenance
@@ -120,6 +122,7 @@ class Context:
     summaries: SummaryFile = field(init=False)  # what the pipeline's jobs found out
     exports: ExportProcesses = field(init=False)  # to Arrow, in processes of their own
     memory: HttpMemory = field(init=False)  # of large requests and answers
+    docs: Documentation = field(init=False)  # pages at /docs/
     acting: ActionState = field(init=False)  # selections, bulk work, what can be taken back
 
     def __post_init__(self) -> None:
@@ -127,6 +130,7 @@ class Context:
         self.doors = ConnectionLimits.of(self.settings)
         self.memory = HttpMemory(int(self.settings.limits.http_memory))
         self.acting = ActionState(self.now_ms)
+        self.docs = Documentation(docs_folder(), self.urls.docs)
         self.summaries = SummaryFile(self.settings.data)
         self.exports = ExportProcesses(
             self.readers.path, passed=lambda: self.engine.figures.bytes_in

@@ -60,6 +60,10 @@ class Urls:
                 query[key] = str(value)
         return self.base_path + path + (f"?{urlencode(query)}" if query else "")
 
+    def docs(self, name: str = "index") -> str:
+        """Return the URL of a page of the documentation, such as ``guides/admin#keys``."""
+        return f"{self.base_path}/docs/{'' if name == 'index' else name}"
+
     def static(self, name: str) -> str:
         """Give the URL of a file of ``templates/static/``; it changes when one of them changes.
 

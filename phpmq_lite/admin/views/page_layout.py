@@ -45,6 +45,31 @@ BELONGS: Final = {
     "api": "system",
 }
 
+# The first part of an address: which page of the documentation explains it.
+HELP: Final = {
+    "queues": "guides/admin",
+    "messages": "guides/admin#find-a-message",
+    "selections": "guides/admin#act-and-take-it-back",
+    "bulk": "guides/admin#act-and-take-it-back",
+    "trash": "guides/admin#act-and-take-it-back",
+    "dead": "concepts/dead-letters",
+    "clients": "reference/protocol",
+    "history": "concepts/history",
+    "insights": "guides/admin#insights",
+    "publish": "guides/admin#envelopes",
+    "schemas": "guides/schemas",
+    "trace": "guides/admin#envelopes",
+    "audit": "operate/security#10-audit-and-secrets",
+    "system": "operate/operations",
+    "backups": "operate/operations#back-up",
+    "users": "guides/admin#who-may-come-in",
+    "tokens": "guides/admin#who-may-come-in",
+    "sessions": "guides/admin#who-may-come-in",
+    "account": "guides/admin#who-may-come-in",
+    "setup": "guides/admin#who-may-come-in",
+    "api": "reference/api",
+}
+
 DISK_STRIP: Final = 0.93  # share of the disk from which every page says so
 
 # Of an environment; each has 4.5:1 under white.  The same in app.css.
@@ -155,6 +180,12 @@ def navigation(request: web.Request, here: str) -> list[NavigationItem]:
 
 def _first_part(path: str) -> str:
     return unquote(path).strip("/").partition("/")[0]
+
+
+def help_page(request: web.Request) -> str:
+    """Return which page of the documentation explains the page at this address."""
+    base = context_of(request).urls.base_path
+    return HELP.get(_first_part(request.path.removeprefix(base)), "guides/admin")
 
 
 def list_dangers(request: web.Request) -> Iterator[HeaderWarning]:

@@ -169,6 +169,8 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
     return {
         "url": urls.to,
         "static": urls.static,
+        "docs_url": urls.docs,
+        "help_page": frame_parts.help_page(request),
         "here": here,
         "rail": frame_parts.navigation(request, here),
         "may": lambda name: frame_parts.may_open(request, name),

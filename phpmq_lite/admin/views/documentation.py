@@ -1,0 +1,223 @@
+"""The documentation: Markdown pages as HTML, with their headings and pictures."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from posixpath import dirname, normpath
+from typing import Any, Final
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup
+
+INDEX: Final = "index"
+PICTURE_TYPES: Final = {".png": "image/png", ".svg": "image/svg+xml"}
+RENAMED: Final = {  # addresses of pages that have another file name today
+    "moving-in": "guides/migrate",
+    "files": "develop/architecture",
+    "transcripts/first-steps": "start/first-steps",
+}
+_COMMENT: Final = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
+_FENCE: Final = re.compile(r"^(```+|~~~+)")
+_HEADING: Final = re.compile(r"^(#{1,6}) +(.+?) *#*$")
+_LINK: Final = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_ALIGNED: Final = re.compile(r"text-align:(\w+)")
+
+
+@dataclass(slots=True, frozen=True)
+class DocHeading:
+    """A heading of a page; its anchor is the one that GitHub makes."""
+
+    level: int
+    title: str
+    anchor: str
+
+
+@dataclass(slots=True, frozen=True)
+class DocMatch:
+    """A page whose title or headings match the filter; ``headings`` are those that match."""
+
+    name: str
+    title: str
+    headings: tuple[DocHeading, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class DocGroup:
+    """A heading of the index with the names of the pages below it."""
+
+    title: str
+    names: tuple[str, ...]
+
+
+def outline_of(text: str) -> tuple[DocHeading, ...]:
+    """Return the headings of a page in order, without parsing the rest of it."""
+    found: list[DocHeading] = []
+    used: dict[str, int] = {}
+    fence = ""
+    for line in text.splitlines():
+        if mark := _FENCE.match(line):
+            fence = "" if line.startswith(fence) and fence else fence or mark[1]
+        elif not fence and (heading := _HEADING.match(line)):
+            title = _LINK.sub(r"\1", heading[2]).replace("`", "").replace("*", "")
+            slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+            count = used[slug] = used.get(slug, -1) + 1
+            found.append(DocHeading(len(heading[1]), title, f"{slug}-{count}" if count else slug))
+    return tuple(found)
+
+
+class Documentation:
+    """The pages of a folder, read at the first request and rendered one by one when shown.
+
+    ``url_of`` returns the address of a page or picture by its name below ``/docs/``.  Names are
+    looked up among the files found at the start, so an address cannot lead out of the folder.
+    """
+
+    def __init__(self, folder: Path, url_of: Callable[[str], str]) -> None:
+        self._folder = folder
+        self._url_of = url_of
+        self._rendered: dict[str, Markup] = {}
+        self._markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+        self._markdown.add_render_rule("fence", _render_code)
+        self._markdown.add_render_rule("code_block", _render_code)
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """All files of the folder by their path in it."""
+        files = (path for path in sorted(self._folder.rglob("*")) if path.is_file())
+        return {path.relative_to(self._folder).as_posix(): path for path in files}
+
+    @cached_property
+    def outlines(self) -> dict[str, tuple[DocHeading, ...]]:
+        """The headings of each page by its name: ``start/tutorial``."""
+        return {
+            name.removesuffix(".md"): outline_of(path.read_text(encoding="utf-8"))
+            for name, path in self._files.items()
+            if name.endswith(".md")
+        }
+
+    @cached_property
+    def pictures(self) -> dict[str, Path]:
+        """The pictures of all folders by file name."""
+        return {path.name: path for path in self._files.values() if path.suffix in PICTURE_TYPES}
+
+    @cached_property
+    def groups(self) -> tuple[DocGroup, ...]:
+        """The navigation: the headings of the index and the pages that it links to below each."""
+        groups: list[tuple[str, list[str]]] = []
+        for line in self._files[f"{INDEX}.md"].read_text(encoding="utf-8").splitlines():
+            if line.startswith("## "):
+                groups.append((line[3:], []))
+            elif groups:
+                groups[-1][1].extend(re.findall(r"\]\(([\w/-]+)\.md\)", line))
+        return tuple(DocGroup(title, tuple(names)) for title, names in groups)
+
+    def title_of(self, name: str) -> str:
+        """Return the title of a page, without a subtitle after a colon."""
+        return self.outlines[name][0].title.partition(":")[0]
+
+    def moved_to(self, name: str) -> str | None:
+        """Return the page that an old or short address means; None if there is none.
+
+        Pages used to be in one folder, so ``admin`` means ``guides/admin``.
+        """
+        name = name.removesuffix(".md").strip("/")
+        candidates = [name, RENAMED.get(name, ""), f"{name}/{INDEX}"]
+        if "/" not in name:
+            candidates += [page for page in self.outlines if page.endswith(f"/{name}")]
+        return next((page for page in candidates if page in self.outlines), None)
+
+    def search(self, text: str) -> list[DocMatch]:
+        """Return the pages that have every word of ``text`` in their title and one heading.
+
+        Pages whose title matches come first, with all their second-level headings.
+        """
+        words = text.lower().split()
+
+        def has_all(*titles: str) -> bool:
+            return all(any(word in title.lower() for title in titles) for word in words)
+
+        found: list[tuple[bool, DocMatch]] = []
+        for name, (title, *headings) in self.outlines.items():
+            is_titled = has_all(title.title)
+            kept = tuple(
+                heading
+                for heading in headings
+                if (is_titled and heading.level == 2)
+                or (not is_titled and has_all(title.title, heading.title))
+            )
+            if is_titled or kept:
+                found.append((not is_titled, DocMatch(name, title.title, kept)))
+        return [match for _, match in sorted(found, key=lambda one: one[0])]
+
+    def render(self, name: str) -> Markup:
+        """Return a page as HTML; it is rendered once, in up to 0.2 s for the longest.
+
+        Raises:
+            KeyError: there is no page of this name.
+        """
+        if name not in self._rendered:
+            text = self._files[f"{name}.md"].read_text(encoding="utf-8")
+            tokens = self._markdown.parse(_COMMENT.sub("", text))
+            changed = list(self._changed(name, tokens))
+            html = self._markdown.renderer.render(changed, self._markdown.options, {})
+            self._rendered[name] = Markup(html)  # noqa: S704 - raw HTML of the page is escaped
+        return self._rendered[name]
+
+    def _changed(self, name: str, tokens: list[Token]) -> Iterator[Token]:
+        """Yield the tokens of a page with anchors, our addresses, and no inline style."""
+        headings = iter(self.outlines[name])
+        for token in tokens:
+            if token.type == "heading_open":
+                token.attrSet("id", next(headings).anchor)
+            elif token.type in {"th_open", "td_open"} and "style" in token.attrs:
+                aligned = _ALIGNED.search(str(token.attrs.pop("style")))
+                if aligned:
+                    token.attrSet("class", aligned[1])
+            elif token.type == "inline":
+                token.children = list(self._linked(name, token.children or []))
+            if token.type == "table_open":
+                yield _raw('<div class="scroll" tabindex="0">')
+            yield token
+            if token.type == "table_close":
+                yield _raw("</div>\n")
+
+    def _linked(self, name: str, tokens: list[Token]) -> Iterator[Token]:
+        """Yield the parts of a line; a link to a file outside the folder becomes its text."""
+        is_dropped = False
+        for token in tokens:
+            if token.type == "image":
+                token.attrSet("src", self._resolve(name, str(token.attrs["src"])) or "")
+                token.attrSet("loading", "lazy")
+            elif token.type == "link_open":
+                address = self._resolve(name, str(token.attrs["href"]))
+                is_dropped = address is None
+                token.attrSet("href", address or "")
+            if not (is_dropped and token.type in {"link_open", "link_close"}):
+                yield token
+
+    def _resolve(self, name: str, link: str) -> str | None:
+        """Return the address that a link of a page leads to; None for a file we do not serve."""
+        path, mark, anchor = link.partition("#")
+        if not path or re.match(r"[a-z]+:", path):
+            return link
+        target = normpath(f"{dirname(name)}/{path}").lstrip("/")
+        if target not in self._files:
+            return None
+        if target.endswith(".md"):
+            return self._url_of(target.removesuffix(".md")) + mark + anchor
+        picture = self._files[target].name
+        return self._url_of(f"images/{picture}") if picture in self.pictures else None
+
+
+def _raw(html: str) -> Token:
+    return Token("html_block", "", 0, content=html)
+
+
+def _render_code(_renderer: Any, tokens: list[Token], index: int, *_: Any) -> str:
+    """Return a block of code; it scrolls by keyboard too."""
+    text = escape(tokens[index].content, quote=False)
+    return f'<pre class="code" tabindex="0"><code>{text}</code></pre>\n'
