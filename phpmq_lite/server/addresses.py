@@ -1,4 +1,4 @@
-"""Where to listen: the texts of the settings as addresses, and whether they reach beyond us."""
+"""Listen addresses: parse and bind them, and refuse to bind beyond loopback without opt-in."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ _LONGEST_UNIX_PATH: Final = 107  # bytes; the kernel's field has 108 with the fi
 
 @dataclass(slots=True, frozen=True)
 class ListenAddress:
-    """One address to listen on; port 0 stands for any free one."""
+    """An address to listen on; port 0 means any free port."""
 
     kind: Literal["tcp", "unix"]
     host: str = ""  # a name or an address, IPv6 without brackets
@@ -35,7 +35,7 @@ class ListenAddress:
 
 
 class PhpmqListener(NamedTuple):
-    """An open PHPMQ listener; ``address`` has the real port, and a socket's whole path."""
+    """An open PHPMQ listener; ``address`` has the actual port, or the absolute path of a socket."""
 
     address: str
     transport: Literal["tcp", "tls", "unix"]
@@ -43,10 +43,10 @@ class PhpmqListener(NamedTuple):
 
 
 def parse_endpoint(text: str) -> ListenAddress | None:
-    """Read ``HOST:PORT``, ``[IPv6]:PORT`` or ``unix:PATH``; None for ``none``, no listener.
+    """Parse ``HOST:PORT``, ``[IPv6]:PORT`` or ``unix:PATH``; return None for ``none``.
 
     Raises:
-        SettingsError: it is none of these; the caller adds the setting's name.
+        SettingsError: the text is none of these; the caller adds the setting's name.
     """
     text = text.strip()
     if text == "none":
@@ -80,9 +80,9 @@ def _unix_endpoint(path: str) -> ListenAddress:
 
 
 def parse_address(text: str) -> IpAddress | None:
-    """Read an IP address without its zone; None for anything else.
+    """Parse an IP address without its zone; return None for anything else.
 
-    An IPv4 address in IPv6 clothes (``::ffff:10.0.0.1``) comes back as IPv4.
+    An IPv4-mapped IPv6 address (``::ffff:10.0.0.1``) is returned as IPv4.
     """
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
@@ -94,26 +94,26 @@ def parse_address(text: str) -> IpAddress | None:
 
 
 def address_text(host: str, port: int) -> str:
-    """Write an address as ``parse_endpoint`` reads it."""
+    """Format an address so that ``parse_endpoint`` can read it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(endpoint: ListenAddress) -> bool:
-    """Tell whether only this machine can connect; of all names, ``localhost`` alone is trusted."""
+    """Return whether only this machine can connect; ``localhost`` is the only name trusted."""
     if endpoint.kind == "unix" or endpoint.host.lower() == "localhost":
         return True
     address = parse_address(endpoint.host)
     return address is not None and address.is_loopback
 
 
-CONTROL_SOCKET: Final = "control.sock"  # of the data folder: whoever connects owns the broker
+CONTROL_SOCKET: Final = "control.sock"  # in the data folder: a client of it has full rights
 
 
 def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
-    """Read the addresses of the setting ``name``; ``none`` stands for no listener.
+    """Parse the addresses of the setting ``name``; ``none`` means no listener.
 
     Raises:
-        SettingsError: one cannot be read; the message names the setting.
+        SettingsError: an address is invalid; the message names the setting.
     """
     try:
         return [endpoint for text in texts if (endpoint := parse_endpoint(text)) is not None]
@@ -124,12 +124,12 @@ def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
 def check_wide_binds(
     settings: Settings, has_admin_user: Callable[[], bool] = lambda: False
 ) -> None:
-    """Refuse listeners that reach beyond loopback without a decision.
+    """Refuse listeners that reach beyond loopback without opt-in.
 
-    ``has_admin_user`` looks into the database; it is asked only where the answer counts.
+    ``has_admin_user`` reads the database; it is called only if the result matters.
 
     Raises:
-        SettingsError: names the setting, the address, and what would decide it.
+        SettingsError: names the setting, the address and the remedies.
     """
     problems = [*_tcp_problems(settings), *_admin_problems(settings, has_admin_user)]
     if problems:
@@ -175,14 +175,15 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
         )
 
 
-_NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # IPv6 is off, though the name has it
+# The name has an IPv6 address, but IPv6 is off.
+_NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
-    """Bind every address that the host stands for, but those that this machine lacks.
+    """Bind every address of the host, except those that this machine does not have.
 
     Raises:
-        OSError: an address is taken or not ours, or there is none; nothing stays bound.
+        OSError: an address is in use or not local, or there is none; nothing stays bound.
     """
     found = await asyncio.get_running_loop().getaddrinfo(
         endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -208,7 +209,7 @@ def _bind_address(family: int, address: Any) -> socket.socket:
     try:
         bound.setblocking(False)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:  # [::] beside 0.0.0.0 on one port
+        if family == socket.AF_INET6:  # [::] and 0.0.0.0 share a port
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(address)
     except BaseException:
@@ -218,10 +219,10 @@ def _bind_address(family: int, address: Any) -> socket.socket:
 
 
 def bind_private(path: Path) -> socket.socket:
-    """Bind a socket that only this account can connect to; the caller listens, and unlinks.
+    """Bind a socket that only this account can connect to; the caller listens and unlinks it.
 
     Raises:
-        OSError: somebody answers there, or the path is something else.
+        OSError: a program listens there, or the path is not a socket.
     """
     remove_stale(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -236,7 +237,7 @@ def bind_private(path: Path) -> socket.socket:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove the socket that a killed broker left; what somebody answers on is in use."""
+    """Remove the socket of a killed broker; raise OSError if a program listens on it."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -251,5 +252,5 @@ def remove_stale(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # its backlog is full, so somebody is there
+            pass  # its backlog is full, so a program listens
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -1,4 +1,4 @@
-"""Who may connect, and how many: networks, connections in all, connections per address."""
+"""Who may connect: allowed networks, connections in total, connections per address."""
 
 import ipaddress
 import os
@@ -20,12 +20,12 @@ TOO_MANY_OF_ADDRESS: Final = "too many connections from this address"
 
 
 def most_connections(wanted: int, files: int) -> int:
-    """Return how many connections fit into ``files`` descriptors; ``wanted`` where they do."""
+    """Return how many connections fit into ``files`` descriptors, at most ``wanted``."""
     return max(1, min(wanted, files - SPARE_FILES))
 
 
 def most_http_connections(settings: Settings) -> int:
-    """Return how many connections of the admin fit beside the others."""
+    """Return how many admin connections fit beside the PHPMQ connections."""
     limits, files = settings.limits, open_files()
     if files is None:
         return limits.http_connections
@@ -38,7 +38,7 @@ def files_problem(
 ) -> tuple[str, str] | None:
     """Return a warning if the limit on open files is too low for the configured connections.
 
-    ``hard`` is how far this account may raise the number by itself; None: as far as it likes.
+    ``hard`` is the limit to which this account can raise the number itself; None: no limit.
     """
     places = most_connections(connections, files)
     if places >= connections:
@@ -57,10 +57,10 @@ def files_problem(
 
 
 def open_files(pid: int | None = None) -> int | None:
-    """Return how many files a process, by default this one, may open; None: any number.
+    """Return how many files a process, by default this one, may open; None: no limit.
 
     Raises:
-        OSError: it has ended, or is of another account.
+        OSError: the process has ended, or belongs to another account.
     """
     if pid is not None and hasattr(resource, "prlimit"):  # Linux
         files, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -70,13 +70,13 @@ def open_files(pid: int | None = None) -> int | None:
 
 
 def most_files() -> int | None:
-    """Return how far this account may raise the number of its open files; None: any number."""
+    """Return the limit to which this account can raise its open files; None: no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
 
 
 class Admission:
-    """Counts connections by address.  An address is an IP as text, or None for a Unix socket.
+    """Counts and limits connections by address: an IP as text, or None for a Unix socket.
 
     Unix sockets count as loopback and need no network in ``allow``; loopback over TCP does.
     ``refused`` counts by reason.  A call costs O(networks + addresses).
@@ -98,7 +98,7 @@ class Admission:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Make it from the settings, below the number of files that this process may open."""
+        """Create it from the settings, within the limit on open files."""
         limits, files = settings.limits, open_files()
         return cls(
             limits.connections if files is None else most_connections(limits.connections, files),
@@ -109,24 +109,24 @@ class Admission:
 
     @property
     def places(self) -> int:
-        """Connections that fit at once."""
+        """Connections that fit at the same time."""
         return self._total
 
     @property
     def connections(self) -> int:
-        """Connections now, handshakes included."""
+        """Current connections, including TLS handshakes."""
         return self._counts.total()
 
     @property
     def busiest(self) -> int:
-        """Connections of the address that has the most, this machine aside."""
+        """Connections of the address that has the most, loopback excluded."""
         others = (count for name, count in self._counts.items() if not _named(name or None)[1])
         return max(others, default=0)
 
     def admit(self, address: str | None) -> str | None:
-        """Count a connection and return None, or return why it is refused and count nothing.
+        """Count a connection and return None; or return why it is refused, without counting it.
 
-        Who was admitted leaves once, by ``leave``.  A place that was reserved is taken first.
+        Call ``leave`` once for each admitted connection.  A reserved place is used first.
         """
         name, _ = _named(address)
         if self._reserved[name]:
@@ -135,13 +135,13 @@ class Admission:
         return self._count(address)
 
     def leave(self, address: str | None) -> None:
-        """Count a connection out that was admitted."""
+        """Uncount an admitted connection."""
         self._drop(self._counts, _named(address)[0])
 
     def reserve(self, address: str | None) -> str | None:
-        """As ``admit``, for a connection that must do its TLS handshake first.
+        """Like ``admit``, for a connection that must complete its TLS handshake first.
 
-        Then either it calls ``admit``, or the listener calls ``give_up``.
+        Afterwards either the connection calls ``admit``, or the listener calls ``give_up``.
         """
         reason = self._count(address)
         if reason is None:
@@ -149,7 +149,7 @@ class Admission:
         return reason
 
     def give_up(self, address: str | None) -> None:
-        """Count a reserved place out whose connection never came to ``admit``."""
+        """Uncount a reserved place whose connection never called ``admit``."""
         name, _ = _named(address)
         if self._reserved[name]:
             self._drop(self._reserved, name)
@@ -181,14 +181,14 @@ class Admission:
 
     @staticmethod
     def _drop(counts: Counter[str], name: str) -> None:
-        """Subtract one; a name without connections takes no memory."""
+        """Subtract one; an address without connections uses no memory."""
         counts[name] -= 1
         if counts[name] <= 0:
             del counts[name]
 
 
 def _named(address: str | None) -> tuple[str, bool]:
-    """Return one name for all spellings of an address, and whether it is of this machine."""
+    """Return one name for all spellings of an address, and whether it is loopback."""
     if address is None:
         return "", True
     parsed = parse_address(address)

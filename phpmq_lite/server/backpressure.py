@@ -1,4 +1,4 @@
-"""How much was read and is not yet stored, over all connections: past the limit they wait."""
+"""What makes a peer wait, and when a slow peer is disconnected."""
 
 import asyncio
 import resource
@@ -11,30 +11,32 @@ from typing import Final, Protocol, TypeVar
 
 from phpmq_lite.broker.queue import Connection
 
-FREE_BYTES: Final = 64 << 10  # who holds less is always read: to stop it would gain nothing
+# Connections that hold less are always read: pausing them would gain nothing.
+FREE_BYTES: Final = 64 << 10
 
 
 class Reader(Protocol):
-    """What can be told to stop and go on reading."""
+    """A connection whose reading can be paused and resumed."""
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for something else, and keeps its bytes in the meantime."""
+        """Whether it waits for something else and keeps its bytes in memory meanwhile."""
 
     def pause_reading(self, reason: str) -> None:
-        """Read nothing more."""
+        """Stop reading, for this reason."""
 
     def resume_reading(self, reason: str) -> None:
-        """This reason to wait has gone."""
+        """Drop a reason not to read."""
 
 
 class ReadBackpressure:
-    """Bounds the bytes that wait in memory (``docs/operate/security.md`` 9).
+    """Bounds the bytes that were read and are not yet stored, over all connections.
 
-    Past the limit, of those that hold ``FREE_BYTES`` or more only the one that has waited longest
-    is read, so one message can always be finished; acknowledgements and small messages pass.
-    So the bound is the limit, and per connection ``FREE_BYTES`` and one read.
-    O(1) a report, O(readers that wait) past the limit.
+    Above the limit, of the connections that hold ``FREE_BYTES`` or more only the one that has
+    waited longest is read, so one message can always be completed; acknowledgements and small
+    messages pass.  The effective bound is the limit plus ``FREE_BYTES`` and one read per
+    connection.  See ``docs/operate/security.md`` 9.
+    ``report`` costs O(1), above the limit O(connections that hold bytes).
     """
 
     REASON = "memory"
@@ -42,12 +44,13 @@ class ReadBackpressure:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
-        self.times = 0  # somebody was held though nobody was before
-        self._waiting: dict[Reader, int] = {}  # bytes that each holds, the longest first
+        self.times = 0  # the limit was reached
+        # Bytes held, by connection; the one that has waited longest comes first.
+        self._waiting: dict[Reader, int] = {}
         self._held: set[Reader] = set()
 
     def report(self, reader: Reader, held_bytes: int) -> None:
-        """Say how many bytes of ``reader`` wait now; 0 takes it out."""
+        """Record how many bytes ``reader`` holds now; 0 removes it."""
         self.total_bytes += held_bytes - self._waiting.get(reader, 0)
         if held_bytes:
             self._waiting[reader] = held_bytes
@@ -70,7 +73,7 @@ class ReadBackpressure:
             reader.pause_reading(self.REASON)
 
     def _oldest(self) -> Reader | None:
-        """Return who may finish its message; who is parked cannot."""
+        """Return the connection that may complete its message; a parked one cannot."""
         for reader, size in self._waiting.items():
             if size >= FREE_BYTES and not reader.is_parked:
                 return reader
@@ -89,7 +92,7 @@ class ReadBackpressure:
 
 REASON: Final = "resident"  # why a publisher is not read
 SHARE_OF_CGROUP: Final = 0.6
-_GLANCE_S: Final = 0.01  # for which a publisher that waits is read, once a second
+_GLANCE_S: Final = 0.01  # a paused publisher is read this long once a second
 _STATM: Final = Path("/proc/self/statm")
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -98,7 +101,7 @@ _CGROUP_LIMITS: Final = (
 
 
 def resident_bytes() -> int:
-    """Return how much memory the process has now; 0 where the system does not tell."""
+    """Return the resident memory of the process; 0 if the system does not report it."""
     try:
         return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
     except OSError:
@@ -106,41 +109,41 @@ def resident_bytes() -> int:
 
 
 def memory_bound(setting: int, files: Iterable[Path] = _CGROUP_LIMITS) -> int:
-    """Return how much it may have: the setting, and of a container's limit no more than a share.
+    """Return the memory limit: the setting, or 60 % of the container's limit if that is less.
 
-    The rest is for what SQLite and the system keep of the files.
+    The rest of the container's memory is for SQLite and the page cache.
     """
     for file in files:
         try:
             return min(setting, int(int(file.read_text(encoding="ascii")) * SHARE_OF_CGROUP))
-        except (OSError, ValueError):  # there is no such limit: no file, or the word max
+        except (OSError, ValueError):  # no such limit: the file does not exist, or has the word max
             continue
     return setting
 
 
 class Publisher(Reader, Protocol):
-    """A session that the memory brake can pause."""
+    """A session that ``MemoryBrake`` can pause."""
 
     connection: Connection | None
 
 
 class MemoryBrake:
-    """Has publishers wait while the process has more memory than ``bound_bytes``.
+    """Pauses publishers while the process uses more memory than ``bound_bytes``.
 
-    Whoever consumes is read on, for its acknowledgements make room.  Those who wait are read for a
-    moment each second: memory that Python has freed does not always go back to the system, and
-    they must not wait for ever.
+    Consumers are still read, because their acknowledgements free memory.  Paused publishers are
+    read briefly once a second: memory that Python has freed does not always return to the system,
+    and they must not wait forever.
     """
 
     def __init__(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
-        self.resident_bytes = 0  # at the last look
-        self.times = 0  # it was reached
+        self.resident_bytes = 0  # at the last check
+        self.times = 0  # the limit was reached
         self._is_on = False
         self._held: set[Publisher] = set()
 
     def look(self, sessions: Collection[Publisher], resident: int) -> None:
-        """Judge by this much memory; call about once a second."""
+        """Pause or resume publishers for this memory usage; call about once a second."""
         self.resident_bytes = resident
         was_on, self._is_on = self._is_on, resident > self.bound_bytes
         self.times += self._is_on and not was_on
@@ -162,11 +165,11 @@ class MemoryBrake:
 
 
 _INFO_BYTES: Final = 128
-_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked, from Linux 4.1 on; the layout only ever grows
+_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked, since Linux 4.1; the struct only ever grows
 
 
 class WriteProgress:
-    """What was seen of one connection at the last look."""
+    """The write progress of one connection at the last check."""
 
     __slots__ = ("_acked", "_unsent")
 
@@ -175,10 +178,10 @@ class WriteProgress:
         self._unsent = 0
 
     def is_made(self, transport: asyncio.Transport) -> bool:
-        """Tell whether the peer has taken anything since the last call.
+        """Return whether the peer has accepted anything since the last call.
 
-        Of TCP on Linux by what the peer's system has acknowledged, else by the write buffer.
-        A peer's system takes more once a sixteenth of its own buffer was read.
+        For TCP on Linux, by what the peer's system has acknowledged; otherwise by the write buffer.
+        A peer's system accepts more once a sixteenth of its own buffer was read.
         """
         unsent, acked = transport.get_write_buffer_size(), acked_bytes(transport)
         is_less = unsent < self._unsent
@@ -188,38 +191,38 @@ class WriteProgress:
 
 
 def acked_bytes(transport: asyncio.Transport) -> int | None:
-    """Count what the peer's system has acknowledged; None where the socket does not tell."""
+    """Return how many bytes the peer's system has acknowledged; None if the socket cannot tell."""
     used = transport.get_extra_info("socket")
     if used is None or sys.platform != "linux":
         return None
     try:
         info = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    except (OSError, ValueError):  # no TCP; or closed just now, of which uvloop says the second
+    except (OSError, ValueError):  # not TCP; or closed just now, when uvloop raises ValueError
         return None
     return int.from_bytes(info[_ACKED], sys.byteorder) if len(info) == _INFO_BYTES else None
 
 
-# Why a connection was closed, where it passed a limit.
+# Why a connection was closed after passing a limit.
 TOO_SLOW: Final = "a message took too long to arrive"
 NOT_READ: Final = "it does not read what is sent"
 NOT_TAKEN: Final = "it does not take the rest"
 SILENT: Final = "silent, and places are short"
-SILENT_S: Final = 10  # then, once four fifths of the places are taken
+SILENT_S: Final = 10  # allowed once four fifths of the connections are in use
 
 
 @dataclass(slots=True, frozen=True)
 class SlowPeerLimits:
     """How slow a peer may be; see ``docs/operate/security.md`` 9."""
 
-    frame_s: int = 60  # for a frame that has begun,
+    frame_s: int = 60  # for a frame that was begun,
     frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept
-    write_s: int = 30  # without progress, with a full write buffer or the rest to take at the end
-    silent_s: int = SILENT_S  # with nothing to wait for, once places are short
-    places: int = 500  # connections that fit; short from four fifths on
+    write_s: int = 30  # without progress, with a full write buffer or data left at the end
+    silent_s: int = SILENT_S  # without waiting for anything, once connections are scarce
+    places: int = 500  # connections that fit; scarce from four fifths on
 
 
 class TimedSession(Protocol):
-    """A session whose times are compared with ``TimeLimits``; seconds of the loop's clock."""
+    """A session whose times are compared with ``SlowPeerLimits``, on the event loop's clock."""
 
     frame_began_at: float | None
     blocked_at: float | None
@@ -230,18 +233,18 @@ class TimedSession(Protocol):
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of the frame that has begun."""
+        """Bytes of the incomplete frame."""
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it has no credit, and no frame has begun."""
+        """Return whether it has no credit and no incomplete frame."""
 
 
 AnySession = TypeVar("AnySession", bound=TimedSession)
 
 
 def overdue(session: TimedSession, now_s: float, limits: SlowPeerLimits) -> str | None:
-    """Return why a session must end now, or None.  ``now_s`` is the loop's time."""
+    """Return why a session must end now, or None.  ``now_s`` is on the event loop's clock."""
     began_s = session.frame_began_at
     if began_s is not None and not session.paused:
         allowed_s = limits.frame_s + session.frame_bytes / limits.frame_bytes_per_s
@@ -257,9 +260,9 @@ def overdue(session: TimedSession, now_s: float, limits: SlowPeerLimits) -> str 
 def longest_silent(
     sessions: Iterable[AnySession], now_s: float, limits: SlowPeerLimits
 ) -> list[AnySession]:
-    """Return whom nothing holds here, the longest silent first: no credit, no frame begun.
+    """Return idle sessions, the longest idle first: no credit and no incomplete frame.
 
-    One that waits for a paused or full queue is among them; at once if its peer has left.
+    Sessions that wait for a paused or full queue are included; immediately if their peer has left.
     """
     silent = [
         session
@@ -270,7 +273,7 @@ def longest_silent(
 
 
 def excuse(session: TimedSession, seconds: float) -> None:
-    """Let a time not count in which nobody was heard: the process stood still."""
+    """Exclude a time in which the process was suspended and could not read."""
     session.last_read_at += seconds
     if session.frame_began_at is not None:
         session.frame_began_at += seconds

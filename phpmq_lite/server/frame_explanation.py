@@ -1,6 +1,6 @@
-"""What bytes mean to this broker: their frames, framing and revision, and what it would do.
+"""Explains bytes: their frames, framing and revision, and what the broker does with them.
 
-Pure: the command ``frame explain`` and the pages call ``explain`` with what somebody pasted.
+Pure: the command ``frame explain`` and the pages pass pasted bytes.
 """
 
 import base64
@@ -33,12 +33,12 @@ _BROKER_TYPES: Final = (b"003", b"007")
 
 
 class UnreadableError(PhpmqError):
-    """The text is not in the encoding that was named; the message says what is wrong."""
+    """The text does not have the given encoding; the message says what is wrong."""
 
 
 @dataclass(slots=True, frozen=True)
 class WrongByte:
-    """Where the grammar is broken; ``found`` begins with the wrong byte."""
+    """A syntax error; ``found`` begins with the wrong byte."""
 
     code: str
     detail: str
@@ -50,10 +50,10 @@ class WrongByte:
 
 @dataclass(slots=True, frozen=True)
 class Explanation:
-    """What a connection that begins with these bytes amounts to.
+    """What a connection that begins with these bytes contains.
 
-    ``outcomes`` has one text for each of ``frames``: what the broker, or for frames of the broker
-    the client, does with it.  ``conclusion`` is about the bytes after the last whole frame.
+    ``outcomes`` has one text per frame: what the broker does with it, or the client with a frame of
+    the broker.  ``conclusion`` is about the bytes after the last complete frame.
     """
 
     sender: Literal["client", "broker"]
@@ -62,18 +62,18 @@ class Explanation:
     revision: str  # for people
     frames: tuple[DissectedFrame, ...]
     outcomes: tuple[str, ...]
-    begun: DissectedFrame | None  # the pieces of a frame that is not whole, or has a wrong byte
+    begun: DissectedFrame | None  # the pieces of an incomplete or invalid frame
     wrong: WrongByte | None
     conclusion: str
 
 
 def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
-    """Return the bytes that somebody pasted or wrote to a file.
+    """Return the bytes that a user pasted or stored in a file.
 
-    ``auto``: what begins with ``H01`` is raw; else hex or base64 where it can be that; else raw.
+    ``auto``: raw if the text begins with ``H01``; otherwise hex or base64 if possible; or else raw.
 
     Raises:
-        UnreadableError: it is not hex or not base64, although that was asked for.
+        UnreadableError: the text does not have the encoding that was given.
     """
     bare = b"".join(text.split())
     if encoding == "auto":
@@ -99,7 +99,7 @@ def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
 def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
     """Explain the bytes of one direction of a connection, from its first byte on.
 
-    Frames of the broker (003, 007) are recognised by their first message header.
+    Frames of the broker (003, 007) are recognized by their first message header.
     """
     limits = limits or WireLimits()
     is_from_broker = data.startswith(b"H01") and data[3:6] in _BROKER_TYPES
@@ -241,7 +241,7 @@ def _conclusion(
 
 
 def as_data(found: Explanation) -> dict[str, Any]:
-    """Return an explanation as JSON has it; bytes as text, with escapes for what is not UTF-8."""
+    """Return an explanation as JSON values; bytes become text with escapes."""
     wrong = found.wrong
     return {
         "sender": found.sender,

@@ -1,7 +1,7 @@
-"""The protocol inspector: frames of a connection while somebody watches, and the last errors.
+"""The protocol inspector: recorded frames of a watched connection, and the last errors.
 
-Watching puts a ``RecordedSide`` round the connection's protocol, and takes it off again: where
-nobody watches, nothing is asked and nothing is kept.  All is bounded.
+Watching replaces the connection's protocol object by a ``RecordedSide``.  Connections that are not
+watched cost nothing, and all recordings are bounded.
 """
 
 import time
@@ -15,7 +15,7 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import AppendDispatch, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 
-CUT_BYTES: Final = 256  # kept of each content
+CUT_BYTES: Final = 256  # recorded of each content
 
 _MESSAGES: Final = {
     frames.PUBLISH: "publish",
@@ -27,12 +27,12 @@ _MESSAGES: Final = {
     frames.RECEIPT: "receipt",
 }
 _BREAKS: Final = b"\r\n"
-_LONGEST_HEAD: Final = 38  # 36 and a break; a longer line is no packet header
+_LONGEST_HEAD: Final = 38  # 36 and a line break; a longer line is not a packet header
 
 
 @dataclass(slots=True, frozen=True)
 class FramePiece:
-    """Bytes that belong together, and what they say; ``cut`` counts those that were not kept."""
+    """Bytes that belong together, and their meaning; ``cut`` counts bytes that were dropped."""
 
     raw: bytes
     meaning: str
@@ -41,19 +41,19 @@ class FramePiece:
 
 @dataclass(slots=True, frozen=True)
 class DissectedFrame:
-    """One frame: the message header, then the packets."""
+    """A frame: the message header, then the packets."""
 
     kind: str  # publish, consume, …
     queue: str | None
     pieces: tuple[FramePiece, ...]
-    size: int  # bytes on the wire, breaks included
+    size: int  # bytes on the wire, including line breaks
 
 
 class Dissector:
-    """Cuts a stream into frames.  ``reset`` at the first byte of a frame; then ``feed``.
+    """Splits a stream into frames.  Call ``reset`` at the first byte of a frame, then ``feed``.
 
     ``width`` is that of compact packet headers, 32 or 36; with ``is_line`` every piece ends with
-    a line break.  Bytes that are no frame are passed over, never an error.
+    a line break.  Invalid bytes are skipped without an error.
     """
 
     __slots__ = (
@@ -76,22 +76,22 @@ class Dissector:
 
     @property
     def is_between(self) -> bool:
-        """Tell whether no frame is begun."""
+        """Return whether there is no incomplete frame."""
         return not self._frame and not self._head
 
     def reset(self) -> None:
-        """Forget what was begun: the next byte opens a frame."""
+        """Drop an incomplete frame: the next byte begins a frame."""
         self._frame = b""  # its message header
-        self._head = b""  # a header begun, or the packet header of the content begun
+        self._head = b""  # an incomplete header, or the packet header of the incomplete content
         self._packets_left = 0
-        self._pieces: list[tuple[bytes, bytes, int]] = []  # header, content kept, its length
+        self._pieces: list[tuple[bytes, bytes, int]] = []  # header, recorded content, its length
         self._content = b""
         self._length = 0
-        self._left = -1  # bytes of content to come; -1: a header is due
+        self._left = -1  # bytes of content to come; -1: a header comes next
         self._size = 0
 
     def begun(self) -> DissectedFrame | None:
-        """Return the pieces of the frame that is begun, the last one as far as it came."""
+        """Return the incomplete frame, as far as it has arrived."""
         if self.is_between:
             return None
         if not self._frame:
@@ -129,7 +129,7 @@ class Dissector:
 
     def _message_header(self, data: bytes, pos: int) -> int:
         if not self._head and data[pos] in _BREAKS:
-            self._size -= 1  # it belongs to no frame
+            self._size -= 1  # it does not belong to a frame
             return pos + 1
         stop = pos + frames.HEADER_BYTES - len(self._head)
         self._head += data[pos:stop]
@@ -141,7 +141,7 @@ class Dissector:
 
     def _packet_header(self, data: bytes, pos: int) -> int:
         if not self._head and data[pos] in _BREAKS:
-            return pos + 1  # the one behind the content before
+            return pos + 1  # it ends the previous content
         if self.is_line:
             stop = data.find(b"\n", pos) + 1 or len(data)
             self._head += data[pos:stop]
@@ -175,7 +175,7 @@ class Dissector:
 
 
 def _decoded(header: bytes, packets: list[tuple[bytes, bytes, int]], size: int) -> DissectedFrame:
-    """Say what the pieces of a frame mean."""
+    """Return the frame with the meaning of its pieces."""
     number = int(header[3:6]) if header[3:6].isdigit() else 0
     kind = _MESSAGES.get(number, "unknown")
     queue = None
@@ -213,12 +213,12 @@ def _meaning(message: int, packet: int, content: bytes, length: int) -> str:
             return f"packet {packet:02}"
 
 
-FRAMES: Final = 50  # kept of a connection
-FRAMES_PER_S: Final = 200  # looked at, in both directions; a flood is not copied
-IDLE_S: Final = 60.0  # after the last look recording ends
+FRAMES: Final = 50  # recorded per connection
+FRAMES_PER_S: Final = 200  # in both directions; more are skipped
+IDLE_S: Final = 60.0  # without a viewer, then recording ends
 WATCHED: Final = 16  # connections at once
 ERRORS: Final = 100
-NEAR_BYTES: Final = 32  # kept on either side of a wrong byte
+NEAR_BYTES: Final = 32  # recorded on either side of a wrong byte
 
 _EXPECTED: Final = {
     frames.BAD_HEADER: "a message header: H and seven digits",
@@ -240,13 +240,13 @@ _EXPECTED: Final = {
 
 
 def expected_of(code: str) -> str:
-    """Return what the grammar expects where there is an error of this code."""
+    """Return what the grammar expects instead of an error of this code."""
     return _EXPECTED.get(code, "")
 
 
 @dataclass(slots=True, frozen=True)
 class RecordedFrame:
-    """A frame that passed; ``number`` counts the frames of the recording from 1."""
+    """A recorded frame; ``number`` counts from 1."""
 
     number: int
     at_ms: int  # Unix ms
@@ -256,7 +256,7 @@ class RecordedFrame:
 
 @dataclass(slots=True, frozen=True)
 class ProtocolErrorRecord:
-    """A protocol error: where, what was due, what came."""
+    """A protocol error: where it was, what was expected, what was found."""
 
     at_ms: int  # Unix ms
     client: int | None
@@ -265,31 +265,31 @@ class ProtocolErrorRecord:
     detail: str
     expected: str
     offset: int  # of the first wrong byte in the connection
-    before: bytes  # what was right, as far as the same read has it
-    found: bytes  # from the wrong byte on; empty: it came in an earlier read
+    before: bytes  # correct bytes, as far as the same read has them
+    found: bytes  # from the wrong byte on; empty: it arrived in an earlier read
 
 
 class FrameRecorder:
-    """The last frames of one connection; times are those of the loop in seconds."""
+    """The last frames of one connection; times are on the event loop's clock, in seconds."""
 
     def __init__(self, now_s: float) -> None:
         self.frames: deque[RecordedFrame] = deque(maxlen=FRAMES)
         self.began_at = _wall_ms()
         self.looked_at = now_s
         self.count = 0  # frames recorded
-        self.missed = 0  # frames that a flood kept out
+        self.missed = 0  # frames skipped by the rate limit
         self._in = Dissector()
         self._out = Dissector()
-        self._is_aligned = False  # the next byte that comes in is a known place
+        self._is_aligned = False  # the next inbound byte has a known position
         self._second = 0
         self._budget = 0
 
     def align(self, side: ServerSide) -> None:
-        """Begin: between two frames at once, else with the next one."""
+        """Start recording: immediately between two frames, otherwise with the next frame."""
         self._is_aligned = not side.partial_bytes
 
     def note_in(self, data: bytes, frames: int, side: ServerSide) -> None:
-        """Take in what was read, after the parser has; ``frames`` is what it gave."""
+        """Record inbound data, after the parser has; ``frames`` is the number of parsed frames."""
         self._learn(self._in, side)
         partial = side.partial_bytes
         if not self._has_budget():
@@ -304,14 +304,14 @@ class FrameRecorder:
                 self._in.feed(data[len(data) - partial :])
             return
         seen = self._in.feed(data)
-        if side.error is not None:  # what follows the wrong byte is no frame
+        if side.error is not None:  # bytes after the wrong byte are not a frame
             seen = seen[:frames]
         self._keep(seen, is_inbound=True)
-        if not partial and not self._in.is_between:  # never follow a wrong trace
+        if not partial and not self._in.is_between:  # resynchronize
             self._in.reset()
 
     def note_out(self, parts: Sequence[bytes], side: ServerSide) -> None:
-        """Take in the pieces of one frame that is about to be written."""
+        """Record the pieces of one frame that is about to be written."""
         if not self._has_budget():
             self.missed += 1
             return
@@ -339,7 +339,7 @@ class FrameRecorder:
 
 
 class RecordedSide:
-    """Stands where a ``ServerSide`` stood, and shows the recorder what passes."""
+    """Replaces a ``ServerSide`` and records its traffic."""
 
     __slots__ = ("recorder", "side")
 
@@ -350,7 +350,7 @@ class RecordedSide:
 
     @property
     def error(self) -> RemoteProtocolError | None:
-        """See ``ServerSide``, as all of these."""
+        """See ``ServerSide``."""
         return self.side.error
 
     @property
@@ -379,13 +379,13 @@ class RecordedSide:
         return self.side.revision
 
     def receive(self, data: bytes) -> list[ClientFrame]:
-        """Read, and record what came."""
+        """Parse data and record it."""
         frames = self.side.receive(data)
         self.recorder.note_in(data, len(frames), self.side)
         return frames
 
     def release(self) -> list[ClientFrame]:
-        """See ``ServerSide``; these were recorded when they came."""
+        """See ``ServerSide``; these frames were recorded when they arrived."""
         return self.side.release()
 
     @property
@@ -396,7 +396,7 @@ class RecordedSide:
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
-        """Write a dispatch, and record it."""
+        """Append a dispatch and record it."""
         start = len(parts)
         self.side.append_dispatch(parts, queue, content, message_id, ttl_s)
         self.recorder.note_out(parts[start:], self.side)
@@ -404,7 +404,7 @@ class RecordedSide:
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
-        """Write receipts, and record each."""
+        """Append receipts and record each."""
         for key in keys:
             start = len(parts)
             self.side.append_receipt(parts, queue, key, reason)
@@ -415,13 +415,13 @@ Side = ServerSide | RecordedSide
 
 
 class Watchable(Protocol):
-    """A session, as far as watching goes."""
+    """A session that can be watched."""
 
     side: Side
 
 
 class Inspector:
-    """Who is watched, and the last protocol errors of all connections."""
+    """Watched connections, and the last protocol errors of all connections."""
 
     def __init__(self) -> None:
         self.errors: deque[ProtocolErrorRecord] = deque(maxlen=ERRORS)
@@ -429,14 +429,14 @@ class Inspector:
 
     @property
     def watched(self) -> int:
-        """Connections that are recorded now."""
+        """Connections being recorded."""
         return len(self._watched)
 
     def watch(self, client: int, session: Watchable | None, now_s: float) -> FrameRecorder | None:
-        """Look at a connection: recording begins with the first look.
+        """Return the recorder of a connection; the first call starts recording.
 
-        ``session`` is None where the connection has ended: then only what was recorded is given.
-        At most ``WATCHED`` are recorded; a further one takes the place of the longest unseen.
+        ``session`` is None if the connection has ended: its recording is returned, if there is one.
+        At most ``WATCHED`` are recorded; another one replaces the least recently viewed.
         """
         known = self._watched.get(client)
         if known is not None:
@@ -453,7 +453,7 @@ class Inspector:
         return recorder
 
     def end_idle(self, now_s: float) -> None:
-        """End what nobody has looked at for a while; to be called now and then."""
+        """End recordings that were not viewed for a while; call it regularly."""
         for client, (_, recorder) in list(self._watched.items()):
             if now_s - recorder.looked_at > IDLE_S:
                 self._end(client)
@@ -471,7 +471,7 @@ class Inspector:
         data: bytes,
         read_at: int,
     ) -> None:
-        """Keep a protocol error with what stands round it.
+        """Record a protocol error with the bytes around it.
 
         ``data`` is the last read, ``read_at`` the offset of its first byte in the connection.
         """
@@ -493,7 +493,7 @@ class Inspector:
 
 
 def watch_in(core: Any, inspector: Inspector, client: int, now_s: float) -> FrameRecorder | None:
-    """Watch a connection by its number; call it in a batch, where the core may be asked."""
+    """Watch a connection by its number; call it within a batch."""
     connection = core.connections.get(client)
     return inspector.watch(client, None if connection is None else connection.peer, now_s)
 

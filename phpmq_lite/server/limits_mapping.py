@@ -1,4 +1,4 @@
-"""What the settings say, as the core and the storage take it."""
+"""Maps the settings to the bounds of the core and of storage."""
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.model import Limits
@@ -9,7 +9,7 @@ from phpmq_lite.storage.write.retention import RetentionBounds
 
 
 def limits_of(settings: Settings) -> Limits:
-    """Give the limits of the core."""
+    """Return the limits of the core."""
     limits, receipts = settings.limits, settings.receipts
     return Limits(
         queues=limits.max_queues,
@@ -27,20 +27,20 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def set_limits(core: Broker, limits: Limits) -> None:
-    """Change the limits of a core at work; those of windows and receipts were taken at its start.
+    """Change the limits of a running core, except those of windows and receipts, set at start.
 
-    Where more is held than it may now be, nothing is dispatched until it has become less.
+    If more messages are held than the new limit allows, nothing is dispatched until fewer are.
     """
     core.limits = core.state.limits = limits
 
 
 def queue_defaults_of(settings: Settings) -> QueueSettings:
-    """Give what a queue has where it sets nothing itself."""
+    """Return the settings of a queue that sets none itself."""
     return QueueSettings(**settings.queues.model_dump())
 
 
 def retention_of(settings: Settings) -> RetentionBounds:
-    """Give how much of the history, the keys and the audit is kept."""
+    """Return how much history, how many receipts and how much of the audit log are kept."""
     history, receipts = settings.history, settings.receipts
     return RetentionBounds(
         age_ms=int(history.days * 86_400_000),
@@ -55,9 +55,9 @@ def retention_of(settings: Settings) -> RetentionBounds:
 
 
 def space_of(settings: Settings) -> DiskSpaceBounds:
-    """Give how much room there must be, and how much is kept in reserve."""
+    """Return when publishing stops for lack of space, and the size of the reserve."""
     limits, storage = settings.limits, settings.storage
-    # What one batch takes: its room in the write-ahead log, and once more in the database.
+    # What one batch needs: its space in the write-ahead log, and again in the database.
     least = 2 * (limits.batch_bytes + limits.max_content)
     return DiskSpaceBounds(
         free_bytes=storage.free_bytes,

@@ -1,8 +1,7 @@
-"""Opens the PHPMQ listeners: TCP, IPv6, TLS and Unix sockets; hands each connection to a protocol.
+"""Opens the PHPMQ listeners (TCP, IPv6, TLS, Unix sockets) and gives connections a protocol.
 
-Connections are accepted here, not by ``create_server``: so who may not connect, or comes too
-often, is turned away ahead of the TLS handshake, and a handshake that never ends has its place
-counted.
+Connections are accepted here instead of by ``create_server``, so that connections that are not
+allowed are refused before the TLS handshake, and connections in a handshake are counted.
 """
 
 import asyncio
@@ -33,14 +32,14 @@ from phpmq_lite.settings.model import TcpSettings
 __all__ = ["Dispatch", "Factory", "Kind", "Listeners", "check_wide_binds"]
 
 Kind = Literal["tcp", "tls", "unix"]
-Dispatch = Literal["ttl", "legacy"]  # the revision that a listener's clients are taken for
+Dispatch = Literal["ttl", "legacy"]  # the protocol revision that a listener's clients speak
 Factory = Callable[[str, str], asyncio.Protocol]  # (kind, dispatch) -> a new connection's protocol
 
-_BACKLOG: Final = 1_024  # waiting for us; the kernel may cut it
-_SHUTDOWN_S: Final = 5.0  # for a TLS peer to answer the end
-_RETRY_S: Final = 1.0  # after a shortage
+_BACKLOG: Final = 1_024  # the kernel may use less
+_SHUTDOWN_S: Final = 5.0  # for a TLS peer to answer the close
+_RETRY_S: Final = 1.0  # after running out of a resource
 
-# A peer without a sign of life for 60 s is asked each 15 s, and given up after 4 silences.
+# After 60 s without data a peer is probed every 15 s, and dropped after 4 missing answers.
 KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", 0)), 60),
@@ -56,7 +55,7 @@ class _Listener:
     """One bound socket."""
 
     socket: socket.socket
-    address: str  # with the real port
+    address: str  # with the actual port
     kind: Kind
     dispatch: Dispatch
     file: tuple[int, int] | None = None  # device and inode of a Unix socket
@@ -64,31 +63,31 @@ class _Listener:
 
 
 class Listeners:
-    """All PHPMQ listeners of the settings; ``bind`` (or not), ``open`` once, ``close`` once.
+    """All PHPMQ listeners of the settings: optionally ``bind``, ``open`` once, ``close`` once.
 
-    ``factory(kind, dispatch)`` makes the protocol of a connection.  With ``gate``, the place of a
-    TLS connection is reserved before its handshake; in any case the protocol calls ``gate.admit``
-    in ``connection_made`` and ``gate.leave`` in ``connection_lost``.
+    ``factory(kind, dispatch)`` returns the protocol of a connection.  With ``gate``, a TLS
+    connection reserves a place before its handshake; the protocol always calls ``gate.admit`` in
+    ``connection_made`` and ``gate.leave`` in ``connection_lost``.
     """
 
     def __init__(self, tcp: TcpSettings, factory: Factory, gate: Admission | None = None) -> None:
         self._settings = tcp
         self._factory = factory
         self._gate = gate
-        self.tls: ssl.SSLContext | None = None  # once open, where it is set
+        self.tls: ssl.SSLContext | None = None  # after ``bind``, if it is configured
         self._is_bound = False
-        self._unix: list[tuple[int, ListenAddress, Dispatch]] = []  # with their place in _listeners
+        self._unix: list[tuple[int, ListenAddress, Dispatch]] = []  # with their index in _listeners
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
     @property
     def addresses(self) -> list[str]:
-        """Open listeners as ``HOST:PORT`` or ``unix:PATH``; those of the older revision last."""
+        """Open listeners as ``HOST:PORT`` or ``unix:PATH``; the older revision's are last."""
         return [listener.address for listener in self._listeners]
 
     @property
     def opened(self) -> list[PhpmqListener]:
-        """Open listeners in the order of ``addresses``, with what a client has to know of each."""
+        """Open listeners in the order of ``addresses``, with what clients must know about each."""
         return [
             PhpmqListener(
                 _whole(listener.address), listener.kind, has_ttl=listener.dispatch == "ttl"
@@ -97,14 +96,14 @@ class Listeners:
         ]
 
     async def bind(self) -> None:
-        """Bind the ports and look whether Unix sockets are free; accept on none yet.
+        """Bind the ports and check that Unix sockets are free, without accepting connections.
 
-        Called before the database is opened: a start that fails here has changed nothing in it.
-        The file of a Unix socket appears in ``open``, because clients wait for it.
+        This runs before the database is opened, so a start that fails here has changed nothing.
+        ``open`` creates the Unix sockets, because clients wait for their files.
 
         Raises:
-            SettingsError: an address cannot be read, or TLS cannot be used as set.
-            StartRefusedError: an address is taken or not ours.
+            SettingsError: an address is invalid, or TLS is misconfigured.
+            StartRefusedError: an address is in use or not local.
         """
         tcp = self._settings
         wanted: list[tuple[ListenAddress, Dispatch]] = [
@@ -125,7 +124,7 @@ class Listeners:
         self._is_bound = True
 
     async def open(self) -> None:
-        """Accept on all, which are bound first unless they are; where one fails, none stays open.
+        """Accept connections on all listeners; ``bind`` first if needed; on errors, close all.
 
         Raises:
             SettingsError, StartRefusedError: as ``bind``.
@@ -146,7 +145,7 @@ class Listeners:
             listener.accepting = asyncio.create_task(self._accept(listener))
 
     async def close(self) -> None:
-        """Accept no more and end unfinished handshakes; connections made stay as they are."""
+        """Stop accepting and cancel handshakes; established connections stay."""
         tasks = [one.accepting for one in self._listeners if one.accepting is not None]
         tasks += self._handshakes
         for task in tasks:
@@ -182,8 +181,9 @@ class Listeners:
             try:
                 connection, peer = await loop.sock_accept(listener.socket)
             except ConnectionAbortedError:
-                continue  # it went before we came
-            except OSError as error:  # no descriptors or no memory; others must close first
+                continue  # the client has gone already
+            except OSError as error:
+                # No descriptors or memory left; retry after others have closed.
                 if not is_quiet("accept_failed"):
                     _log.error("accept_failed", listener=listener.address, reason=str(error))
                 await asyncio.sleep(_RETRY_S)
@@ -199,7 +199,7 @@ class Listeners:
     async def _secure(
         self, listener: _Listener, connection: socket.socket, host: str | None
     ) -> None:
-        """Do the handshake of one connection, in a place of its own."""
+        """Complete the TLS handshake of one connection, in a reserved place."""
         refusal = self._gate.reserve(host) if self._gate is not None else None
         if refusal is not None:
             connection.close()
@@ -214,11 +214,11 @@ class Listeners:
                 self._gate.give_up(host)
 
     async def _hand_over(self, listener: _Listener, connection: socket.socket) -> bool:
-        """Give a connection its protocol; tell whether ``connection_made`` was called."""
+        """Attach a protocol to a connection; return whether ``connection_made`` was called."""
         try:
             _prepare(connection)
             protocol = self._factory(listener.kind, listener.dispatch)
-        except Exception as error:  # the listener goes on for others
+        except Exception as error:  # keep accepting others
             connection.close()
             if not is_quiet("no_session"):
                 _log.error(
@@ -235,7 +235,7 @@ class Listeners:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(lambda: protocol, connection, **secured)
-        except OSError as error:  # ssl.SSLError and TimeoutError are among them
+        except OSError as error:  # includes ssl.SSLError and TimeoutError
             if not is_quiet("handshake_failed"):
                 _log.warning("handshake_failed", listener=listener.address, reason=str(error))
             return False
@@ -244,7 +244,7 @@ class Listeners:
 
 @contextmanager
 def _refusing(endpoint: ListenAddress | str) -> Iterator[None]:
-    """Turn an error of the system into the reason why a start is refused."""
+    """Translate OSError to the reason why the start is refused."""
     try:
         yield
     except OSError as error:
@@ -252,7 +252,7 @@ def _refusing(endpoint: ListenAddress | str) -> Iterator[None]:
 
 
 def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:
-    """Bind a Unix socket of mode 0600.  Nobody can connect before ``listen``, which comes later."""
+    """Bind a Unix socket of mode 0600.  Clients can connect only after ``listen``."""
     bound = bind_private(path)
     status = path.stat()
     file = (status.st_dev, status.st_ino)
@@ -260,15 +260,15 @@ def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:
 
 
 def _whole(address: str) -> str:
-    """Return the address with the whole path of a Unix socket: clients are in other folders."""
+    """Return the address with the absolute path of a Unix socket."""
     if not address.startswith("unix:"):
         return address
     return f"unix:{Path(address.removeprefix('unix:')).absolute()}"
 
 
 def _remove_own(path: Path, file: tuple[int, int]) -> None:
-    """Remove our socket, unless another one has taken its name since."""
-    with suppress(OSError):  # one that stays is stale, as a killed broker's
+    """Remove our socket, unless another one has replaced it."""
+    with suppress(OSError):  # a remaining file is stale, like that of a killed broker
         status = path.stat()
         if (status.st_dev, status.st_ino) == file:
             path.unlink()

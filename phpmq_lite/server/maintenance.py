@@ -1,4 +1,4 @@
-"""What looks after the database while it is served: backups and the scrub."""
+"""Backups, scrub and disk space of a running broker."""
 
 import asyncio
 import sqlite3
@@ -28,19 +28,20 @@ from phpmq_lite.storage.integrity.scrub import (
     write_state,
 )
 
-START_S: Final = 60.0  # a start has other things to do
+START_S: Final = 60.0  # after a start, which has more urgent work
 _TICK_S: Final = 0.2
-_KEPT_EACH_S: Final = 10.0  # how far it is
-_BUSY_BYTES: Final = 64 << 10  # read from clients within a tick
+_KEPT_EACH_S: Final = 10.0  # between two saves of the progress
+_BUSY_BYTES: Final = 64 << 10  # received from clients within a tick
 _DAY_MS: Final = 86_400_000
-LOG_BYTES: Final = 1 << 30  # written while the structure is looked at: the log cannot be cut then
-_GLANCE_S: Final = 1.0  # from one look at that to the next
+# Written during the structure check, which keeps the WAL from being truncated.
+LOG_BYTES: Final = 1 << 30
+_GLANCE_S: Final = 1.0  # between two checks of the WAL's size
 T = TypeVar("T")
 _log = logs.get_logger(__name__)
 
 
 class ScrubRunner:
-    """Runs the scrub of one broker; ``run`` until it is cancelled."""
+    """Runs the scrub of a broker; ``run`` until it is cancelled."""
 
     def __init__(
         self,
@@ -60,25 +61,25 @@ class ScrubRunner:
         self._asked = asyncio.Event()
         self._is_cancelled = False
         self._bytes_in = 0
-        self._thread: asyncio.Future[Any] | None = None  # the last work that a thread was given
+        self._thread: asyncio.Future[Any] | None = None  # the last work given to a thread
 
     @property
     def is_working(self) -> bool:
-        """Tell whether it reads, or was asked to."""
+        """Return whether a scrub is running or was requested."""
         return self._is_working or self._asked.is_set()
 
     @property
     def tick_bytes(self) -> int:
-        """How much is read in the next tick: a tenth where clients have sent much."""
+        """Return how much the next tick reads: a tenth while clients send much."""
         seen, self._bytes_in = self._bytes_in, self._figures.bytes_in
         rate = self._settings().scrub.bytes_per_s * _TICK_S
         return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
 
     async def start(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Look at everything, structure included, once ``ahead`` was done, if that raises nothing.
+        """Request a full scrub, including the structure, after ``ahead`` has returned.
 
         Raises:
-            RefusedError: it does so already; ``ahead`` is not called.
+            RefusedError: a scrub is running; ``ahead`` is not called.
         """
         self._check(is_working=False)
         if ahead is not None:
@@ -86,10 +87,10 @@ class ScrubRunner:
         self._asked.set()
 
     async def stop(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Give up the round under way, once ``ahead`` was done, if that raises nothing.
+        """Cancel the current round, after ``ahead`` has returned.
 
         Raises:
-            RefusedError: there is none; ``ahead`` is not called.
+            RefusedError: none is running; ``ahead`` is not called.
         """
         self._check(is_working=True)
         if ahead is not None:
@@ -103,7 +104,7 @@ class ScrubRunner:
             raise RefusedError("scrub_idle", "no scrub is under way")
 
     async def run(self, *, is_owed: bool = False) -> None:
-        """Work whenever it is due; ``is_owed``: the start left the structure to this."""
+        """Scrub whenever it is due; ``is_owed``: the start has not checked the structure."""
         self._scrub = Scrub(self._database)
         try:
             self.state = await asyncio.to_thread(read_state, self._folder)
@@ -115,11 +116,11 @@ class ScrubRunner:
                 await self._look(with_bodies=True, with_structure=with_structure, is_asked=is_asked)
         finally:
             self._scrub.stop()
-            if self._thread is not None:  # its reader would keep the WAL
+            if self._thread is not None:  # its reader would keep the WAL open
                 await asyncio.wait({self._thread})
 
     async def _until_due(self) -> bool:
-        """Wait for the clock, or for somebody to ask; tell whether somebody did."""
+        """Wait for the schedule or for a request; return whether it was a request."""
         every_s = self._settings().scrub.every_h * 3_600
         due_s = (self.state.looked_at - self._now_ms()) / 1_000 + every_s
         wait_s = min(max(START_S, due_s), max(START_S, every_s)) if every_s else None
@@ -131,9 +132,9 @@ class ScrubRunner:
         return True
 
     async def _look(self, *, with_bodies: bool, with_structure: bool, is_asked: bool) -> None:
-        """Look once.  What the clock began and found no end waits for its next time, like others.
+        """Run one round.  A scheduled round that fails waits for its next time.
 
-        Else damage that cannot be read over would be looked for again and again.
+        Otherwise damage that cannot be skipped would be read again and again.
         """
         self._is_working, self._is_cancelled = True, False
         self._asked.clear()
@@ -146,7 +147,7 @@ class ScrubRunner:
             self.state.structure = [str(error)]
             _log.error("scrub_failed", reason=str(error))
             self._give_up(is_asked=is_asked)
-        except StorageError as error:  # such as no descriptors left: soon again
+        except StorageError as error:  # such as too few descriptors: retry soon
             _log.error("scrub_failed", reason=str(error))
             self.state.now = ScrubRound()
         except Exception:
@@ -177,13 +178,13 @@ class ScrubRunner:
                 raise
             _log.warning("structure_not_checked", reason=f"{LOG_BYTES >> 20:,} MiB were written "
                          "meanwhile", detail=str(error))  # fmt: skip
-            return  # it is due still: the next round tries again
+            return  # it stays due: the next round tries again
         self.state.structure, self.state.structure_at = found, self._now_ms()
         if found:
             _log.error("structure_damaged", problems=found[:3])
 
     async def _look_at_bodies(self) -> None:
-        """Go on with the round that a stop cut off, or begin one."""
+        """Continue the round that a stop interrupted, or begin one."""
         state = self.state
         if not state.is_under_way:
             state.now = ScrubRound(began_at=self._now_ms())
@@ -236,7 +237,10 @@ class ScrubRunner:
 
 
 class Maintenance:
-    """Both of one broker; ``run`` until it is cancelled.  ``settings`` gives those in force."""
+    """Backups and scrub of a broker; ``run`` until it is cancelled.
+
+    ``settings`` returns the current settings.
+    """
 
     def __init__(
         self,
@@ -259,14 +263,14 @@ class Maintenance:
         self.scrub = ScrubRunner(engine, figures, database, settings)
 
     async def run(self, *, is_owed: bool = False) -> None:
-        """Work by the clock and on demand; ``is_owed``: the start left the structure to this."""
+        """Work by schedule and on demand; ``is_owed``: the start has not checked the structure."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_kept_up("backups", self.backups.run))
             tasks.create_task(_kept_up("scrub", partial(self.scrub.run, is_owed=is_owed)))
 
 
 async def _kept_up(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Run it again after what nobody thought of: no reason to end a broker that serves."""
+    """Run again after an unexpected error, which is no reason to stop a serving broker."""
     while True:
         try:
             await run()
@@ -284,7 +288,7 @@ def _tell(result: Backup | StorageError) -> None:
 
 
 def _cause_of(failure: StorageError) -> BaseException | None:
-    """Give what has a traceback worth reading: nothing that storage knows."""
+    """Return an unexpected cause, whose traceback is worth logging."""
     cause = failure.__cause__
     return None if isinstance(cause, OSError | sqlite3.Error) else cause
 
@@ -293,15 +297,15 @@ _room_log = get_logger(__name__)
 
 
 class DiskSpaceMonitor:
-    """Follows what the writer's thread finds out about a ``Space``, on both edges.
+    """Follows a ``DiskSpace``, which the writer's thread updates, in the event loop.
 
-    Make it in the loop; once there is an engine, ``tell`` it.
+    Create it in the loop; call ``tell`` once the engine exists.
     """
 
     def __init__(self, space: DiskSpace) -> None:
         self.space = space
         self._engine: Engine | None = None
-        self._shortage: Shortage | None = None  # as told last
+        self._shortage: Shortage | None = None  # as applied last
         self._trouble: str | None = None
         loop = asyncio.get_running_loop()
 
@@ -311,7 +315,7 @@ class DiskSpaceMonitor:
         space.on_change = tell
 
     def tell(self, engine: Engine) -> None:
-        """Tell this engine what was found before there was one, and from now on."""
+        """Apply the current state to this engine, and later changes as well."""
         self._engine = engine
         self._shut(self._shortage)
 

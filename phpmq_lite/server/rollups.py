@@ -1,13 +1,13 @@
-"""How the queues went lately, in memory: 10 s points of one hour, and what the database gets.
+"""Activity of the queues: 10 s points of the last hour in memory, minutes and quarters stored.
 
-Pure bookkeeping without a clock, a task or a disk; ``server/rollups.py`` drives it::
+``Rollups`` is bookkeeping without a clock, a task or a disk; ``RollupSampler`` drives it::
 
-    for writes in rollups.collect(queues): …   what happened since the last time
+    for writes in rollups.collect(queues): …   changes since the last call
     rollups.ages = …                           how long the first ready messages wait
-    for writes in rollups.close(now_s): …      a point each; a row each at the end of a minute
+    for writes in rollups.close(now_s): …      a point per queue; rows at the end of a minute
 
-Both are generators, so that the loop can do other things between two slices of their work; what
-they yield belongs into a batch's ``rare``.
+Both methods are generators, so that the event loop can run between two slices of their work; they
+yield typed writes for the batch.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ from phpmq_lite.writes import PutRollup, TrimRollups, Write
 SLOT_S: Final = 10
 HOUR_S: Final = 3_600
 QUEUES_MAX: Final = 200  # with points and rows of their own
-_LATE_S: Final = 60  # a point stands for no more; behind it is a gap
-_QUEUES_AT_ONCE: Final = 500  # idle ones, in one slice
-_CHANGED_AT_ONCE: Final = 50  # with histograms, in one slice
-_REMOVED_AT_ONCE: Final = 500  # rows, a minute; at most 203 are added
+_LATE_S: Final = 60  # the longest time that a point covers; later begins a gap
+_QUEUES_AT_ONCE: Final = 500  # idle queues per slice
+_CHANGED_AT_ONCE: Final = 50  # queues with histograms per slice
+_REMOVED_AT_ONCE: Final = 500  # rows per minute; at most 203 are added
 
 _NUMBERS: Final = 2 + len(COUNTS) + len(GAUGES)
 _ZEROS: Final = (0,) * len(COUNTS)
@@ -59,7 +59,7 @@ Writes = list[Write]
 
 
 class RollupSum:
-    """What happened in some time: counts added up, gauges of its end, histograms."""
+    """Activity in a time span: summed counts, gauges at its end, histograms."""
 
     __slots__ = ("counts", "gauges", "hold", "wait")
 
@@ -71,7 +71,7 @@ class RollupSum:
 
     @classmethod
     def of(cls, point: Point) -> "RollupSum":
-        """Unpack a point."""
+        """Return the unpacked values of a point."""
         made = cls(point.counts)
         made.gauges = list(point.gauges)
         made.wait = None if point.wait is None else unpack(point.wait)
@@ -79,7 +79,7 @@ class RollupSum:
         return made
 
     def point(self, at_s: int, span_s: int) -> Point:
-        """Pack it."""
+        """Return the packed values."""
         return Point.of(
             (at_s, span_s, *self.counts, *self.gauges),
             None if self.wait is None else pack(self.wait),
@@ -87,12 +87,12 @@ class RollupSum:
         )
 
     def follow(self, later: "RollupSum") -> None:
-        """Take in what came after it."""
+        """Add activity that came later."""
         self.include(later)
         self.gauges = list(later.gauges)
 
     def include(self, other: "RollupSum") -> None:
-        """Take in what happened at the same time; gauges stay."""
+        """Add activity of the same time span; gauges stay."""
         self.counts = list(map(add, self.counts, other.counts))
         self.wait = _together(self.wait, other.wait)
         self.hold = _together(self.hold, other.hold)
@@ -100,12 +100,12 @@ class RollupSum:
 
 def _together(one: list[int] | None, other: list[int] | None) -> list[int] | None:
     if one is None or other is None:
-        return one if other is None else other  # never changed in place
+        return one if other is None else other  # lists are never changed in place
     return histogram.add(one, other)
 
 
 class Series:
-    """The points of one queue in the last hour, oldest first: 14 numbers and two histograms."""
+    """Points of one queue in the last hour, oldest first: 14 numbers and two histograms each."""
 
     __slots__ = ("_histograms", "_numbers")
 
@@ -119,7 +119,7 @@ class Series:
         self._histograms.append((point.wait, point.hold))
 
     def trim(self, before_s: int) -> bool:
-        """Forget what began before; tell whether anything is left."""
+        """Drop points that began before a time; return whether any are left."""
         numbers, at = self._numbers, 0
         while at < len(numbers) and numbers[at] < before_s:
             at += _NUMBERS
@@ -129,7 +129,7 @@ class Series:
         return bool(numbers)
 
     def points(self) -> list[Point]:
-        """Give all points, oldest first."""
+        """Return all points, oldest first."""
         numbers = self._numbers
         return [
             Point.of(numbers[at : at + _NUMBERS], *histograms)
@@ -140,44 +140,45 @@ class Series:
 
 
 class Rollups:
-    """One hour of all queues.  At most ``QUEUES_MAX`` have points of their own, the busiest.
+    """Activity of all queues in the last hour.  The busiest ``QUEUES_MAX`` have their own points.
 
-    Times are Unix seconds, by the wall clock.
+    Times are Unix seconds.
     """
 
     def __init__(self) -> None:
-        self.ages: dict[int, int] = {}  # when the first ready message was published: Unix ms
-        self.waiting: list[int] = []  # queue_ids with ready messages, since the last ``collect``
-        self.records: set[int] = set()  # those of them that are dead-letter queues
-        self.lines: dict[tuple[int, str], str] = {}  # drawn of it, kept until the next points
+        self.ages: dict[int, int] = {}  # publish time of the first ready message: Unix ms
+        self.waiting: list[int] = []  # queue_ids with ready messages, at the last ``collect``
+        self.records: set[int] = set()  # those that are dead-letter queues
+        # Charts drawn from the points, until the next points.
+        self.lines: dict[tuple[int, str], str] = {}
         self._series: dict[int, Series] = {}
         self._before: dict[int, tuple[QueueCounters, tuple[int, ...]]] = {}
         self._waits: dict[int, Sequence[int]] = {}
         self._holds: dict[int, Sequence[int]] = {}
-        self._filled: set[int] = set()  # not empty at the last look
-        self._own: set[int] = set()  # have points of their own
+        self._filled: set[int] = set()  # queues that were not empty at the last sample
+        self._own: set[int] = set()  # queues with their own points
         self._activity: dict[int, int] = {}  # in this minute
         self._slot: dict[int, RollupSum] = {}
         self._minute: dict[int, RollupSum] = {}
         self._quarter: dict[int, RollupSum] = {}
-        self.minute_s = 0  # the open minute began; those before it are stored
-        self._slot_s = 0  # the open slot began
+        self.minute_s = 0  # start of the open minute; earlier ones are stored
+        self._slot_s = 0  # start of the open slot
         self._refused: deque[tuple[int, dict[str, int]]] = deque()  # each minute, for an hour
 
     # -- reading
 
     def points(self, queue_id: int) -> list[Point]:
-        """Give the points of a queue, of ALL, RECORDS or REST; oldest first."""
+        """Return the points of a queue, or of ALL, RECORDS or REST; oldest first."""
         series = self._series.get(queue_id)
         return series.points() if series is not None else []
 
     def beats(self) -> list[UptimeSpan]:
-        """Say when the broker ran: a span that is missing here is a gap."""
+        """Return the spans in which the broker ran; missing ones are gaps."""
         rests = {point.at_s for point in self.points(REST)}
         return [UptimeSpan(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
 
     def refused_lately(self, refused: Mapping[str, int]) -> dict[str, int]:
-        """Say how many publishes were refused in the last hour, by reason."""
+        """Return how many publishes were refused in the last hour, by reason."""
         before = self._refused[0][1] if self._refused else {}
         lately = {reason: count - before.get(reason, 0) for reason, count in refused.items()}
         return {reason: count for reason, count in lately.items() if count > 0}
@@ -185,14 +186,14 @@ class Rollups:
     # -- start
 
     def begin(self, now_s: int) -> None:
-        """Begin to count; what happened before is not known here."""
+        """Start counting."""
         self._slot_s = now_s // SLOT_S * SLOT_S
         self.minute_s = now_s // MINUTE_S * MINUTE_S
 
     def load(self, rows: Sequence[tuple[int, Point]]) -> Iterator[Writes]:
-        """Go on from stored minutes, in order: the last hour, and all of the last quarter.
+        """Continue from stored minutes, in order: the last hour, and the whole last quarter.
 
-        The minute that a stop cut short is continued.  A quarter that was not written is.
+        A minute or quarter that a stop interrupted is continued.
         """
         if not rows:
             return
@@ -214,7 +215,7 @@ class Rollups:
     # -- each slot
 
     def collect(self, queues: Sequence[Queue]) -> Iterator[Writes]:
-        """Take in what happened on each queue since the last time."""
+        """Add what happened on each queue since the last call."""
         self._slot.setdefault(ALL, RollupSum()).gauges = [0] * len(GAUGES)
         for gone in (RECORDS, REST):
             if gone in self._slot:
@@ -228,7 +229,7 @@ class Rollups:
                 yield []
 
     def _take(self, queue: Queue) -> bool:
-        """Take in one queue; tell whether there was anything."""
+        """Add one queue; return whether there was any activity."""
         queue_id, row, held = queue.queue_id, queue.row, queue.held
         counts: tuple[int, ...] = _counts(queue.counters)
         before = self._counted(queue)
@@ -258,7 +259,7 @@ class Rollups:
         return True
 
     def _counted(self, queue: Queue) -> tuple[int, ...]:
-        """Give what was taken in before: nothing of a queue that was removed and is back."""
+        """Return the counts of the last sample; zeros for a queue that was created again."""
         queue_id = queue.queue_id
         totals, counts = self._before.get(queue_id, (queue.counters, _ZEROS))
         if totals is queue.counters:
@@ -277,7 +278,7 @@ class Rollups:
         return happened
 
     def _share(self, number: int, happened: RollupSum, ready: int) -> None:
-        """Add a queue to a number that stands for several."""
+        """Add a queue to the sum of several queues."""
         whole = self._slot.get(number)
         if whole is None:
             whole = self._slot[number] = RollupSum()
@@ -289,7 +290,7 @@ class Rollups:
         gauges[2] += size
 
     def close(self, now_s: int, *, is_last: bool = False) -> Iterator[Writes]:
-        """Make a point of each queue; at the end of a minute, or of all, also the rows."""
+        """Append a point per queue; at the end of a minute, or if ``is_last``, yield rows."""
         slot_s, slot = self._slot_s, self._slot
         span_s = max(SLOT_S, min(now_s // SLOT_S * SLOT_S - slot_s, _LATE_S))
         self._age(slot, now_s)
@@ -309,7 +310,7 @@ class Rollups:
             yield from self._end_minute(now_s)
 
     def _age(self, slot: dict[int, RollupSum], now_s: int) -> None:
-        """Fill in how long the oldest ready messages have waited."""
+        """Set how long the oldest ready messages have waited."""
         first: dict[int, int] = {}
         for queue_id in self.waiting:
             at_ms = self.ages.get(queue_id)
@@ -346,7 +347,7 @@ class Rollups:
             ]
 
     def _choose(self) -> None:
-        """Decide who has points of its own from now on; who has them keeps them more easily."""
+        """Choose the queues with their own points; queues that have them keep them more easily."""
         activity, self._activity = self._activity, {}
         own = self._own
         self._own = set(
@@ -362,16 +363,16 @@ class Rollups:
             known = sums[queue_id] = RollupSum()
         known.follow(later)
 
-    # -- once a minute, beside the queues
+    # -- once a minute
 
     def note_refused(self, now_s: int, refused: Mapping[str, int]) -> None:
-        """Remember how many publishes were refused so far."""
+        """Record how many publishes were refused so far."""
         self._refused.append((now_s, dict(refused)))
         while self._refused[0][0] < now_s - HOUR_S:
             self._refused.popleft()
 
     def forget(self, alive: Iterable[int]) -> None:
-        """Forget what queues that were removed had counted."""
+        """Drop the counts of removed queues."""
         for gone in self._before.keys() - set(alive):
             self._forget(gone)
             self._filled.discard(gone)
@@ -385,7 +386,7 @@ class Rollups:
 def _grown(
     seen: dict[int, Sequence[int]], queue_id: int, counts: Sequence[int] | None
 ) -> list[int] | None:
-    """Say what a histogram got since the last time; None where it got nothing."""
+    """Return what a histogram has gained since the last call; None if nothing."""
     if not counts:
         return None
     before = seen.get(queue_id)
@@ -395,28 +396,28 @@ def _grown(
     return list(counts) if before is None else list(map(sub, counts, before))
 
 
-_AFTER_S: Final = 0.05  # behind the end of a slot: a timer may fire a little early
-_AGES_AT_ONCE: Final = 500  # queues in one read
+_AFTER_S: Final = 0.05  # after the end of a slot: a timer may fire slightly early
+_AGES_AT_ONCE: Final = 500  # queues per read
 
 
 class RollupSampler:
-    """Takes the samples of one broker: ``run`` until it is cancelled, then ``finish`` once."""
+    """Takes the samples of a broker: ``run`` until it is cancelled, then ``finish`` once."""
 
     def __init__(self, engine: Engine, readers: Readers, rollups: Rollups) -> None:
         self._engine = engine
         self._rollups = rollups
         self._stored = StoredRollups(readers)
         self._browser = MessageReader(readers)
-        self._work: Iterator[Writes] = iter(())  # a sample under way
-        self.is_loaded = False  # goes on from what is stored
+        self._work: Iterator[Writes] = iter(())  # a sample in progress
+        self.is_loaded = False  # it continues from stored rows
         rollups.begin(self._now_ms() // 1_000)
 
     def _now_ms(self) -> int:
         return self._engine.clock.now().wall_ms
 
     async def run(self) -> None:
-        """Go on from what is stored, then take a sample at the end of each slot."""
-        with suppress(StorageError):  # without the past there is still the present
+        """Continue from stored rows, then take a sample at the end of each slot."""
+        with suppress(StorageError):  # without the stored rows, sampling still works
             await self._go_through(self._rollups.load(await self._past()))
         self.is_loaded = True
         await self._look()
@@ -433,7 +434,7 @@ class RollupSampler:
         return await self._stored.since(MINUTE_S, since_s)
 
     async def sample(self) -> None:
-        """Take one sample and store what is complete with it."""
+        """Take one sample and store complete spans."""
         rollups, state = self._rollups, self._engine.core.state
         await self._look()
         now_s = self._now_ms() // 1_000
@@ -445,7 +446,7 @@ class RollupSampler:
     async def _look(self) -> None:
         rollups = self._rollups
         await self._go_through(rollups.collect(list(self._engine.core.state.by_id.values())))
-        with suppress(StorageError):  # the ages stay as they were
+        with suppress(StorageError):  # keep the previous ages
             rollups.ages = await self._read_ages(rollups.waiting)
 
     async def _go_through(self, work: Iterator[Writes]) -> None:
@@ -462,9 +463,9 @@ class RollupSampler:
         return ages
 
     async def finish(self) -> None:
-        """Store what no full minute has yet: once nobody gives commands, before the engine ends.
+        """Store the incomplete minute; call it after the last command, before the engine ends.
 
-        A broker that is stopped before it has read its past leaves that as it is.
+        If the stored rows were never read, nothing is stored.
         """
         if not self.is_loaded:
             return

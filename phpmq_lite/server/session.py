@@ -24,7 +24,7 @@ from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import FrameLimits, FrameProcessor
 from phpmq_lite.server.inspector import Side
 
-GUARD_SILENCE_S: Final = 0.02  # later, what may have been a browser is treated as a client
+GUARD_SILENCE_S: Final = 0.02  # then, what may have been a browser is treated as a client
 HALF_CLOSED_BATCHES: Final = 4  # a page and its bodies are loaded within two
 _SMALL_BYTES: Final = 4_096
 _PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)  # a reset is always reported

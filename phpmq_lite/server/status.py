@@ -1,4 +1,4 @@
-"""Live figures for pages, API and metrics: plain values, taken from the core between batches."""
+"""Live figures for pages, API and metrics: plain values, read from the core between batches."""
 
 import asyncio
 import time
@@ -27,22 +27,22 @@ RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
 SLICE: Final = 500  # queues
 _TOTALS: Final = tuple(field.name for field in fields(QueueCounters))
-_totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long, for each queue
+_totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long per queue
 
 
-@dataclass(slots=True)  # frozen would take four times as long to make, and there are many
+@dataclass(slots=True)  # frozen would take four times as long to create, and there are many
 class QueueStatus:
-    """One queue now; rates are per second over the last ten, totals since the start.
+    """Current figures of a queue; rates are per second over the last ten, totals since the start.
 
-    One that stands for a quiet queue is given again and again: nobody changes it.
+    The object of an idle queue is reused, so do not change it.
     """
 
     queue_id: int
     name: str
     ready: int
     dispatched: int
-    dead: int  # records in its dead-letter queue
-    bytes: int  # of bodies alive
+    dead: int  # messages in its dead-letter queue
+    bytes: int  # of live bodies
     published_per_s: float
     dispatched_per_s: float
     acked_per_s: float
@@ -52,7 +52,7 @@ class QueueStatus:
     publishing_paused: bool
     settings: QueueSettings
     totals: dict[str, int]
-    wait: Sequence[int] = ()  # histograms, empty where nothing was measured
+    wait: Sequence[int] = ()  # histograms, empty if nothing was measured
     hold: Sequence[int] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)  # of totals["dead"], by reason
     is_dead_letter_queue: bool = False  # by its name, or because another queue names it
@@ -61,7 +61,7 @@ class QueueStatus:
 
 @dataclass(slots=True, frozen=True)
 class ClientStatus:
-    """One connection now; ``queues`` has per name the credit and what is held of it."""
+    """Current figures of a connection; ``queues`` has credit and held messages by queue name."""
 
     client: int
     kind: str
@@ -81,7 +81,7 @@ class ClientStatus:
 
 @dataclass(slots=True, frozen=True)
 class BrokerStatus:
-    """The broker now."""
+    """Current figures of the broker."""
 
     started_at: int = 0  # Unix ms
     is_ready: bool = False
@@ -107,36 +107,36 @@ class BrokerStatus:
     bytes_out: int = 0
     listeners: tuple[PhpmqListener, ...] = ()
     last_error: str | None = None
-    shortage: Shortage | None = None  # why nothing is published
-    trouble: str | None = None  # why nothing at all can be stored now
+    shortage: Shortage | None = None  # why publishing is stopped
+    trouble: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
-    commit_counts: tuple[int, ...] = ()  # by commits.COMMIT_BOUNDS_S, and one for longer ones
+    commit_counts: tuple[int, ...] = ()  # by counters.COMMIT_BOUNDS_S, and one for longer ones
     commit_s_sum: float = 0.0
-    batch_counts: tuple[int, ...] = ()  # by commits.BATCH_BOUNDS, the same
+    batch_counts: tuple[int, ...] = ()  # by counters.BATCH_BOUNDS, and one for larger ones
     batch_sum: int = 0
     audited: Mapping[str, int] | None = None  # rows of the audit, by action
     clock_jumps: int = 0
-    clock_jump_ms: int = 0  # the last of them
-    clock_doubt_ms: int = 0  # somebody has to decide about so much time
-    clock_doubt_number: int = 0  # the first number given since then
+    clock_jump_ms: int = 0  # the last jump
+    clock_doubt_ms: int = 0  # time for which a decision is pending
+    clock_doubt_number: int = 0  # first number assigned since then
     clock_steady_ms: int = 0
     unstored_bytes: int = 0  # read from clients, not yet in a batch
-    unstored_times: int = 0  # they were too many
+    unstored_times: int = 0  # the limit was reached
     memory_bytes: int = 0  # of the process
     memory_bound: int = 0
-    memory_times: int = 0  # it was more
-    consumer_bytes: int = 0  # held by the consumer that holds the most
-    unsent_bytes: int = 0  # of the connection that has the most to be sent
-    held_times: int = 0  # consumers held as many as they may, in messages or bytes
+    memory_times: int = 0  # the limit was reached
+    consumer_bytes: int = 0  # held by the consumer that holds most
+    unsent_bytes: int = 0  # of the connection with the most unsent data
+    held_times: int = 0  # times a consumer reached its limit, in messages or bytes
     paused: Mapping[str, int] = field(default_factory=dict)  # times a peer was not read, by reason
     turned_away: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
-    connections: int = 0  # with those that the core does not know yet, or any more
-    places: int = 0  # for connections
+    connections: int = 0  # including those that the core does not know yet, or any more
+    places: int = 0  # limit on connections
     queue_count: int = 0
 
 
 class Rates:
-    """Remembers a sample of every queue's totals for the last ten seconds."""
+    """Samples of every queue's totals of the last ten seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, dict[int, tuple[QueueCounters, int, int, int]]]] = deque()
@@ -159,7 +159,7 @@ class Rates:
         since, counts = self._samples[0]
         totals, span_s = queue.counters, max(at_s - since, 0.5)
         before = counts.get(queue.queue_id)
-        if before is None or before[0] is not totals:  # new, or back under its number: from 0
+        if before is None or before[0] is not totals:  # a new queue: count from 0
             before = (totals, 0, 0, 0)
         _, published, dispatched, acked = before
         if (totals.published, totals.dispatched, totals.acked) == (published, dispatched, acked):
@@ -187,7 +187,7 @@ class OperationRunner(Protocol):
 
 
 class BrokerHandle:
-    """What the admin sees of the broker; it answers before the engine exists too."""
+    """The admin's view of the broker; usable before the engine exists."""
 
     def __init__(self, figures: ConnectionCounters) -> None:
         self.figures = figures
@@ -222,7 +222,7 @@ class BrokerHandle:
         """Decide whether a clock that was far ahead at a start is right.
 
         Raises:
-            RefusedError: ``no_doubt``: there is nothing to decide, or somebody has.
+            RefusedError: ``no_doubt``: no decision is pending.
         """
 
         def decide(core: Broker, reply: Reply) -> None:
@@ -237,16 +237,16 @@ class BrokerHandle:
         await self.run(decide)
 
     async def pause(self) -> None:
-        """Leave the loop to others; see ``Engine.pause``."""
+        """Yield to the event loop; see ``Engine.pause``."""
         if self.engine is None:
             await asyncio.sleep(0)
         else:
             await self.engine.pause()
 
     def tap(self, look: Tap) -> Callable[[], None]:
-        """Have ``look`` called with each batch that was stored; returns what ends it.
+        """Call ``look`` with each stored batch; return a function that ends this.
 
-        It is called between the commit and the answers, so it must be quick and must not raise.
+        It is called between the commit and the replies, so it must be quick and must not raise.
         """
         engine = self.engine
         if engine is None:
@@ -255,15 +255,15 @@ class BrokerHandle:
         return lambda: engine.taps.discard(look)
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return the figures of this moment; O(queues + clients), 1 µs for a quiet queue.
+        """Return current figures; O(queues + clients), 1 µs for an idle queue.
 
-        ``is_wanted`` says by name which queues to include: others cost their look only.
+        ``is_wanted`` selects queues by name; the others are only looked up.
         """
         queues = tuple(status for some in self.queue_slices(is_wanted=is_wanted) for status in some)
         return replace(self.summary(), queues=queues)
 
     def summary(self) -> BrokerStatus:
-        """Return the figures of this moment without those of each queue; O(clients)."""
+        """Return current figures except those of the queues; O(clients)."""
         figures, engine = self.figures, self.engine
         base = replace(
             self._base,
@@ -316,7 +316,7 @@ class BrokerHandle:
         )
 
     def _limited(self) -> dict[str, Any]:
-        """Give what those know who hold others up; nothing before there are listeners."""
+        """Return figures about limits; empty before there are listeners."""
         pressure, brake, gate = self.pressure, self.brake, self.gate
         if pressure is None or brake is None or gate is None:
             return {}
@@ -334,9 +334,9 @@ class BrokerHandle:
     def queue_slices(
         self, size: int = SLICE, is_wanted: Callable[[str], bool] | None = None
     ) -> Iterator[list[QueueStatus]]:
-        """Give the figures of all queues, ``size`` at a time, so that the loop can go on between.
+        """Yield the figures of all queues, ``size`` at a time, so that the event loop can run.
 
-        Queues that come or go meanwhile may be among them or not.
+        Queues that are created or removed meanwhile may be missing.
         """
         engine = self.engine
         if engine is None:
@@ -350,10 +350,10 @@ class BrokerHandle:
             some = queues[at : at + size]
             yield [self._queue(queue, state, at_s) for queue in some]
         if len(self._quiet) > 2 * len(state.queues):
-            self._quiet.clear()  # many are gone
+            self._quiet.clear()  # many queues were removed
 
     def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
-        """Give the figures of a queue: those of the last time, where it has been quiet since."""
+        """Return the figures of a queue; the same object as before if the queue was idle."""
         goal = state.registry.dead_letter_name(queue)
         dead = 0 if queue.is_dead_letter_queue else _records(state, goal)
         rates = self.rates.of(queue, at_s)

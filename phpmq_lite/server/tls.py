@@ -1,4 +1,4 @@
-"""TLS for listeners: TLS 1.2 or newer, client certificates where asked for, checked at start."""
+"""TLS contexts of listeners: TLS 1.2 or newer, optional client certificates, checked at start."""
 
 import ssl
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Never
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings.loading import check_private
 
-HANDSHAKE_S: Final = 10.0  # for the peer to finish its part
+HANDSHAKE_S: Final = 10.0  # for the peer to complete its part
 
 # https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/
 _TIME_ERRORS: Final = {9: "is not valid yet", 10: "has expired"}
@@ -18,14 +18,14 @@ _TIME_ERRORS: Final = {9: "is not valid yet", 10: "has expired"}
 def server_context(
     cert: Path, key: Path, client_ca: Path | None = None, *, section: str = "tcp"
 ) -> ssl.SSLContext:
-    """Return the context of a listener; ``section`` is where the settings stand.
+    """Return the TLS context of a listener; ``section`` is its settings section.
 
-    ``cert`` has the chain, the server's own certificate first.  With ``client_ca`` a client needs a
-    certificate of that authority, or its handshake fails.
+    ``cert`` has the chain, the server's own certificate first.  With ``client_ca``, clients must
+    present a certificate of that authority.
 
     Raises:
-        SettingsError: a file is missing or unusable, the certificate is out of its time, or others
-            can read the key; the message names the setting.
+        SettingsError: a file is missing or unusable, the certificate is expired or not valid yet,
+            or others can read the key; the message names the setting.
     """
     for name, path in (("tls_cert", cert), ("tls_key", key), ("tls_client_ca", client_ca)):
         if path is not None:
@@ -46,7 +46,7 @@ def server_context(
 
 
 class TlsListener(NamedTuple):
-    """The context of open listeners, and the files that its settings section names."""
+    """The TLS context of open listeners, and the files that its settings section names."""
 
     section: str
     context: ssl.SSLContext
@@ -56,19 +56,19 @@ class TlsListener(NamedTuple):
 
 
 def renew(secured: Sequence[TlsListener]) -> None:
-    """Use certificates and keys as their files are now, for connections from now on.
+    """Load certificates and keys again, for new connections.
 
-    Each connection begins with the old context and is handed a new one.  Loaded into the old one, a
-    certificate would stand beside that of another kind of key, and clients would get either.
+    Each connection begins with the old context and switches to the new one.  Loading into the old
+    context would keep an old certificate with another type of key, and clients could get either.
 
     Raises:
-        SettingsError: one of them cannot be used, as at a start; all stay as they were.
+        SettingsError: a file is unusable; all contexts stay as they were.
     """
     fresh = [
         server_context(one.cert, one.key, one.client_ca, section=one.section) for one in secured
     ]
     for one, context in zip(secured, fresh, strict=True):
-        one.context.sni_callback = partial(_hand_over, context)  # called without a name, too
+        one.context.sni_callback = partial(_hand_over, context)  # called without a server name, too
 
 
 def _hand_over(
@@ -94,15 +94,15 @@ def _check_readable(name: str, path: Path) -> None:
 
 
 def _refuse_password() -> Never:
-    """Stand in for OpenSSL's question on the terminal."""
+    """Refuse an encrypted key, instead of OpenSSL's prompt on the terminal."""
     raise ValueError("the key is encrypted; a key in a file of mode 0600 needs no password")
 
 
 def _check_time(name: str, cert: Path, server: ssl.SSLContext) -> None:
-    """Shake hands with ourselves: OpenSSL then judges the certificate as a client's would.
+    """Check validity with a handshake in memory, in which OpenSSL verifies the certificate.
 
-    Python tells nothing of a certificate that was only loaded.  A client that trusts this very
-    certificate complains of its time alone; whose authority it is of is not our matter.
+    Python cannot inspect a certificate that was only loaded.  The client of this handshake trusts
+    exactly this certificate, so only its validity period can fail.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -118,7 +118,7 @@ def _check_time(name: str, cert: Path, server: ssl.SSLContext) -> None:
 
 
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
-    """Connect two contexts in memory, until the client has judged the server."""
+    """Connect two contexts in memory until the client has verified the server."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = server.wrap_bio(to_server, to_client, server_side=True)
     theirs = client.wrap_bio(to_client, to_server)

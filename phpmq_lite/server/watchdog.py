@@ -1,4 +1,4 @@
-"""Once a second: ends sessions that are too slow, measures loop and memory, samples the rates."""
+"""Once a second: ends slow sessions, measures lag and memory, samples rates; engine watchdog."""
 
 import asyncio
 from collections.abc import Collection
@@ -24,7 +24,7 @@ _EACH_S: Final = 1.0
 
 
 class SessionMonitor:
-    """Looks after all sessions.  ``run`` ends when it is cancelled."""
+    """Checks all sessions.  ``run`` until it is cancelled."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SessionMonitor:
         self._brake = brake
 
     async def run(self) -> None:
-        """Look once a second."""
+        """Check once a second."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + _EACH_S
@@ -52,13 +52,13 @@ class SessionMonitor:
             self.look(loop.time())
 
     def look(self, now_s: float) -> None:
-        """End what is overdue and take a sample."""
+        """End overdue sessions and take samples."""
         for session in list(self._sessions):
             session.note_writing(now_s)
             if session.connection is not None:
                 session.acks.sample(session.connection.acked, _EACH_S)
             if session.paused and session.frame_began_at is not None:
-                session.frame_began_at += _EACH_S  # its time stands still while it is not read
+                session.frame_began_at += _EACH_S  # the timeout is suspended while it is not read
             reason = overdue(session, now_s, self._limits)
             if reason is not None:
                 session.abort(reason)
@@ -74,20 +74,20 @@ class SessionMonitor:
 
 
 class EngineWatchdog:
-    """Of one broker.  What hangs for good, such as a disk that never answers, is felt here.
+    """Detects an engine or a writer that has stopped for good, such as on a hung disk.
 
-    Health asks nothing of the writer: it answers while a slow disk is waited for.
+    Health checks do not wait for the writer, so they answer while the disk is slow.
     """
 
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine = engine
         self._writer = writer
-        self._is_asked = False  # and has not answered yet
+        self._is_asked = False  # a probe has not been answered yet
 
     def beat(self) -> bool:
-        """Tell whether the last question was answered, and ask again if so; the first time True.
+        """Return whether the last probe was answered, and send the next; True the first time.
 
-        A writer that waits for room or for another program moves: no restart would help it.
+        A writer that waits for disk space or another program is alive: a restart would not help.
         """
         if self._is_asked:
             return self._writer.space.trouble is not None
@@ -99,4 +99,4 @@ class EngineWatchdog:
         self._writer.start(lambda _store: None).add_done_callback(self._hear)
 
     def _hear(self, done: asyncio.Future[None]) -> None:
-        self._is_asked = done.cancelled() or done.exception() is not None  # it has failed for good
+        self._is_asked = done.cancelled() or done.exception() is not None  # failed for good

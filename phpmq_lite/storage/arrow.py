@@ -1,10 +1,10 @@
-"""Statements whose rows come as ``pyarrow.Table``: SQLite through ADBC, or row by row.
+"""History and claims as Arrow batches, read from SQLite through ADBC or row by row.
 
 Importing this module needs the standard library only.
 
-ADBC brings an SQLite of its own, and two of them in one process undo each other's locks on a file
-(sqlite.org/howtocorrupt.html 2.2.1).  So nobody uses it in a process that has the same database
-open by ``sqlite3``, and all of a ``Database`` goes through one of the two.
+ADBC has its own copy of SQLite, and two copies in one process release each other's file locks
+(sqlite.org/howtocorrupt.html 2.2.1).  So ADBC is never used in a process that has the same
+database open with ``sqlite3``, and an ``ArrowDatabase`` uses only one of the two.
 """
 
 import json
@@ -21,7 +21,7 @@ from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.statements import load, parts
 
-BUSY_MS: Final = 5_000  # waited for a lock; ADBC sets none by itself
+BUSY_MS: Final = 5_000  # waited for a lock; ADBC sets no timeout
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
@@ -31,7 +31,7 @@ _PLACE: Final = re.compile(r":(\w+)")
 
 @dataclass(slots=True, frozen=True)
 class ArrowColumn:
-    """One column: ``timestamp`` is Arrow's of milliseconds in UTC."""
+    """A column; ``timestamp`` is Arrow's timestamp in milliseconds, UTC."""
 
     name: str
     type: ColumnType
@@ -39,7 +39,7 @@ class ArrowColumn:
 
 
 def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
-    """Give the ``pyarrow.Schema`` of columns."""
+    """Return the ``pyarrow.Schema`` of columns."""
     import pyarrow as pa
 
     types = {
@@ -53,27 +53,27 @@ def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
 
 
 class ArrowDatabase(Protocol):
-    """One open connection.  Methods raise StorageError where the database cannot be read."""
+    """An open connection.  Methods raise StorageError if the database cannot be read."""
 
     def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
-        """Run a statement to its end; parameters by their names."""
+        """Execute a statement with named parameters, and return all rows as a ``pyarrow.Table``."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
 def open_database(uri: str, engine: ArrowEngine, rows: int) -> ArrowDatabase:
-    """Open a connection for statements that give at most so many rows; auto: ADBC if installed.
+    """Open a connection for statements that return at most ``rows`` rows; auto: ADBC if installed.
 
     Raises:
-        StorageError: it cannot be opened.
+        StorageError: the database cannot be opened.
     """
     is_adbc = engine == "adbc" or (engine == "auto" and has_adbc())
     return _Adbc(uri, rows) if is_adbc else _Python(uri)
 
 
 def has_adbc() -> bool:
-    """Tell whether ADBC is installed."""
+    """Return whether ADBC is installed."""
     try:
         import adbc_driver_sqlite.dbapi  # noqa: F401
     except ImportError:
@@ -82,7 +82,7 @@ def has_adbc() -> bool:
 
 
 class _Python:
-    """Python's own SQLite: each value becomes an object on its way."""
+    """Python's own SQLite, which converts each value to an object."""
 
     def __init__(self, uri: str) -> None:
         try:
@@ -114,16 +114,16 @@ class _Python:
 
 
 class _Adbc:
-    """SQLite to Arrow in C."""
+    """ADBC, which converts SQLite rows to Arrow in C."""
 
     def __init__(self, uri: str, rows: int) -> None:
         import adbc_driver_sqlite
         from adbc_driver_sqlite import dbapi
 
-        # A type is guessed from the first batch, so each statement has to fit into one.
+        # ADBC infers types from the first batch, so the result of a statement must fit into one.
         self._options = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(rows + 1)}
         self._error = dbapi.Error
-        try:  # autocommit: else each read would be part of one long transaction
+        try:  # autocommit: otherwise all reads would be one long transaction
             self._connection = dbapi.connect(uri, autocommit=True)
             with closing(self._connection.cursor()) as cursor:
                 cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
@@ -132,7 +132,7 @@ class _Adbc:
             raise StorageError(f"cannot open the database: {error}") from error
 
     def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
-        values = [given[name] for name in dict.fromkeys(_PLACE.findall(text))]  # by their order
+        values = [given[name] for name in dict.fromkeys(_PLACE.findall(text))]  # by position
         try:
             with closing(self._connection.cursor(adbc_stmt_kwargs=self._options)) as cursor:
                 cursor.execute(text, values or None)
@@ -146,7 +146,7 @@ class _Adbc:
 
 
 def _cast(table: Any, schema: Any) -> Any:
-    """Give a table the types that it is to have; what is all null came as a number."""
+    """Convert a table to a schema; columns with nulls only arrive as numbers."""
     import pyarrow as pa
 
     if table.num_rows == 0:
@@ -160,8 +160,8 @@ def _cast(table: Any, schema: Any) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-RANGE_SLICE: Final = 10_000  # numbers read by one statement
-PART_BYTES: Final = 16 << 20  # of bodies read by one statement, or one larger body
+RANGE_SLICE: Final = 10_000  # offsets or claims per statement
+PART_BYTES: Final = 16 << 20  # of bodies per statement, or one larger body
 
 
 COLUMNS: Final = (  # of the history, in this order; docs/guides/pipeline.md says what each means
@@ -189,13 +189,10 @@ COLUMNS: Final = (  # of the history, in this order; docs/guides/pipeline.md say
 )
 OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # as the tables number them
 DELETED: Final = "deleted"
-BODY: Final = ArrowColumn(
-    "body", "binary", is_nullable=True
-)  # null once retention took it, or damaged
-_CHECKS: Final = (
-    ArrowColumn("_seq", "int64"),
-    ArrowColumn("_crc", "int64"),
-)  # read with bodies, not given
+# The body is null if retention removed it, or if it is damaged.
+BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
+# Read with bodies, but not returned.
+_CHECKS: Final = (ArrowColumn("_seq", "int64"), ArrowColumn("_crc", "int64"))
 CLAIM_COLUMNS: Final = (
     ArrowColumn("claim", "int64"),
     ArrowColumn("message_id", "string"),
@@ -221,33 +218,33 @@ class HistoryBounds:
 
 @dataclass(slots=True, frozen=True)
 class RowSelection:
-    """What of the history: offsets ``lo`` (exclusive) to ``hi`` (inclusive) and conditions.
+    """A selection of the history: offsets ``lo`` (exclusive) to ``hi`` (inclusive) and conditions.
 
-    All conditions hold at once.  ``pattern`` and ``allowed`` are globs in which case counts.
+    All conditions must hold.  ``pattern`` and ``allowed`` are case-sensitive globs.
     """
 
     lo: int
     hi: int
     queues: Sequence[str] = ()  # names; empty: all
-    pattern: str | None = None  # that names fit
+    pattern: str | None = None  # that queue names match
     outcomes: Sequence[str] = ()  # of OUTCOMES; empty: all
     columns: Sequence[str] = ()  # names; empty: all
     body: bool = False
-    allowed: Sequence[str] = ()  # globs of whom asks; empty: all
-    history_id: str | None = None  # refuse any other
+    allowed: Sequence[str] = ()  # globs of the queues that the caller may use; empty: all
+    history_id: str | None = None  # refuse any other history
 
     @property
     def needs_deleted(self) -> bool:
-        """Return whether rows of deleted messages are wanted; they are purged separately."""
+        """Return whether rows of deleted messages are selected; they are removed separately."""
         return not self.outcomes or DELETED in self.outcomes
 
 
 class RangeError(StorageError):
-    """Rows left while a range was read: what was given is not all of it; read it again."""
+    """Rows were removed while a range was read: the result is incomplete, read it again."""
 
 
 def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowColumn, ...]:
-    """Give columns of the history in their order, the body last.
+    """Return columns of the history in table order, the body last.
 
     Raises:
         RefusedError: ``bad_value``: there is no column of that name.
@@ -262,17 +259,16 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
 
 
 class Rows:
-    """The rows of a range: how many there are, and then, once, their ``pyarrow.RecordBatch``.
+    """The rows of a range: their count, and an iterator of ``pyarrow.RecordBatch``, usable once.
 
-    Batches are in the order of the numbers, at most ``SLICE`` rows each, none of them empty.  The
-    iteration raises RangeError at its end where they do not add up to ``count``; until then nobody
-    may take them for all.
+    Batches are in order, have at most ``RANGE_SLICE`` rows and are never empty.  The iterator
+    raises RangeError at its end if the rows do not add up to ``count``; discard what was read then.
     """
 
     def __init__(
         self, lo: int, hi: int, count: int, schema: Any, batches: Iterator[Any], queue: str = ""
     ) -> None:
-        self.lo = lo  # as asked, or clipped
+        self.lo = lo  # as requested, or clipped
         self.hi = hi
         self.count = count
         self.schema = schema
@@ -291,10 +287,10 @@ class Rows:
 
 
 class HistoryRanges:
-    """One connection to one database, for one thread.  ``close`` it, or use it in a ``with``.
+    """Reads one database, in one thread.  Call ``close``, or use it as a context manager.
 
-    All methods raise StorageError where the database cannot be read.  ``on_statement`` is called
-    ahead of each statement, which take some 0.1 s.
+    Methods raise StorageError if the database cannot be read.  ``on_statement`` is called before
+    each statement; a statement takes about 0.1 s.
     """
 
     def __init__(self, path: Path | str, *, engine: ArrowEngine = "auto") -> None:
@@ -318,30 +314,30 @@ class HistoryRanges:
     # -- small reads
 
     def bounds(self) -> HistoryBounds:
-        """Say where the history stands."""
+        """Return which offsets the history has."""
         [row] = self._rows(load("arrow")["bounds"])
         return HistoryBounds(**row)
 
     def offset_at(self, at_ms: int) -> int:
-        """Give the last offset settled before a time, Unix ms; ``bounds().lo``: all are later."""
+        """Return the last offset settled before a time, Unix ms; ``bounds().lo``: all are later."""
         bounds = self.bounds()
         given = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
         return int(self._rows(load("arrow")["offset_at"], given)[0]["offset"])
 
     def queues(self) -> list[str]:
-        """Give the names of all queues that rows may have, in order."""
+        """Return the names of all queues that rows may refer to, in order."""
         return [row["name"] for row in self._rows(load("arrow")["queues"])]
 
     # -- ranges
 
     def history(self, asked: RowSelection, *, is_gap_ok: bool = False) -> Rows:
-        """Give settled messages; ``hi`` is clipped to the last offset.
+        """Return settled messages; ``hi`` is clipped to the last offset.
 
-        Where ``is_gap_ok``, ``lo`` is clipped to what there is, and rows of deleted messages that
-        retention took are missing.
+        With ``is_gap_ok``, ``lo`` is clipped to the first offset, and rows of deleted messages that
+        retention removed are omitted.
 
         Raises:
-            RefusedError: ``gap``: there is less than asked for; ``other_history``; ``bad_value``;
+            RefusedError: ``gap``: rows of the range were removed; ``other_history``; ``bad_value``;
                 ``unknown_queue``.
         """
         chosen = columns_of(asked.columns, body=asked.body)
@@ -358,15 +354,16 @@ class HistoryRanges:
             has_lost_deleted = asked.needs_deleted and bounds.lo_deleted > max(
                 lo, before.lo_deleted
             )
-            if bounds.lo <= lo and not has_lost_deleted:  # no row left while they were counted
+            if bounds.lo <= lo and not has_lost_deleted:  # no row was removed meanwhile
                 return Rows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
 
     def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> Rows:
-        """Give what a subscription holds, by the numbers of its claims, with bodies.
+        """Return the messages that a subscription holds, by claim number, with bodies.
 
         Raises:
-            RefusedError: ``gap``: claims above ``lo`` are acknowledged; ``bad_value``: ``hi`` is
-                not given out; ``unknown_subscription``; ``foreign_queue``: not of ``allowed``.
+            RefusedError: ``gap``: claims above ``lo`` are acknowledged; ``bad_value``: ``hi`` was
+                not claimed; ``unknown_subscription``; ``foreign_queue``: the queue is not in
+                ``allowed``.
         """
         found = self._rows(load("arrow")["subscription"], {"name": subscription})
         if not found:
@@ -386,10 +383,10 @@ class HistoryRanges:
         schema = arrow_schema(CLAIM_COLUMNS)
         return Rows(lo, hi, count, schema, reading.batches(lo, hi), held["queue"])
 
-    # -- inside
+    # -- statements
 
     def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn] = ()) -> Any:
-        """Run a statement and give its ``pyarrow.Table``; without ``columns``, as it comes."""
+        """Execute a statement, return its ``pyarrow.Table``; without ``columns``, unconverted."""
         self.on_statement()
         return self._database.table(text, given, columns)
 
@@ -398,7 +395,7 @@ class HistoryRanges:
         return rows
 
     def _conditions(self, asked: RowSelection) -> tuple[str, dict[str, Any]]:
-        """Return the statement's FROM and WHERE for a selection, and their parameters."""
+        """Return the FROM and WHERE clauses for a selection, and their parameters."""
         text, given = _HISTORY.range, {}
         queue_ids = self._queue_ids(asked)
         if queue_ids is not None:
@@ -414,7 +411,7 @@ class HistoryRanges:
         return text, given
 
     def _queue_ids(self, asked: RowSelection) -> list[int] | None:
-        """Give the numbers of the queues that are asked for and allowed; None: all."""
+        """Return the ids of the queues that are selected and allowed; None: all."""
         if not asked.queues and asked.pattern is None and not asked.allowed:
             return None
         known = {row["name"]: row["queue_id"] for row in self._rows(load("arrow")["queues"])}
@@ -458,11 +455,11 @@ def _clipped(asked: RowSelection, bounds: HistoryBounds, *, is_gap_ok: bool) -> 
 
 @dataclass(slots=True, frozen=True)
 class _Kind:
-    """What rows are numbered by, and where they come from."""
+    """A number that orders rows, and the table they are read from."""
 
     number: str
     range: str
-    needs_bodies: bool  # one that is damaged may not be passed over
+    needs_bodies: bool  # a damaged body must not be skipped
 
 
 def _part(name: str) -> str:
@@ -475,7 +472,7 @@ _CLAIMS: Final = _Kind("c.claim", _part("claim_range"), needs_bodies=True)
 
 @dataclass(slots=True, frozen=True)
 class _Reading:
-    """One range with its conditions."""
+    """A range with its conditions."""
 
     ranges: HistoryRanges
     kind: _Kind
@@ -484,7 +481,7 @@ class _Reading:
     columns: Sequence[ArrowColumn]
 
     def count(self, lo: int, hi: int) -> int:
-        """Count the rows."""
+        """Return the number of rows."""
         text = f"SELECT count(*) AS count {self.range}"
         return sum(
             self.ranges.table(text, self.given | part).to_pylist()[0]["count"]
@@ -492,7 +489,7 @@ class _Reading:
         )
 
     def batches(self, lo: int, hi: int) -> Iterator[Any]:
-        """Give the rows in order."""
+        """Yield the rows in order."""
         known = parts("arrow")
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
@@ -509,10 +506,11 @@ class _Reading:
                 yield from map(self._checked, batches) if has_bodies else batches
 
     def _checked(self, batch: Any) -> Any:
-        """Compare the bodies of a batch with their checksums; leave out what is damaged.
+        """Compare the bodies of a batch with their checksums; replace damaged ones by null.
 
         Raises:
-            StorageError: a claimed message is damaged; without its body it would be lost.
+            StorageError: the body of a claimed message is damaged; without it the message would be
+                lost.
         """
         import pyarrow as pa
 
@@ -531,7 +529,7 @@ class _Reading:
         return kept.set_column(at, kept.schema.field(at), pa.array(bodies, pa.binary()))
 
     def _pieces(self, part: dict[str, int]) -> Iterator[dict[str, int]]:
-        """Cut a slice where its bodies would be too much at once."""
+        """Split a slice whose bodies are too large for one statement."""
         if BODY not in self.columns:
             yield part
             return

@@ -1,4 +1,4 @@
-"""Files that only their owner reads and that a power cut leaves whole, old or new."""
+"""Private files and folders, replaced atomically even if power fails."""
 
 import os
 from datetime import UTC, datetime
@@ -10,18 +10,18 @@ PRIVATE_FOLDER: Final = 0o700
 
 
 def create_private(path: Path) -> int:
-    """Create ``path`` with mode 0600 whatever the umask, and return it open for writing.
+    """Create ``path`` with mode 0600 whatever the umask, and return its open descriptor.
 
     Raises:
-        FileExistsError: it is there already.
+        FileExistsError: the file exists.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-    os.fchmod(fd, PRIVATE_FILE)  # a umask can only take bits away, this gives them back
+    os.fchmod(fd, PRIVATE_FILE)  # a umask can only remove bits; this restores them
     return fd
 
 
 def new_folder(parent: Path, prefix: str) -> Path:
-    """Make a folder with mode 0700 that is called after the time, ``<prefix>20261231T235959Z``."""
+    """Create a folder with mode 0700, named after the time: ``<prefix>20261231T235959Z``."""
     name = f"{prefix}{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     number = 1
     while True:
@@ -36,9 +36,9 @@ def new_folder(parent: Path, prefix: str) -> Path:
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Replace ``path`` so that a reader, also one after a power cut, sees it old or new.
+    """Replace ``path`` atomically: readers see the old or the new content, also after a power cut.
 
-    ``sync=False`` is for a dying process: nobody waits for a disk that may not answer.
+    ``sync=False`` is for a process that must end: it does not wait for a disk that may hang.
     """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
@@ -53,12 +53,12 @@ def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the content of ``path`` is on the disk."""
+    """Wait until the content of ``path`` is on disk."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in the folder ``path`` are on the disk."""
+    """Wait until the names in the folder ``path`` are on disk."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 

@@ -1,11 +1,11 @@
-"""The data folder: one broker's files, private to its account, and who has them open.
+"""The data folder: the files of one broker, private to its account and locked while it runs.
 
-``DataFolder.open`` is the first thing a start does, ``close`` the last of a stop.  In between::
+A start begins with ``DataFolder.open``, and a stop ends with ``close``::
 
-    folder = DataFolder.open(path)   # lock, modes, no lost database
-    check_wal(folder)                # wal_guard.py: before SQLite sees the WAL
+    folder = DataFolder.open(path)   # lock, file modes, check for a lost database
+    check_wal(folder)                # before SQLite opens the WAL
     ... open folder.database, migrate, recover ...
-    folder.record(is_running=True, has_messages=True)  # a missing WAL or database is a loss now
+    folder.record(is_running=True, has_messages=True)  # from now on a missing file is a loss
     ... serve ...
     folder.record(is_running=False)  # before the writable connection closes
     folder.close()
@@ -36,7 +36,7 @@ from phpmq_lite.storage.atomic_files import (
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
-# Of the network, or shared by several machines; "fuse.*" is local unless it is named here.
+# Network file systems, or shared by several machines; other "fuse.*" are local.
 NETWORK: Final = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
@@ -51,14 +51,14 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """One mounted file system."""
+    """A mounted file system."""
 
     point: str  # absolute path
     kind: str  # ext4, nfs4, fuse.sshfs, …
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Read the lines of ``/proc/self/mountinfo`` (proc(5)); what is no such line is left out."""
+    """Parse the lines of ``/proc/self/mountinfo`` (proc(5)); invalid lines are skipped."""
     mounts = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -70,9 +70,9 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the mount with the deepest point above ``path``, absolute and without symlinks.
+    """Return the mount with the deepest point above ``path``, which is absolute without symlinks.
 
-    Of two at the same point the later one lies on top.
+    Of several mounts at the same point the last one is visible.
     """
     found = None
     for mount in mounts:
@@ -84,9 +84,9 @@ def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
 
 
 def file_system(path: Path) -> str | None:
-    """Return the kind of file system that ``path`` is on or would be made on.
+    """Return the type of file system that ``path`` is on or would be created on.
 
-    Where the system has no list of mounts (macOS) the answer is None.
+    None if the system has no list of mounts (macOS).
     """
     try:
         text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
@@ -97,7 +97,7 @@ def file_system(path: Path) -> str | None:
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the kind of network file system that ``path`` is on or would be made on, else None."""
+    """Return the type of network file system that ``path`` is or would be on, or None."""
     kind = file_system(path)
     return kind if kind in NETWORK else None
 
@@ -105,7 +105,7 @@ def network_file_system(path: Path) -> str | None:
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
-_LOOKERS_S: Final = 5.0  # for those who hold a folder still; a doctor takes a second at most
+_LOOKERS_S: Final = 5.0  # wait for checks that hold a shared lock; they take a second at most
 _AGAIN_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -113,12 +113,12 @@ _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
 @dataclass(slots=True, frozen=True)
 class Meta:
-    """What ``meta.json`` says, so that the loss of the database itself is noticed."""
+    """The content of ``meta.json``, from which the loss of the database is detected."""
 
     created_at: int  # Unix ms
-    has_messages: bool = False  # a message was stored once; never goes back
-    is_running: bool = False  # the database is open for writing, so a WAL lies beside it
-    seal: int | None = None  # CRC-32 of the database as the last clean stop left it; seal.py
+    has_messages: bool = False  # a message was stored once; never becomes False again
+    is_running: bool = False  # the database is open for writing, so there must be a WAL
+    seal: int | None = None  # CRC-32 of the database after the last clean stop; seal.py
 
 
 class DataFolder:
@@ -128,21 +128,22 @@ class DataFolder:
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
-        self._lock = lock  # descriptor of the file that is locked
+        self._lock = lock  # descriptor of the lock file
         self.meta = read_meta(path)
 
     @classmethod
     def open(cls, path: Path, *, allow_network_fs: bool = False, is_replaced: bool = False) -> Self:
-        """Create the folder where there is none, take its lock, and look for lost files.
+        """Create the folder if it does not exist, lock it, and check for lost files.
 
-        Afterwards the folder has mode 0700, its files 0600, and there is a database file, empty
-        in a new folder: SQLite gives the mode of that file to the WAL.  ``is_replaced``: the
-        database is about to be replaced, so nobody looks at it, and none is made.
+        Afterwards the folder has mode 0700 and its files 0600, and the database file exists, empty
+        in a new folder: SQLite copies its mode to the WAL.  ``is_replaced``: the database is about
+        to be replaced, so it is neither checked nor created.
 
         Raises:
-            StartRefusedError: another process has it, it is on a network file system, or the
-                account cannot use it; the message says which.
-            DataDamagedError: the database is missing or empty and should not be.
+            StartRefusedError: another process uses the folder, it is on a network file system, or
+                the
+                account has no access; the message says which.
+            DataDamagedError: the database is missing or empty, but messages were stored.
         """
         path = path.absolute()
         if not allow_network_fs:
@@ -166,7 +167,7 @@ class DataFolder:
 
     @classmethod
     def seen(cls, path: Path) -> Self:
-        """Give a folder that is there without its lock: for a look, in which nothing changes."""
+        """Return an existing folder without locking it, for read-only checks."""
         return cls(path.absolute(), -1)
 
     @property
@@ -176,40 +177,40 @@ class DataFolder:
 
     @property
     def wal(self) -> Path:
-        """SQLite's write-ahead log; it is there while the database is open, or after a crash."""
+        """SQLite's write-ahead log; it exists while the database is open, or after a crash."""
         return self.path / f"{DATABASE}-wal"
 
     @property
     def shm(self) -> Path:
-        """The index of the WAL, which SQLite makes anew after a crash."""
+        """The index of the WAL, which SQLite rebuilds after a crash."""
         return self.path / f"{DATABASE}-shm"
 
     @property
     def has_journal(self) -> bool:
-        """Tell whether the first write of all was cut off: SQLite undoes it when it may write."""
+        """Return whether the first write was interrupted; SQLite will roll it back."""
         return self.path.joinpath(f"{DATABASE}-journal").exists()
 
     @property
     def control_socket(self) -> Path:
-        """Where the command line reaches the running broker."""
+        """The socket through which the command line reaches a running broker."""
         return self.path / "control.sock"
 
     @property
     def meta_file(self) -> Path:
-        """What is known of the database outside of it; written whole, by this class only."""
+        """What is stored about the database outside of it; only this class writes it."""
         return self.path / _META
 
     @property
     def last_error_file(self) -> Path:
-        """Why the broker stopped at once, if it ever did."""
+        """Why the broker stopped immediately, if it did."""
         return self.path / "last_error.json"
 
     def record(self, *, has_messages: bool | None = None, is_running: bool | None = None) -> None:
-        """Store what changed in ``meta.json``; costs two fsyncs then, and nothing otherwise.
+        """Store changes in ``meta.json``: two fsyncs if something changed, otherwise no I/O.
 
-        ``is_running=True`` follows the writer's first transaction, so that the WAL is there.
-        ``is_running=False`` comes before its connection closes, which deletes the WAL: the other
-        way round a kill in between would look like a loss.
+        Call it with ``is_running=True`` after the writer's first transaction, when the WAL exists,
+        and with ``is_running=False`` before its connection closes, which deletes the WAL; in the
+        other order a kill in between would look like a loss.
         """
         self._keep(
             replace(
@@ -224,9 +225,9 @@ class DataFolder:
         self._keep(replace(self.meta, seal=checksum))
 
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
-        """Leave ``last_error.json`` for the next start and the operator; tell whether it is there.
+        """Write ``last_error.json`` for the next start; return whether it was written.
 
-        For fail-stop: raises nothing, waits for no disk.
+        For fail-stop: it raises nothing and does not wait for the disk.
         """
         cause = next((e for e in _causes(error) if hasattr(e, "sqlite_errorcode")), None)
         told = {
@@ -248,20 +249,20 @@ class DataFolder:
         return _read_json(self.last_error_file)
 
     def close(self) -> None:
-        """Release the lock; a second call does nothing.  The file stays: unlinking would race."""
+        """Release the lock; may be called twice.  The file stays: unlinking it would race."""
         if self._lock >= 0:
-            with suppress(OSError):  # the pid in it is only for those who find it locked
+            with suppress(OSError):  # the pid is only for processes that find the file locked
                 os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = -1
 
     def check_database(self) -> None:
-        """Look for a database that is gone: SQLite would make a new one, and hide the loss.
+        """Check that the database exists: SQLite would create a new one and hide the loss.
 
-        ``open`` does it already.
+        ``open`` calls it.
 
         Raises:
-            DataDamagedError: it is missing, empty, or no SQLite file, and should not be.
+            DataDamagedError: it is missing, empty or not an SQLite file, but messages were stored.
         """
         size = _size(self.database)
         if size:
@@ -307,7 +308,7 @@ class DataFolder:
 
 
 def read_meta(path: Path) -> Meta:
-    """Read ``meta.json``; where it is unreadable or gone, a database speaks for messages."""
+    """Read ``meta.json``; if it is missing or unreadable, an existing database counts as used."""
     file = path / _META
     told = _read_json(file)
     if told is None:
@@ -323,9 +324,9 @@ def read_meta(path: Path) -> Meta:
 
 
 def holder(path: Path) -> str | None:
-    """Return the pid of the broker that has a folder locked, as it wrote it; None: nobody has.
+    """Return the pid that the broker which locked a folder has written; None: it is not locked.
 
-    Changes nothing, and keeps a broker from starting for some microseconds.
+    Changes nothing; for some microseconds it keeps a broker from starting.
     """
     try:
         fd = os.open(path / _LOCK, os.O_RDONLY)
@@ -342,15 +343,15 @@ def holder(path: Path) -> str | None:
 
 
 def in_use(path: Path, pid: str) -> str:
-    """Return the error for a folder that another broker has open."""
+    """Return the error message for a folder that another broker has open."""
     return f"{path} is in use by phpmq-lite, pid {pid}. Stop it, or name another folder with --data"
 
 
 def check_local(path: Path) -> None:
-    """Refuse what is not on a disk of this machine.
+    """Refuse a path that is not on a local disk.
 
     Raises:
-        StartRefusedError: it is on a network file system, or would be made there.
+        StartRefusedError: it is on a network file system, or would be created on one.
     """
     kind = network_file_system(path)
     if kind:
@@ -362,11 +363,11 @@ def check_local(path: Path) -> None:
 
 
 def check_rights(path: Path) -> None:
-    """Refuse a folder whose rights a start cannot take away from others; changes nothing.
+    """Refuse a folder that a start cannot make private; changes nothing.
 
     Raises:
-        StartRefusedError: it is no folder, is shared by all accounts, or is somebody else's and
-            open to others.
+        StartRefusedError: it is not a folder, is shared by all accounts, or belongs to another
+            account and is open to others.
     """
     if not path.exists():
         return
@@ -385,14 +386,14 @@ def check_rights(path: Path) -> None:
 
 @contextmanager
 def held_still(path: Path) -> Iterator[None]:
-    """Keep a broker from starting on this folder, without a trace in it.
+    """Keep a broker from starting on this folder, without changing it.
 
     Raises:
-        StartRefusedError: one runs there.
+        StartRefusedError: a broker runs there.
     """
     try:
         fd = os.open(path / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:  # no broker was ever here
+    except FileNotFoundError:  # no broker has ever used it
         yield
         return
     try:
@@ -406,7 +407,7 @@ def held_still(path: Path) -> Iterator[None]:
 
 
 def _make_private(path: Path) -> None:
-    """Make the folder, or take the rights of others on it away."""
+    """Create the folder, or revoke the rights of others."""
     check_rights(path)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -436,18 +437,18 @@ def _take_lock(path: Path) -> int:
 
 
 def _lock_alone(lock: int, path: Path) -> None:
-    """Lock for ourselves; whoever only holds the folder still is waited for, a while.
+    """Lock exclusively; wait for checks that hold a shared lock.
 
     Raises:
-        BlockingIOError: a broker has it.
-        StartRefusedError: it is held still for long.
+        BlockingIOError: a broker holds the lock.
+        StartRefusedError: a check holds it for too long.
     """
     until_s = time.monotonic() + _LOOKERS_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # not beside a broker
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds it
             fcntl.flock(lock, fcntl.LOCK_UN)
         else:
             return
@@ -461,7 +462,7 @@ def _read_pid(lock: int) -> str:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a file, None where there is none."""
+    """Return the size of a file; None if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -499,18 +500,18 @@ _REMEDY: Final = (
 )
 
 
-# Since Linux 6.13, a stat that reads a file's times makes the next sync of that file slower: 40 of
-# 120 µs for the log.  statx reads the numbers alone.  Where it is missing, os.stat does.
+# Since Linux 6.13, a stat that reads a file's times slows down the next sync of that file: by 40
+# of 120 µs for the WAL.  statx reads links and inode only.  Without statx, os.stat is used.
 _STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
 _AT_FDCWD: Final = -100
-_MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always there
+_MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always returned
 _STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # links, inode, major, minor
 
 
 class _OpenedFile:
-    """One file, and its identity when it was opened: links, inode, major and minor device.
+    """A file and its identity when it was opened: links, inode, major and minor device.
 
-    What a call needs is made once: on a cold cache that is a third of its time.
+    The arguments of statx are created once: on a cold cache that is a third of the call's time.
     """
 
     __slots__ = ("_arguments", "_found", "opened", "path")
@@ -532,16 +533,16 @@ class _OpenedFile:
         """
         if _STATX is not None and _STATX(*self._arguments) == 0:
             return _STRUCT.unpack(self._found)
-        status = os.stat(self.path)  # it raises what went wrong
+        status = os.stat(self.path)  # it raises the actual error
         device = status.st_dev
         return status.st_nlink, status.st_ino, os.major(device), os.minor(device)
 
 
 class OpenedFiles:
-    """Compares both files with what they were when they were opened: two system calls, 5 µs.
+    """Detects that the database or its WAL was removed or replaced: two system calls, 5 µs.
 
-    ``note_database`` ahead of the connection, ``note_log`` once the log is there.  May be used in
-    any thread.
+    Call ``note_database`` before the connection is opened and ``note_log`` once the WAL exists.
+    Usable in any thread.
     """
 
     __slots__ = ("_database", "_log", "_opened")
@@ -552,15 +553,15 @@ class OpenedFiles:
         self._opened: dict[str, _OpenedFile] = {}
 
     def note_database(self) -> None:
-        """Remember the database, if it is there: a new one is made by the connection."""
+        """Remember the database, if it exists; the connection creates a new one."""
         self._opened.clear()
         self._note(self._database)
 
     def note_log(self) -> None:
-        """Remember the log, and the database if it is new.
+        """Remember the WAL, and the database if it is new.
 
         Raises:
-            DatabaseReplacedError: the database is another file than before.
+            DatabaseReplacedError: the database was replaced since ``note_database``.
         """
         if self._opened:
             self.check()
@@ -572,7 +573,7 @@ class OpenedFiles:
         """Compare the files with those that were opened.
 
         Raises:
-            DatabaseReplacedError: one was unlinked, replaced, or linked once more.
+            DatabaseReplacedError: one was unlinked, replaced, or got another hard link.
         """
         for file in self._opened.values():
             try:
@@ -588,7 +589,7 @@ class OpenedFiles:
                 )
 
     def check_database(self) -> None:
-        """Compare the database alone: its log is removed when the last connection closes.
+        """Compare the database only: SQLite removes its WAL when the last connection closes.
 
         Raises:
             DatabaseReplacedError: as ``check``.

@@ -1,8 +1,8 @@
-"""Room on the disk and in the database: when publishing stops, and a reserve for the rest.
+"""Disk space and database size: when publishing stops, and a reserve for everything else.
 
-A full disk would block acknowledgements and checkpoints too, and consumers could never drain it.
-So publishing stops well ahead; and where the disk is full all the same, because somebody else
-fills it, the *ballast* is deleted: a file that does nothing but keep room.
+A full disk would block acknowledgements and checkpoints too, so consumers could not drain it.
+Therefore publishing stops early.  If another program still fills the disk, the *ballast* is
+deleted: a file that only reserves space.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.storage.atomic_files import create_private
 
 BALLAST: Final = "ballast"
-PATIENCE_S: Final = 30.0  # without any write, where the disk is not just full
+PATIENCE_S: Final = 30.0  # without a successful write, unless the disk is full
 AGAIN_S: Final = 1.0
 _MIB: Final = 1 << 20
-_LEAST: Final = 8 * _MIB  # free, where the settings ask for nothing: what a batch takes, and more
+_LEAST: Final = 8 * _MIB  # reserve if the settings name none: more than a batch needs
 
 DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # code, reason
 DISK_FULL: Final = ("disk_full", "disk full")
@@ -30,24 +30,24 @@ DATABASE_FULL: Final = ("database_full", "database full: storage.max_bytes")
 
 @dataclass(slots=True, frozen=True)
 class DiskSpaceBounds:
-    """What the settings say about room, in bytes."""
+    """The settings about space, in bytes."""
 
-    free_bytes: int = 0  # on the disk: publishing stops below it; 0: only once it is full
+    free_bytes: int = 0  # on the disk: publishing stops below it; 0: only when the disk is full
     max_bytes: int = 0  # in use in the database: publishing stops above it; 0: no limit
-    ballast_bytes: int = 0  # larger than what a batch takes; 0: none
+    ballast_bytes: int = 0  # more than a batch needs; 0: none
 
 
 @dataclass(slots=True, frozen=True)
 class Shortage:
-    """Why nothing is published."""
+    """Why publishing is stopped."""
 
     code: str  # for HTTP
-    reason: str  # short and always the same, for receipts and counters
+    reason: str  # short and constant, for receipts and counters
     detail: str  # with the bounds, for people
 
 
 class Watermark:
-    """Whether there is too little of something: with a gap, so that it does not go to and fro."""
+    """Whether something runs short; with hysteresis, so that it does not flap."""
 
     __slots__ = ("is_short",)
 
@@ -55,16 +55,16 @@ class Watermark:
         self.is_short = False
 
     def note(self, left: int, least: int, enough: int) -> bool:
-        """Take in what is left: too little below ``least``, then until it is ``enough``."""
+        """Update with what is left: short below ``least``, and then until it reaches ``enough``."""
         self.is_short = left < (enough if self.is_short else least)
         return self.is_short
 
 
 class DiskSpace:
-    """Looks after the room for one database.  Its owner is the writer's thread.
+    """Tracks the space for one database, in the writer's thread.
 
-    Others read ``shortage`` and ``trouble``, and are told by ``on_change`` when one of them is
-    another.  ``bounds`` may be replaced at any time.
+    Other threads read ``shortage`` and ``trouble``; ``on_change`` is called when one of them
+    changes. ``bounds`` may be replaced at any time.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class DiskSpace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.bounds = bounds or DiskSpaceBounds()
-        self.shortage: Shortage | None = None  # why nothing is published
-        self.trouble: str | None = None  # why nothing at all can be stored now
-        self.free_bytes = 0  # on the disk, at the last look
-        self.used_bytes = 0  # of the database, the same
+        self.shortage: Shortage | None = None  # why publishing is stopped
+        self.trouble: str | None = None  # why nothing can be stored now
+        self.free_bytes = 0  # on the disk, when last measured
+        self.used_bytes = 0  # of the database, when last measured
         self.on_change: Callable[[], None] = lambda: None
         self._folder = folder
         self._ballast = folder / BALLAST
@@ -87,33 +87,33 @@ class DiskSpace:
         self._sleep = sleep
         self._disk = Watermark()
         self._database = Watermark()
-        self._is_bare = False  # the disk was full; until there is room for the ballast again
-        self._since = 0.0  # of the trouble
+        self._is_bare = False  # the disk was full; until the ballast fits again
+        self._since = 0.0  # when the trouble began
 
     @property
     def has_ballast(self) -> bool:
-        """Tell whether the reserve is there, and whole: a kill may have cut it off."""
+        """Return whether the reserve exists in full: a kill may have truncated it."""
         try:
             size = self._ballast.stat().st_size
         except OSError:
             return False
         return 0 < self.bounds.ballast_bytes <= size
 
-    # -- looking
+    # -- measuring
 
     def begin(self) -> None:
-        """Look ahead of the first write: on a full disk SQLite cannot even open the database."""
+        """Measure before the first write: on a full disk SQLite cannot even open the database."""
         self.free_bytes = _free(self._folder)
         self._is_bare = self.free_bytes < self.bounds.ballast_bytes // 2
         if self._is_bare or not self.bounds.ballast_bytes:
             self._give_up_ballast()
 
     def measure(self, used_bytes: int) -> None:
-        """Look how much room there is, with what the database has in use; make the ballast."""
+        """Measure the free space, given the used size; create the ballast if it fits."""
         self.used_bytes = used_bytes
         try:
             self.free_bytes = free = _free(self._folder)
-        except OSError:  # the next write tells what it means
+        except OSError:  # the next write raises the actual error
             return
         if free >= self._reserve * 3 // 2:
             self._is_bare = False
@@ -159,7 +159,7 @@ class DiskSpace:
 
     @property
     def _enough_for_ballast(self) -> int:
-        """With it, publishing goes on or stays: what it needs is free beside it."""
+        """Free bytes at which the ballast may be created without stopping publishing."""
         return max(
             self._reserve * 3 // 2, self.bounds.free_bytes * 3 // 2 + self.bounds.ballast_bytes
         )
@@ -167,11 +167,11 @@ class DiskSpace:
     # -- the ballast
 
     def _make_ballast(self) -> bool:
-        """Make it where there is none; tell whether it is there."""
+        """Create the ballast if it is missing; return whether it exists."""
         size = self.bounds.ballast_bytes
         if not size or self.has_ballast:
             return True
-        self._give_up_ballast()  # one that is not whole
+        self._give_up_ballast()  # it is incomplete
         try:
             file = create_private(self._ballast)
             try:
@@ -191,14 +191,14 @@ class DiskSpace:
         return True
 
     def make_way(self) -> None:
-        """Give up the ballast where the disk is as good as full: the last files want room too."""
+        """Delete the ballast if the disk is nearly full: the last files need space, too."""
         if self._is_bare or _free(self._folder) < _MIB:
             self._give_up_ballast()
 
-    # -- when nothing could be stored
+    # -- failed writes
 
     def note_full(self) -> bool:
-        """The disk is full: give up the ballast.  False: there was none any more."""
+        """Note that the disk is full, and delete the ballast; return False if there was none."""
         self._is_bare = True
         if self.shortage != (full := self._full()):
             self.shortage = full
@@ -206,23 +206,22 @@ class DiskSpace:
         return self._give_up_ballast()
 
     def note_held_up(self, error: NotWritableError) -> None:
-        """Nobody can write now.
+        """Note that nothing can be written now.
 
         Raises:
-            NotWritableError: nobody could for too long.
+            NotWritableError: this has lasted too long.
         """
         self._note_trouble(str(error))
         if self._timer() - self._since >= PATIENCE_S:
             raise error
 
     def wait_after(self, error: StorageFullError | NotWritableError) -> None:
-        """Wait until it is worth storing the same once more, or make room for it at once.
+        """Make room, or wait, before the same write is tried again.
 
-        A full disk is waited for as long as it takes: nothing is lost meanwhile, and after a
-        restart it would be as full.
+        A full disk has no time limit: nothing is lost while waiting, and a restart would not help.
 
         Raises:
-            NotWritableError: nobody could write for too long.
+            NotWritableError: nothing could be written for too long.
         """
         if isinstance(error, NotWritableError):
             self.note_held_up(error)
@@ -239,7 +238,7 @@ class DiskSpace:
             self.on_change()
 
     def note_stored(self) -> None:
-        """Something was stored: there is no trouble any more."""
+        """Note a successful write, which ends the trouble."""
         if self.trouble is not None:
             self.trouble = None
             self.on_change()

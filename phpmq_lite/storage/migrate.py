@@ -1,15 +1,15 @@
-"""Brings the schema up to date: numbered SQL files, in order, each in one transaction.
+"""Migrates the schema: numbered SQL files, in order, each in one transaction.
 
 A new migration:
 
-1. Add ``migrations/NNNN_what_it_does.sql`` with the next number; NNNN has four digits and no
-   number is left out.  A released file is never edited: start refuses where one was.
+1. Add ``migrations/NNNN_what_it_does.sql`` with the next number, four digits without gaps.  Never
+   edit a released file: a start refuses a changed one.
 2. Write plain statements, each ended by a semicolon, with the unit of every new column as a
    comment.  No BEGIN, COMMIT, ATTACH, VACUUM or PRAGMA: the file runs inside one transaction,
-   and ``user_version`` is set to NNNN in the same one.
-3. Filling a column of a large table stalls the start.  Add it with a default, and fill it behind.
-4. ``tests/integration/test_upgrade.py`` opens a database of each older version.  Give it, in
-   ``tell_a_story``, something of what your migration touches.
+   which also sets ``user_version`` to NNNN.
+3. Filling a column of a large table delays the start.  Add it with a default, and fill it later.
+4. ``tests/integration/test_upgrade.py`` opens a database of each older version.  Add rows of the
+   tables that your migration changes.
 
 Synchronous: it runs in the writer's thread, and in ``phpmq-lite migrate``.
 """
@@ -42,7 +42,7 @@ _NOT_INSIDE: Final = {
 
 @dataclass(slots=True, frozen=True)
 class Migration:
-    """One numbered file."""
+    """A numbered file."""
 
     number: int
     name: str  # 0001_initial
@@ -50,7 +50,7 @@ class Migration:
 
     @property
     def sha256(self) -> str:
-        """Checksum of the text, by which a later change is noticed."""
+        """Checksum of the text, which detects later changes."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
 
@@ -58,7 +58,7 @@ def read_migrations(folder: Path) -> list[Migration]:
     """Read the numbered files of ``folder`` in order.
 
     Raises:
-        StartRefusedError: there are none, or a number is missing or there twice.
+        StartRefusedError: there are none, or a number is missing or used twice.
     """
     found = []
     for path in sorted(folder.glob("*.sql")):
@@ -76,9 +76,9 @@ def pending(connection: sqlite3.Connection, folder: Path) -> list[Migration]:
     """Return the migrations of ``folder`` that the database lacks, in order; changes nothing.
 
     Raises:
-        StartRefusedError: the database is newer than ``folder``, is not ours, or was made with
-            another text of a migration.
-        DataDamagedError: the file is damaged or no database.
+        StartRefusedError: the database is newer than ``folder``, was not created by phpmq-lite, or
+            was created with another text of a migration.
+        DataDamagedError: the file is damaged or not a database.
     """
     migrations = read_migrations(folder)
     try:
@@ -95,17 +95,17 @@ def migrate(
     *,
     before: Callable[[Migration], None] | None = None,
 ) -> list[str]:
-    """Apply what is pending and return the names, in order; ``folder`` has the numbered files.
+    """Apply pending migrations and return their names, in order.
 
-    A database that has a schema already is first copied to ``before-migration-NNNN.db`` beside
-    it, NNNN being the first number applied.  ``before`` is called ahead of each migration.
-    The connection is in no transaction and has ``isolation_level=None``.
+    A database that has a schema is first copied to ``before-migration-NNNN.db`` beside it, NNNN
+    being the first number applied.  ``before`` is called before each migration.  The connection
+    must not be in a transaction and must have ``isolation_level=None``.
 
     Raises:
-        StartRefusedError: as ``pending``; or the copy or a migration failed.  The migrations
-            ahead of the failed one stay, nothing of it does.
+        StartRefusedError: as ``pending``; or the copy or a migration failed.  Earlier migrations
+            stay, the failed one is rolled back.
         StorageFullError, NotWritableError, OutcomeUnknownError: as for a batch.
-        DataDamagedError: the file is damaged or no database.
+        DataDamagedError: the file is damaged or not a database.
     """
     waiting = pending(connection, folder)
     if waiting and waiting[0].number > 1:
@@ -123,10 +123,10 @@ def migrate(
 
 
 def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
-    """Say which tables, indexes and views are not as the migrations of this version made them.
+    """Return which tables, indexes and views differ from those that the migrations create.
 
-    SQLite keeps their statements as text, and notices no bit that flips in one.  What others made
-    beside them is their business.
+    SQLite stores their statements as text and does not notice a flipped bit in it.  Objects that
+    others have added are ignored.
 
     Raises:
         StartRefusedError, DataDamagedError: as ``pending``.
@@ -149,7 +149,7 @@ def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
 
 
 def _statements(connection: sqlite3.Connection) -> dict[str, str]:
-    """Give the statements by name; how they are spaced and quoted is up to SQLite's version."""
+    """Return the statements by name, without spaces and quotes, which vary between versions."""
     return {
         name: "".join(text.replace('"', "").split())
         for name, text in connection.execute(load("migrate")["statements"])
@@ -157,12 +157,12 @@ def _statements(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
-    """Copy the database to ``before-migration-NNNN.db`` beside it, in place of an older copy.
+    """Copy the database to ``before-migration-NNNN.db`` beside it, replacing an older copy.
 
-    A database in memory has no place beside it: None.
+    Returns None for a database in memory.
 
     Raises:
-        StartRefusedError: the copy failed; mostly there is no space for it.
+        StartRefusedError: the copy failed, usually for lack of space.
     """
     database = connection.execute("PRAGMA database_list").fetchone()[2]
     if not database:
@@ -171,7 +171,7 @@ def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
     temporary = copy.with_name(f".{copy.name}.new")
     try:
         temporary.unlink(missing_ok=True)
-        os.close(create_private(temporary))  # SQLite takes an empty file, and keeps its mode
+        os.close(create_private(temporary))  # SQLite accepts an empty file and keeps its mode
         connection.execute("VACUUM INTO ?", (str(temporary),))
         sync_file(temporary)
         temporary.replace(copy)
@@ -191,7 +191,7 @@ def split_statements(sql: str) -> Iterator[str]:
             yield statement
             statement = ""
     if statement.strip():
-        yield statement  # comments, or an unfinished statement that SQLite will complain of
+        yield statement  # comments, or an incomplete statement, which SQLite rejects
 
 
 def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
@@ -216,7 +216,7 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
 
 
 def _authorize(action: int, *_: str | None) -> int:
-    """Refuse what would end the transaction or leave the file."""
+    """Deny what would end the transaction or leave the file."""
     return sqlite3.SQLITE_DENY if action in _NOT_INSIDE else sqlite3.SQLITE_OK
 
 
@@ -225,7 +225,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
-    """Refuse a schema that these migrations did not make."""
+    """Refuse a schema that these migrations did not create."""
     sql = load("migrate")
     newest = migrations[-1].number
     if version > newest:
@@ -246,7 +246,7 @@ def _check_known(connection: sqlite3.Connection, migrations: list[Migration], ve
 
 
 def _refusal(what: str, error: Exception) -> StorageError | StartRefusedError:
-    """Return the error to raise: damage is another matter than a migration that does not work."""
+    """Return the error to raise: DataDamagedError for damage, otherwise StartRefusedError."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return DataDamagedError(f"{what}: {error}")

@@ -1,8 +1,8 @@
-"""What an error of SQLite says about what is on disk: the only place that looks at its codes.
+"""Translates SQLite errors by what they say about the disk; no other module reads their codes.
 
-SQLite undoes a transaction itself where there is no room for it, in a statement or at COMMIT, and
-nothing of it comes back after a crash: the frame that ends it was not written.  After a failed
-fsync nothing is known: the transaction is gone here, and may be there after the next start.
+If the disk is full, in a statement or at COMMIT, SQLite rolls the transaction back, and none of it
+returns after a crash, because the frame that ends it was not written.  After a failed fsync the
+outcome is unknown: the transaction is gone now, and may be there after the next start.
 """
 
 import errno
@@ -15,33 +15,38 @@ from typing import Final
 
 from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError, StorageFullError
 
-# What says something about the disk and not about the statement, but for damage.
+# Errors about the disk rather than the statement, except damage.
 OF_DISK: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
 )
 _OF_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR})
-# A file system that was made read-only under us answers EROFS, of which SQLite tells no more.
+# A file system that was remounted read-only returns EROFS, which SQLite reports only as these.
 _MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
 
 @contextmanager
 def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
-    """Raise what a failure of a whole transaction means; where it is known, nothing is left of it.
+    """Translate errors of a whole transaction; if the outcome is known, it is rolled back.
 
     Raises:
-        StorageFullError: nothing is stored: there is no room.
-        NotWritableError: nothing is stored: another program has the lock, or all is read-only.
+        StorageFullError: nothing is stored: the disk is full.
+        NotWritableError: nothing is stored: another program holds the lock, or all is read-only.
         OutcomeUnknownError: anything else.
     """
     try:
         yield
-    except (sqlite3.Error, MemoryError, OverflowError, UnicodeError) as error:  # two: not bindable
+    except (
+        sqlite3.Error,
+        MemoryError,
+        OverflowError,
+        UnicodeError,
+    ) as error:  # the last two: values that cannot be bound
         raise meaning(connection, error) from error
 
 
 @contextmanager
 def translate_as_unknown() -> Iterator[None]:
-    """Raise OutcomeUnknownError for any failure: what was to be stored is stored already."""
+    """Raise OutcomeUnknownError for any error, because the batch is stored already."""
     try:
         yield
     except (sqlite3.Error, MemoryError) as error:
@@ -50,7 +55,7 @@ def translate_as_unknown() -> Iterator[None]:
 
 @contextmanager
 def translate_file_errors() -> Iterator[None]:
-    """Raise what a failure to write a small file beside the database means, as ``told`` does."""
+    """Translate errors of writing a small file beside the database, like ``translate_errors``."""
     try:
         yield
     except OSError as error:
@@ -62,7 +67,7 @@ def translate_file_errors() -> Iterator[None]:
 
 
 def meaning(connection: sqlite3.Connection, error: Exception) -> StorageError:
-    """Give what ``told`` raises, and undo what is left of the transaction where that is known."""
+    """Return what ``translate_errors`` raises, and roll back if the outcome is known."""
     code = getattr(error, "sqlite_errorcode", 0)
     found: StorageError
     if code & 0xFF == sqlite3.SQLITE_FULL:
@@ -84,7 +89,7 @@ def meaning(connection: sqlite3.Connection, error: Exception) -> StorageError:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Tell whether something is wrong with the file itself, and not only now."""
+    """Return whether the file itself is damaged, as opposed to a temporary error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_DAMAGE
 
 
@@ -93,7 +98,7 @@ def _text(error: Exception) -> str:
 
 
 def _is_read_only(connection: sqlite3.Connection) -> bool:
-    """Try to make a file beside the database."""
+    """Try to create a file beside the database."""
     name = connection.execute("PRAGMA database_list").fetchone()[2]
     probe = Path(name).with_name(".probe")
     try:

@@ -1,13 +1,13 @@
 """Loads the named statements of ``storage/sql/``, and repeats rows in a few fixed sizes.
 
-A file has statements like this, each up to its semicolon::
+A file has statements like this, each ended by a semicolon::
 
-    -- name: drop_bodies
-    -- what it does; its parameters, columns and index
+    -- name: delete_bodies
+    -- its purpose; its parameters, columns and index
     DELETE FROM body WHERE seq IN ({rows:?});
 
-``{rows:X}`` stands for X repeated with commas, as often as there are rows.  What several
-statements of a file share stands once, under ``-- part: NAME``, and ``{NAME}`` stands for it.
+``{rows:X}`` is replaced by X repeated with commas, once per row.  ``{NAME}`` is replaced by the
+text under ``-- part: NAME``, which several statements of a file can share.
 """
 
 import re
@@ -29,7 +29,7 @@ def load(name: str) -> dict[str, str]:
 
 
 def parts(name: str) -> dict[str, str]:
-    """Return the parts of ``<name>.sql``, for a statement that is put together when it is run."""
+    """Return the parts of ``<name>.sql``, for statements that are composed at run time."""
     return _read(name)[0]
 
 
@@ -47,10 +47,10 @@ def _read(name: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class MultiRow:
-    """A statement over many rows, run in the fixed sizes on flat parameter lists.
+    """A statement over many rows, executed in fixed sizes on flat parameter lists.
 
     One multi-row statement binds while it holds the interpreter lock and steps without it;
-    ``executemany`` gave half to nine tenths of its rate.
+    ``executemany`` reached half to nine tenths of its rate.
     """
 
     __slots__ = ("_texts", "width")
@@ -60,7 +60,7 @@ class MultiRow:
         if found is None:
             raise ValueError(f"no rows to repeat in: {text}")
         row = found[1]
-        self.width = row.count("?")  # parameters a row
+        self.width = row.count("?")  # parameters per row
         self._texts = {size: _ROWS.sub(", ".join([row] * size), text) for size in SIZES}
 
     def run(
@@ -69,9 +69,9 @@ class MultiRow:
         flat: Sequence[Any],
         before: tuple[Any, ...] = (),
     ) -> list[Any]:
-        """Execute over all rows of ``flat``; return all rows that it gave.
+        """Execute it for all rows of ``flat``, and return the resulting rows.
 
-        ``before`` has the parameters that stand ahead of the rows in the text.
+        ``before`` has the parameters that precede the rows in the text.
         """
         given: list[Any] = []
         for text, values in self._pieces(flat, before):
@@ -84,8 +84,8 @@ class MultiRow:
         flat: Sequence[Any],
         before: tuple[Any, ...] = (),
     ) -> None:
-        """Execute as ``run`` does; for a statement that gives no rows."""
-        if len(flat) == self.width:  # as most are where one message is under way
+        """Execute it like ``run``, for a statement that returns no rows."""
+        if len(flat) == self.width:  # the usual case with one message in flight
             execute(self._texts[1], (*before, *flat))
             return
         for text, values in self._pieces(flat, before):
@@ -104,5 +104,5 @@ class MultiRow:
 
 @cache
 def many(name: str, statement: str) -> MultiRow:
-    """Return a statement that repeats rows."""
+    """Return a statement with ``{rows:}``."""
     return MultiRow(load(name)[statement])

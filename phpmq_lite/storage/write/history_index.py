@@ -1,16 +1,14 @@
-"""Places messages for those who look for them, behind the writer, in slices that do not stall.
+"""Indexes messages after they are stored, in slices that do not delay batches.
 
-Settled ones by queue: by outcome and offset for pages of the history, by number for searches.
-Settled and alive ones by trace.
+Settled messages are indexed by queue: by outcome and offset for pages of the history, by number
+for searches.  Settled and live messages are indexed by trace.
 
-An index of the history would have each commit write a page for every queue in it.  Here a page is
-written once for many rows.  What has no place yet, behind the offset in ``placed_upto``, is a short
-tail: whoever reads the places reads that by offset, in the same statement.  With its place a row is
-counted, too.
+With a regular index of the history each commit would write a page per queue.  Here a page is
+written once for many rows.  Rows above the offset ``placed_upto`` are not indexed yet: queries
+read this short tail by offset, in the same statement.  Indexed rows are added to the totals.
 
-Messages get their trace's place when they settle, as most do soon.  Alive ones get theirs up to the
-number in ``traced_upto`` when many numbers lie behind it, a slice at a time while the broker is
-busy, so what has none is a short tail again as soon as it rests.
+The trace of a message is indexed when the message settles, which is soon for most.  Live messages
+are indexed up to the number ``traced_upto``, a slice at a time, when many numbers are above it.
 """
 
 import sqlite3
@@ -22,13 +20,13 @@ from phpmq_lite.errors import StorageFullError
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.statements import load
 
-ROWS: Final = 10_000  # placed at once where it is fast
+ROWS: Final = 10_000  # indexed per slice on a fast disk
 FEWEST: Final = 1_000
 SLICE_S: Final = 0.025
-WAIT_MS: Final = 5_000  # then fewer rows are placed too
-# Counters of what the history has, of the rows with a place; those of deleted messages are apart.
+WAIT_MS: Final = 5_000  # then fewer rows are indexed, too
+# Counters of the indexed history; deleted messages are counted separately.
 TOTALS: Final = ("history_rows", "history_bytes", "deleted_rows", "deleted_bytes")
-# What a row adds to the WAL where the rows are of a hundred queues, each with a trace of its own.
+# Bytes that a row adds to the WAL if rows are of a hundred queues, each with its own trace.
 _WAL_BYTES: Final = {
     "index_outcomes": 200,
     "index_numbers": 200,
@@ -38,32 +36,32 @@ _WAL_BYTES: Final = {
 
 
 class HistoryIndexer:
-    """Remembers how fast it was; what is placed stands in the database only."""
+    """Indexes the next rows.  It remembers only its speed; the progress is in the database."""
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._sql = load("history_index")
         self._timer = timer
-        self._rows = {"placed": ROWS, "traced": ROWS}  # in a slice
-        self._due_ms = 0  # steady; when the last rows are placed, however few
+        self._rows = {"placed": ROWS, "traced": ROWS}  # per slice
+        self._due_ms = 0  # steady; then the remaining rows are indexed, however few
         self._has_placed = False  # the last slice was of settled messages
-        self.has_more = False  # a whole slice waits for its turn
-        self.wal_bytes = 0  # guessed: what the last step added
+        self.has_more = False  # a whole slice is waiting
+        self.wal_bytes = 0  # estimate: added by the last step
 
     def step(self, connection: sqlite3.Connection, now_ms: int, *, is_idle: bool) -> int:
-        """Place the next rows if they are enough, or have waited, in one transaction.
+        """Index the next rows in one transaction, if they are enough or have waited long enough.
 
-        Runs in the writer's thread, outside of a batch.  Returns the rows placed or, where it is
-        the turn of messages alive, looked at.  Where the disk is full nothing is placed.
+        Runs in the writer's thread, outside of a batch.  Returns the number of settled messages
+        indexed, or of live messages read.  If the disk is full, nothing is indexed.
 
         Raises:
-            NotWritableError: nothing was placed.
+            NotWritableError: nothing was indexed.
             OutcomeUnknownError: fail-stop, as for a batch.
         """
         after, first, last, traced, low, high = connection.execute(self._sql["progress"]).fetchone()
         self.has_more = False
         self.wal_bytes = 0
         behind = 0 if first is None else last - first + 1
-        alive = 0 if low is None else high - low + 1  # numbers, of which some may have settled
+        alive = 0 if low is None else high - low + 1  # numbers; some may have settled
         if not behind:
             self._due_ms = now_ms + WAIT_MS
         is_due = behind and (behind >= self._rows["placed"] or is_idle or now_ms >= self._due_ms)
@@ -75,17 +73,17 @@ class HistoryIndexer:
         else:
             return 0
         if done:
-            # Not for fewer rows: each commit adds some, and the two would go round in circles.
+            # Not for fewer rows: each commit adds some, and this would never end.
             has_settled = behind >= self._rows["placed"]
-            # Those alive may settle meanwhile; and where 50,000 come a second, entering them all
-            # at once took an eighth of the rate.
+            # Live messages may settle soon; at 50,000 messages/s, indexing all of them at once cost
+            # an eighth of the rate.
             self.has_more = has_settled or (is_idle and alive >= self._rows["traced"])
         if done and self._has_placed and behind < self._rows["placed"]:
             self._due_ms = now_ms + WAIT_MS
         return done
 
     def _place(self, connection: sqlite3.Connection, after: int, first: int, rows: int) -> int:
-        """Place settled messages; give how many, 0 where the disk is full."""
+        """Index settled messages; return how many, 0 if the disk is full."""
         ends = {"after": after, "upto": first + rows - 1}
         self._has_placed = True
         return (
@@ -97,7 +95,7 @@ class HistoryIndexer:
         )
 
     def _walk(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
-        """Enter the traces of messages alive; give how many, 0: full disk, and numbers left."""
+        """Index traces of live messages; return how many (0: full disk), and the numbers left."""
         ends = {"after": after, "limit": self._rows["traced"]}
         upto, rows = connection.execute(self._sql["next_live_numbers"], ends).fetchone()
         self._has_placed = False
@@ -129,14 +127,14 @@ class HistoryIndexer:
         return True
 
     def _count(self, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
-        """Add to the totals of the history.  In each commit they cost a page of their own."""
+        """Add to the totals of the history; in each commit this would cost another page."""
         sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
         for name, number in zip(TOTALS, sums, strict=True):
             if number:
                 connection.execute(load("batch")["add_counter"], (name, number))
 
     def _adapt(self, line: str, took_s: float) -> None:
-        """Take fewer rows where they are of so many queues, or the disk so slow, that it lasts."""
+        """Adapt the slice to its duration, which depends on the number of queues and the disk."""
         if took_s > SLICE_S:
             self._rows[line] = max(FEWEST, self._rows[line] // 2)
         elif took_s < SLICE_S / 2:

@@ -1,4 +1,4 @@
-"""What the writer does between batches: checkpoints, places, retention, in short slices."""
+"""Work of the writer between batches: checkpoints, index, retention, in short slices."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,22 +14,21 @@ from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
 
 _RETENTION_EACH_MS: Final = 1_000
-_SEEN_EACH_MS: Final = 60_000  # a write of its own where nothing else is written
+_SEEN_EACH_MS: Final = 60_000  # written even if nothing else is
 
 
 class WriterMaintenance:
-    """Called by the engine in the writer's thread; each call takes some 20 ms at most.
+    """Called by the engine in the writer's thread; a call takes about 20 ms at most.
 
-    ``wal_limit_bytes`` is what the file may keep: it is begun again long before, but for readers,
-    and cutting off what they made it grow takes the longer the more it is.
-    It looks at ``space`` first: each second, and each time the WAL is long.  Where there is no
-    room, or nobody can write, the rest is left to the next call: nobody waits for it.
+    It checks ``space`` first: once a second, and whenever the WAL is long.  If there is no space,
+    or nothing can be written, the rest is left to the next call without waiting.
 
-    ``resting`` watches the database between two checkpoints.
+    ``wal_limit_bytes`` bounds the WAL file, which only grows that far if readers delay a
+    checkpoint; truncating it takes longer the larger it is.  ``resting`` seals the database between
+    checkpoints.
 
-    ``bounds`` may be replaced while it works.  What ``counters`` gives of a reading of the clocks
-    is stored with each checkpoint and once a minute, so that the next start can tell for how long
-    the broker was away.
+    ``bounds`` may be replaced at any time.  ``counters`` returns the state of the clocks, which is
+    stored with each checkpoint and once a minute, so that the next start knows the downtime.
     """
 
     def __init__(
@@ -52,11 +51,11 @@ class WriterMaintenance:
         self._seen_due_ms = 0  # steady
 
     def __call__(self, store: Store, now: Now, is_idle: bool) -> bool:
-        """Do what is due; True where more is to be done soon.
+        """Do what is due; return True if more is to be done soon.
 
         Raises:
-            NotWritableError: nobody could write for too long.
-            OutcomeUnknownError: SQLite failed; stop, as for a failed commit.
+            NotWritableError: nothing could be written for too long.
+            OutcomeUnknownError: SQLite failed; stop, as after a failed commit.
         """
         try:
             with translate_errors(store.connection):

@@ -1,17 +1,16 @@
-"""What the history gives up: by age, rows and bytes, from the front, in slices that do not stall.
+"""Removes the oldest history, by age, rows and bytes, in slices that do not delay batches.
 
-Receipt keys, ended connections and the audit give up their oldest rows in the same slices.
+The oldest receipts, closed connections and audit rows are removed in the same slices.
 
-Ordinary rows (acked, expired, dead) and deleted rows have a front and bounds of their own, so that
-one large purge does not push other history out: deleted rows may take ``deleted_share`` of rows and
-bytes, the others have the rest.  Rows keep their ``offset``, and none is given twice, because the
-newest row stays, without its body where it is too old: a reader that stands behind both fronts sees
-every number.
+Ordinary rows (acked, expired, dead) and deleted rows have separate fronts and bounds, so that a
+large purge does not push out other history: deleted rows may take ``deleted_share`` of rows and
+bytes, the others the rest.  Rows keep their ``offset``, and offsets are never reused, because the
+newest row stays, without its body if that is too old.  Above both fronts no offset is missing.
 
-Nothing is counted here: ``places`` adds to the totals in the table ``counter`` (``history_rows``,
-``history_bytes`` without deleted rows; ``deleted_rows``, ``deleted_bytes``), ``step`` subtracts.
-It keeps ``history_lo`` and ``deleted_lo`` there too: the first offset that may still be there, and
-``retention_removed``: rows of the history that left since the database was made.
+``history_index`` adds to the totals in the table ``counter`` (``history_rows``, ``history_bytes``
+without deleted rows; ``deleted_rows``, ``deleted_bytes``); this module subtracts.  It also stores
+``history_lo`` and ``deleted_lo``, the first offset that may exist, and ``retention_removed``, the
+number of history rows removed since the database was created.
 """
 
 import json
@@ -26,38 +25,38 @@ from phpmq_lite.pipeline_rows import ROW_BITS
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.statements import load
 
-STEPS_KEPT: Final = 1_000  # jumps; a clock that is set all the time must not fill the disk
+STEPS_KEPT: Final = 1_000  # clock jumps; a clock that is set constantly must not fill the disk
 
 
 class ClockSteps:
-    """How far the wall clock was ahead of the steady scale when something was settled, in ms."""
+    """How far the wall clock was ahead of the steady scale when a message was settled, in ms."""
 
     __slots__ = ("_from", "_steps")
 
     def __init__(self, rows: list[tuple[int, int]]) -> None:
-        """Take ``(first offset, step)``, in order; none: never ahead."""
+        """Create it from rows of (first offset, step), in order; none: never ahead."""
         self._from = [row[0] for row in rows]
         self._steps = [row[1] for row in rows] or [0]
 
     @classmethod
     def read(cls, connection: sqlite3.Connection) -> "ClockSteps":
-        """Read them all."""
+        """Read all steps."""
         return cls(connection.execute(load("retention")["clock_steps"]).fetchall())
 
     def of(self, offset: int) -> int:
-        """Give the step under which the message with this offset was settled."""
+        """Return the step at which the message with this offset was settled."""
         return self._steps[max(0, bisect_right(self._from, offset) - 1)]
 
     @property
     def least(self) -> int:
-        """The smallest: by it nothing counts as older than it is."""
+        """The smallest step: with it, no row counts as older than it is."""
         return min(self._steps)
 
 
 ROWS_PER_STEP: Final = 1_000
 STEP_S: Final = 0.02
-_ROWS_AT_ONCE: Final = 100  # between two looks at the time
-KEYS_AT_ONCE: Final = 10_000  # they leave page by page, in 5 ms; each slice costs a COMMIT besides
+_ROWS_AT_ONCE: Final = 100  # between two checks of the time
+KEYS_AT_ONCE: Final = 10_000  # deleting them takes 5 ms; each slice costs a COMMIT besides
 _BYTES_AT_ONCE: Final = 1 << 20  # SQLite reads each page of a large body to free it
 _DAY_MS: Final = 86_400_000
 
@@ -66,14 +65,14 @@ Row = tuple[int, int, int, int, int]  # offset, seq, size, settled_at, is_passed
 
 @dataclass(slots=True, frozen=True)
 class RetentionBounds:
-    """How much settled history, how many receipt keys and how much audit stay."""
+    """How much history, how many receipts and how much of the audit log are kept."""
 
-    age_ms: int = 7 * _DAY_MS  # since it was settled; <= stays
-    rows: int = 5_000_000  # deleted ones included
-    bytes: int = 2 << 30  # of bodies, deleted ones included
-    deleted_share: float = 0.1  # part of rows and bytes that deleted messages may take
+    age_ms: int = 7 * _DAY_MS  # since it was settled
+    rows: int = 5_000_000  # including deleted ones
+    bytes: int = 2 << 30  # of bodies, including deleted ones
+    deleted_share: float = 0.1  # share of rows and bytes for deleted messages
     receipts: int = 100_000  # keys
-    receipt_window_ms: int = 600_000  # of a key behind the newest; younger ones stay
+    receipt_window_ms: int = 600_000  # age relative to the newest; younger ones stay
     audit_age_ms: int = 400 * _DAY_MS
     audit_rows: int = 1_000_000
 
@@ -88,27 +87,27 @@ class RetentionBounds:
 
 
 class Removed(NamedTuple):
-    """What one step came to."""
+    """The result of one step."""
 
     rows: int
-    has_more: bool  # it ended before all was looked at: call it again soon
+    has_more: bool  # it ended early: call it again soon
 
 
 @dataclass(slots=True)
 class RetentionSlice:
-    """The next rows that leave, and where the front stands without them."""
+    """The next rows to remove, and the front after that."""
 
-    lo: int  # the first offset that may still be there afterwards
-    excess_rows: int  # above the bound; <= 0: within
+    lo: int  # the first offset that may exist afterwards
+    excess_rows: int  # above the bound; <= 0: within it
     excess_bytes: int
-    cutoff_ms: int  # settled before, on the steady scale: too old
+    cutoff_ms: int  # settled before this, on the steady scale: too old
     steps: ClockSteps = field(default_factory=lambda: ClockSteps([]))
     offsets: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     bytes: int = 0
 
     def take(self, rows: Iterable[Row]) -> None:
-        """Take rows, in order, up to the first that stays, or about a mebibyte of bodies."""
+        """Take rows in order, up to the first one that stays, or about 1 MiB of bodies."""
         for offset, seq, size, settled_at, is_passed in rows:
             if not is_passed:
                 is_over = self.excess_rows > 0 or self.excess_bytes > 0
@@ -131,14 +130,15 @@ def remove_expired(
     *,
     timer: Callable[[], float] = time.monotonic,
 ) -> Removed:
-    """Remove what is past its bounds, at most 1,000 rows or for 20 ms, in one transaction.
+    """Remove rows past their bounds, at most 1,000 or for 20 ms, in one transaction.
 
-    Runs in the writer's thread, outside of a batch.  What little has come since is left to the next
-    second: a step beside each batch costs a COMMIT for a few rows, 8 % of confirmed publishing.
-    ``now_ms`` is steady: on that scale nothing is old because a clock was set.
+    Runs in the writer's thread, outside of a batch, once a second: a step after each batch would
+    cost a COMMIT for a few rows, 8 % of the rate of confirmed publishing. ``now_ms`` is steady, so
+    setting the wall clock does not make rows old.
 
     Raises:
-        StorageFullError, NotWritableError: nothing was removed; deleting needs room in the WAL too.
+        StorageFullError, NotWritableError: nothing was removed; deleting needs space in the WAL,
+            too.
         OutcomeUnknownError: fail-stop, as for a batch.
     """
     with translate_errors(connection):
@@ -159,12 +159,12 @@ class _Step:
         self._ends_at = timer() + STEP_S
         self._removed = 0
         self._has_moved = False
-        self._is_cut = False  # a part ended at a bound of its own
+        self._is_cut = False  # a part ended at its own bound
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> Removed:
         cutoff_ms = now_ms - bounds.age_ms
         steps = self._steps
-        # With what has no place yet: where the disk is full nothing gets one until rows leave.
+        # Includes rows that are not indexed: if the disk is full, none are until rows are removed.
         totals = self._execute(load("measures")["totals"]).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
@@ -178,17 +178,17 @@ class _Step:
 
     @property
     def _room(self) -> int:
-        """How many more rows may go; at least one slice is done however slow the disk."""
+        """How many more rows may be removed; at least one slice is done on a slow disk."""
         is_late = self._has_moved and self._timer() >= self._ends_at
         return 0 if is_late else max(0, ROWS_PER_STEP - self._removed)
 
     def _trim(
         self, name: str, total: tuple[int, int], most: tuple[int, int], cutoff_ms: int
     ) -> bool:
-        """Move one front: pick the next rows and remove those that are past a bound.
+        """Advance one front: remove the next rows that are past a bound.
 
-        ``total`` and ``most`` are rows and bytes.  Tells whether they are more even without all
-        that may leave.
+        ``total`` and ``most`` are rows and bytes.  Returns whether the total still exceeds the
+        bound when no more rows can be removed.
         """
         pick = "next_deleted" if name == "deleted" else "next_settled"
         rows, size = total
@@ -202,13 +202,13 @@ class _Step:
                 return rows > most[0] or size > most[1]
             self._has_moved = True
             if not self._remove_events(part.seqs):
-                continue  # the same rows once more, if there is time
+                continue  # retry the same rows, if there is time
             self._remove(name, part)
             lo, rows, size = part.lo, rows - len(part.offsets), size - part.bytes
         return False
 
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
-        """See that the row which stays keeps its content no longer than the others."""
+        """Remove the body of the newest row, which stays, when it is past the bounds."""
         given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
         found = self._execute(self._sql["newest_removable_body"], given).fetchone()
         if found is not None:
@@ -219,7 +219,7 @@ class _Step:
         self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(seqs)})
 
     def _remove_events(self, seqs: list[int]) -> bool:
-        """Remove events of what leaves; tell whether all are gone."""
+        """Remove events of the rows; return whether all are removed."""
         given = {"seqs": json.dumps(seqs), "limit": ROWS_PER_STEP}
         return bool(self._execute(self._sql["remove_events"], given).rowcount < ROWS_PER_STEP)
 
@@ -237,9 +237,9 @@ class _Step:
         self._execute(load("batch")["add_counter"], (name, number))
 
     def _trim_receipts(self, most: int, window_ms: int) -> None:
-        """Remove the oldest keys.  Their age is measured from the newest key, not from a clock.
+        """Remove the oldest receipts, whose age is relative to the newest receipt.
 
-        So a clock that was set can make no key forgotten too early; the last window stays.
+        So setting the clock never removes a receipt too early.
         """
         ends: tuple[Any, ...] | None = self._execute(self._sql["receipt_ends"]).fetchone()
         if ends is None or not self._room:
@@ -254,7 +254,7 @@ class _Step:
             self._is_cut |= kept is None
 
     def _trim_clients(self, cutoff_ms: int) -> None:
-        """Remove connections that ended before everything that is still in the history."""
+        """Remove connections that closed before the oldest row of the history."""
         if room := self._room:
             given = {"cutoff": cutoff_ms, "limit": min(room, _ROWS_AT_ONCE)}
             rows = self._execute(self._sql["remove_clients"], given).rowcount
@@ -262,7 +262,7 @@ class _Step:
             self._is_cut |= rows == given["limit"]
 
     def _trim_audit(self, most: int, cutoff_ms: int) -> None:
-        """Remove the oldest rows of the audit; they are numbered without gaps."""
+        """Remove the oldest audit rows; they are numbered without gaps."""
         first, last = self._execute(self._sql["audit_ends"]).fetchone()
         room = self._room
         if first is None or not room:
@@ -276,15 +276,15 @@ class _Step:
             self._is_cut |= kept is None
 
 
-# Removing for 20 ms delayed the next batch by up to 66 ms: COMMIT writes every page that was freed.
+# Removing for 20 ms delayed the next batch by up to 66 ms: COMMIT writes every freed page.
 SWEEP_STEP_S: Final = 0.002
-_SWEEP_ROWS_AT_ONCE: Final = 20  # between two looks at the time; SQLite reads all pages it frees
+_SWEEP_ROWS_AT_ONCE: Final = 20  # between two checks of the time; SQLite reads all pages it frees
 
 
 def sweep_staged(
     connection: sqlite3.Connection, *, timer: Callable[[], float] = time.monotonic
 ) -> bool:
-    """Remove staged rows that were published or dropped, for 2 ms; True: there are more.
+    """Remove staged rows that were published or dropped, for 2 ms; return whether there are more.
 
     Runs in the writer's thread, outside of a batch.
     """

@@ -1,7 +1,7 @@
-"""The connection that writes, and all that is done with it: batches, loading, checkpoints.
+"""The one connection that writes: batches, loading, checkpoints.
 
-SQLite before 3.51.3 can corrupt a WAL when two connections write or checkpoint at once, so nobody
-else opens the file writable, and checkpoints happen here.
+SQLite before 3.51.3 can corrupt a WAL when two connections write or checkpoint at once, so no
+other connection opens the file writable, and checkpoints run here.
 """
 
 import json
@@ -36,7 +36,7 @@ from phpmq_lite.storage.write.batch_sql import Step, batch_statements, write_sta
 
 
 def remove_unfinished_stages(connection: sqlite3.Connection) -> None:
-    """Give up what was being staged when the broker went down; inside the start's transaction."""
+    """Drop stages that were incomplete when the broker stopped; inside the start's transaction."""
     execute, sql = connection.execute, load("batch")
     execute(sql["create_history_id"])
     execute(sql["drop_unfinished_stages"])
@@ -44,7 +44,7 @@ def remove_unfinished_stages(connection: sqlite3.Connection) -> None:
 
 
 def load_pipeline_rows(connection: sqlite3.Connection) -> PipelineRows:
-    """Read what the core keeps in memory."""
+    """Read the rows of the pipeline that the core keeps in memory."""
     execute, sql = connection.execute, load("batch")
     return PipelineRows(
         subscriptions=execute(sql["subscriptions"]).fetchall(),
@@ -61,30 +61,30 @@ _PAGES: Final = {
     PageKind.READY: "ready_page",
     PageKind.CLAIMED: "claimed_page",
 }
-DUE_AT_ONCE: Final = 1_000  # messages that expire in one batch
-_KEYS_AT_ONCE: Final = 5_000  # read in one statement, at a start
-_PAGE_BYTES: Final = 4 << 20  # bodies in one page
-_RECORD_BYTES: Final = 16 << 20  # bodies of records that clients wrote, in one batch
-# A batch of messages this large is copied into the database after it: its pages will not be written
-# again before the checkpoint, and one of 1 MiB delays other batches by 3 ms, one of 8 MiB by 17 ms.
+DUE_AT_ONCE: Final = 1_000  # messages expired per batch
+_KEYS_AT_ONCE: Final = 5_000  # per statement, at a start
+_PAGE_BYTES: Final = 4 << 20  # of bodies per page
+_RECORD_BYTES: Final = 16 << 20  # bodies of records written by clients, per batch
+# A batch of messages this large is checkpointed immediately: its pages are not rewritten before the
+# next checkpoint, and a batch of 1 MiB would delay others by 3 ms, one of 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
-_STAGED_WEIGHT: Final = 8  # staged rows are not written again, either: a checkpoint for each MiB
-LONG_WAL_BYTES: Final = 8 << 20  # then it is copied into the database, between two batches
-_AGAIN_BYTES: Final = 1 << 20  # written until readers are asked again
-# What a commit adds to the WAL is only guessed, because SQLite does not tell without a call.
+_STAGED_WEIGHT: Final = 8  # staged rows are not rewritten either: a checkpoint per MiB
+LONG_WAL_BYTES: Final = 8 << 20  # then it is checkpointed, between two batches
+_AGAIN_BYTES: Final = 1 << 20  # written until a blocked checkpoint is tried again
+# The size that a commit adds to the WAL is estimated: SQLite needs a call to report it.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
-_COMMITS: Final = 8  # that the mean is about
+_COMMITS: Final = 8  # in the moving mean
 
 _PRAGMAS: Final[dict[str, Any]] = {
     "journal_mode": "wal",
-    "synchronous": 2,  # FULL: docs/concepts/durability.md; there is no switch for less
+    "synchronous": 2,  # FULL: docs/concepts/durability.md; it cannot be lowered
     "locking_mode": "normal",
-    "wal_autocheckpoint": 0,  # we checkpoint ourselves, after the answers have left
+    "wal_autocheckpoint": 0,  # we checkpoint ourselves, after the replies are sent
     "busy_timeout": 5_000,
     "foreign_keys": 1,
     "trusted_schema": 0,
-    "secure_delete": 0,  # some systems overwrite what is deleted: three times the cost
+    "secure_delete": 0,  # some systems overwrite deleted content, at three times the cost
     "mmap_size": 0,
     "cell_size_check": 1,
     "temp_store": 2,
@@ -92,15 +92,15 @@ _PRAGMAS: Final[dict[str, Any]] = {
 
 
 class Store:
-    """Synchronous; what waits for the disk runs in the writer's thread.  See ``writer.py``."""
+    """Synchronous; anything that waits for the disk runs in the writer's thread: ``writer.py``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute = connection.execute
         self._sql = load("batch")
-        self.wal_bytes = 0  # guessed: written since the last checkpoint
+        self.wal_bytes = 0  # estimate: written since the last checkpoint
         self.commit_s = 1.0  # of one COMMIT: a moving mean, slow until measured
-        self._is_patient = True  # as SQLite was told last
+        self._is_patient = True  # the current busy timeout: wait for locks, or fail immediately
 
     # -- start
 
@@ -113,7 +113,7 @@ class Store:
         for name, value in _PRAGMAS.items():
             self.execute(f"PRAGMA {name}={value}").fetchall()
             row = self.execute(f"PRAGMA {name}").fetchone()
-            # SQLite without memory maps has no mmap_size to read back.
+            # SQLite built without memory maps returns no mmap_size.
             if row is None and name == "mmap_size":
                 continue
             if row is None or row[0] != value:
@@ -122,7 +122,7 @@ class Store:
         self.connection.create_function("checksum", 2, checksum, deterministic=True)
 
     def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Recovered:
-        """Make ready what connections held, and read what must be in memory."""
+        """Release messages that connections held, and read what the core keeps in memory."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_dispatched"]).rowcount
@@ -141,13 +141,13 @@ class Store:
         )
 
     def counters(self) -> dict[str, int]:
-        """Give the stored numbers by their names."""
+        """Return the stored counters by name."""
         return dict(self.execute(self._sql["counters"]).fetchall())
 
     def _receipts(self, after_ms: int, limit: int) -> Iterator[tuple[int, bytes, int, int]]:
-        """Yield the keys that still count, oldest first: at most ``limit``.
+        """Yield the receipts that still count, oldest first, at most ``limit``.
 
-        They are read in slices: with 100,000 keys at once a start took 26 MB more.
+        They are read in slices: reading 100,000 at once took 26 MB more.
         """
         execute, sql = self.execute, self._sql
         row = execute(sql["newest_excess_receipt"], (limit,)).fetchone()
@@ -158,9 +158,9 @@ class Store:
                 yield queue_id, key, seq, at_ms
 
     def wait_for_others(self, is_patient: bool) -> None:
-        """Have SQLite wait for what another program has locked, from now on; or fail at once.
+        """Set whether SQLite waits for locks of other programs, or fails immediately.
 
-        To tell it before and after each batch would take a third of the time of its BEGIN.
+        The setting is cached: setting it around each batch would take a third of the time of BEGIN.
         """
         if is_patient is not self._is_patient:
             self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout'] if is_patient else 0}")
@@ -169,23 +169,23 @@ class Store:
     # -- one batch
 
     def commit(self, batch: Batch) -> Loaded | None:
-        """Store a batch in one transaction, then load what it asks for.
+        """Store a batch in one transaction, then load what it requests.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored.
-            OutcomeUnknownError: the batch may or may not be on disk; nothing may be answered.
+            OutcomeUnknownError: the batch may or may not be on disk; send no replies.
         """
         self.begin(batch_statements(batch) if batch.stores else [])
         return self.end(batch)
 
     def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> bool:
-        """Begin a transaction and execute the steps of a batch in it; no steps: no transaction.
+        """Begin a transaction and execute the steps of a batch; without steps, do nothing.
 
-        False: nothing of it stands, because there is no room or nobody can write, and ``at_once``
-        said not to wait for it.
+        Returns False, with nothing stored, if the disk is full or nothing can be written, and
+        ``at_once`` forbids waiting.
 
         Raises:
-            StorageFullError, NotWritableError: nothing of it stands.
+            StorageFullError, NotWritableError: nothing is stored.
             OutcomeUnknownError: as ``commit``.
         """
         if not steps:
@@ -207,10 +207,10 @@ class Store:
         return True
 
     def end(self, batch: Batch) -> Loaded | None:
-        """Commit what ``begin`` has begun, then load what the batch asks for.
+        """Commit the transaction of ``begin``, then load what the batch requests.
 
         Raises:
-            StorageFullError, NotWritableError: nothing is stored; begin it once more.
+            StorageFullError, NotWritableError: nothing is stored; call ``begin`` again.
             OutcomeUnknownError: as ``commit``.
         """
         if self.connection.in_transaction:
@@ -305,14 +305,14 @@ class Store:
         return request.take, page, is_last
 
     def _give_bodies(self, page: list[Message], room: int) -> None:
-        """Load the bodies of the first messages, as many as fit into ``room`` bytes."""
+        """Load the bodies of the first messages that fit into ``room`` bytes."""
         some = page[: _how_many(page, room)]
         bodies = self._bodies([message.seq for message in some])
         for message in some:
             message.body = bodies[message.seq]
 
     def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
-        """Return the bodies; None where one is missing or its checksum is wrong."""
+        """Return bodies; None for a missing one or one with a wrong checksum."""
         expected = dict(many("batch", checksums).run(self.execute, seqs))
         found = many("batch", "bodies").run(self.execute, seqs)
         whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
@@ -321,9 +321,9 @@ class Store:
     def _records(
         self, places: dict[int, tuple[int, int, int]]
     ) -> dict[int, list[tuple[bytes, bytes]]]:
-        """Return id and content of the records about messages, by the seq of those.
+        """Return id and content of the records about messages, by the seq of those messages.
 
-        Where they are too large together, the smaller ones: a program's own come before padding.
+        If they are too large together, the smallest are returned: real records rather than padding.
         """
         flat = [number for seq, others in places.items() for number in (seq, *others)]
         found = many("batch", "client_records").run(self.execute, flat)
@@ -341,24 +341,24 @@ class Store:
     # -- between batches
 
     def used_bytes(self) -> int:
-        """Tell how much of the database is in use: its size without free pages."""
+        """Return the used size of the database: its pages without free pages."""
         pages, free, page_bytes = self.execute(load("measures")["pages"]).fetchone()
         return int((pages - free) * page_bytes)
 
     def checkpoint(self, mode: str) -> bool:
-        """Copy the WAL into the database and begin it again; RESTART, or TRUNCATE the file too.
+        """Copy the WAL into the database and restart it; mode RESTART, or TRUNCATE the file, too.
 
-        Waits for readers, for seconds.  False: one still reads from the WAL, which goes on growing;
-        it is asked again soon.
+        Waits for readers, up to some seconds.  Returns False if one still reads from the WAL, which
+        keeps growing; the caller tries again soon.
         """
-        self.wal_bytes = LONG_WAL_BYTES - _AGAIN_BYTES  # also where there is no room for it
+        self.wal_bytes = LONG_WAL_BYTES - _AGAIN_BYTES  # also if the disk is full
         is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         if not is_busy:
             self.wal_bytes = 0
         return not is_busy
 
     def checkpoint_at_once(self, mode: str) -> bool:
-        """Do the same without waiting for a reader, because the next batch would wait with it."""
+        """Checkpoint without waiting for a reader, because the next batch would wait as well."""
         self.wait_for_others(False)
         try:
             return self.checkpoint(mode)
@@ -366,7 +366,7 @@ class Store:
             self.wait_for_others(True)
 
     def set_counters(self, counters: dict[str, int]) -> None:
-        """Store numbers outside of a batch; for the stop, where no batch follows."""
+        """Store counters outside of a batch; for the stop, where no batch follows."""
         with translate_errors(self.connection):
             self.execute("BEGIN IMMEDIATE")
             for counter in counters.items():
@@ -397,10 +397,10 @@ _SMALL_MS: Final = 2_000  # not worth a row at a start
 def note_clock(
     connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool = False
 ) -> None:
-    """Store where the clocks stand, with the jump if there was one; in a transaction of its own.
+    """Store the state of the clocks, and a jump if there was one, in a transaction of its own.
 
-    Runs in the writer's thread.  Without a jump a row is only made where the newest one is far off.
-    Where the disk is full nothing is stored, and the next call makes up for it.
+    Runs in the writer's thread.  Without a jump a row is inserted only if the newest one differs
+    much. If the disk is full nothing is stored, and the next call makes up for it.
 
     Raises:
         NotWritableError: nothing was stored.
