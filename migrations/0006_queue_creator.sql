@@ -1,3 +1,3 @@
--- Who made each queue: a new one counts with those of the same user, token or address.
+-- The creator of each queue: the number of queues is limited per user, token and address.
 
 ALTER TABLE queue ADD COLUMN created_by TEXT NOT NULL DEFAULT '';

@@ -1,4 +1,4 @@
--- Tokens that may read the metrics and nothing else.
+-- Adds the role metrics: tokens that may only read the metrics.
 
 CREATE TABLE token_with_metrics (
   token_id INTEGER PRIMARY KEY,

@@ -1,7 +1,7 @@
-"""Rows that a batch writes now and then, one type each: ``Batch.writes``, in order.
+"""Rows that a batch writes occasionally, one type each: ``Batch.writes``, in order.
 
-The type names the effect, its fields are the parameters; ``storage/write/batch_sql.py`` has the
-statements.  Times are Unix milliseconds unless they say steady.
+The type names the effect, and a statement in ``storage/sql/batch.sql``; its fields are the
+parameters.  Times are Unix milliseconds unless they say steady.
 """
 
 from typing import NamedTuple
@@ -25,10 +25,10 @@ class LinkMessages(NamedTuple):
 
 
 class ShiftDeadlines(NamedTuple):
-    """Move deadlines forward by the time that the broker was away."""
+    """Extend deadlines by the time that the broker was away."""
 
     away_ms: int
-    first_number: int  # given after the start: newer messages and positions keep their deadline
+    first_number: int  # assigned after the start: newer messages and positions keep their deadline
     excluded: str  # seqs, a JSON list
 
 
@@ -45,7 +45,7 @@ class CreateStage(NamedTuple):
 
 
 class UpdateStage(NamedTuple):
-    """Store how much a stage has."""
+    """Store the size of a stage."""
 
     rows: int
     bytes: int
@@ -54,7 +54,7 @@ class UpdateStage(NamedTuple):
 
 
 class UpdateStageQueue(NamedTuple):
-    """Store how much a stage has for one queue."""
+    """Store the size of a stage's part for one queue."""
 
     stage_id: int
     queue_id: int
@@ -83,7 +83,7 @@ class DropStage(NamedTuple):
 class CopyStagedRows(NamedTuple):
     """Turn the valid rows of a stage into messages."""
 
-    offset: int  # of their numbers, added to row_id
+    offset: int  # added to row_id for the message numbers
     at_ms: int
     steady_ms: int
     publisher: int
@@ -145,19 +145,19 @@ class DeleteSubscription(NamedTuple):
 
 
 class RecordHistoryReader(NamedTuple):
-    """Store how far a reader of the history is, and forget the oldest readers."""
+    """Store the progress of a history reader, and delete the oldest readers."""
 
     name: str
     offset: int
     at_ms: int
-    most: int  # readers that stay
+    most: int  # readers to keep
 
 
 # -- audit
 
 
 class InsertAudit(NamedTuple):
-    """Insert a row of the audit."""
+    """Insert a row of the audit log."""
 
     audit_id: int
     at_ms: int
@@ -166,7 +166,7 @@ class InsertAudit(NamedTuple):
     address: str
     action: str
     target: str
-    number: int  # of what it counts
+    number: int  # of affected things
     reason: str
     result: str
     detail: str
@@ -174,7 +174,7 @@ class InsertAudit(NamedTuple):
 
 
 class AdvanceAudit(NamedTuple):
-    """Add to the count of a row of the audit, and set its result."""
+    """Add to the count of an audit row, and set its result."""
 
     more: int
     result: str
@@ -211,7 +211,7 @@ class SetUserRights(NamedTuple):
 
 
 class SetLastLogin(NamedTuple):
-    """Store a user's last login."""
+    """Store the time of a user's last login."""
 
     at_ms: int
     user_id: int
@@ -317,7 +317,7 @@ class DismissStartReport(NamedTuple):
 
 
 class TrimRollups(NamedTuple):
-    """Delete the oldest roll-ups of a span."""
+    """Delete the oldest rollups of a span length."""
 
     span_s: int
     before_s: int  # Unix seconds, exclusive
@@ -325,7 +325,7 @@ class TrimRollups(NamedTuple):
 
 
 class PutRollup(NamedTuple):
-    """Store a roll-up of a queue: the fields of ``storage.read.rollups.Point``, and the queue."""
+    """Store a rollup of a queue: the fields of ``storage.read.rollups.Point``, and the queue."""
 
     at_s: int  # Unix seconds
     span_s: int
@@ -350,7 +350,7 @@ class PutRollup(NamedTuple):
 
 
 class QuarantinedRows(NamedTuple):
-    """Read the staged rows that may not reach a consumer."""
+    """Read the staged rows that are invalid."""
 
     spans: str  # of row ids, a JSON list of [from inclusive, to exclusive]
 

@@ -1,8 +1,8 @@
-"""Backups: a whole copy of the database at one moment, checked before it gets its name.
+"""Backups: complete copies of the database, checked before they get their name.
 
-A folder of backups has one folder for each, called after its time: the database and what is known
-of it, ``manifest.json``.  The copy is made by ``VACUUM INTO`` on a reader of its own, so it has all
-that was committed before it began, and needs no WAL.  What is under way has a dot in front.
+The folder of backups has a folder per backup, named after its time, with the database and
+``manifest.json``.  ``VACUUM INTO`` on a separate reader makes the copy, so it has everything
+committed before it began, and needs no WAL.  The name of an incomplete backup begins with a dot.
 """
 
 import asyncio
@@ -44,23 +44,23 @@ from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"
 BACKUP_LIMIT_S: Final = 600.0  # for the copy
-_STEPS_BETWEEN_LOOKS: Final = 100_000  # of SQLite's machine, some milliseconds
+_STEPS_BETWEEN_LOOKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
 _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
 
 
 @dataclass(slots=True, frozen=True)
 class Manifest:
-    """What a backup holds; counts and numbers are those of its database."""
+    """What a backup contains; counts and numbers are those of its database."""
 
     id: str
     made_at: int  # Unix ms: when it began
     took_ms: int
-    version: str  # of the program
+    version: str  # of phpmq-lite
     schema: int
     sha256: str
     bytes: int
     queues: int
-    messages: int  # alive
+    messages: int  # live
     settled: int
     bodies: int
     last_seq: int
@@ -72,21 +72,21 @@ _KINDS: Final = {one.name: one.type for one in fields(Manifest)}
 
 @dataclass(slots=True, frozen=True)
 class Backup:
-    """One that is there."""
+    """A complete backup."""
 
     folder: Path
     manifest: Manifest
 
     @property
     def database(self) -> Path:
-        """The copy."""
+        """The copy of the database."""
         return self.folder / DATABASE
 
 
 class BackupMaker:
-    """Makes one backup, in a thread of its own; ``stop`` may be called from any.
+    """Makes one backup; ``run`` in its own thread, ``stop`` from any thread.
 
-    ``is_open``: a broker has the database open.  Else whoever calls this has locked its folder.
+    ``is_open``: a broker has the database open.  Otherwise the caller must have locked its folder.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class BackupMaker:
         is_open: bool = True,
         check_files: Callable[[], None] = lambda: None,
     ) -> None:
-        self._check_files = check_files  # raises StorageError: it is not the broker's database
-        self._reserve = reserve  # bytes that stay free on the disk of the database
+        self._check_files = check_files  # raises StorageError if it is not the broker's database
+        self._reserve = reserve  # bytes to leave free on the disk of the database
         self._is_open = is_open
         self._database = database
         self._folder = folder
@@ -109,7 +109,7 @@ class BackupMaker:
         self._is_stopped = threading.Event()
 
     def stop(self) -> None:
-        """Give up; ``run`` raises soon."""
+        """Cancel it; ``run`` raises soon."""
         self._is_stopped.set()
         connection = self._connection
         if connection is not None:
@@ -117,11 +117,12 @@ class BackupMaker:
                 connection.interrupt()
 
     def run(self, limit_s: float = BACKUP_LIMIT_S) -> Backup:
-        """Copy, check, name.  Blocks: about 4 s for each GiB.
+        """Copy, check and name the backup.  Blocks: about 4 s per GiB.
 
         Raises:
-            StorageFullError: there is less space than twice the database, or the reserve after it.
-            DataDamagedError: the database, or the copy of it, is not whole.
+            StorageFullError: less than twice the database is free, or less than the reserve
+                afterwards.
+            DataDamagedError: the database, or its copy, is damaged.
             StorageError: it took longer than ``limit_s``, was stopped, or cannot be written.
         """
         began_at = time_ns() // 1_000_000
@@ -144,11 +145,11 @@ class BackupMaker:
             clock.cancel()
 
     def _prepare(self) -> None:
-        """Make the folder, and see that there is space."""
+        """Create the folder, and check the space."""
         if not self._folder.exists():
             self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
             sync_folder(self._folder.parent)
-        for left in self._folder.glob(".*.new"):  # of one that was cut off
+        for left in self._folder.glob(".*.new"):  # of an interrupted backup
             shutil.rmtree(left, ignore_errors=True)
         size = _size(self._database)
         is_beside = self._folder.stat().st_dev == self._database.stat().st_dev
@@ -165,9 +166,9 @@ class BackupMaker:
             raise
 
     def _copy(self, copy: Path) -> None:
-        os.close(create_private(copy))  # SQLite takes an empty file, and keeps its mode
+        os.close(create_private(copy))  # SQLite accepts an empty file and keeps its mode
         wal = self._database.with_name(f"{self._database.name}-wal")
-        # SQLite would make a WAL to read a database that was closed.
+        # SQLite would create a WAL to read a closed database.
         is_alone = not self._is_open and not (wal.exists() and _size(wal))
         uri = f"{self._database.resolve().as_uri()}?mode=ro{'&immutable=1' * is_alone}"
         with self._opened(uri) as connection:
@@ -180,17 +181,17 @@ class BackupMaker:
             sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         ) as connection:
             self._connection = connection
-            # ``interrupt`` ends what runs, and is lost on what is about to.
+            # ``interrupt`` does not affect a statement that has not begun.
             connection.set_progress_handler(self._is_stopped.is_set, _STEPS_BETWEEN_LOOKS)
             try:
-                if self._is_stopped.is_set():  # ahead of a statement ``stop`` could end
+                if self._is_stopped.is_set():  # before a statement that ``stop`` could interrupt
                     raise StorageError("the backup was stopped before it was made")
                 yield connection
             finally:
                 self._connection = None
 
     def _name(self, place: Path, began_at: int) -> Backup:
-        """Check the copy, write what it holds, and give both their name."""
+        """Check the copy, write its manifest, and rename the folder."""
         copy = place / DATABASE
         with self._opened(f"{copy.resolve().as_uri()}?mode=ro&immutable=1") as connection:
             problems = integrity_problems(connection, "quick_check")
@@ -236,7 +237,7 @@ class BackupMaker:
 
 
 def list_backups(folder: Path) -> list[Backup]:
-    """Give the backups in a folder, the newest first; what is not whole is no backup."""
+    """Return the backups in a folder, newest first; incomplete ones are skipped."""
     if not folder.is_dir():
         return []
     names = sorted((path for path in folder.iterdir() if is_id(path.name)), reverse=True)
@@ -245,12 +246,12 @@ def list_backups(folder: Path) -> list[Backup]:
 
 
 def is_id(text: str) -> bool:
-    """Tell whether a backup may be called so; nothing else becomes part of a path."""
+    """Return whether a text is a valid backup id; nothing else is used in a path."""
     return _ID.fullmatch(text) is not None
 
 
 def read_backup(folder: Path) -> Backup | None:
-    """Read the manifest of a backup; None where there is none, or no database beside it."""
+    """Read the manifest of a backup; None if it is invalid, or the database is missing."""
     try:
         told = json.loads((folder / MANIFEST).read_bytes())
         manifest = Manifest(**told)
@@ -262,14 +263,15 @@ def read_backup(folder: Path) -> Backup | None:
 
 
 def remove_old(folder: Path, keep: int, made: str) -> list[str]:
-    """Remove all but the newest ``keep`` backups; returns the ids of those that went.
+    """Remove all but the newest ``keep`` backups; return the ids of the removed ones.
 
-    ``made`` is the newest whatever its time says: others may be of a clock that was ahead.
+    ``made`` counts as the newest whatever its time: others may be from a clock that was ahead.
     """
     gone = []
     others = [backup for backup in list_backups(folder) if backup.manifest.id != made]
     for backup in others[keep - 1 :]:
-        hidden = folder / f".{backup.manifest.id}.new"  # half of it is never taken for a backup
+        # An incompletely removed backup is never taken for one.
+        hidden = folder / f".{backup.manifest.id}.new"
         backup.folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
         gone.append(backup.manifest.id)
@@ -280,7 +282,7 @@ def check_copy(backup: Backup, tell: Callable[[str], None] = lambda step: None) 
     """Compare a backup with its manifest.
 
     Raises:
-        DataDamagedError: it is not the file that was made.
+        DataDamagedError: it was modified.
     """
     size = _size(backup.database)
     if size != backup.manifest.bytes:
@@ -293,10 +295,10 @@ def check_copy(backup: Backup, tell: Callable[[str], None] = lambda step: None) 
 
 
 def check_space(folder: Path, need: int) -> None:
-    """Refuse where there is too little space.
+    """Check the free space.
 
     Raises:
-        StorageFullError: there is; it says how much is needed.
+        StorageFullError: it is too little; the message says how much is needed.
     """
     free = shutil.disk_usage(folder).free
     if free < need:
@@ -310,7 +312,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _free_id(folder: Path, at_ms: int) -> str:
-    """Call it after its time; two of one second are told apart by a number."""
+    """Return an unused id, named after the time, with a number for a second backup per second."""
     stamp = f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y%m%dT%H%M%SZ}"
     names = (stamp if number == 1 else f"{stamp}-{number}" for number in count(1))
     return next(name for name in names if not (folder / name).exists())
@@ -320,14 +322,14 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-AGAIN_S: Final = 600.0  # after one that failed
+AGAIN_S: Final = 600.0  # after a failed backup
 
 
 class BackupSchedule:
-    """Makes backups and remembers how the last one went.
+    """Makes backups on schedule and on demand, and remembers the last result.
 
-    ``keep`` gives how many stay; the oldest above it go when a new one is there.  ``reserve`` gives
-    how many bytes each leaves free on the disk of the database, or publishing would stop.
+    ``keep`` returns how many backups to keep.  ``reserve`` returns how many bytes to leave free on
+    the disk of the database, below which publishing would stop.
     """
 
     def __init__(
@@ -346,10 +348,10 @@ class BackupSchedule:
         self.folder = folder
         self.newest: Manifest | None = None
         self.made: str | None = None  # id of the last one made since the start
-        self.error: str | None = None  # of the last one, where it failed
+        self.error: str | None = None  # of the last one, if it failed
         self._keep = keep
         self._reserve = reserve
-        self._is_claimed = False  # by one whose audit row is being written
+        self._is_claimed = False  # a backup is about to start, after its audit row is written
         self._database = database
         self._every_s = every_h * 3_600
         self._version = version
@@ -359,16 +361,16 @@ class BackupSchedule:
 
     @property
     def every_s(self) -> float:
-        """Seconds from one to the next; 0: on demand only."""
+        """Seconds between two backups; 0: on demand only."""
         return self._every_s
 
     @property
     def is_making(self) -> bool:
-        """Tell whether one is under way."""
+        """Return whether a backup is in progress."""
         return self._task is not None and not self._task.done()
 
     async def all(self) -> list[Backup]:
-        """Give what is there, the newest first.
+        """Return the backups, newest first.
 
         Raises:
             StorageError: the folder cannot be read.
@@ -379,10 +381,10 @@ class BackupSchedule:
             raise StorageError(f"cannot read {self.folder}: {error.strerror}") from error
 
     def start(self) -> "asyncio.Task[Backup]":
-        """Begin one; the task gives it, or raises StorageError.
+        """Start a backup; the task returns it, or raises StorageError.
 
         Raises:
-            RefusedError: one is under way.
+            RefusedError: one is in progress.
         """
         self._check_idle()
         self._task = asyncio.create_task(self._make())
@@ -390,10 +392,10 @@ class BackupSchedule:
         return self._task
 
     async def start_after(self, ahead: Callable[[], Awaitable[None]]) -> None:
-        """Begin one once ``ahead`` was done; where that raises, none is begun.
+        """Start a backup after ``ahead`` has returned; if that raises, none is started.
 
         Raises:
-            RefusedError: one is under way, or about to be; ``ahead`` is not called.
+            RefusedError: one is in progress, or about to start; ``ahead`` is not called.
         """
         self._check_idle()
         self._is_claimed = True
@@ -417,7 +419,7 @@ class BackupSchedule:
             self.newest = backup.manifest
             self.made = backup.manifest.id
             await asyncio.to_thread(_remove_old, self.folder, self._keep(), backup.manifest.id)
-        except Exception as error:  # whatever it is: the broker goes on, and the next one may do
+        except Exception as error:  # the broker continues, and the next backup may succeed
             failure = error if isinstance(error, StorageError) else _unexpected(error)
             self.error = str(failure)
             self._tell(failure)
@@ -427,7 +429,7 @@ class BackupSchedule:
         return backup
 
     async def ended(self) -> None:
-        """Wait for the end of the one under way, if there is one.
+        """Wait for the backup in progress, if there is one.
 
         Raises:
             StorageError: it failed.
@@ -436,9 +438,9 @@ class BackupSchedule:
             await asyncio.shield(self._task)
 
     async def run(self) -> None:
-        """Make one whenever it is due; ends only when it is cancelled, and its thread with it."""
+        """Make backups whenever they are due, until cancelled; then stop the thread."""
         try:
-            with suppress(StorageError):  # the next one says so
+            with suppress(StorageError):  # the next backup reports it
                 self.newest = _newest(await self.all())
             while self._every_s:
                 await asyncio.sleep(self._wait_s())
@@ -446,7 +448,7 @@ class BackupSchedule:
                     if not self.is_making:
                         self.start()
                     await self.ended()
-                except (StorageError, RefusedError):  # refused: somebody is about to make one
+                except (StorageError, RefusedError):  # refused: one is about to start
                     await asyncio.sleep(min(AGAIN_S, self._every_s))
             await asyncio.Event().wait()
         finally:
@@ -463,7 +465,7 @@ class BackupSchedule:
 
 
 def _newest(there: list[Backup]) -> Manifest | None:
-    """Give the newest whose time is over: that of others is of a clock that was ahead."""
+    """Return the newest backup that is not in the future, as after a clock that was ahead."""
     now_ms = time.time_ns() // 1_000_000
     return next((one.manifest for one in there if one.manifest.made_at <= now_ms), None)
 

@@ -1,10 +1,10 @@
-"""Puts a backup in the place of a database; what was there is moved aside, nothing is deleted.
+"""Replaces a database by a backup; the old files are moved aside, nothing is deleted.
 
-A power cut in the middle leaves a folder whose database is missing, and a start refuses that: do it
-once more.  Numbers go on 1,000,000 above those of the backup, so that a late acknowledgement of a
-message that the backup does not have matches nobody.  The history gets another identity, so that
-readers that are ahead of the backup notice it.  Sessions end and tokens are disabled
-unless the replaced database says that they are valid: nothing that was revoked comes back.
+After a power cut in the middle the database is missing, and a start is refused: restore again.
+New messages are numbered 1,000,000 above the backup, so that a late acknowledgement of a message
+that is not in the backup matches no other.  The history gets a new id, so that its readers notice
+the change.  Login sessions end and tokens are disabled unless they are valid in the replaced
+database: a restore must not revive revoked access.
 """
 
 import os
@@ -45,14 +45,14 @@ from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 
 def renew_history_id(connection: sqlite3.Connection) -> None:
-    """Make another identity: for a database that was copied back, before its first start.
+    """Assign a new id to the history of a restored database, before its first start.
 
-    Offsets that readers remember are of another history then.
+    Then the offsets that readers remember belong to another history.
     """
     connection.execute(load("restore")["renew_history_id"])
 
 
-RAISED: Final = 1_000_000  # numbers that nothing in the backup has, and no message after it
+RAISED: Final = 1_000_000  # added to the backup's numbers, so that none is used twice
 _STAGED: Final = ".restored.new"
 _CACHE_BYTES: Final = 8 << 20
 
@@ -71,17 +71,17 @@ class WithdrawnAccess:
 
 @dataclass(slots=True)
 class RestoreResult:
-    """What a restore, or a drill, came to."""
+    """The result of a restore or a drill."""
 
     database: Path
-    aside: Path | None = None  # where the files that were there are
+    aside: Path | None = None  # folder of the replaced files
     checks: list[Check] = field(default_factory=list)
-    migrated: list[str] = field(default_factory=list)  # of a drill: migrations that were applied
-    withdrawn: WithdrawnAccess | None = None  # access that the backup has and the result has not
+    migrated: list[str] = field(default_factory=list)  # of a drill: the applied migrations
+    withdrawn: WithdrawnAccess | None = None  # access that was revoked
 
     @property
     def problems(self) -> list[str]:
-        """Say what is wrong with what was restored."""
+        """Return the problems of the restored database."""
         return [problem for check in self.checks for problem in check.problems]
 
 
@@ -94,13 +94,13 @@ def restore(
     keep_tokens: bool = False,
     tell: ReportStep = lambda step: None,
 ) -> RestoreResult:
-    """Put a backup, or a bare database file, into the data folder of a stopped broker.
+    """Restore a backup, or a bare database file, into the data folder of a stopped broker.
 
-    ``keep_tokens`` leaves users, sessions and tokens as the backup has them.
+    ``keep_tokens`` keeps users, sessions and tokens of the backup.
 
     Raises:
-        DataDamagedError: the backup is not what its manifest says, or is damaged.  With
-            ``accept_loss`` one that is damaged is taken all the same.
+        DataDamagedError: the backup differs from its manifest, or is damaged.  With ``accept_loss``
+            a damaged one is restored.
         StartRefusedError: a broker runs there; or the backup is of a newer version.
         StorageFullError: there is no space for it.
     """
@@ -119,7 +119,7 @@ def restore(
                 done.withdrawn = _withdraw(staged, _accounts_of(folder))
             tell("putting it in place")
             done.aside = _move_aside(folder)
-            # Where a power cut leaves it here, a start says that the database is missing.
+            # After a power cut here, a start reports that the database is missing.
             folder.seal(checksum_of(staged))
             folder.record(has_messages=True, is_running=False)
             staged.replace(folder.database)
@@ -130,13 +130,12 @@ def restore(
 
 
 def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: None) -> RestoreResult:
-    """Restore into a folder of its own, start on it as a broker does, and look at everything.
+    """Restore into a temporary folder, start on it like a broker, and verify everything.
 
-    Leaves nothing; TMPDIR says where the folder is.  ``migrations`` are those of the version that
-    would start.
+    The folder is in TMPDIR and is deleted.  ``migrations`` are those of the version to start.
 
     Raises:
-        PhpmqError: as ``restore``, or as a start would.
+        PhpmqError: as ``restore``, or as a start.
     """
     with tempfile.TemporaryDirectory(prefix="phpmq-drill-") as place:
         data = Path(place) / "data"
@@ -152,10 +151,10 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
 
 
 def checked_source(source: Path, tell: ReportStep = lambda step: None) -> Path:
-    """Give the database of a backup that is what its manifest says; a bare file has none.
+    """Return the database of a backup, checked against its manifest; a bare file has none.
 
     Raises:
-        DataDamagedError: it is not, or there is nothing.
+        DataDamagedError: there is no backup, or it was modified.
     """
     if source.is_file():
         wal = source.with_name(f"{source.name}-wal")
@@ -179,12 +178,12 @@ def _stage(database: Path, staged: Path) -> None:
 
 
 def _prepared(staged: Path) -> list[Check]:
-    """Look at the copy, then give it its new numbers and identity."""
+    """Check the copy, then assign its new numbers and history id."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
-        migrate.pending(connection, migrations_folder())  # is it ours, and not a newer one?
+        migrate.pending(connection, migrations_folder())  # refuses a foreign or newer database
         checks = check_all(connection)
         try:
-            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # it is one file from now
+            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # a single file from now on
             connection.execute("BEGIN IMMEDIATE")
             last = connection.execute(load("restore")["last_number"]).fetchone()[0]
             connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + RAISED))
@@ -198,10 +197,10 @@ def _prepared(staged: Path) -> list[Check]:
 
 
 def _accounts_of(folder: DataFolder) -> StoredAccounts | None:
-    """Return the accounts of the database that is about to be replaced.
+    """Return the accounts of the database to be replaced.
 
-    None where there is none, or where commits may be missing from it: what was revoked last would
-    look valid.
+    None if it does not exist, or if commits may be missing from it: access that was revoked last
+    would look valid.
     """
     try:
         folder.check_database()
@@ -226,7 +225,7 @@ def _withdraw(staged: Path, valid: StoredAccounts | None) -> WithdrawnAccess:
 
 
 def _move_aside(folder: DataFolder) -> Path | None:
-    """Move what was there, the database first: without it a start refuses whatever is left."""
+    """Move the old files aside, the database first: without it a start is refused."""
     files = (
         folder.database,
         folder.wal,

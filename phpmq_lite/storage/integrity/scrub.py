@@ -1,7 +1,7 @@
-"""Looks at every body on the disk, a slice at a time, and at the structure of the database.
+"""The scrub: reads every body, slice by slice, and checks the structure of the database.
 
-Synchronous, on a reader of its own; ``server/maintenance.py`` says when.  How far it is and what it
-found is kept in ``scrub.json`` in the data folder, so a restart goes on where it was.
+Synchronous, on its own read-only connection; ``server/maintenance.py`` schedules it.  Progress and
+findings are stored in ``scrub.json`` in the data folder, so a restart continues the round.
 """
 
 import json
@@ -22,62 +22,60 @@ from phpmq_lite.storage.statements import load
 
 FILE: Final = "scrub.json"
 PARTS: Final = ("alive", "settled")
-_ROW_BYTES: Final = 256  # what a row costs beside its body
-_STEPS_BETWEEN_LOOKS: Final = 100_000  # of SQLite's machine, some milliseconds
-_NAMED: Final = 100  # numbers that are kept of what is damaged
+_ROW_BYTES: Final = 256  # counted per row, besides its body
+_STEPS_BETWEEN_LOOKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
+_NAMED: Final = 100  # seqs of damaged bodies that are stored
 
 
 @dataclass(slots=True)
 class ScrubRound:
-    """One look at all bodies; times in Unix ms, 0 where there is none yet."""
+    """One pass over all bodies; times in Unix ms, 0: not yet."""
 
     began_at: int = 0
     ended_at: int = 0
-    part: int = 0  # of PARTS, and how far in it
+    part: int = 0  # index in PARTS; ``upto`` is the position in it
     upto: int = 0
     bodies: int = 0
     bytes: int = 0
-    bad_alive: int = 0  # settled as dead since, unless somebody held them
+    bad_alive: int = 0  # settled as dead since, unless they were held
     bad_settled: int = 0
-    named: list[int] = field(default_factory=list)  # seqs of some of them
+    named: list[int] = field(default_factory=list)  # seqs of some damaged bodies
 
     @property
     def bad(self) -> int:
-        """Count all damaged bodies."""
+        """Return the number of damaged bodies."""
         return self.bad_alive + self.bad_settled
 
 
 @dataclass(slots=True)
 class ScrubState:
-    """What is kept."""
+    """The stored state of the scrub."""
 
-    now: ScrubRound = field(
-        default_factory=ScrubRound
-    )  # under way, where it has begun and not ended
-    last: ScrubRound | None = None  # the last that ended
-    structure_at: int = 0  # Unix ms; 0: never looked at
-    structure: list[str] = field(default_factory=list)  # what is wrong with it
-    tried_at: int = 0  # Unix ms: a round that the clock had begun was given up
+    now: ScrubRound = field(default_factory=ScrubRound)  # the current round, if one has begun
+    last: ScrubRound | None = None  # the last completed round
+    structure_at: int = 0  # Unix ms; 0: never checked
+    structure: list[str] = field(default_factory=list)  # its problems
+    tried_at: int = 0  # Unix ms: a scheduled round was given up
 
     @property
     def is_under_way(self) -> bool:
-        """Tell whether a round has begun."""
+        """Return whether a round has begun."""
         return self.now.began_at > 0
 
     @property
     def looked_at(self) -> int:
-        """Give when a round ended for which the next one waits; Unix ms, 0: never."""
+        """Return when the last round ended, from which the next is scheduled; Unix ms, 0: never."""
         return max(self.tried_at, 0 if self.last is None else self.last.ended_at)
 
     @property
     def faults(self) -> int:
-        """Count what is known to be damaged."""
+        """Return the number of known problems."""
         last = 0 if self.last is None else self.last.bad
         return max(self.now.bad, last) + len(self.structure)
 
     @property
     def damage(self) -> list[str]:
-        """Say what is known to be damaged, newest first; empty: nothing."""
+        """Describe the known damage, newest first; empty: none."""
         rounds = [one for one in (self.now, self.last) if one is not None and one.bad]
         found = [
             f"{one.bad:,} bodies do not have their checksum: seq "
@@ -89,17 +87,17 @@ class ScrubState:
 
 @dataclass(slots=True)
 class ScrubSlice:
-    """What one call has read."""
+    """The result of reading one slice."""
 
     upto: int
     bodies: int = 0
     bytes: int = 0
     bad: list[int] = field(default_factory=list)  # seqs
-    is_end: bool = True  # of the part
+    is_end: bool = True  # it is the last slice of its part
 
 
 def read_state(folder: Path) -> ScrubState:
-    """Read what was kept; a file that cannot be read counts for nothing."""
+    """Read the stored state; an unreadable file counts as a new state."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         told = json.loads((folder / FILE).read_bytes())
         last = told["last"]
@@ -112,7 +110,7 @@ def read_state(folder: Path) -> ScrubState:
 
 
 def write_state(folder: Path, state: ScrubState) -> None:
-    """Keep how far it is; without waiting for the disk, for a slice more is read again."""
+    """Store the state without a sync: after a crash a slice is read again."""
     write_whole(folder / FILE, json.dumps(asdict(state)).encode() + b"\n", sync=False)
 
 
@@ -137,21 +135,21 @@ def _items(told: object) -> list[object]:
 
 
 class Scrub:
-    """Reads a database.  ``interrupt`` and ``stop`` may be called from any thread."""
+    """Reads one database.  ``interrupt`` and ``stop`` may be called from any thread."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
         self._log = database.with_name(f"{database.name}-wal")
         self._connection: sqlite3.Connection | None = None
-        self._lock = threading.Lock()  # of the connection being there
+        self._lock = threading.Lock()  # guards _connection
         self._is_stopped = False
 
     def look(self, part: str, after: int, most_bytes: int) -> ScrubSlice:
-        """Check the bodies behind a place, about ``most_bytes`` of them.
+        """Check the bodies after a position, about ``most_bytes`` of them.
 
         Raises:
-            DataDamagedError: the database cannot be read here.
-            StorageError: it was stopped, or cannot be read now.
+            DataDamagedError: the database cannot be read there.
+            StorageError: it was stopped, or the database cannot be read now.
         """
         found = ScrubSlice(after)
         with closing(self._rows(part, after)) as rows:
@@ -167,10 +165,10 @@ class Scrub:
         return found
 
     def structure(self) -> list[str]:
-        """Say what is wrong with pages and indexes; takes 2 s for each GiB, or longer.
+        """Return problems of pages and indexes; takes at least 2 s per GiB.
 
         Raises:
-            StorageError: it was ended, or the database cannot be read now.
+            StorageError: it was interrupted, or the database cannot be read now.
         """
         try:
             with closing(self._open()) as connection:
@@ -182,26 +180,26 @@ class Scrub:
 
     @property
     def log_bytes(self) -> int:
-        """Give the size of the write-ahead log, which grows as long as something is read."""
+        """Return the size of the write-ahead log, which grows while something is read."""
         with suppress(FileNotFoundError):
             return self._log.stat().st_size
         return 0
 
     def interrupt(self) -> None:
-        """Have what is under way end at once; lost on what is about to begin."""
+        """Interrupt the current statement; a statement that has not begun is not affected."""
         with self._lock:
             if self._connection is not None:
                 with suppress(sqlite3.ProgrammingError):  # it was closed just now
                     self._connection.interrupt()
 
     def stop(self) -> None:
-        """Have what is under way end at once, and nothing begin any more."""
+        """Interrupt the current statement, and refuse new ones."""
         with self._lock:
             self._is_stopped = True
         self.interrupt()
 
     def _rows(self, part: str, after: int) -> Generator[tuple[Any, ...], None, None]:
-        """Yield rows; the connection is closed with the reading, so no checkpoint waits for it."""
+        """Yield rows; the connection is closed afterwards, so no checkpoint waits for it."""
         try:
             with closing(self._open()) as connection:
                 yield from connection.execute(load("scrub")[part], (after,))
@@ -220,14 +218,14 @@ class Scrub:
                 uri, uri=True, isolation_level=None, check_same_thread=False
             )
             connection.execute("PRAGMA query_only=1")
-            # ``interrupt`` ends what runs, and is lost on what is about to.
+            # ``interrupt`` does not affect a statement that has not begun.
             connection.set_progress_handler(lambda: self._is_stopped, _STEPS_BETWEEN_LOOKS)
             self._connection = connection
             return connection
 
 
 def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
-    """Add a slice to the round under way."""
+    """Add a slice to the current round."""
     now = state.now
     now.upto = found.upto
     now.bodies += found.bodies
@@ -242,7 +240,7 @@ def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
 
 
 def _is_whole(seq: int, size: object, crc: object, content: object) -> bool:
-    """Compare a body with its row; a damaged row may have anything in it."""
+    """Compare a body with its row; a damaged row may contain anything."""
     if seq < 0 or not isinstance(content, bytes):
         return False
     return len(content) == size and checksum(seq, content) == crc

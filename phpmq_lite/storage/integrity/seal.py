@@ -1,8 +1,8 @@
-"""The checksum of the whole database, taken at a clean stop and compared at the next start.
+"""The seal: a checksum of the whole database, taken at a clean stop, compared at the next start.
 
-SQLite notices few flipped bits, and a CRC covers bodies only; while nobody writes to the file any
-bit of it can be watched.  zlib sums 1 to 6 GiB/s.  A file above ``SEALED_BYTES`` is not sealed.
-``resting.py`` seals a database that is open, for the start behind a crash.
+SQLite detects few flipped bits, and the CRC of a message covers its body only; the seal covers
+every bit while the file is not written to.  zlib sums 1 to 6 GiB/s.  Files above ``SEALED_BYTES``
+are not sealed.  ``LiveSeal`` seals an open database, for the start after a crash.
 """
 
 import os
@@ -22,18 +22,19 @@ from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.integrity.wal_check import keep_damaged
 
 _NAME: Final = "seal"
-_RECORD: Final = struct.Struct(">4sII")  # a word, the checksum of the database, and that of both
+# A word, the checksum of the database, the checksum of both.
+_RECORD: Final = struct.Struct(">4sII")
 _WORD: Final = b"seal"
 
 
 def open_seal(folder: Path) -> int:
-    """Return the file of a data folder, open for writing."""
+    """Return the open descriptor of the seal in a data folder, for writing."""
     file = folder / _NAME
     return os.open(file, os.O_WRONLY) if file.exists() else create_private(file)
 
 
 def read_seal(folder: Path) -> int | None:
-    """Read the checksum that the database had; None where there is none that counts."""
+    """Read the checksum of the database; None if there is no valid seal."""
     with suppress(OSError, struct.error):
         word, checksum, check = _RECORD.unpack((folder / _NAME).read_bytes())
         if word == _WORD and check == _check(checksum):
@@ -42,18 +43,18 @@ def read_seal(folder: Path) -> int | None:
 
 
 def write_seal(file: int, checksum: int) -> None:
-    """Put the checksum of the database there."""
+    """Write the checksum of the database."""
     os.pwrite(file, _RECORD.pack(_WORD, checksum, _check(checksum)), 0)
 
 
 def strike_seal(file: int) -> None:
-    """Take it away; it is gone from the disk when this returns."""
+    """Erase the seal; it is gone from the disk on return."""
     os.pwrite(file, bytes(_RECORD.size), 0)
     os.fsync(file)
 
 
 def strike_seal_left(folder: Path) -> None:
-    """Take away what a broker that has ended may have left."""
+    """Erase the seal of a broker that has ended, if there is one."""
     if (folder / _NAME).exists():
         file = open_seal(folder)
         try:
@@ -71,7 +72,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
-    """Seal a database that was closed; not where a WAL lies beside it, or it is too large.
+    """Seal a closed database, unless it has a WAL or is too large.
 
     Raises:
         DatabaseReplacedError: it is not the one of ``files``; nothing was sealed.
@@ -87,18 +88,18 @@ def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
 
 
 def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
-    """Compare the database with its seal, and take that away: the file is about to be written.
+    """Compare the database with its seal, and erase the seal before the file is written to.
 
-    To be called behind ``check_wal`` and before SQLite opens the file.  False: there was no seal,
-    or it is another file and that is accepted.
+    Call it after ``check_wal`` and before SQLite opens the file.  Returns False if there was no
+    seal, or if the database differs and that is accepted.
 
     Raises:
-        DataDamagedError: it is not the file that the broker left; a copy of it is in
-            ``damaged-<time>/``.  With ``accept_loss`` it is copied, and taken as it is.
+        DataDamagedError: the database differs from what the broker left; a copy of it is in
+            ``damaged-<time>/``.  With ``accept_loss`` it is copied and used as it is.
             Or it cannot be read.
     """
     expected = folder.meta.seal
-    if expected is not None and _has_wal(folder):  # who left one has written since
+    if expected is not None and _has_wal(folder):  # the database was written to after the seal
         expected = None
     if folder.meta.is_running:
         expected = read_seal(folder.path)
@@ -124,7 +125,7 @@ class _Readable(Protocol):
 
 
 def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """Return the CRC-32 of what is left to read; of less where it is to go on no longer."""
+    """Return the CRC-32 of the rest of a file; stop early if ``goes_on`` returns False."""
     found = 0
     while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
         found = zlib.crc32(chunk, found)
@@ -156,32 +157,33 @@ def _refuse(folder: DataFolder, found: int, *, accept_loss: bool) -> None:
         )
 
 
-_SHARE: Final = 100  # of the time at most one part in so many is spent on it,
-_LEAST_S: Final = 1.0  # and so much lies between two: to strike one costs an fsync
+_SHARE: Final = 100  # sealing takes at most 1/100 of the time,
+_LEAST_S: Final = 1.0  # and starts at most once a second: erasing a seal costs an fsync
 
 
 class LiveSeal:
-    """``strike`` ahead of each checkpoint, ``take`` behind one; both in the writer's thread.
+    """Seals an open database: ``strike`` before each checkpoint, ``take`` after it.
 
-    ``close`` it behind the last connection.  No seal lies there when it is made.
+    Both are called in the writer's thread.  ``close`` it after the last connection.  There must be
+    no seal when it is created.
     """
 
     def __init__(self, database: Path, files: OpenedFiles | None = None) -> None:
         self._files = files or OpenedFiles(database)
-        # Open until the end: to close the database any earlier would take SQLite's locks away.
+        # Open until the end: closing the file earlier would release SQLite's locks.
         self._database = database.open("rb", buffering=0)
         self._file = _opened(database.parent)
-        self._lock = threading.Lock()  # of what is in the file
+        self._lock = threading.Lock()  # guards the content of the file
         self._has_seal = False
         self._checkpoints = 0
         self._thread: threading.Thread | None = None
         self._due_s = 0.0  # monotonic
 
     def strike(self) -> None:
-        """Take the seal away, and have none made of what was read so far.
+        """Erase the seal, and cancel one in progress.
 
         Raises:
-            OSError: it is there still, so nobody may write to the database.
+            OSError: the seal is still there, so the database must not be written to.
         """
         with self._lock:
             self._checkpoints += 1
@@ -190,18 +192,18 @@ class LiveSeal:
                 self._has_seal = False
 
     def take(self) -> None:
-        """Have the file sealed as it is now, unless that was done just now or is under way."""
+        """Start sealing the file as it is now, unless that is in progress or was done just now."""
         is_busy = self._thread is not None and self._thread.is_alive()
         if self._file is not None and not is_busy and monotonic() >= self._due_s:
             thread = threading.Thread(
                 target=self._seal, args=(self._checkpoints,), name="seal", daemon=True
             )
-            with suppress(RuntimeError):  # no thread to be had: behind this one no seal
+            with suppress(RuntimeError):  # no thread available: no seal after this checkpoint
                 thread.start()
                 self._thread = thread
 
     def close(self) -> None:
-        """Seal no more, and close the files."""
+        """Stop sealing, and close the files."""
         with self._lock:
             self._checkpoints += 1
         self._due_s = float("inf")
@@ -213,8 +215,8 @@ class LiveSeal:
 
     def _seal(self, checkpoints: int) -> None:
         began_s = monotonic()
-        # After a crash the structure is checked instead.  A database that was replaced is not
-        # sealed; the writer finds it too, and stops.
+        # Without a seal the structure is checked after a crash.  A replaced database is not sealed;
+        # the writer detects it, too, and stops.
         with suppress(OSError, DatabaseReplacedError):
             if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:
                 self._database.seek(0)
@@ -232,7 +234,7 @@ class LiveSeal:
 
 
 def _opened(folder: Path) -> int | None:
-    """Open the file of the seal, with its room on the disk; None: nothing can be sealed."""
+    """Open the file of the seal and allocate it; None: nothing can be sealed."""
     try:
         file = open_seal(folder)
     except OSError:

@@ -1,7 +1,7 @@
-"""What a start looks at before SQLite may write: the WAL, the seal, the structure.
+"""Checks at start, before SQLite may write (WAL, seal, structure), and the report of a start.
 
-Each refuses with DataDamagedError, and then nothing was changed; ``accept_loss`` goes on with what
-is there.
+A failed check raises DataDamagedError, with nothing changed; ``accept_loss`` continues with what is
+there.
 """
 
 import json
@@ -22,12 +22,12 @@ from phpmq_lite.storage.migrate import schema_problems
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.statements import load
 
-CHECKED_BYTES: Final = 256 << 20  # a larger database is looked at by the scrub, while it is served
+CHECKED_BYTES: Final = 256 << 20  # the scrub checks a larger database while it is served
 
 
 @dataclass(slots=True)
 class StartupCheck:
-    """What was looked at."""
+    """The result of the checks."""
 
     wal: WalScan
     checks: list[str] = field(default_factory=list)  # done, in words
@@ -42,11 +42,11 @@ def check_files(
 ) -> StartupCheck:
     """Check the files of a locked folder before its database is opened for writing.
 
-    Blocks: up to 0.3 s; behind a clean stop 0.3 s for a GiB, with a slow zlib 1 s.  ``tell`` gets
-    what is being done.
+    Blocks: up to 0.3 s; after a clean stop 0.3 s per GiB, with a slow zlib 1 s.  ``tell`` is called
+    with each step.
 
     Raises:
-        DataDamagedError: commits or contents would be lost, or come out wrong.
+        DataDamagedError: commits or contents are lost or damaged.
         StartRefusedError: the database cannot be read now, which need not be damage.
     """
     tell("checking the write-ahead log")
@@ -70,7 +70,7 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
             connection.execute("PRAGMA schema_version").fetchone()  # opens the WAL and its index
             problems = integrity_problems(connection)
             problems = problems or schema_problems(connection, migrations_folder())
-        except sqlite3.OperationalError as error:  # damage is another error
+        except sqlite3.OperationalError as error:  # damage raises another error
             raise StartRefusedError(f"cannot read {folder.database}: {error}") from error
         except sqlite3.DatabaseError as error:
             problems = [str(error)]
@@ -86,65 +86,65 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
         )
 
 
-STARTS_KEPT: Final = 1_000  # starts
-QUEUES_NAMED: Final = 20  # of those where messages expired
+STARTS_KEPT: Final = 1_000  # rows
+QUEUES_NAMED: Final = 20  # queues with expired messages
 
 
 @dataclass(slots=True)
 class StartReport:
-    """The JSON of a start's row.  Counts are 0 where nothing of it happened."""
+    """The JSON of a row in ``start``.  Counts are 0 if nothing happened."""
 
     version_before: str | None = None  # None: the same as now, or unknown
     wal_frames: int = 0  # found in the write-ahead log, beyond the database
     wal_commits: int = 0
-    wal_dropped: int = 0  # complete commits behind damage, given up with accept_loss
-    returned: int = 0  # dispatched when the broker went down, ready again
-    interrupted: int = 0  # bulk work that was cut off
+    wal_dropped: int = 0  # complete commits after damage, dropped with accept_loss
+    returned: int = 0  # were dispatched when the broker ended, ready again
+    interrupted: int = 0  # bulk jobs that were running
     expired: int = 0  # deadline passed before the start
     expired_by_queue: dict[str, int] = field(default_factory=dict)
     migrations: list[str] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)  # done, in words
     queues: int = 0
-    messages: int = 0  # alive
+    messages: int = 0  # live
     seconds: float = 0.0  # from the lock to the first batch
-    clock_jump_ms: int = 0  # the wall clock was set by this while the broker was away
-    clock_doubt_ms: int = 0  # away for so long, or the clock was set: somebody has to decide
-    last_error: str | None = None  # why the broker stopped at once, if it did
+    clock_jump_ms: int = 0  # the wall clock was set by this much while the broker was away
+    clock_doubt_ms: int = 0  # time away or clock change for which a decision is pending
+    last_error: str | None = None  # why the broker stopped immediately, if it did
 
 
 class StartRecorder:
-    """Gathers the report of one start; the methods are called in this order."""
+    """Collects the report of one start; call the methods in this order."""
 
     def __init__(self, version: str, at_ms: int, *, was_clean: bool) -> None:
         self.version = version
         self.at_ms = at_ms  # Unix ms
-        self.was_clean = was_clean  # the stop before; True on the first start
+        self.was_clean = was_clean  # the previous stop; True on the first start
         self.down_from_ms: int | None = None  # Unix ms; None: this is the first start
         self.report = StartReport()
 
     def note_error(self, told: dict[str, Any] | None) -> None:
-        """Take over ``last_error.json``, where the broker stopped at once."""
+        """Record ``last_error.json``, if the broker stopped immediately."""
         if told is not None and not self.was_clean:
             self.report.last_error = str(told.get("message") or told.get("error") or "unknown")
 
     def note_files(self, found: StartupCheck) -> None:
-        """Take over what was seen of the files before they were opened."""
+        """Record what was found in the files before they were opened."""
         report, wal = self.report, found.wal
         report.wal_frames, report.wal_commits = wal.frames, wal.commits
         report.wal_dropped = wal.commits_lost
         report.checks += found.checks
 
     def note_migrations(self, applied: Sequence[str]) -> None:
-        """Take over which migrations ran."""
+        """Record the migrations that were applied."""
         self.report.migrations = [str(name) for name in applied]
         self.report.checks.append("the schema against the migrations")
 
     def note_clock(self, jump_ms: int, doubt_ms: int) -> None:
-        """Take over what the clocks said."""
+        """Record what the clocks showed."""
         self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def look(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
-        """Read what only the database knows; before the first batch, in the writer's thread."""
+        """Read the rest from the database; before the first batch, in the writer's thread."""
         sql = load("startup")
         counters: dict[str, int] = dict(connection.execute("SELECT name, value FROM counter"))
         seen_ms = counters.get("last_seen_ms")
@@ -160,7 +160,7 @@ class StartRecorder:
         self.report.expired_by_queue = {name or "?": count for name, count in late[:QUEUES_NAMED]}
 
     def note_recovered(self, stored: Recovered, now_ms: int) -> None:
-        """Take over what recovery read into memory."""
+        """Record what was recovered into memory."""
         report = self.report
         report.queues = len(stored.queues)
         report.messages = sum(row.live_count for row in stored.queues)
@@ -168,7 +168,7 @@ class StartRecorder:
         report.seconds = max(0, now_ms - self.at_ms) / 1_000
 
     def store(self, connection: sqlite3.Connection) -> None:
-        """Write the row, ahead of the first batch, in the writer's thread."""
+        """Insert the row; before the first batch, in the writer's thread."""
         sql = load("startup")
         report = json.dumps(asdict(self.report), ensure_ascii=False)
         row = (self.at_ms, self.version, int(self.was_clean), self.down_from_ms, report)
@@ -180,7 +180,7 @@ class StartRecorder:
 
 @dataclass(slots=True, frozen=True)
 class Start:
-    """One start, as stored."""
+    """A start, as stored."""
 
     start_id: int
     at_ms: int
@@ -192,12 +192,12 @@ class Start:
 
     @property
     def is_first(self) -> bool:
-        """Tell whether there was nothing before it."""
+        """Return whether it was the first start."""
         return self.down_from_ms is None
 
     @property
     def down_ms(self) -> int:
-        """How long the broker was away; killed while idle, up to a minute more."""
+        """How long the broker was away; up to a minute more if it was killed while idle."""
         return 0 if self.down_from_ms is None else max(0, self.at_ms - self.down_from_ms)
 
 
@@ -208,7 +208,7 @@ class Starts:
         self._readers = readers
 
     async def newest(self, limit: int = 20) -> list[Start]:
-        """Give the newest starts, the newest first."""
+        """Return the last starts, newest first."""
         rows = await self._readers.read("startup", "newest_starts", limit=limit)
         return [
             Start(number, at_ms, version, bool(was_clean), down_from_ms, _report(text), by)
@@ -217,7 +217,7 @@ class Starts:
 
 
 def _report(text: str) -> StartReport:
-    """Read a report; members of other versions are passed over."""
+    """Parse a report; unknown members, of other versions, are ignored."""
     try:
         told = json.loads(text)
     except ValueError:

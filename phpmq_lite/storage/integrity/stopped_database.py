@@ -1,7 +1,7 @@
-"""A short look at the files of a stopped broker, in which nothing changes.
+"""A quick, read-only check of the files of a stopped broker.
 
-It tells what the next start will find, as far as that costs less than a second; ``verify.py`` looks
-at everything.
+It shows what the next start will find, as far as that takes less than a second; ``verify.py``
+checks everything.
 """
 
 import sqlite3
@@ -23,11 +23,11 @@ from phpmq_lite.storage.statements import load
 
 @contextmanager
 def open_stopped(database: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for a short read, while ``held_still`` keeps every broker away.
+    """Open a database for a short read, while ``held_still`` keeps brokers from starting.
 
-    The index of the WAL stays as it is, for ``check_wal`` to ask: SQLite reads the WAL into memory
-    where it may not share it.  A WAL in which it finds no commit, be it damaged or of a broker that
-    has just begun it anew, SQLite removes as it closes; so such a one is not shown to it.
+    The index of the WAL stays unchanged for ``check_wal``, because SQLite reads the WAL into memory
+    if it may not share it.  When closing, SQLite removes a WAL without a commit, whether it is
+    damaged or was just restarted; therefore SQLite does not get to see such a WAL.
     """
     database = database.resolve()
     how = "vfs=unix-none" if _has_log(database) else "immutable=1"
@@ -47,21 +47,21 @@ def _has_log(database: Path) -> bool:
 
 @dataclass(slots=True)
 class StoppedDatabase:
-    """What was seen; behind the first problem nothing more was looked at."""
+    """What was found; checks end at the first problem."""
 
     is_new: bool = False  # no message was ever stored
     was_clean: bool = True  # the last stop
-    log: str = ""  # what there is to read back
-    last_error: str = ""  # why the broker stopped at once, where it did
+    log: str = ""  # what is in the write-ahead log
+    last_error: str = ""  # why the broker stopped immediately, if it did
     schema: int = 0
-    waiting: list[str] = field(default_factory=list)  # migrations that the start applies
+    waiting: list[str] = field(default_factory=list)  # migrations that the next start applies
     used_bytes: int = 0
     problems: list[str] = field(default_factory=list)  # damage: a start is refused
-    refusal: str = ""  # why it would be refused without damage
+    refusal: str = ""  # why a start is refused without damage
 
 
 def read_stopped(path: Path) -> StoppedDatabase:
-    """Look at a data folder that is there.
+    """Check an existing data folder.
 
     Raises:
         StartRefusedError: a broker runs there.
@@ -121,10 +121,10 @@ def _look_at_database(folder: DataFolder, seen: StoppedDatabase) -> None:
 
 
 def has_admin(database: Path) -> bool:
-    """Tell whether a database has a user with the role admin, before the broker starts.
+    """Return whether a database has a user with the role admin, before the broker starts.
 
-    False where there is no database yet, or none with users.  What cannot be read counts as True,
-    as does that of a broker that runs: the start that follows says what is wrong with it.
+    False if there is no database, or it has no users.  True if it cannot be read or a broker runs
+    there: the start that follows reports what is wrong.
     """
     if not database.is_file():
         return False

@@ -1,7 +1,7 @@
-"""Looks at all that a database has: structure, contents, and whether its tables agree.
+"""Verifies a whole database: structure, contents, and consistency of its tables.
 
 It changes nothing, not even what SQLite changes when it opens a file: a database without a WAL is
-read as it lies there, one with a WAL is copied aside together with it.
+opened as immutable, one with a WAL is copied together with it.
 """
 
 import shutil
@@ -23,9 +23,9 @@ from phpmq_lite.storage.migrate import pending, schema_problems
 from phpmq_lite.storage.sqlite_errors import is_damage
 from phpmq_lite.storage.statements import load
 
-NAMED: Final = 10  # examples in a sentence
-_PROBLEMS_MAX: Final = 100  # that SQLite names
-# What has to agree: the statement, since which schema, and what is said of what does not.
+NAMED: Final = 10  # examples per message
+_PROBLEMS_MAX: Final = 100  # that SQLite reports
+# Consistency rules: the statement, the schema since which it applies, and the message.
 _AGREE: Final[tuple[tuple[str, int, str], ...]] = (
     ("agree_queues", 1, "queues count other messages than they have"),
     ("agree_owners", 1, "messages are of queues that are not there"),
@@ -40,7 +40,7 @@ _AGREE: Final[tuple[tuple[str, int, str], ...]] = (
 
 @dataclass(slots=True)
 class Check:
-    """One thing that was looked at."""
+    """One check and its result."""
 
     name: str
     found: str = ""  # in words
@@ -48,14 +48,14 @@ class Check:
 
 
 def verify(path: Path, migrations: Path | None = None) -> list[Check]:
-    """Check a data folder whose broker is stopped, a backup, or a database file.
+    """Verify the data folder of a stopped broker, a backup, or a database file.
 
-    ``migrations`` are those that made it, or may be pending; None: those of this version.
+    ``migrations`` are those that created it, or may be pending; None: those of this version.
 
     Raises:
         StartRefusedError: a broker runs there.
-        DataDamagedError: there is no database where one should be.
-        StorageError: there is no space to copy database and WAL aside; TMPDIR names another place.
+        DataDamagedError: there is no database.
+        StorageError: there is no space to copy database and WAL; TMPDIR names another place.
     """
     database = path / DATABASE if path.is_dir() else path
     if database.name != DATABASE:
@@ -76,14 +76,14 @@ def _verify_files(database: Path, migrations: Path | None, *, is_running: bool) 
 
 
 def check_all(connection: sqlite3.Connection, migrations: Path | None = None) -> list[Check]:
-    """Check everything in a database that can be read through this connection."""
+    """Verify everything in a database through an open connection."""
     connection.create_function("checksum", 2, _checksum, deterministic=True)
     checks = [
         _guarded("structure and indexes", connection, _check_structure),
         _guarded("schema", connection, partial(_check_schema, migrations or migrations_folder())),
     ]
     if checks[-1].problems:
-        return checks  # these are not tables of ours
+        return checks  # not our tables
     return [
         *checks,
         _guarded("bodies", connection, _check_bodies),
@@ -91,11 +91,11 @@ def check_all(connection: sqlite3.Connection, migrations: Path | None = None) ->
     ]
 
 
-# -- one check each
+# -- the checks
 
 
 def check_log(wal: Path, *, is_running: bool) -> Check:
-    """Check a write-ahead log; ``is_running``: ``meta.json`` says that there should be one."""
+    """Check a write-ahead log; ``is_running``: according to ``meta.json`` there should be one."""
     check = Check("write-ahead log", "none, the database was closed")
     try:
         found = look_at_wal(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
@@ -119,10 +119,10 @@ def _check_structure(connection: sqlite3.Connection, check: Check) -> None:
 def integrity_problems(
     connection: sqlite3.Connection, pragma: str = "integrity_check"
 ) -> list[str]:
-    """Say what SQLite finds wrong with structure and indexes; ``quick_check`` leaves these out.
+    """Return what SQLite finds wrong with structure and indexes; ``quick_check`` skips indexes.
 
     Raises:
-        sqlite3.Error: it was interrupted, or the file cannot be read now; that is no damage.
+        sqlite3.Error: it was interrupted, or the file cannot be read now, which is not damage.
     """
     try:
         rows = connection.execute(f"PRAGMA {pragma}({_PROBLEMS_MAX})").fetchall()
@@ -176,7 +176,7 @@ def _check_tables(connection: sqlite3.Connection, check: Check) -> None:
 def _guarded(
     name: str, connection: sqlite3.Connection, look: Callable[[sqlite3.Connection, Check], None]
 ) -> Check:
-    """Take what SQLite cannot read for a problem too."""
+    """Run a check; what SQLite cannot read is a problem, too."""
     check = Check(name)
     try:
         look(connection, check)
@@ -188,7 +188,7 @@ def _guarded(
 
 
 def _checksum(seq: int, content: object) -> int:
-    """Give -1, which no row has, for what cannot be a body."""
+    """Return -1, which no row has, for a value that is not a body."""
     return checksum(seq, content) if isinstance(content, bytes) and seq >= 0 else -1
 
 
@@ -201,12 +201,12 @@ def _some(seqs: list[int]) -> str:
     return "seq " + ", ".join(map(str, seqs[:NAMED])) + more
 
 
-# -- opening without a trace
+# -- opening without changes
 
 
 @contextmanager
 def _readable(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database so that nothing around it changes."""
+    """Open a database without changing anything around it."""
     if not wal.exists() or not wal.stat().st_size:
         with closing(_open(database, "immutable=1")) as connection:
             yield connection

@@ -1,6 +1,6 @@
-"""Looks at the WAL ahead of SQLite: damage refuses the start, and a copy of everything is kept.
+"""Checks the WAL before SQLite reads it: damage refuses the start, and all files are copied.
 
-``wal_frames.py`` reads the format, ``wal_scan.py`` judges, this acts.
+``wal_format.py`` reads the format.
 """
 
 import hashlib
@@ -36,37 +36,37 @@ from phpmq_lite.storage.integrity.wal_format import (
 )
 
 _PAGE_SIZES: Final = tuple(1 << power for power in (12, 13, 14, 15, 16, 11, 10, 9))
-_FRAMES_FOR_SALTS: Final = 16  # a lost sector may take the header and the first frames with it
+_FRAMES_FOR_SALTS: Final = 16  # a lost sector may include the header and the first frames
 _ORDERS: Final[tuple[Order, ...]] = ("little", "big")
 
 
 @dataclass(slots=True, frozen=True)
 class WalScan:
-    """What a WAL holds.  Frames count from 1; 0 stands for the header of the file."""
+    """What a WAL contains.  Frames count from 1; 0 is the header of the file."""
 
     commits: int = 0  # complete commits that SQLite will find
-    frames: int = 0  # whole frames in front of the first bad one
+    frames: int = 0  # valid frames before the first bad one
     first_bad: int | None = None  # where SQLite stops; None: it reads all
-    commits_behind: int = 0  # complete commits behind the first bad frame: SQLite would drop them
+    commits_behind: int = 0  # complete commits after the first bad frame, which SQLite would drop
     last_behind: int = 0  # the frame that ends the last of them
-    salts: bytes = field(default=b"", compare=False)  # that its header names; empty: it is bad
-    known_frames: int = 0  # committed frames that the index of the WAL tells of; wal_index.py
+    salts: bytes = field(default=b"", compare=False)  # of its header; empty: the header is invalid
+    known_frames: int = 0  # committed frames according to the index of the WAL
 
     @property
     def is_damaged(self) -> bool:
-        """Tell whether stored commits would be lost; a torn last transaction is no damage."""
+        """Return whether stored commits would be lost; a torn last transaction is no damage."""
         return self.commits_lost > 0
 
     @property
     def commits_lost(self) -> int:
-        """How many stored commits SQLite would drop, at least."""
+        """The minimum number of stored commits that SQLite would drop."""
         return self.commits_behind or int(self.known_frames > self.frames)
 
 
 def scan_wal(file: BinaryIO) -> WalScan:
-    """Judge a WAL file, open for reading in binary mode.
+    """Check a WAL file that is open in binary mode.
 
-    Costs 13 µs for each frame of 4 KiB of the present generation and 1 µs for each older one.
+    Costs 13 µs per frame of 4 KiB of the current generation, and 1 µs per older frame.
     """
     file.seek(0)
     raw = file.read(HEADER_BYTES)
@@ -80,9 +80,9 @@ def scan_wal(file: BinaryIO) -> WalScan:
 
 
 def has_commits(file: BinaryIO) -> bool:
-    """Tell whether SQLite finds a commit in a WAL file.
+    """Return whether SQLite finds a commit in a WAL file.
 
-    Costs a look at the first transaction.
+    Reads the first transaction only.
     """
     file.seek(0)
     raw = file.read(HEADER_BYTES)
@@ -99,9 +99,9 @@ def has_commits(file: BinaryIO) -> bool:
 
 
 def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
-    """Look for commits in every shape that the file can have had.
+    """Search for commits with every page size and byte order that the file may have had.
 
-    The header reaches the disk before the first frame is written, so one commit shows damage.
+    The header reaches the disk before the first frame is written, so any commit proves damage.
     None is found by chance: its checksum has 64 bits.
     """
     sizes = dict.fromkeys((header.page_size, *_PAGE_SIZES))
@@ -117,31 +117,31 @@ def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
 
 
 def _likely_salts(frames: Iterable[WalFrame]) -> list[bytes]:
-    """Return the salts of the first frame, and those of most frames around it."""
+    """Return the salts of the first frame, and the most frequent ones nearby."""
     seen = [frame.salts for frame in islice(frames, _FRAMES_FOR_SALTS)]
     return list(dict.fromkeys([*seen[:1], *(salts for salts, _ in Counter(seen).most_common(1))]))
 
 
 class _Judge:
-    """Walks the frames once.  A frame is *ours* if it is of the generation that the header names.
+    """Reads the frames once.  A frame is *ours* if it is of the generation of the header.
 
-    SQLite begins a WAL anew by writing over it from the front, with new salts in header and
-    frames, so old frames behind the last new one are normal.
+    SQLite restarts a WAL by overwriting it from the beginning with new salts, so old frames after
+    the last new one are normal.
     """
 
     def __init__(
         self, salts: bytes, seeds: tuple[Checksum, ...], first_bad: int | None = None
     ) -> None:
         self.salts = salts
-        self.seeds = seeds  # what may stand in front of the next frame's checksum
-        self.is_ours = True  # the frame before is ours; so is the header
+        self.seeds = seeds  # checksums that may precede the next frame
+        self.is_ours = True  # the previous frame, or the header, is ours
         self.first_bad = first_bad
-        # Behind the first bad frame: no frame of this transaction is bad, so far.
+        # After the first bad frame: no frame of this transaction is bad, so far.
         self.is_complete = first_bad == 0
         self.commits = self.frames = self.commits_behind = self.last_behind = 0
 
     def run(self, frames: Iterable[WalFrame]) -> WalScan:
-        """Judge all frames."""
+        """Check all frames."""
         for number, frame in enumerate(frames, start=1):
             self._look_at(number, frame)
         return WalScan(
@@ -150,7 +150,7 @@ class _Judge:
 
     def _look_at(self, number: int, frame: WalFrame) -> None:
         has_salts = frame.salts == self.salts
-        # Old frames follow each other too; only what can stand behind one of ours is summed.
+        # Old frames are chained, too; only frames that may follow one of ours are summed.
         fits = (has_salts or self.is_ours) and any(map(frame.follows, self.seeds))
         is_good = has_salts and fits and frame.page > 0
         if is_good and self.first_bad is None:
@@ -163,7 +163,7 @@ class _Judge:
         self.seeds = self._seeds_behind(frame, is_good)
 
     def _look_behind(self, number: int, *, is_good: bool, ends: bool) -> None:
-        """Count complete transactions behind the first bad frame, or at it."""
+        """Count complete transactions from the first bad frame on."""
         if self.first_bad is None:
             self.first_bad = number
         self.is_complete = self.is_complete and is_good
@@ -174,10 +174,10 @@ class _Judge:
             self.is_complete = True  # the next transaction begins
 
     def _ends(self, frame: WalFrame, *, fits: bool, has_salts: bool) -> bool:
-        """Tell whether a frame surely ends a transaction, good or bad as it is.
+        """Return whether a frame certainly ends a transaction, be it good or bad.
 
-        If not sure, a transaction is longer than it was, and a commit less is found: a power cut
-        must never be taken for damage.
+        If in doubt, the transaction continues, and one commit less is found: a power cut must never
+        look like damage.
         """
         if fits:
             return frame.commit > 0
@@ -189,9 +189,10 @@ class _Judge:
         return frame.commit > 0 and not frame.is_split
 
     def _seeds_behind(self, frame: WalFrame, is_good: bool) -> tuple[Checksum, ...]:
-        """Return the checksums that the next frame may have been chained to.
+        """Return the checksums that may precede the next frame.
 
-        A flip in the content leaves the stored one right, a flip in the stored one the computed.
+        If the content was damaged, the stored checksum is right; if that was damaged, the computed
+        one is.
         """
         if is_good or not self.is_ours:
             return (frame.stored,)
@@ -199,18 +200,18 @@ class _Judge:
 
 
 _PREFIX: Final = "damaged-"
-_REPORT: Final = "damage.json"  # written last: a copy without it is not whole
+_REPORT: Final = "damage.json"  # written last: a copy without it is incomplete
 
 
 def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
-    """Scan the WAL of a locked folder; to be called before SQLite opens the database.
+    """Scan the WAL of a locked folder; call it before SQLite opens the database.
 
-    Blocks: 0.2 s for a WAL of 64 MiB, longer where damaged files are copied.
+    Blocks: 0.2 s for a WAL of 64 MiB, longer if damaged files are copied.
 
     Raises:
-        DataDamagedError: complete commits would be lost, or the WAL is gone.  Database, WAL and
-            shm were copied to ``damaged-<time>/``.  With ``accept_loss`` the files are copied,
-            nothing is raised, and SQLite drops those commits; a copy that failed is still raised.
+        DataDamagedError: complete commits would be lost, or the WAL is missing.  Database, WAL and
+            shm were copied to ``damaged-<time>/``.  With ``accept_loss`` the files are copied and
+            SQLite drops those commits; a failed copy is still raised.
     """
     try:
         found = look_at_wal(folder.wal, folder.shm)
@@ -232,10 +233,10 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
 
 
 def look_at_wal(wal: Path, index: Path) -> WalScan:
-    """Scan a WAL and ask its index, the ``-shm`` file, how long it was; changes neither.
+    """Scan a WAL, and read its length from its index, the ``-shm`` file; changes neither.
 
     Raises:
-        OSError: it cannot be read, or is not there.
+        OSError: it does not exist or cannot be read.
     """
     with wal.open("rb") as file:
         found = scan_wal(file)
@@ -252,7 +253,7 @@ def _check_missing(folder: DataFolder, *, accept_loss: bool) -> None:
 
 
 def describe(name: str, found: WalScan) -> str:
-    """Say which frames and commits of a damaged WAL would be lost."""
+    """Return a message about the frames and commits of a damaged WAL that would be lost."""
     if not found.commits_behind:
         return (
             f"{name} is whole up to frame {found.frames} only, and was up to frame "
@@ -268,11 +269,11 @@ def describe(name: str, found: WalScan) -> str:
 def keep_damaged(folder: DataFolder, loss: str, digest: str) -> Path:
     """Copy database, WAL and shm to a new ``damaged-<time>/`` and return that folder.
 
-    A supervisor may start a refused broker again and again: what was copied already, known by the
-    checksum of the damaged file, is not copied again.
+    A supervisor may restart a refused broker many times, so files with the same checksum are copied
+    only once.
 
     Raises:
-        DataDamagedError: the copy is not whole, mostly for want of space.
+        DataDamagedError: the copy failed, usually for lack of space.
     """
     try:
         return _copied(folder, digest) or _copy(folder, loss, digest)

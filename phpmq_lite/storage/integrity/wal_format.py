@@ -1,9 +1,9 @@
-"""A WAL file as bytes: its header, its frames, and the checksum that chains them.
+"""The format of a WAL file: header, frames, and the checksum that chains them.
 
-The format is SQLite's, https://www.sqlite.org/fileformat2.html#walformat.  The checksum is a sum
-of 32-bit words weighted with Fibonacci numbers, so it is linear: what a frame adds does not depend
-on what came before, and ``follows`` puts the two together.  That lets many frames be summed side
-by side in the lanes of one large int: 13 µs a frame of 4 KiB, where a loop over its words takes 83.
+See https://www.sqlite.org/fileformat2.html#walformat.  The checksum is a sum of 32-bit words
+weighted with Fibonacci numbers, so it is linear: what a frame adds is independent of earlier
+frames, and ``follows`` combines both.  So many frames can be summed in parallel, in the lanes of
+one large int: 13 µs per frame of 4 KiB, where a loop over its words takes 83.
 """
 
 import struct
@@ -15,7 +15,7 @@ from typing import BinaryIO, Final, Literal, NamedTuple
 
 HEADER_BYTES: Final = 32
 FRAME_HEADER_BYTES: Final = 24
-SECTOR_BYTES: Final = 512  # the least that a disk writes whole
+SECTOR_BYTES: Final = 512  # the smallest unit that a disk writes atomically
 
 Order = Literal["little", "big"]
 
@@ -23,23 +23,23 @@ _MAGIC: Final[dict[int, Order]] = {0x377F0682: "little", 0x377F0683: "big"}
 _VERSION: Final = 3_007_000
 _CHUNK_BYTES: Final = 1 << 20
 _WORD: Final = 0xFFFFFFFF
-_STEPS_PER_MASK: Final = 16  # lanes of 64 bits hold 32-bit sums that grow 2.6 times a step
+_STEPS_PER_MASK: Final = 16  # lanes of 64 bits hold 32-bit sums, which grow 2.6 times per step
 
 Checksum = tuple[int, int]
 
 
 class WalHeader(NamedTuple):
-    """The first 32 bytes; ``is_valid`` is SQLite's judgement, without it SQLite reads no frame."""
+    """The first 32 bytes; without ``is_valid``, SQLite reads no frame."""
 
     page_size: int
-    order: Order  # how the checksum reads words
+    order: Order  # byte order of the checksum's words
     salts: bytes
-    seeds: tuple[Checksum, ...]  # what may stand in front of the first frame's checksum
+    seeds: tuple[Checksum, ...]  # checksums that may precede the first frame's
     is_valid: bool
 
 
 def read_header(raw: bytes) -> WalHeader:
-    """Read the header; ``raw`` has at least 32 bytes."""
+    """Parse the header; ``raw`` has at least 32 bytes."""
     magic, version, page_size = struct.unpack_from(">III", raw)
     stored = struct.unpack_from(">II", raw, 24)
     order = _MAGIC.get(magic, "little")
@@ -52,7 +52,7 @@ def read_header(raw: bytes) -> WalHeader:
 
 
 def is_page_size(number: int) -> bool:
-    """Tell whether SQLite takes this as the size of a page."""
+    """Return whether SQLite accepts this page size."""
     return 512 <= number <= 65_536 and number & (number - 1) == 0
 
 
@@ -66,7 +66,7 @@ def header_checksum(raw: bytes, order: Order) -> Checksum:
 
 
 class WalFrame:
-    """One frame: a page as one transaction left it."""
+    """A frame: a page as one transaction wrote it."""
 
     __slots__ = ("_chunk", "_index", "commit", "offset", "page", "salts", "stored")
 
@@ -77,12 +77,12 @@ class WalFrame:
         at = index * chunk.frame_bytes
         page, commit = struct.unpack_from(">II", chunk.raw, at)
         self.page: int = page
-        self.commit: int = commit  # pages of the database then; 0: the transaction goes on
+        self.commit: int = commit  # database size in pages; 0: the transaction continues
         self.salts = chunk.raw[at + 8 : at + 16]
         self.stored: Checksum = struct.unpack_from(">II", chunk.raw, at + 16)
 
     def checksum_after(self, seed: Checksum) -> Checksum:
-        """Return what ``stored`` should be behind ``seed``, the checksum of the frame before."""
+        """Return what ``stored`` should be if ``seed`` is the checksum of the previous frame."""
         low, mid, high = _fibonacci(self._chunk.pairs)
         first, second = self._chunk.sums[self._index]
         return (
@@ -91,20 +91,20 @@ class WalFrame:
         )
 
     def follows(self, seed: Checksum) -> bool:
-        """Tell whether page, commit and content are those that the checksum was made of."""
+        """Return whether the frame's checksum is correct after ``seed``."""
         return self.checksum_after(seed) == self.stored
 
     def commit_before_damage(self, seed: Checksum) -> int | None:
-        """Return the word ``commit`` as it was, if a change of it alone broke the checksum.
+        """Return the word ``commit`` before it was damaged, if only it broke the checksum.
 
-        It is a word of the checksum, of either byte order: only 0 and other than 0 have a meaning.
+        It is one word of the checksum, in either byte order; only 0 and not 0 are different.
         """
         chunk = self._chunk
         expected = self.checksum_after(seed)
         gap = [(a - b) & _WORD for a, b in zip(self.stored, expected, strict=True)]
-        # The word ends the first pair, so the pairs behind it multiplied its change.
+        # The word ends the first pair, so the later pairs multiplied its change.
         weights = _fibonacci(chunk.pairs - 1)[1:]
-        odd = 0 if weights[0] & 1 else 1  # neighbours in Fibonacci's row are never both even
+        odd = 0 if weights[0] & 1 else 1  # neighbours in the Fibonacci sequence are never both even
         change = gap[odd] * pow(weights[odd], -1, _WORD + 1) & _WORD
         if [(weight * change) & _WORD for weight in weights] != gap:
             return None
@@ -113,15 +113,15 @@ class WalFrame:
 
     @property
     def is_split(self) -> bool:
-        """Tell whether a sector ends between ``commit`` and ``salts``.
+        """Return whether a sector ends between ``commit`` and ``salts``.
 
-        Then a cut may leave a new salt beside an old ``commit``.
+        Then a power cut may leave new salts beside an old ``commit``.
         """
         return (self.offset + 8) % SECTOR_BYTES == 0
 
 
 def read_frames(file: BinaryIO, header: WalHeader) -> Iterator[WalFrame]:
-    """Yield the whole frames of the file in order; ``file`` is at any place."""
+    """Yield the complete frames of the file, in order."""
     frame_bytes = FRAME_HEADER_BYTES + header.page_size
     at_once = max(1, _CHUNK_BYTES // frame_bytes)
     offset = HEADER_BYTES
@@ -134,7 +134,7 @@ def read_frames(file: BinaryIO, header: WalHeader) -> Iterator[WalFrame]:
 
 
 class _Chunk:
-    """Some frames read at once; the sums are made when first asked for."""
+    """Frames that were read together; their sums are computed on first use."""
 
     __slots__ = ("_sums", "frame_bytes", "order", "pairs", "raw")
 
@@ -154,7 +154,7 @@ class _Chunk:
 
 
 def frame_sums(raw: bytes, frame_bytes: int, order: Order) -> list[Checksum]:
-    """Return the checksum of each whole frame as if it stood behind the checksum (0, 0)."""
+    """Return the checksum of each complete frame as if it followed the checksum (0, 0)."""
     count = len(raw) // frame_bytes
     pairs = array("Q", raw[: count * frame_bytes])
     if order == "big":
@@ -188,17 +188,17 @@ def _fibonacci(pairs: int) -> tuple[int, int, int]:
     return low, mid, (low + mid) & _WORD
 
 
-_HEAD_BYTES: Final = 48  # there are two copies of it; SQLite writes one, then the other
+_HEAD_BYTES: Final = 48  # there are two copies; SQLite writes one, then the other
 _IS_SET_AT: Final = 12
 _FRAMES_AT: Final = 16
 _SALTS: Final = slice(32, 40)
-_SUMMED: Final = struct.Struct("=10I")  # in the order of this machine, as all of it
+_SUMMED: Final = struct.Struct("=10I")  # in this machine's byte order
 _SUM: Final = struct.Struct("=2I")
 _WAL_INDEX_WORD: Final = 0xFFFF_FFFF
 
 
 def committed_frames(index: Path, salts: bytes) -> int:
-    """Return the last frame that was committed to the WAL with these salts; 0 where unknown."""
+    """Return the last committed frame of the WAL with these salts, from its index; 0: unknown."""
     try:
         with index.open("rb") as file:
             head, copy = file.read(_HEAD_BYTES), file.read(_HEAD_BYTES)

@@ -1,6 +1,6 @@
-"""Who did what, read for pages: newest first, filtered, from a cursor on.
+"""The audit log, read for pages: newest first, filtered, with a cursor.
 
-The rows are written in the transaction of what they tell about (``broker/operator/operations.py``).
+Its rows are written in the transaction of the change (``broker/operator/operations.py``).
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from typing import Any, Final
 from phpmq_lite.storage.read.readers import Readers, Row
 
 PAGE_ROWS: Final = 200  # at most
-_SLICE: Final = 100_000  # numbers looked at in one read; a filter has no index
+_SLICE: Final = 100_000  # audit_ids per read; filters have no index
 _LIMIT_S: Final = 1.0  # for all slices of one page
 
 
 @dataclass(slots=True, frozen=True)
 class AuditRow:
-    """One row of the audit; the order is that of the columns in audit.sql."""
+    """A row of the audit log, in the order of the columns in audit.sql."""
 
     audit_id: int
     at_ms: int  # Unix ms
@@ -35,27 +35,27 @@ class AuditRow:
 
 @dataclass(slots=True, frozen=True)
 class AuditFilter:
-    """Which rows; None stands for any."""
+    """A filter; None matches anything."""
 
     actor: str | None = None
-    action: str | None = None  # whole, or what stands before a dot: "queue"
-    result: str | None = None  # whole, or "refused" for every refusal
+    action: str | None = None  # complete, or the part before the dot: "queue"
+    result: str | None = None  # complete, or "refused" for every refusal
     target: str | None = None
     since: int | None = None  # at_ms, inclusive
     upto: int | None = None  # at_ms, exclusive
 
     def parameters(self) -> dict[str, Any]:
-        """Give the values by the names of the statements."""
+        """Return the parameters of the statements."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True, frozen=True)
 class AuditPage:
-    """A page, newest first; ``searched_to`` is set where the time ran out before it was full."""
+    """A page, newest first; ``searched_to`` is set if the time was up before it was full."""
 
     rows: list[AuditRow]
-    has_more: bool  # beyond its last row, or, reading upwards, beyond its first
-    searched_to: int | None = None  # audit_id; go on from here
+    has_more: bool  # after its last row, or before its first one if read upwards
+    searched_to: int | None = None  # audit_id to continue from
 
 
 class AuditLog:
@@ -73,7 +73,7 @@ class AuditLog:
         after: int | None = None,
         limit: int = 50,
     ) -> AuditPage:
-        """Give a page of rows older than ``before``, or newer than ``after`` (``audit_id``)."""
+        """Return a page of rows older than ``before``, or newer than ``after`` (``audit_id``)."""
         limit = min(limit, PAGE_ROWS)
         first, last = (await self._readers.read("audit", "ends"))[0]
         if first is None:
@@ -113,14 +113,14 @@ class AuditLog:
         return AuditPage(page[::-1], has_more=len(rows) > limit)
 
     async def last_of(self, target: str) -> AuditRow | None:
-        """Give the newest row about a thing: a queue, a message id, a user."""
+        """Return the newest row with this target: a queue, a message id, a user."""
         rows = await self._readers.read("audit", "newest_of_target", target=target)
         return AuditRow(*rows[0]) if rows else None
 
 
 @dataclass(slots=True, frozen=True)
 class BulkJobRow:
-    """The audit row of bulk work; ``detail`` is JSON, ``at_ms`` Unix ms."""
+    """The audit row of a bulk job; ``detail`` is JSON, ``at_ms`` Unix ms."""
 
     at_ms: int
     actor: str
@@ -133,28 +133,28 @@ class BulkJobRow:
 
 @dataclass(slots=True, frozen=True)
 class Trash:
-    """How much of the history was deleted by somebody."""
+    """The size of the trash: deleted messages in the history."""
 
     rows: int
     bytes: int  # of bodies
 
 
 class BulkJobLog:
-    """Reads what bulk work leaves behind."""
+    """Reads the audit rows of bulk jobs."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
 
     async def row(self, number: int) -> BulkJobRow | None:
-        """Give the audit row of a number, None where retention took it."""
+        """Return the row of a job; None if retention removed it."""
         rows = await self._readers.read("audit", "bulk_job", audit_id=number)
         return BulkJobRow(*rows[0]) if rows else None
 
     async def trash(self) -> Trash:
-        """Say how much the trash has."""
+        """Return the size of the trash."""
         return Trash(*(await self._readers.read("measures", "totals"))[0][2:])
 
     async def next_number(self) -> int:
-        """Give the number that the next message gets: what arrives later has it or a higher one."""
+        """Return the next message number: later messages have this one or a higher one."""
         rows = await self._readers.read("messages", "next_number")
         return int(rows[0][0])

@@ -1,6 +1,6 @@
 """Dead letters by cause: the newest records of all dead-letter queues, in groups.
 
-Queues of millions of records are looked at from the newest on, for a bounded time.
+Queues with millions of records are read from the newest on, for a limited time.
 """
 
 import json
@@ -16,33 +16,33 @@ from phpmq_lite.storage.read.readers import Readers
 
 LOOKED: Final = 50_000  # records of all queues together
 LIMIT_S: Final = 0.04
-DEEP_LIMIT_S: Final = 1.5  # where somebody asks for more
-SPANS: Final = 28  # bars of arrivals
-SPAN_MS: Final = 6 * 3_600_000  # of one bar: seven days in all
+DEEP_LIMIT_S: Final = 1.5  # on request
+SPANS: Final = 28  # bars of the chart
+SPAN_MS: Final = 6 * 3_600_000  # per bar: seven days in total
 CAUSE_CHARACTERS: Final = 200
-CAUSE_STARS: Final = 7  # and one for the end: as many as a pattern of a search may have
-_SLICE: Final = 100  # records of one queue in one read
+CAUSE_STARS: Final = 7  # and one for the end: the limit of a search pattern
+_SLICE: Final = 100  # records of one queue per read
 _SHORTEST: Final = 20
-_PATIENCE: Final = 1.5  # times the limit, until each queue was looked at once
-_CAUSES: Final = 2_000  # groups kept; more are not told apart
+_PATIENCE: Final = 1.5  # times the limit, until each queue was read once
+_CAUSES: Final = 2_000  # groups; further causes are merged
 
-# What differs between two failures of one cause: words with a digit, and what joins them.
+# Differences between two failures of one cause: words with a digit, and what joins them.
 _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
 
 
 _ERROR: Final = re.compile(rb'"error" ?: ?"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*)("?)')
-_HALF: Final = re.compile(  # of a character, where the block ends in it
+_HALF: Final = re.compile(  # an incomplete escape at the end of the block
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$"
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-_SAID: Final = {  # member of a block -> its text, where that is plain and whole
+_SAID: Final = {  # member of a block -> its text, if it is plain and complete
     name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,259})"' % name.encode())
     for name in ("reason", "detail", "original_queue")
 }
 
 
 class DeadLetterCause(NamedTuple):
-    """What a worker wrote, with ``*`` where failures differ; ``is_whole``: nothing follows."""
+    """A worker's error text, with ``*`` where failures differ; ``is_whole``: it is complete."""
 
     text: str
     is_whole: bool
@@ -50,10 +50,10 @@ class DeadLetterCause(NamedTuple):
 
 @dataclass(slots=True)
 class DeadLetterGroup:
-    """Records that share queue, origin, URN, reason and cause; None where they have none.
+    """Records with the same queue, origin, URN, reason and cause; None if a record has none.
 
-    ``said`` has the members of the block that origin and reason were taken from, where the
-    broker did not tie the record to a message itself: a program published it.
+    ``said`` has the members of the record from which origin and reason were taken, if a program
+    published it and the broker does not know the original message.
     """
 
     queue_id: int
@@ -61,10 +61,10 @@ class DeadLetterGroup:
     origin_id: int | None
     urn: str | None
     reason: str | None
-    cause: str | None  # what a worker wrote, numbers and ids as *
+    cause: str | None  # a worker's error text, with * for numbers and ids
     origin: str | None = None
     said: tuple[tuple[str, str], ...] = ()
-    is_whole: bool = True  # the cause; False: it goes on in any way
+    is_whole: bool = True  # the cause; False: it may continue in any way
     records: int = 0
     size: int = 0  # bytes of their bodies
     first_at: int = 0
@@ -76,13 +76,13 @@ class DeadLetterGroup:
 
     @property
     def bars(self) -> list[int]:
-        """Give the arrivals of each span, oldest first."""
+        """Return the arrivals per span, oldest first."""
         return [self.arrivals[span] for span in range(SPANS)]
 
 
 @dataclass(slots=True, frozen=True)
 class DeadLetterPage:
-    """Groups, newest first; ``looked`` of ``total`` records were looked at."""
+    """Groups, newest first; ``looked`` of ``total`` records were read."""
 
     groups: list[DeadLetterGroup]
     looked: int
@@ -90,14 +90,14 @@ class DeadLetterPage:
 
 
 def strip_numbers(text: str) -> str:
-    """Put ``*`` where two failures of one cause differ: ids, addresses, numbers."""
+    """Replace by ``*`` what differs between failures of one cause: ids, addresses, numbers."""
     return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text))
 
 
 def cause_of(block: bytes | None) -> DeadLetterCause | None:
-    """Find what a worker wrote about its failure; None: nothing.
+    """Return the error text of a worker in a block, or None.
 
-    It is found by its bytes: reading JSON took five times as long, and bodies may be malformed.
+    It is matched as bytes: parsing JSON took five times as long, and bodies may be malformed.
     """
     found = _ERROR.search(block) if block else None
     if found is None:
@@ -108,13 +108,13 @@ def cause_of(block: bytes | None) -> DeadLetterCause | None:
             raw = _HALF.sub(b"", raw).decode(errors="ignore").encode()
         text = str(json.loads(f'"{raw.decode()}"')) if b"\\" in raw else raw.decode()
         text.encode()
-    except ValueError:  # no UTF-8, no JSON, or half a character, which cannot be shown
+    except ValueError:  # not UTF-8, not JSON, or an incomplete character, which cannot be shown
         text, is_whole = raw.partition(b"\\")[0].decode(errors="replace"), False
     is_whole = is_whole and len(text) <= CAUSE_CHARACTERS
     text = text[:CAUSE_CHARACTERS] if is_whole else text[:CAUSE_CHARACTERS].rstrip("\ufffd")
     bare = strip_numbers(_CONTROL.sub("*", text))
     if not any(map(str.isalpha, bare)) and not _CONTROL.search(text):
-        bare = text  # a number alone: where it is *, that is any text
+        bare = text  # only a number: as * it would match any text
     pieces = bare.split("*")
     if len(pieces) > CAUSE_STARS + 1:
         return DeadLetterCause("*".join(pieces[: CAUSE_STARS + 1]), False)
@@ -122,7 +122,7 @@ def cause_of(block: bytes | None) -> DeadLetterCause | None:
 
 
 def error_text_in(block: bytes | None) -> tuple[tuple[str, str], ...]:
-    """Read why and where from a block, by its bytes: the detail, else the reason; the queue."""
+    """Return detail (or reason) and queue of a block, matched as bytes."""
     found: dict[str, str] = {}
     for name, pattern in _SAID.items():
         value = pattern.search(block) if block else None
@@ -134,7 +134,7 @@ def error_text_in(block: bytes | None) -> tuple[tuple[str, str], ...]:
 
 
 class DeadLetterGroups:
-    """Reads dead-letter records in groups."""
+    """Groups dead-letter records by cause."""
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
@@ -148,9 +148,9 @@ class DeadLetterGroups:
         looked: int = LOOKED,
         limit_s: float = LIMIT_S,
     ) -> DeadLetterPage:
-        """Group the newest records; ``queues`` are those that may be seen, None: all.
+        """Group the newest records of ``queues``; None: all.
 
-        ``names`` are queues of records that are not called ``….dlq``.
+        ``names`` are dead-letter queues whose names do not end in ``.dlq``.
         """
         rows = await self._readers.read(
             "messages", "dead_letter_queues", names=json.dumps(sorted(names))
@@ -159,7 +159,7 @@ class DeadLetterGroups:
         total = sum(count for _, _, count in shelves)
         found: dict[tuple[object, ...], DeadLetterGroup] = {}
         walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in shelves}
-        slice_ = _SHORTEST  # at first a few of each, then more
+        slice_ = _SHORTEST  # first a few of each queue, then more
         began_s = monotonic()
         ends_s, seen = began_s + limit_s * _PATIENCE, 0
         while walks and seen < looked:  # each queue in turn, so that none is left out
@@ -191,7 +191,7 @@ class DeadLetterGroups:
         now_ms: int,
         limit: int,
     ) -> tuple[int, int]:
-        """Add the records of one slice; gives how many they were, and the lowest place."""
+        """Add the records of one slice; return how many, and the lowest position."""
         rows = await self._readers.read(
             "messages", "newest_dead_letters", queue_id=queue_id, before=before, limit=limit
         )
@@ -222,7 +222,7 @@ class DeadLetterGroups:
         return len(rows), rows[-1][0] if rows else before
 
     async def _name(self, groups: Sequence[DeadLetterGroup]) -> None:
-        """Fill in names of origins and ids of samples."""
+        """Fill in the names of origins and the ids of samples."""
         origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
         seqs = json.dumps([group.last_seq for group in groups])
         names: dict[int, str] = dict(await self._readers.read("search", "names", queues=origins))

@@ -1,4 +1,4 @@
-"""How large the database, the history and the audit are."""
+"""Sizes of the database, the history and the audit log."""
 
 from dataclasses import dataclass
 
@@ -7,31 +7,31 @@ from phpmq_lite.storage.read.readers import Readers
 
 @dataclass(slots=True, frozen=True)
 class DatabaseSize:
-    """What is stored; times are Unix ms, None where there is nothing."""
+    """What is stored; times are Unix ms, None if there is nothing."""
 
     pages: int
     pages_free: int
     page_bytes: int
     schema: int  # number of the newest migration applied
-    history_rows: int  # settled messages, deleted ones included
+    history_rows: int  # settled messages, including deleted ones
     history_bytes: int
     deleted_rows: int
     deleted_bytes: int
     history_oldest_at: int | None
-    history_offset: int  # of the newest row that ever was
-    removed: int  # rows that retention took, since the database was made
+    history_offset: int  # of the newest row ever stored
+    removed: int  # rows removed by retention, since the database was created
     audit_rows: int
     audit_oldest_at: int | None
     last_seen_ms: int | None  # steady
 
     @property
     def deleted_share(self) -> float:
-        """The part of the history's rows that deleted messages take."""
+        """Share of deleted messages in the rows of the history."""
         return self.deleted_rows / self.history_rows if self.history_rows else 0.0
 
 
 async def measure_database(readers: Readers) -> DatabaseSize:
-    """Read the figures: counters, ends of tables and what is not counted yet, a short tail.
+    """Return the figures, from counters, ends of tables, and a short tail that is not counted yet.
 
     Raises:
         StorageError: the database cannot be read.

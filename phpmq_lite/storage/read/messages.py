@@ -1,6 +1,6 @@
-"""Pages for the admin: what is in the queues and the history, read without touching it.
+"""Messages, bodies, events and history, read for pages.
 
-Each page has a limit on its rows; ``readers.py`` has the limit on its time.
+Each page has a limited number of rows; ``readers.py`` limits the time.
 """
 
 import asyncio
@@ -16,25 +16,25 @@ from phpmq_lite.model import State, checksum
 from phpmq_lite.storage.read.readers import Readers, Row
 
 PAGE_ROWS: Final = 200  # at most
-BODY_WHOLE_BYTES: Final = 256 * 1024  # shown whole up to here
-BODY_HEAD_BYTES: Final = 64 * 1024  # of a larger one
-BODY_PART_BYTES: Final = 1 << 20  # read at once
-SHA256_BYTES: Final = 8 << 20  # of larger bodies the download says it
+BODY_WHOLE_BYTES: Final = 256 * 1024  # shown completely up to this size
+BODY_HEAD_BYTES: Final = 64 * 1024  # shown of a larger body
+BODY_PART_BYTES: Final = 1 << 20  # per read
+SHA256_BYTES: Final = 8 << 20  # the download of a larger body includes it
 EVENT_ROWS: Final = 500
 LINK_ROWS: Final = 100
-TRASH_LOOKED: Final = 1_000  # deleted messages, for one page
+TRASH_LOOKED: Final = 1_000  # deleted messages read per page
 EXPIRING_ROWS: Final = 10_000
-_HISTORY_SLICE: Final = 20_000  # offsets looked at in one read when a filter has no index
+_HISTORY_SLICE: Final = 20_000  # offsets per read if a filter has no index
 _HISTORY_LIMIT_S: Final = 1.0  # for all slices of one page
 _ID_DIGITS: Final = frozenset("0123456789abcdef")
 
 
 @dataclass(slots=True, frozen=True)
 class MessageRow:
-    """A message as stored, alive or settled; the order is that of the columns in messages.sql.
+    """A live or settled message, in the order of the columns in messages.sql.
 
-    Times ending in ``_at`` are Unix milliseconds.  ``offset``, ``reason`` and ``settled_at``
-    are None while it is alive; names and addresses are None where their row is gone.
+    Times ending in ``_at`` are Unix milliseconds.  ``offset``, ``reason`` and ``settled_at`` are
+    None while it is live; names and addresses are None if their row was removed.
     """
 
     offset: int | None
@@ -64,12 +64,12 @@ class MessageRow:
     urn: str | None
     trace_id: str | None
     meta_id: str | None
-    attempts: int | None  # as the envelope has it
+    attempts: int | None  # of the envelope
     source_seq: int | None
     source_token: int | None
     source_queue: str | None
     source_reason: str | None
-    preview: bytes | None  # at most 480 bytes; None: there is no body, or it is empty
+    preview: bytes | None  # at most 480 bytes; None: the body is missing or empty
 
     @property
     def message_id(self) -> str:
@@ -78,12 +78,12 @@ class MessageRow:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it is ready or dispatched."""
+        """Return whether it is ready or dispatched."""
         return self.state in (State.READY, State.DISPATCHED)
 
     @property
     def source_id(self) -> str | None:
-        """The id of the message that this dead-letter record is about, while history has it."""
+        """The id of the message that this dead letter is about, while it is in the history."""
         if self.source_seq is None or self.source_token is None:
             return None
         return wire_id(self.source_seq, self.source_token)
@@ -91,7 +91,7 @@ class MessageRow:
 
 @dataclass(slots=True, frozen=True)
 class Body:
-    """The content of a message, or the beginning of a large one."""
+    """The body of a message, or the beginning of a large one."""
 
     size: int
     content: bytes
@@ -99,13 +99,13 @@ class Body:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether ``content`` is all of it."""
+        """Return whether ``content`` is complete."""
         return len(self.content) == self.size
 
 
 @dataclass(slots=True, frozen=True)
 class EventRow:
-    """One unusual turn of a life."""
+    """An exceptional step of a message."""
 
     at_ms: int
     kind: str
@@ -114,7 +114,7 @@ class EventRow:
 
 @dataclass(slots=True, frozen=True)
 class LinkRow:
-    """An event that names another message."""
+    """An event that refers to another message."""
 
     seq: int
     at_ms: int
@@ -123,15 +123,15 @@ class LinkRow:
 
     @property
     def other_seq(self) -> int:
-        """The number in that id."""
+        """The number in that id; 0 if it is invalid."""
         return int(self.other[:16], 16) if is_message_id(self.other) else 0
 
 
 @dataclass(slots=True, frozen=True)
 class TrashPage:
-    """Deleted messages that can be restored, and the offset to go on from (exclusive).
+    """Deleted messages that can be restored, and the offset to continue from (exclusive).
 
-    ``is_cut`` says that the page is short because enough was looked at.
+    ``is_cut``: the page is short because the scan limit was reached.
     """
 
     rows: list[MessageRow]
@@ -141,9 +141,9 @@ class TrashPage:
 
 @dataclass(slots=True, frozen=True)
 class HistoryPage:
-    """Settled messages, newest first, and how far was looked.
+    """Settled messages, newest first, and how far the history was read.
 
-    ``searched_to`` is the last offset looked at where the time ran out first, else None.
+    ``searched_to`` is the last offset read if the time limit was reached, else None.
     """
 
     rows: list[MessageRow]
@@ -154,20 +154,20 @@ class HistoryPage:
 
 
 def wire_id(seq: int, token: int) -> str:
-    """Give the message id as it stands on the wire: 16 hex digits each."""
+    """Return the message id as on the wire: 16 hex digits each."""
     return f"{seq:016x}{token:016x}"
 
 
 def is_message_id(text: str) -> bool:
-    """Tell whether ``text`` can be a message id: 32 lower-case hex digits."""
+    """Return whether ``text`` has the form of a message id: 32 lower-case hex digits."""
     return len(text) == 32 and _ID_DIGITS.issuperset(text)
 
 
 class MessageReader:
-    """What the pages ask for.
+    """Reads messages for pages, in the order in which they are shown.
 
-    All methods may raise ReadTooLongError, and StorageError where the database cannot be read.
-    Pages are in the order they are shown; ``limit`` above ``PAGE_ROWS`` is cut to it.
+    Methods raise ReadTooLongError, and StorageError if the database cannot be read.  ``limit`` is
+    at most ``PAGE_ROWS``.
     """
 
     def __init__(self, readers: Readers) -> None:
@@ -179,15 +179,15 @@ class MessageReader:
     # -- queues
 
     async def oldest_ready(self, queue_ids: Iterable[int]) -> dict[int, int]:
-        """Say when the first ready message of each queue was published; empty ones are left out."""
+        """Return when each queue's first ready message was published; empty queues are omitted."""
         asked = json.dumps(list(queue_ids))
         rows = await self._read("oldest_ready", queue_ids=asked)
         return {queue_id: published_at for queue_id, published_at in rows if published_at}
 
     async def expiring(self, before_ms: int) -> dict[int, tuple[int, int]]:
-        """Count ready messages whose deadline is before that time: queue_id -> (count, soonest).
+        """Count ready messages with an earlier deadline: queue_id -> (count, soonest deadline).
 
-        The soonest ``EXPIRING_ROWS`` are counted, so counts that add up to it are lower bounds.
+        Only the soonest ``EXPIRING_ROWS`` are counted: counts that add up to it are lower bounds.
         """
         rows = await self._read("expiring", before_ms=before_ms, limit=EXPIRING_ROWS)
         return {queue_id: (count, soonest_ms) for queue_id, count, soonest_ms in rows}
@@ -209,7 +209,7 @@ class MessageReader:
         state: State | None = None,
         limit: int = 50,
     ) -> list[MessageRow]:
-        """Give a page of a queue in order, behind or ahead of a position (exclusive)."""
+        """Return a page of a queue in order, after or before a position (exclusive)."""
         is_backwards = before is not None
         position = before if before is not None else after if after is not None else -1
         rows = await self._read(
@@ -221,7 +221,7 @@ class MessageReader:
     # -- one message
 
     async def message(self, message_id: str) -> MessageRow | None:
-        """Find a message, alive or settled; None where the id is unknown or its row is gone."""
+        """Return a live or settled message; None if the id is unknown or its row was removed."""
         if not is_message_id(message_id):
             return None
         seq = int(message_id[:16], 16)
@@ -232,18 +232,18 @@ class MessageReader:
         return found if compare_digest(found.message_id, message_id) else None
 
     async def was_given(self, message_id: str) -> bool:
-        """Tell whether this broker has given out the number in this id: then its row is gone."""
+        """Return whether this broker has assigned the number in this id; its row may be gone."""
         rows = await self._read("next_number")
         return 0 < int(message_id[:16], 16) < int(rows[0][0])
 
     async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
-        """Give messages by their numbers, alive or settled, in that order; at most a page."""
+        """Return live and settled messages by their seqs, in that order; at most a page."""
         rows = await self._read("by_seqs", seqs=json.dumps(list(seqs[:PAGE_ROWS])))
         found = {row.seq: row for row in (MessageRow(*values) for values in rows)}
         return [found[seq] for seq in seqs if seq in found]
 
     async def body(self, message: MessageRow) -> Body | None:
-        """Give the body, of one above 256 KiB the first 64 KiB; None where there is none."""
+        """Return the body, of one above 256 KiB the first 64 KiB; None if it does not exist."""
         size = message.size if message.size <= BODY_WHOLE_BYTES else BODY_HEAD_BYTES
         part = await self.body_part(message, 0, size)
         if part is None:
@@ -254,17 +254,17 @@ class MessageReader:
         )
 
     async def body_part(self, message: MessageRow, start: int, size: int) -> Body | None:
-        """Give part of a body without reading the rest; None where there is none."""
+        """Return part of a body without reading the rest; None if it does not exist."""
         rows = await self._read("body_part", seq=message.seq, start=start, size=size)
         return Body(rows[0][0], rows[0][1] or b"", None) if rows else None
 
     async def bodies(self, seqs: Sequence[int]) -> dict[int, bytes]:
-        """Give whole bodies by their numbers; the caller bounds what they add up to."""
+        """Return complete bodies by seq; the caller limits their total size."""
         rows = await self._read("bodies", seqs=json.dumps(list(seqs)))
         return {seq: content or b"" for seq, content in rows}
 
     async def sha256(self, message: MessageRow) -> str | None:
-        """Give the SHA-256 of a body, read part by part; None where it is above 8 MiB or gone."""
+        """Return the SHA-256 of a body, read in parts; None if it is above 8 MiB or missing."""
         if message.size > SHA256_BYTES:
             return None
         made = hashlib.sha256()
@@ -276,7 +276,7 @@ class MessageReader:
         return made.hexdigest()
 
     async def whole_body(self, message: MessageRow) -> Body | None:
-        """Give the body, however large."""
+        """Return the body, however large."""
         rows = await self._read("body", seq=message.seq)
         if not rows:
             return None
@@ -285,11 +285,11 @@ class MessageReader:
         return Body(len(content), content, is_damaged)
 
     async def events(self, seq: int) -> list[EventRow]:
-        """Give the unusual turns of one life, oldest first."""
+        """Return the events of a message, oldest first."""
         return [EventRow(*row) for row in await self._read("events", seq=seq, limit=EVENT_ROWS)]
 
     async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
-        """Give what ties these messages to others: redrive, restore, edit, dead letter."""
+        """Return the links of messages to others: redrive, restore, edit, dead letter."""
         asked = json.dumps(list(seqs))
         return [LinkRow(*row) for row in await self._read("links", seqs=asked, limit=LINK_ROWS)]
 
@@ -306,11 +306,11 @@ class MessageReader:
         until: int | None = None,
         limit: int = 50,
     ) -> HistoryPage:
-        """Give settled messages older than ``before``, newer than ``after``, or the newest.
+        """Return settled messages older than ``before``, newer than ``after``, or the newest.
 
-        ``since`` and ``until`` (exclusive) bound when they were settled, Unix ms.  What has no
-        index, acked of all queues, is looked at in slices of offsets until the page is full, the
-        end is reached or a second is over; then ``searched_to`` says where to continue.
+        ``since`` and ``until`` (exclusive) bound when they were settled, Unix ms.  Acked messages
+        of all queues have no index; they are read in slices of offsets until the page is full, the
+        end is reached or a second is over.  Then ``searched_to`` says where to continue.
         """
         lowest, highest = (await self._read("history_ends"))[0]
         if lowest is None or highest is None:
@@ -345,7 +345,7 @@ class MessageReader:
         )
 
     async def _offset_at(self, at_ms: int, ends: "_Ends") -> int:
-        """Find the first offset settled at that time or later, by halving: times only grow."""
+        """Return the first offset settled at that time or later, by bisection: times only grow."""
         low, high = ends.lowest, ends.highest + 1
         while low < high:
             middle = (low + high) // 2
@@ -363,9 +363,9 @@ class MessageReader:
         queues: frozenset[int] | None = None,
         limit: int = 50,
     ) -> TrashPage:
-        """Give deleted messages that can be restored, newest first; a bounded number is looked at.
+        """Return deleted messages that can be restored, newest first; the scan is limited.
 
-        ``queues`` are those that may be seen; None: all.
+        ``queues`` are those that the caller may see; None: all.
         """
         start = 1 << 62 if before is None else before
         looked = await self._read(
@@ -388,7 +388,7 @@ class _Ends(NamedTuple):
 
 
 def _history_statement(queue_id: int | None, outcome: State | None) -> tuple[str, dict[str, int]]:
-    """Choose the statement whose index has what is asked for."""
+    """Return the statement with the matching index, and its parameters."""
     if queue_id is not None and outcome is not None:
         return "queue_outcome", {"queue_id": queue_id, "outcome": outcome}
     if queue_id is not None:

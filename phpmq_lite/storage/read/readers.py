@@ -1,6 +1,6 @@
-"""Read-only connections: each read is one call to a thread, whole, with a limit on its time.
+"""Read-only connections: each read is one complete call to a thread, with a time limit.
 
-So no transaction stays open over an ``await`` and no checkpoint waits for a reader.
+So no transaction stays open over an ``await``, and no checkpoint waits for a reader.
 """
 
 import asyncio
@@ -24,19 +24,20 @@ asker: Final[ContextVar[str]] = ContextVar("asker", default="")  # on whose beha
 
 
 class FairSlots:
-    """``count`` slots.  A free one goes to the owner that holds fewest, then by turns.
+    """``count`` slots.  A free slot goes to the owner with the fewest, then in turn.
 
-    Alone, an owner may hold all of them.  Within one owner the order is that of arrival.
+    Alone, an owner may use all of them.  Each owner's requests are served in order of arrival.
     """
 
     def __init__(self, count: int) -> None:
         self.free = count
         self.held: Counter[str] = Counter()  # by owner
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the one served last at the end
+        # The owner served last is at the end.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @property
     def waiting(self) -> Counter[str]:
-        """How many wait, by owner."""
+        """Number of waiting requests, by owner."""
         return Counter({owner: len(line) for owner, line in self._waiting.items()})
 
     async def acquire(self, owner: str) -> None:
@@ -50,7 +51,7 @@ class FairSlots:
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():  # the slot was handed over meanwhile
+            if not place.cancelled():  # the slot was handed over just now
                 self.release(owner)
             elif place in (line := self._waiting.get(owner, deque())):
                 line.remove(place)
@@ -71,30 +72,30 @@ class FairSlots:
         line = self._waiting.pop(owner)
         place = line.popleft()
         if line:
-            self._waiting[owner] = line  # behind all others
-        if not place.done():  # else it was cancelled
+            self._waiting[owner] = line  # after all others
+        if not place.done():  # otherwise it was cancelled
             self.free -= 1
             self.held[owner] += 1
             place.set_result(None)
 
 
-READ_LIMIT_S: Final = 2.0  # one read
-_STEPS_BETWEEN_LOOKS: Final = 10_000  # of SQLite's machine, below a millisecond
-_CLOSING: Final = "close"  # its name where others wait for a connection
+READ_LIMIT_S: Final = 2.0  # per read
+_STEPS_BETWEEN_LOOKS: Final = 10_000  # of SQLite's virtual machine, below a millisecond
+_CLOSING: Final = "close"  # owner of the slots that ``close`` takes
 
 Row = tuple[Any, ...]
 
 
 class _Reader(sqlite3.Connection):
-    """A connection that cannot write and stops each statement after a time.
+    """A read-only connection that stops each statement after a time limit.
 
-    SQLite looks at the clock between two rows, not within a function.  So what reads large bodies
-    are functions of ours: each is linear in its input and stops at the limit, too.
+    SQLite checks the time between two rows, but not within a function.  Therefore large bodies are
+    read by our own functions, which are linear in their input and stop at the limit as well.
 
     - ``body_part(seq, start, size)``: part of a body.
-    - ``in_time()``: 1; it fails after the limit.  Called before what SQLite does with a large body.
-    - ``has_text(content, text)``: as ``instr(content, text) > 0``, of BLOBs.
-    - ``matches_glob(content, glob)``: as ``CAST(content AS TEXT) GLOB glob``, without ranges.
+    - ``in_time()``: 1, or an error after the limit.  Called before SQLite processes a large body.
+    - ``has_text(content, text)``: like ``instr(content, text) > 0``, for BLOBs.
+    - ``matches_glob(content, glob)``: like ``CAST(content AS TEXT) GLOB glob``, without ranges.
     """
 
     def __init__(self, *args: Any, limit_s: float, **kwargs: Any) -> None:
@@ -109,7 +110,7 @@ class _Reader(sqlite3.Connection):
         self.set_progress_handler(self.is_over, _STEPS_BETWEEN_LOOKS)
 
     def body_part(self, seq: int, start: int, size: int) -> bytes:
-        """Read part of a body; ``substr`` would read all of it first."""
+        """Read part of a body; ``substr`` would first read all of it."""
         with self.blobopen("body", "content", seq, readonly=True) as blob:
             blob.seek(min(start, len(blob)))
             return blob.read(size)
@@ -121,31 +122,30 @@ class _Reader(sqlite3.Connection):
         return None if content is None else matches_glob(content, glob, self._check_time)
 
     def _check_time(self) -> int:
-        sleep(0)  # without the interpreter's lock: the broker need not wait 5 ms for it
+        sleep(0)  # releases the interpreter's lock, so that the broker need not wait 5 ms for it
         if self.is_over():
             raise ReadTooLongError
         return 1
 
     def is_over(self) -> bool:
-        """Return whether the time of the statement is over, or it was interrupted."""
+        """Return whether the time limit was reached or the statement was interrupted."""
         return monotonic() > self._ends_s
 
     def interrupt(self) -> None:
-        """Stop the statement that runs, also within a function of ours; from any thread."""
+        """Stop the current statement, even in one of our functions; callable from any thread."""
         self._ends_s = 0.0
         super().interrupt()
 
     def begin(self) -> None:
-        """Start the time of the next statement, which may be interrupted from here on."""
+        """Start the time limit of the next statement, which may be interrupted from now on."""
         self._ends_s = monotonic() + self._limit_s
 
 
 class Readers:
     """A few read-only connections to one database, opened on first use.
 
-    Who asks (``asker``) gets them by turns: many reads of one do not hold up those of another.
-
-    All methods may raise ReadTooLongError, and StorageError where the database cannot be read.
+    Callers (``asker``) get them in turn, so that many reads of one do not delay those of another.
+    Methods raise ReadTooLongError, and StorageError if the database cannot be read.
     """
 
     def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
@@ -155,14 +155,15 @@ class Readers:
         self._free: list[aiosqlite.Connection | None] = [None] * count  # None: not opened yet
         self._count = count
         self._busy: set[_Reader] = set()
-        self._closes = 0  # calls of ``close``: a read that began ahead of the last one fails
-        self._closing = asyncio.Lock()  # two that close at once would wait for each other
+        self._closes = 0  # calls of ``close``: earlier reads fail
+        # Two concurrent calls of ``close`` would wait for each other.
+        self._closing = asyncio.Lock()
         self._others: list[Readers] = []
 
     def apart(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
-        """Give further connections to the same database, for what may take long.
+        """Return further connections to the same database, for slow reads.
 
-        They are closed with these.
+        They are closed together with these.
         """
         made = Readers(self._path, count=count, limit_s=limit_s)
         self._others.append(made)
@@ -176,8 +177,8 @@ class Readers:
     async def close(self) -> None:
         """Close the connections; a later read opens them again.
 
-        Reads that run or wait fail with StorageError: they must not delay a stop.  Each connection
-        is waited for: one that is left open answers a loop which may be closed by then.
+        Running and waiting reads fail with StorageError, because they must not delay a stop.  Each
+        connection is waited for: one left open would answer to an event loop that may be closed.
         """
         for other in self._others:
             await other.close()
@@ -200,14 +201,14 @@ class Readers:
                     self._slots.release(_CLOSING)
 
     async def read(self, file: str, name: str, /, **parameters: Any) -> list[Row]:
-        """Run the statement ``name`` of ``sql/<file>.sql`` and return all its rows."""
+        """Execute the statement ``name`` of ``sql/<file>.sql`` and return all rows."""
         return await self.run(name, load(file)[name], parameters)
 
     async def run(self, name: str, text: str, parameters: Mapping[str, Any]) -> list[Row]:
-        """Run a statement put together from the parts of a file; ``name`` is for errors."""
+        """Execute a statement composed of parts; ``name`` is for error messages."""
         async with self._connection() as connection:
             reader = cast(_Reader, connection._conn)
-            # An interrupt is seen at the next row, the progress handler after many of them.
+            # An interrupt is seen at the next row, the progress handler only after many of them.
             timer = asyncio.get_running_loop().call_later(self._limit_s, reader.interrupt)
             closes = self._closes
             reader.begin()
@@ -239,7 +240,7 @@ class Readers:
                 opening = asyncio.create_task(self._connect())
                 try:
                     connection = await asyncio.shield(opening)
-                except asyncio.CancelledError:  # by then it is open, and would be lost
+                except asyncio.CancelledError:  # it will be open by then, and would leak
                     connection = await opening
                     raise
             yield connection
@@ -273,7 +274,7 @@ class Readers:
 # letter and a pattern of 2,000 of it take half a minute, and nothing can interrupt a function.
 # These are linear in the body; ``check`` is called before each piece and raises when time is up.
 
-PIECE: Final = 1 << 16  # bytes or characters: 20 µs where texts are found by their bytes
+PIECE: Final = 1 << 16  # bytes or characters: 20 µs if searched as bytes
 _GLOB_MARK: Final = re.compile(r"\[(.)\]|(\*)|(\?)|(.)", re.DOTALL)
 
 Check = Callable[[], object]
@@ -286,10 +287,10 @@ def has_text(content: bytes, text: bytes, check: Check) -> bool:
 
 
 def matches_glob(content: bytes, glob: str, check: Check) -> bool:
-    """Return whether the whole of ``content`` matches; ``glob`` is as ``terms.as_glob`` writes it.
+    """Return whether ``glob``, as made by ``search_plan.as_glob``, matches all of ``content``.
 
-    Each part between two stars is searched once, after the previous part: if a match exists, there
-    is one that has each part as early as possible.
+    Each part between two stars is searched once, after the previous part: if there is a match,
+    there is one with each part as early as possible.
     """
     first, *others = segments(glob)
     check()
@@ -331,7 +332,7 @@ def _find_segment(text: str, segment: PatternSegment, start: int, end: int, chec
 
 
 def _find(text: AnyStr, part: AnyStr, start: int, end: int, check: Check) -> int:
-    """Return where ``part`` begins first in ``text[start:end]``, -1 for nowhere."""
+    """Return the first index of ``part`` in ``text[start:end]``, or -1."""
     for piece in range(start, end, PIECE):
         check()
         found = text.find(part, piece, min(end, piece + PIECE + len(part) - 1))
@@ -341,9 +342,9 @@ def _find(text: AnyStr, part: AnyStr, start: int, end: int, check: Check) -> int
 
 
 def _find_with_gaps(text: str, segment: PatternSegment, start: int, end: int, check: Check) -> int:
-    """Return where a part with ``?`` begins first, -1 for nowhere (the Shift-And algorithm).
+    """Return the first index of a part with ``?``, or -1 (the Shift-And algorithm).
 
-    Bit n of ``state`` says that the last characters are the first n + 1 of the part.
+    Bit n of ``state``: the last characters match the first n + 1 of the part.
     """
     gaps = sum(1 << at for at, mark in enumerate(segment) if mark is None)
     masks: dict[str, int] = {}

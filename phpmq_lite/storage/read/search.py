@@ -1,7 +1,7 @@
-"""Finds messages, alive and settled, newest first, in slices that each end in time.
+"""Searches live and settled messages, newest first, in slices with a time limit.
 
-It has a connection of its own, so a search never keeps a page waiting.  Nothing stays open
-between two slices: the broker's checkpoints and other searches go on.
+It has its own connection, so a search never delays a page.  Nothing stays open between two
+slices, so checkpoints and other searches continue.
 """
 
 import json
@@ -24,31 +24,31 @@ from phpmq_lite.storage.read.search_plan import (
     trace_ranges,
 )
 
-SEARCH_LIMIT_S: Final = 1.6  # of all slices; the last one may add its own limit
-SLICE_LIMIT_S: Final = 0.4  # of one
+SEARCH_LIMIT_S: Final = 1.6  # of all slices; the last one may exceed it by its own limit
+SLICE_LIMIT_S: Final = 0.4  # of one slice
 PAGE_ROWS: Final = 200
 FROZEN_IDS: Final = 1_000_000
 FROZEN_LIMIT_S: Final = 20.0
-_FIRST_WIDTH: Final = 2_000  # numbers that the first slice looks at; it grows while that is fast
+_FIRST_WIDTH: Final = 2_000  # width of the first slice; it grows while slices are fast
 _LAST_WIDTH: Final = 1 << 40
 _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
-_SLICE_ROWS: Final = 1_000  # the loop counts those of a selection at once, in 2 ms
-_LONG_TAIL: Final = 50_000  # messages without a place, as after an upgrade
+_SLICE_ROWS: Final = 1_000  # the event loop counts them in 2 ms
+_LONG_TAIL: Final = 50_000  # messages that are not indexed yet, as after an upgrade
 _FEW: Final = 2_000  # messages of a trace, looked up one by one
-_ASKED: Final = 500  # numbers in one question
-_URNS: Final = 20  # told apart in a summary
+_ASKED: Final = 500  # seqs per statement
+_URNS: Final = 20  # distinguished in a summary
 _URNS_COUNTED: Final = 10_000
 
-MessagePreview = tuple[int, int]  # the highest place looked at when it began, and where to go on
+MessagePreview = tuple[int, int]  # the highest position when it began, and where to continue
 
 
 @dataclass(slots=True, frozen=True)
 class SearchHits:
     """A page of a search.
 
-    ``searched`` of about ``total`` messages were looked at since it began; where ``is_done`` all.
-    ``next`` says where it goes on, None at the end.
+    ``searched`` of about ``total`` messages were searched since it began; all of them if
+    ``is_done``. ``next`` says where to continue, None at the end.
     """
 
     rows: list[MessageRow]
@@ -60,51 +60,51 @@ class SearchHits:
 
 @dataclass(slots=True)
 class FrozenSelection:
-    """All that match at one moment: their numbers and what they are.
+    """All matches of one moment: their seqs and a summary.
 
-    ``seqs`` of named queues are in the order of their positions, settled ones in that of their
-    offsets, both together and those of a trace in that of their numbers.
+    With named queues, ``seqs`` are in order of position for live messages, and of offset for
+    settled ones; otherwise, or with both, in order of seq.
     """
 
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
-    is_complete: bool = True  # False: more match than were taken, or the time was over
-    upto: int = 0  # the highest number there was; later messages are not included
+    is_complete: bool = True  # False: more match than the limit, or time was up
+    upto: int = 0  # the highest seq at that moment; later messages are not included
     oldest_at: int | None = None  # published, Unix ms
     newest_at: int | None = None
     size: int = 0  # bytes of their bodies
     held: int = 0  # dispatched now
-    expired: int = 0  # settled ones whose deadline has passed
+    expired: int = 0  # settled messages whose deadline has passed
     by_queue: dict[str, int] = field(default_factory=dict)
     by_state: dict[str, int] = field(default_factory=dict)
     by_urn: dict[str, int] = field(default_factory=dict)  # "" for none, "~other" for the rest
-    samples: list[MessageRow] = field(default_factory=list)  # the first, one between, the last
+    samples: list[MessageRow] = field(default_factory=list)  # the first, a middle one, the last
 
 
 @dataclass(slots=True)
 class _Run:
-    """A plan and how far its line goes: ``low`` and ``high`` are exclusive."""
+    """A plan and the range that it searches: ``low`` and ``high`` are exclusive."""
 
     plan: SearchPlan
     low: int
     high: int
     total: int
     upto: int
-    leap: str = ""  # as in the plan; "": the slices go on without
-    place: int = 0  # how far was looked
+    leap: str = ""  # as in the plan; "": continue without
+    place: int = 0  # how far was searched
     is_done: bool = False
 
     def searched(self) -> int:
-        """Estimate how many messages were looked at, newest first."""
+        """Return an estimate of how many messages were searched, newest first."""
         if self.is_done or self.high - self.low < 2:
             return self.total
         return round(self.total * (self.high - self.place) / (self.high - 1 - self.low))
 
 
 class Search:
-    """Answers queries; at most one slice runs at a time.
+    """Executes searches; at most one slice runs at a time.
 
-    All methods may raise StorageError where the database cannot be read.  ``queues`` are those
-    that the asking person may see, by queue_id; None: all.
+    Methods raise StorageError if the database cannot be read.  ``queues`` are the queue_ids that
+    the caller may see; None: all.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Search:
         limit: int = 50,
         limit_s: float = SEARCH_LIMIT_S,
     ) -> SearchHits:
-        """Give the newest matches from ``place`` on: what was found when the time was over."""
+        """Return the newest matches from ``place`` on that were found within the time limit."""
         limit = max(1, min(limit, PAGE_ROWS))
         run = await self._begin(query, queues, place[0] if place else None)
         if run is None:
@@ -149,7 +149,7 @@ class Search:
         queues: frozenset[int] | None = None,
         limit_s: float = SLICE_LIMIT_S,
     ) -> MessageRow | None:
-        """Give the match just before this one in the list; None: none was found in time."""
+        """Return the match before this one in the list; None if none was found in time."""
         return await self._beside(query, row, queues, limit_s, is_newest_first=False)
 
     async def older(
@@ -160,7 +160,7 @@ class Search:
         queues: frozenset[int] | None = None,
         limit_s: float = SLICE_LIMIT_S,
     ) -> MessageRow | None:
-        """Give the match just behind this one in the list; None: none was found in time."""
+        """Return the match after this one in the list; None if none was found in time."""
         return await self._beside(query, row, queues, limit_s, is_newest_first=True)
 
     async def _beside(
@@ -188,7 +188,7 @@ class Search:
     async def matches(
         self, query: SearchQuery, seqs: Sequence[int], queues: frozenset[int] | None
     ) -> list[MessageRow]:
-        """Give those of at most 500 messages that match, in ascending order of their numbers."""
+        """Return those of at most 500 messages that match, in ascending order of seq."""
         if not seqs:
             return []
         only, others = await self._queues(query, queues)
@@ -215,7 +215,7 @@ class Search:
         limit: int = FROZEN_IDS,
         time_s: float = FROZEN_LIMIT_S,
     ) -> FrozenSelection:
-        """Take all that match now, at most ``limit``, with a summary of them."""
+        """Return all current matches, at most ``limit``, with a summary."""
         frozen = FrozenSelection()
         run = await self._begin(query, queues, None)
         if run is None:
@@ -250,7 +250,7 @@ class Search:
             frozen.samples = await self.rows(list(asked))
 
     async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
-        """Give messages, alive or settled, in the order of these numbers; at most 200."""
+        """Return live and settled messages in the order of these seqs; at most 200."""
         if not seqs:
             return []
         asked = json.dumps(list(seqs[:PAGE_ROWS]))
@@ -259,7 +259,7 @@ class Search:
         return [found[seq] for seq in seqs if seq in found]
 
     async def lately(self, limit: int = 200) -> list[tuple[str | None, bytes | None]]:
-        """Give URN and body (None above 4 KiB) of the newest messages, alive and settled."""
+        """Return URN and body (None above 4 KiB) of the newest live and settled messages."""
         rows = await self._readers.read("search", "lately", limit=limit)
         return [(urn, content) for urn, content in rows]
 
@@ -285,7 +285,7 @@ class Search:
         return _bounds(plan, line, upto, has_queues=queues is not None)
 
     async def _traced(self, query: SearchQuery, plan: SearchPlan) -> list[int] | None:
-        """Give all messages whose traces begin as asked for, if they are few."""
+        """Return all messages whose traces begin with the given texts, if they are few."""
         found: set[int] = set()
         ranges = trace_ranges(query)
         given = {"low": plan.low, "high": plan.high, "limit": _FEW + 1}
@@ -299,7 +299,7 @@ class Search:
     async def _queues(
         self, query: SearchQuery, allowed: frozenset[int] | None
     ) -> tuple[list[int] | None, list[int]]:
-        """Give the only queues to look in (None: all), and those to leave out."""
+        """Return the only queues to search (None: all), and those to exclude."""
         terms = query.of("queue")
         wanted = await self._matching(term.value for term in terms if not term.is_negated)
         others = await self._matching(term.value for term in terms if term.is_negated) or set()
@@ -320,9 +320,9 @@ class Search:
     async def _walk(
         self, run: _Run, limit_s: float, *, wanted: int, is_newest_first: bool = True
     ) -> AsyncIterator[list[Row]]:
-        """Yield the matches slice by slice, each at most ``wanted``; ``run`` says how far it got.
+        """Yield the matches slice by slice, at most ``wanted`` each; ``run`` tracks the progress.
 
-        The width of a slice follows the time that the last one took.
+        The width of a slice adapts to the duration of the previous one.
         """
         text = run.plan.text(is_newest_first=is_newest_first)
         width = _FIRST_WIDTH
@@ -335,7 +335,7 @@ class Search:
             if rows is None and width > 1:
                 width = max(1, width // 16)
             else:
-                rows = rows or []  # where one body alone is too large, it is passed over
+                rows = rows or []  # a single body that is too large is skipped
                 full = len(rows) >= wanted
                 ahead = low + 1 if is_newest_first else high - 1
                 run.place = int(rows[-1][0]) if full else ahead
@@ -345,7 +345,7 @@ class Search:
                 yield rows
                 if run.leap and is_newest_first and not rows and not run.is_done:
                     await self._leap(run)
-                if full:  # rows behind the last one were sorted in vain
+                if full:  # rows after the last one were sorted for nothing
                     width = min(
                         width, 2 * (high - run.place if is_newest_first else run.place - low)
                     )
@@ -357,9 +357,9 @@ class Search:
                 return
 
     async def _leap(self, run: _Run) -> None:
-        """Pass over what is of other queues only, however much it is; newest first.
+        """Skip messages of other queues, however many; newest first.
 
-        Where the time does not suffice for that the slices go on as they were.
+        If that takes too long, the slices continue without.
         """
         asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
         asked |= {"low": run.low, "high": run.place}
@@ -380,14 +380,14 @@ class Search:
 
 
 def _window(run: _Run, width: int, *, is_newest_first: bool) -> tuple[int, int]:
-    """Give the bounds (exclusive) of the next slice."""
+    """Return the bounds (exclusive) of the next slice."""
     if is_newest_first:
         return max(run.place - width - 1, run.low), run.place
     return run.place, min(run.place + width + 1, run.high)
 
 
 def _bounds(plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool) -> _Run | None:
-    """Find the ends of the line that a plan walks along; None: there is nothing on it."""
+    """Return the range that a plan searches; None if it is empty."""
     next_number, alive, settled, first, last, position, live, live_there, *_ = line
     top = next_number - 1
     if plan.line == "offset":
@@ -412,7 +412,7 @@ def _bounds(plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool) 
 
 
 class _Count:
-    """Sums up rows of the sources as they come."""
+    """Summarizes matches as they arrive."""
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -426,7 +426,7 @@ class _Count:
         self.expired = 0
 
     def add(self, rows: Sequence[Row]) -> Sequence[int]:
-        """Count rows; gives their numbers."""
+        """Count rows; return their seqs."""
         if not rows:
             return ()
         _, seqs, queues, states, urns, published, sizes, deadlines = zip(*rows, strict=True)
@@ -447,7 +447,7 @@ class _Count:
         return seqs
 
     def by_urn(self) -> dict[str, int]:
-        """Give the most frequent URNs, and the rest as one."""
+        """Return the most frequent URNs, and all others as one."""
         most = {urn: n for urn, n in self.urns.most_common(_URNS + 1) if urn != "~other"}
         kept = dict(list(most.items())[:_URNS])
         rest = self.urns.total() - sum(kept.values())

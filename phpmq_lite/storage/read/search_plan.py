@@ -1,6 +1,6 @@
-"""From a query to SQL: which index narrows first, which conditions follow.
+"""Translates a search query to SQL: which index to read, and which conditions to add.
 
-The text comes from the parts of ``sql/search.sql``, values are parameters.  Pure.
+The text is composed of the parts of ``sql/search.sql``, values are parameters.  Pure.
 """
 
 import json
@@ -19,10 +19,10 @@ _QUOTED: Final = re.compile(r'\s|^"|^$|^-')
 
 @dataclass(slots=True, frozen=True)
 class SearchTerm:
-    """One condition.
+    """One condition of a query.
 
-    ``kind`` is its qualifier, ``text`` for free text; ``value`` what stands behind the colon, as
-    typed.  Comparisons have ``sign`` and ``number`` in the unit of the column: bytes, ms, times.
+    ``kind`` is its qualifier, ``text`` for free text; ``value`` is the text after the colon, as
+    typed. Comparisons have ``sign`` and ``number`` in the unit of the column: bytes, ms, times.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class SearchTerm:
     number: int = 0
 
     def __str__(self) -> str:
-        """Give the term as it can be typed."""
+        """Return the term as typed."""
         value = self.value
         if self.kind == "text":
             is_plain = not _QUOTED.search(value) and ":" not in value
@@ -47,35 +47,35 @@ class SearchTerm:
 
 @dataclass(slots=True, frozen=True)
 class SearchQuery:
-    """A whole search; no terms: every message."""
+    """A complete query; without terms it matches every message."""
 
     terms: tuple[SearchTerm, ...] = ()
 
     def __str__(self) -> str:
-        """Give the search as it can be typed; reading it again gives the same."""
+        """Return the query as typed; parsing it returns the same query."""
         return " ".join(map(str, self.terms))
 
     def without(self, term: SearchTerm) -> "SearchQuery":
-        """Give the search without one of its terms."""
+        """Return the query without one of its terms."""
         return SearchQuery(tuple(other for other in self.terms if other != term))
 
     def of(self, kind: str) -> list[SearchTerm]:
-        """Give the terms of one kind."""
+        """Return the terms of one kind."""
         return [term for term in self.terms if term.kind == kind]
 
 
 def escape_pattern(text: str) -> str:
-    """Make a pattern that only this text matches."""
+    """Return a pattern that matches only this text."""
     return re.sub(r"([*?\\])", r"\\\1", text)
 
 
 def is_pattern(pattern: str) -> bool:
-    """Tell whether there is a ``*`` or ``?`` that has its meaning."""
+    """Return whether there is an unescaped ``*`` or ``?``."""
     return any(mark in WILD for mark in re.sub(r"\\.", "", pattern, flags=re.DOTALL))
 
 
 def as_glob(pattern: str) -> str:
-    """Write a pattern as SQLite's GLOB takes it."""
+    """Convert a pattern to SQLite's GLOB syntax."""
     out = []
     at = 0
     while at < len(pattern):
@@ -93,13 +93,13 @@ def as_glob(pattern: str) -> str:
 
 
 def start_of(pattern: str) -> str:
-    """Give the text that everything begins with that a pattern matches."""
+    """Return the literal prefix of a pattern."""
     found = re.match(r"(?:[^*?\\]|\\.)*", pattern, flags=re.DOTALL)
     return plain_text(found[0]) if found else ""
 
 
 def end_of(start: str) -> str | None:
-    """Give the first text behind all that begin so; None: there is none."""
+    """Return the smallest text that is greater than every text with this prefix; None: none is."""
     text = start.rstrip("\U0010ffff")
     if not text:
         return None
@@ -108,19 +108,19 @@ def end_of(start: str) -> str | None:
 
 
 def plain_text(pattern: str) -> str:
-    """Give the text of a pattern without marks."""
+    """Return the literal text of a pattern without wildcards."""
     return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
 
 
 _PARTS: Final = parts("search")
 _SETTLED: Final = frozenset(State) - ALIVE
-# Several of one kind: any of them.
+# Several terms of one of these kinds are alternatives.
 _ANY_OF: Final = ("urn", "trace", "meta", "verdict", "reason", "origin", "client", "id")
-_COLUMNS: Final = (  # what alive and settled messages have in different columns
+_COLUMNS: Final = (  # columns that differ between live and settled messages
     {"{state}": "state", "{why}": "source_reason", "{ended}": ":now_ms"},
     {"{state}": "outcome", "{why}": "reason", "{ended}": "m.settled_at"},
 )
-_OF_QUEUES: Final = frozenset(  # sources that read along an index of queues
+_OF_QUEUES: Final = frozenset(  # sources that are read by an index of queues
     (
         "ready_queues",
         "held_queues",
@@ -138,11 +138,11 @@ _WORDS: Final = ("true", "false", "null")
 
 @dataclass(slots=True, frozen=True)
 class SearchPlan:
-    """How a query is answered.
+    """How a query is executed.
 
-    ``line`` says what a place is: ``seq``, ``position`` or ``offset``.  ``low`` and ``high``
-    (exclusive) bound it where ids are asked for.  ``leap`` is the statement that finds the next
-    place of its queues; empty: the line is walked without.
+    ``line`` is the order in which messages are read: ``seq``, ``position`` or ``offset``.  ``low``
+    and ``high`` (exclusive) bound it if the query names ids.  ``leap`` is the statement that finds
+    the next message of its queues; empty: the range is read without it.
     """
 
     line: str
@@ -155,7 +155,7 @@ class SearchPlan:
     leap: str = ""
 
     def text(self, *, is_newest_first: bool) -> str:
-        """Give the statement; it takes ``low``, ``high`` and ``limit`` besides ``parameters``."""
+        """Return the statement; it takes ``parameters``, ``low``, ``high`` and ``limit``."""
         return (
             "\nUNION ALL\n".join(self.sources)
             + "\n"
@@ -173,16 +173,16 @@ def make_plan(
     has_numbers: bool = True,
     has_traces: bool = True,
 ) -> SearchPlan | None:
-    """Choose the sources and put the statement together; None: nothing can match.
+    """Choose the sources and compose the statement; None: nothing can match.
 
     Args:
-        query: what is asked for; its terms about queues are not looked at.
-        queues: only these; None: all but ``others``.
-        others: none of these.
-        now_ms: Unix ms; ages count from it.
-        seqs: only these messages; None: all.
-        has_numbers: the table of numbers goes so far that what is behind it may be read whole.
-        has_traces: the same of the table of traces.
+        query: the query; its terms about queues are ignored.
+        queues: search only these; None: all but ``others``.
+        others: exclude these.
+        now_ms: Unix ms; ages are relative to it.
+        seqs: search only these messages; None: all.
+        has_numbers: the index by number is nearly complete, so the rest may be read without it.
+        has_traces: the same for the index by trace.
     """
     states = _states(query)
     low, high = _numbers(query)
@@ -226,7 +226,7 @@ def make_plan(
 
 
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
-    """Give the ranges that a query's traces are in, the end exclusive; empty: they may be any."""
+    """Return ranges that include the query's traces, the end exclusive; empty: any trace."""
     terms = [term for term in query.of("trace") if not term.is_negated]
     starts = [start_of(term.value) for term in terms]
     ranges = [(start, end) for start in starts if (end := end_of(start)) is not None]
@@ -234,7 +234,7 @@ def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
 
 
 def _traces(query: SearchQuery) -> list[str]:
-    """Give the only traces that are asked for; empty: they may be any."""
+    """Return the only traces that can match; empty: any trace."""
     terms = [term for term in query.of("trace") if not term.is_negated]
     if any(is_pattern(term.value) for term in terms):
         return []
@@ -249,7 +249,7 @@ def _sources(
     has_traces: bool,
     has_numbers: bool,
 ) -> tuple[list[str], list[str], str]:
-    """Choose sources for alive and for settled messages, and the line they are read along."""
+    """Choose sources for live and for settled messages, and the order in which they are read."""
     alive, settled = states & ALIVE, states & _SETTLED
     of_alive = ["alive_held" if alive == {State.DISPATCHED} else "alive"]
     of_settled = ["settled_seq"]
@@ -272,7 +272,7 @@ def _sources(
 def _places(
     source: str, states: frozenset[State], has_queues: bool, has_others: bool, maker: "_Maker"
 ) -> Iterator[str]:
-    """Yield what the source itself does not ask for yet: queues and states."""
+    """Yield conditions that the source does not include: queues and states."""
     if has_queues and source not in _OF_QUEUES:
         yield f"m.queue_id {_these(maker)}"
     if has_others:
@@ -286,7 +286,7 @@ def _places(
 
 
 def _these(maker: "_Maker") -> str:
-    """Give what stands behind a column of queues; one is compared three times faster than many."""
+    """Return the condition on queues; comparing with one is three times faster than many."""
     return _PARTS["this_queue" if "queue" in maker.parameters else "these_queues"]
 
 
@@ -304,7 +304,7 @@ def _states(query: SearchQuery) -> frozenset[State]:
 
 
 def _numbers(query: SearchQuery) -> tuple[int, int]:
-    """Give the bounds (exclusive) of the numbers that ids leave."""
+    """Return the bounds (exclusive) of the seqs that the ids allow."""
     ranges = []
     for term in query.of("id"):
         if not term.is_negated:
@@ -319,7 +319,7 @@ def _numbers(query: SearchQuery) -> tuple[int, int]:
 
 
 class _Maker:
-    """Puts conditions together and collects their parameters."""
+    """Composes conditions and collects their parameters."""
 
     def __init__(self, now_ms: int) -> None:
         self.parameters: dict[str, Any] = {"now_ms": now_ms}
@@ -333,7 +333,7 @@ class _Maker:
         return name
 
     def conditions(self, query: SearchQuery) -> tuple[list[str], bool]:
-        """Give the conditions, those on bodies last, and whether there are such."""
+        """Return the conditions, those on bodies last, and whether there are any on bodies."""
         cheap: list[str] = []
         dear: list[str] = []
         for terms in _groups(query):
@@ -382,14 +382,14 @@ class _Maker:
         then = " OR ".join(f"({one})" for one in either)
         text = _PARTS["is_json"].replace("{then}", then)
         if not term.sign and not is_pattern(term.value) and _WORD.fullmatch(plain):
-            # Looking for the bytes is three times faster than reading JSON.
+            # Searching for bytes is three times faster than parsing JSON.
             seen = " OR ".join(self._part("text", part) for part in (plain.encode(), b"\\u"))
             text = f"({seen}) AND {text}"
         return text
 
 
 def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
-    """Yield the terms that are alternatives together; negated ones stand alone."""
+    """Yield groups of terms that are alternatives; negated ones are separate."""
     for kind in _ANY_OF:
         terms = [term for term in query.of(kind) if not term.is_negated]
         if terms:
@@ -400,15 +400,16 @@ def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
 
 
 def spellings(text: str) -> Iterable[bytes]:
-    r"""Give the bytes of a text, and as JSON may have it escaped: ``\u00e9``, ``\/``."""
+    r"""Return the bytes of a text, plain and as JSON may escape it: ``\u00e9``, ``\/``."""
     escaped = json.dumps(text)[1:-1].replace("/", "\\/")
     return dict.fromkeys((text.encode(), escaped.encode()))
 
 
 def json_paths(path: str) -> list[str]:
-    """Write ``data.items.0.sku`` as SQLite takes it: a step of digits is an index.
+    """Convert ``data.items.0.sku`` to SQLite's JSON path syntax: a number is an index.
 
-    ``data`` is an envelope's member, or else the whole body: most bodies are no envelopes.
+    ``data`` is a member of an envelope, or else the whole body, because most bodies are no
+    envelopes.
     """
     steps = [
         f"[{step}]" if step.isascii() and step.isdecimal() and len(step) < 10 else f'."{step}"'
