@@ -171,28 +171,39 @@ UndoToken = Annotated[
 ]
 
 
-class ListQuery(BaseModel):
-    """A query string; empty values count as absent, unknown keys are ignored."""
+class QueryModel(BaseModel):
+    """Base of query strings; empty values count as absent, unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+
+class FormatQuery(QueryModel):
+    """The format of a complete list."""
+
     format: OutputFormat = "html"
+
+
+class ListQuery(FormatQuery):
+    """Format and part of a list with pages."""
+
     limit: LimitParameter = 50
     cursor: CursorParameter = None
 
 
-class FormatQuery(BaseModel):
-    """Of a list that is given whole: as what."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    format: OutputFormat = "html"
-
-
 class StrictInput(BaseModel):
-    """Base of the models that a request's JSON is read into."""
+    """Base of JSON bodies; unknown members are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class EmptyInput(StrictInput):
+    """An empty object."""
+
+
+class ActionInput(StrictInput):
+    """The reason for an action."""
+
+    reason: AuditReason = ""
 
 
 _UNITS: Final = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}

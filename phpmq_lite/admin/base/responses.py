@@ -5,14 +5,15 @@ import io
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
 from zlib import crc32
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.base.problems import Problem
 
+Item = TypeVar("Item")
 ReadDirection = Literal["after", "before"]
 CursorPlace = int | list[int | float | str]
 
@@ -72,7 +73,37 @@ def _bad(what: str) -> Problem:
 _CSV_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
-# -- what is not HTML
+class View(BaseModel):
+    """Base of the models of responses."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    @classmethod
+    def of(cls, source: object, **values: Any) -> Self:
+        """Return a view of ``source``; ``values`` replace or complete its attributes.
+
+        A field has the value of the attribute with its name, or with its ``validation_alias``.
+        """
+        for name, field in cls.model_fields.items():
+            attribute = str(field.validation_alias or name)
+            if name not in values and hasattr(source, attribute):
+                values[name] = getattr(source, attribute)
+        return cls(**values)
+
+
+class ListPage(View, Generic[Item]):
+    """A page of a list."""
+
+    items: list[Item] = Field(description="items of this page")
+    next: str | None = Field(None, description="cursor of the next page; null: last page")
+
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        """Return the name of the page in the OpenAPI document, such as ``UserList``."""
+        return f"{params[0].__name__.removesuffix('View')}List"
+
+
+PerSecond = Annotated[float, AfterValidator(lambda rate: round(rate, 3))]
 
 
 def list_response(

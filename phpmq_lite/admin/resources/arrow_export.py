@@ -6,13 +6,19 @@ from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.browser_security import check_site
 from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import SubscriptionName, check_queue_name, check_text, read_query
+from phpmq_lite.admin.base.input import (
+    QueryModel,
+    SubscriptionName,
+    check_queue_name,
+    check_text,
+    read_query,
+)
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
@@ -52,10 +58,8 @@ NAMES: Final = 1_000  # queues in one request
 _log = get_logger(__name__)
 
 
-class ExportBoundsInput(BaseModel):
+class ExportBoundsInput(QueryModel):
     """Who asks and how far it is, both or neither; and which time to look up."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     reader: str = Field("", max_length=255, description="name for the pages; empty: record nothing")
     position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
@@ -79,10 +83,8 @@ class ExportBoundsView(BaseModel):
     queues: list[str] | None = Field(description="names of all queues; null: not requested")
 
 
-class RangeInput(BaseModel):
+class RangeInput(QueryModel):
     """Which rows, ``lo`` exclusive and ``hi`` inclusive, and which columns of them."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
     hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset; may exceed the history")
@@ -104,10 +106,8 @@ class RangeInput(BaseModel):
     history: str = Field("", max_length=64, description="required history_id; empty: any")
 
 
-class ClaimsInput(BaseModel):
+class ClaimsInput(QueryModel):
     """Which claims, ``lo`` exclusive and ``hi`` inclusive."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     subscription: SubscriptionName
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")

@@ -4,16 +4,19 @@ import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from phpmq_lite.admin.base import responses
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import CursorParameter, LimitParameter, OutputFormat, read_query
-from phpmq_lite.admin.base.responses import list_response
+from phpmq_lite.admin.base.input import (
+    ListQuery,
+    read_query,
+)
+from phpmq_lite.admin.base.responses import ListPage, View, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, AuditRow
@@ -25,14 +28,9 @@ SPANS: Final = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_
 _NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # their targets are names
 
 
-class AuditQuery(BaseModel):
-    """Which rows of the audit, the newest first; ``span`` and ``since`` narrow together."""
+class AuditQuery(ListQuery):
+    """Filters of the audit, newest first; ``span`` and ``since`` both apply."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    format: OutputFormat = "html"
-    limit: LimitParameter = 50
-    cursor: CursorParameter = None
     actor: str | None = Field(None, max_length=200, description="who, as shown")
     action: str | None = Field(
         None, max_length=100, description="queue.purge, or queue for all that begin so"
@@ -79,11 +77,11 @@ def _ms(at: datetime) -> int:
     return round(at.timestamp() * 1_000)
 
 
-class AuditView(BaseModel):
+class AuditView(View):
     """One row of the audit."""
 
     audit_id: int = Field(description="number of the audit row")
-    at: int = Field(description="when it happened, Unix ms")
+    at: int = Field(validation_alias="at_ms", description="when it happened, Unix ms")
     actor: str = Field(description="user or token; local or control: the broker's machine")
     source: str = Field(description="ui, http or cli")
     address: str = Field(description="host or host:port; unix or control: the broker's machine")
@@ -94,31 +92,6 @@ class AuditView(BaseModel):
     result: str = Field(description="done, running, cancelled, interrupted or a refusal's code")
     detail: str = Field(description="JSON, such as settings before and after; may be empty")
     request_id: str = Field(description="id in the log and in the X-Request-Id header")
-
-    @classmethod
-    def of(cls, row: AuditRow) -> Self:
-        """Take over a stored row."""
-        return cls(
-            audit_id=row.audit_id,
-            at=row.at_ms,
-            actor=row.actor,
-            source=row.source,
-            address=row.address,
-            action=row.action,
-            target=row.target,
-            count=row.count,
-            reason=row.reason,
-            result=row.result,
-            detail=row.detail,
-            request_id=row.request_id,
-        )
-
-
-class AuditPageView(BaseModel):
-    """A page of the audit."""
-
-    items: list[AuditView] = Field(description="items of this page")
-    next: str | None = Field(description="cursor of the next page; null: last page")
 
 
 @dataclass(slots=True, frozen=True)
@@ -279,6 +252,6 @@ async def list_audit(request: web.Request) -> web.StreamResponse:
 API_ROUTES: Final = (
     Route(
         "GET", "/api/v1/audit", Role.OPERATOR, "api-audit", list_audit,
-        query=AuditQuery, gives=AuditPageView,
+        query=AuditQuery, gives=ListPage[AuditView],
     ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.system_view import SystemFact
 from phpmq_lite.admin.views.rendering import render_page
@@ -46,17 +46,15 @@ class BackupView(BaseModel):
     path: str | None = Field(None, description="folder on the broker's machine; null: hidden")
 
 
-class BackupsView(BaseModel):
-    """All backups, the newest first."""
+class BackupsView(ListPage[BackupView]):
+    """All backups, newest first."""
 
-    items: list[BackupView] = Field(description="items of this page")
-    next: str | None = Field(None, description="cursor of the next page; null: last page")
     is_running: bool = Field(description="true: a backup is being made")
     made: str | None = Field(description="last backup since the broker started; null: none")
     error: str | None = Field(description="why the last backup failed; null: it did not")
 
 
-class ScrubRoundView(BaseModel):
+class ScrubRoundView(View):
     """One look at all bodies; times are Unix milliseconds, 0 where there is none yet."""
 
     began_at: int = Field(description="when it began, Unix ms")
@@ -65,7 +63,9 @@ class ScrubRoundView(BaseModel):
     bytes: int = Field(description="size of the bodies checked so far, bytes")
     bad_alive: int = Field(description="damaged live bodies; those not held are settled as dead")
     bad_settled: int = Field(description="damaged bodies of settled messages")
-    seqs: list[int] = Field(description="seq of messages with damaged bodies, at most 100")
+    seqs: list[int] = Field(
+        validation_alias="named", description="seq of messages with damaged bodies, at most 100"
+    )
 
 
 class ScrubView(BaseModel):
@@ -191,10 +191,7 @@ def scrub_view(care: Maintenance) -> ScrubView:
 
 
 def _round_out(one: ScrubRound) -> ScrubRoundView:
-    return ScrubRoundView(
-        began_at=one.began_at, ended_at=one.ended_at, bodies=one.bodies, bytes=one.bytes,
-        bad_alive=one.bad_alive, bad_settled=one.bad_settled, seqs=one.named,
-    )  # fmt: skip
+    return ScrubRoundView.of(one)
 
 
 _BACKUPS: Final = "/api/v1/backups"

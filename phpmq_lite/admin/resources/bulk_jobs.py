@@ -3,7 +3,7 @@
 from typing import Any, Final, Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from phpmq_lite.admin.actions import bulk, texts
 from phpmq_lite.admin.actions.bulk import (
@@ -23,14 +23,16 @@ from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.input import (
     TTL_MAX_S,
     AuditReason,
+    EmptyInput,
     FormatQuery,
     RedriveTarget,
+    StrictInput,
     UndoToken,
     read_form,
     read_json_model,
     read_query,
 )
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
@@ -38,10 +40,12 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.storage.read.audit import BulkJobRow
 
 
-class BulkJobView(BaseModel):
+class BulkJobView(View):
     """Bulk work; ``skipped`` counts by reason, ``undo`` is a token for POST /undo/{token}."""
 
-    job: int = Field(description="job number, which is the number of its audit row")
+    job: int = Field(
+        validation_alias="number", description="job number, which is the number of its audit row"
+    )
     action: str = Field(description="requeue, release, move, place (undoes a move), delete, …")
     what: str = Field(description="search or queue that selects the messages")
     total: int | None = Field(description="number of selected messages; null: no longer known")
@@ -54,21 +58,9 @@ class BulkJobView(BaseModel):
     undo: UndoToken = None
 
     @classmethod
-    def of(cls, job: BulkJob) -> Self:
-        """Take over work that is remembered."""
-        return cls(
-            job=job.number,
-            action=str(job.order.action),
-            what=job.order.what,
-            total=job.total,
-            done=job.done,
-            skipped=dict(job.skipped),
-            state=str(job.state),
-            started_at=job.started_at,
-            ended_at=job.ended_at,
-            error=job.error,
-            undo=job.undo,
-        )
+    def of_job(cls, job: BulkJob) -> Self:
+        """Return the view of a job in memory."""
+        return cls.of(job, action=str(job.order.action), what=job.order.what)
 
     @classmethod
     def of_row(cls, number: int, row: BulkJobRow) -> Self:
@@ -100,7 +92,7 @@ async def show_jobs(request: web.Request) -> web.StreamResponse:
     """Bulk work of the last hour."""
     query, found = read_query(request, FormatQuery), visible_jobs(request)
     if query.format != "html":
-        return list_response(query.format, BulkJobView, [BulkJobView.of(job) for job in found])
+        return list_response(query.format, BulkJobView, [BulkJobView.of_job(job) for job in found])
     return await render_page(request, "bulk.html", jobs=found, job=None, row=None)
 
 
@@ -178,11 +170,7 @@ PAGE_ROUTES: Final = (
 )
 
 
-class _BulkInput(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class BulkInput(_BulkInput):
+class BulkInput(StrictInput):
     """What to do to a selection."""
 
     token: str = Field(min_length=1, max_length=100, description="token of the selection")
@@ -215,26 +203,18 @@ class BulkInput(_BulkInput):
         return bulk.BulkRequest(Action(self.action), options, self.rate, self.reason, self.confirm)
 
 
-class EmptyInput(_BulkInput):
-    """An empty object."""
-
-
-class BulkJobsView(BaseModel):
-    """Bulk work of the last hour, newest first."""
-
-    items: list[BulkJobView] = Field(description="items of this page")
-
-
 async def start_job(request: web.Request) -> web.StreamResponse:
     """Act on a selection in the background; its token is the idempotency key."""
     asked = await read_json_model(request, BulkInput)
     job = await bulk.apply_to_selection(request, asked.token, asked.asked())
-    return json_response(BulkJobView.of(job), 202)
+    return json_response(BulkJobView.of_job(job), 202)
 
 
 async def list_jobs(request: web.Request) -> web.StreamResponse:
     """List bulk work of the last hour."""
-    return json_response(BulkJobsView(items=[BulkJobView.of(job) for job in visible_jobs(request)]))
+    return json_response(
+        ListPage[BulkJobView](items=[BulkJobView.of_job(job) for job in visible_jobs(request)])
+    )
 
 
 async def get_job(request: web.Request) -> web.StreamResponse:
@@ -242,7 +222,7 @@ async def get_job(request: web.Request) -> web.StreamResponse:
     number = job_number(request)
     found = find_job(request, number)
     if found is not None:
-        return json_response(BulkJobView.of(found))
+        return json_response(BulkJobView.of_job(found))
     return json_response(BulkJobView.of_row(number, await stored_job(request, number)))
 
 
@@ -256,14 +236,14 @@ async def cancel_job(request: web.Request) -> web.StreamResponse:
         return json_response(BulkJobView.of_row(number, row))
     audit_entry(request, target=str(number))
     context_of(request).acting.jobs.cancel(found)
-    return json_response(BulkJobView.of(found))
+    return json_response(BulkJobView.of_job(found))
 
 
 async def undo_action(request: web.Request) -> web.StreamResponse:
     """Take an action back; that is bulk work too."""
     await read_json_model(request, EmptyInput)
     return json_response(
-        BulkJobView.of(await bulk.undo_action(request, request.match_info["token"])), 202
+        BulkJobView.of_job(await bulk.undo_action(request, request.match_info["token"])), 202
     )
 
 
@@ -272,7 +252,7 @@ API_ROUTES: Final = (
         "POST", "/api/v1/bulk", Role.OPERATOR, "api-bulk-start", start_job, "bulk.start",
         takes=BulkInput, gives=BulkJobView, status=202,
     ),
-    Route("GET", "/api/v1/bulk", Role.OPERATOR, "api-bulk", list_jobs, gives=BulkJobsView),
+    Route("GET", "/api/v1/bulk", Role.OPERATOR, "api-bulk", list_jobs, gives=ListPage[BulkJobView]),
     Route("GET", "/api/v1/bulk/{job}", Role.OPERATOR, "api-bulk-job", get_job, gives=BulkJobView),
     Route(
         "POST", "/api/v1/bulk/{job}/cancel", Role.OPERATOR, "api-bulk-cancel", cancel_job,

@@ -3,7 +3,7 @@
 from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import confirmation
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
@@ -13,6 +13,8 @@ from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
+    QueryModel,
+    StrictInput,
     SubscriptionName,
     check_queue_name,
     check_text,
@@ -34,9 +36,7 @@ CLAIM_BYTES: Final = 1 << 30
 NUMBER_MAX: Final = (1 << 63) - 1
 
 
-class _ClaimsInput(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _ClaimsInput(StrictInput):
     subscription: SubscriptionName
 
 
@@ -61,10 +61,8 @@ class ClaimView(BaseModel):
     hi: int = Field(description="number of the last claim; 0: none")
 
 
-class SubscriptionQuery(BaseModel):
+class SubscriptionQuery(QueryModel):
     """Which subscription to look at."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     subscription: SubscriptionName
 

@@ -1,6 +1,7 @@
 """Connections: lists, one connection, labels, disconnect."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 from aiohttp import web
@@ -19,12 +20,13 @@ from phpmq_lite.admin.base.input import (
     LimitParameter,
     ListQuery,
     MessageId,
+    QueryModel,
     next_of,
     read_form,
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, PerSecond, View, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring import connections
 from phpmq_lite.admin.monitoring.connections import (
@@ -50,44 +52,6 @@ class ClientFilterQuery(ListQuery):
     queue: str = Field("", max_length=LONGEST_NAME)
 
 
-class OpenClientView(BaseModel):
-    """A connection that is open."""
-
-    client: int
-    kind: str
-    address: str
-    opened_at: int
-    queues: dict[str, Any]  # name -> {credit, held}
-    framing: str | None
-    revision: str | None
-    published: int
-    acked: int
-    bytes_in: int
-    bytes_out: int
-    paused_reason: str | None
-
-    @classmethod
-    def of(cls, client: ClientStatus) -> Self:
-        """Take over what the status says."""
-        return cls(
-            client=client.client,
-            kind=client.kind,
-            address=client.address,
-            opened_at=client.opened_at,
-            queues={
-                name: {"credit": credit, "held": held}
-                for name, (credit, held) in client.queues.items()
-            },
-            framing=client.framing,
-            revision=client.revision,
-            published=client.published,
-            acked=client.acked,
-            bytes_in=client.bytes_in,
-            bytes_out=client.bytes_out,
-            paused_reason=client.paused_reason,
-        )
-
-
 SHOWN: Final = 200  # open connections on the page
 _SCOPE: Final = "closed clients"
 
@@ -96,19 +60,6 @@ class ClientsPageQuery(ClientFilterQuery):
     """Which connections to show, and where the list of ended ones goes on."""
 
     state: Literal["open", "closed", "errors"] = "open"
-
-
-class ClosedClientView(BaseModel):
-    """A connection that ended within the last day."""
-
-    client: int
-    kind: str
-    address: str
-    opened_at: int  # Unix ms
-    closed_at: int | None
-    framing: str | None
-    revision: str | None
-    reason: str | None
 
 
 class ClientLiveQuery(ClientFilterQuery):
@@ -121,17 +72,15 @@ async def show_clients(request: web.Request) -> web.StreamResponse:
     """The connections that are open, or ended within the last day."""
     context, query = context_of(request), read_query(request, ClientsPageQuery)
     if query.format != "html" and query.state == "open":
-        found = list_consuming(request, query.queue)
-        return list_response(
-            query.format, OpenClientView, [OpenClientView.of(client) for client in found]
-        )
+        items = await _connection_views(request, list_consuming(request, query.queue))
+        return list_response(query.format, ConnectionView, items)
     closed: list[ClientRow] = []
     next_: str | None = None
     if query.state == "closed":
         closed, next_ = await read_closed_page(request, query.cursor, query.limit)
         if query.format != "html":
-            items = [ClosedClientView(**asdict(row)) for row in closed]
-            return list_response(query.format, ClosedClientView, items, next_)
+            items = await _connection_views(request, closed)
+            return list_response(query.format, ConnectionView, items, next_)
     open_ = list_consuming(request, query.queue)
     labels = await connections.read_labels(context)
     return await render_page(
@@ -206,10 +155,8 @@ PAGE_ROUTES: Final = (
 )
 
 
-class ClientPageQuery(BaseModel):
+class ClientPageQuery(QueryModel):
     """What to show of a connection beside its figures."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     confirm: Literal["disconnect"] | None = None
     process: Literal["1"] | None = None
@@ -383,7 +330,7 @@ class ConsumedView(BaseModel):
     held: int = Field(description="messages of the queue that it holds")
 
 
-class ConnectionView(BaseModel):
+class ConnectionView(View):
     """A connection; of an ended one what was stored."""
 
     client: int = Field(description="number of the connection")
@@ -392,8 +339,10 @@ class ConnectionView(BaseModel):
     label: str = Field(description="label of its address or network; empty: none")
     state: Literal["open", "closed"] = Field(description="open or closed")
     opened_at: int = Field(description="when it began, Unix ms")
-    closed_at: int | None = Field(description="when it closed, Unix ms; null: open or unknown")
-    reason: str | None = Field(description="why it closed; null: open, or not known")
+    closed_at: int | None = Field(
+        None, description="when it closed, Unix ms; null: open or unknown"
+    )
+    reason: str | None = Field(None, description="why it closed; null: open, or not known")
     framing: str | None = Field(description="framing: compact or line; null: not known yet")
     revision: str | None = Field(description="ttl, or legacy without TTL; null: not known yet")
     queues: dict[str, ConsumedView] = Field(
@@ -401,7 +350,7 @@ class ConnectionView(BaseModel):
     )
     published: int | None = Field(None, description="messages it published; null: closed")
     acked: int | None = Field(None, description="messages it acknowledged; null: closed")
-    acked_per_s: float | None = Field(None, description="acknowledged per second; null: closed")
+    acked_per_s: PerSecond | None = Field(None, description="acknowledged per second; null: closed")
     bytes_in: int | None = Field(None, description="bytes received; null: closed")
     bytes_out: int | None = Field(None, description="bytes sent; null: closed")
     paused_reason: str | None = Field(
@@ -409,60 +358,26 @@ class ConnectionView(BaseModel):
     )
 
     @classmethod
-    def of_open(cls, client: ClientStatus, label: str) -> Self:
-        """Take over what the status says."""
-        return cls(
-            client=client.client,
-            kind=client.kind,
-            address=client.address,
+    def of_client(cls, client: ClientStatus | ClientRow, label: str) -> Self:
+        """Return the view of an open connection, or of the row of a closed one."""
+        if isinstance(client, ClientRow):
+            return cls.of(client, label=label, state="closed")
+        return cls.of(
+            client,
             label=label,
             state="open",
-            opened_at=client.opened_at,
-            closed_at=None,
-            reason=None,
-            framing=client.framing,
-            revision=client.revision,
             queues={
                 name: ConsumedView(credit=credit, held=held)
                 for name, (credit, held) in client.queues.items()
             },
-            published=client.published,
-            acked=client.acked,
-            acked_per_s=round(client.acked_per_s, 3),
-            bytes_in=client.bytes_in,
-            bytes_out=client.bytes_out,
-            paused_reason=client.paused_reason,
-        )
-
-    @classmethod
-    def of_row(cls, row: ClientRow, label: str) -> Self:
-        """Take over a stored row."""
-        return cls(
-            client=row.client,
-            kind=row.kind,
-            address=row.address,
-            label=label,
-            state="closed",
-            opened_at=row.opened_at,
-            closed_at=row.closed_at,
-            reason=row.reason,
-            framing=row.framing,
-            revision=row.revision,
         )
 
 
-class ConnectionsView(BaseModel):
-    """A list of connections."""
-
-    items: list[ConnectionView] = Field(description="items of this page")
-    next: str | None = Field(description="cursor of the next page; null: last page")
-
-
-class HeldMessageView(BaseModel):
+class HeldMessageView(View):
     """A message that a connection holds."""
 
     queue: str = Field(description="name of the queue")
-    id: MessageId
+    id: MessageId = Field(validation_alias="message_id")
     held_s: float = Field(description="seconds since it was dispatched")
     deliveries: Deliveries
     size: BodySize
@@ -485,14 +400,19 @@ class DisconnectedView(BaseModel):
 async def list_clients(request: web.Request) -> web.StreamResponse:
     """List connections that are open, or ended within the last 24 hours."""
     query = read_query(request, ClientsQuery)
-    labels = await connections.read_labels(context_of(request))
     if query.state == "open":
-        found = list_consuming(request, query.queue)
-        items = [ConnectionView.of_open(c, connections.label_of(c.address, labels)) for c in found]
-        return json_response(ConnectionsView(items=items, next=None))
+        items = await _connection_views(request, list_consuming(request, query.queue))
+        return list_response("json", ConnectionView, items)
     rows, next_ = await read_closed_page(request, query.cursor, query.limit)
-    items = [ConnectionView.of_row(row, connections.label_of(row.address, labels)) for row in rows]
-    return json_response(ConnectionsView(items=items, next=next_))
+    items = await _connection_views(request, rows)
+    return list_response("json", ConnectionView, items, next_)
+
+
+async def _connection_views(
+    request: web.Request, clients: Iterable[ClientStatus | ClientRow]
+) -> list[ConnectionView]:
+    labels = await connections.read_labels(context_of(request))
+    return [ConnectionView.of_client(c, connections.label_of(c.address, labels)) for c in clients]
 
 
 async def get_client(request: web.Request) -> web.StreamResponse:
@@ -502,20 +422,11 @@ async def get_client(request: web.Request) -> web.StreamResponse:
     label = connections.label_of(row.address, await connections.read_labels(context_of(request)))
     status = find_client_status(request, number)
     if status is None:
-        return json_response(ConnectionDetailView.of_row(row, label))
+        return json_response(ConnectionDetailView.of_client(row, label))
     look = await connections.take_snapshot(request, number, is_watching=False)
-    made = ConnectionDetailView.of_open(status, label)
+    made = ConnectionDetailView.of_client(status, label)
     made.held_total = look.held_total
-    made.held = [
-        HeldMessageView(
-            queue=held.queue,
-            id=held.message_id,
-            held_s=held.held_ms / 1_000,
-            deliveries=held.deliveries,
-            size=held.size,
-        )
-        for held in look.held
-    ]
+    made.held = [HeldMessageView.of(held, held_s=held.held_ms / 1_000) for held in look.held]
     return json_response(made)
 
 
@@ -538,7 +449,7 @@ API_ROUTES: Final = (
         "api-clients",
         list_clients,
         query=ClientsQuery,
-        gives=ConnectionsView,
+        gives=ListPage[ConnectionView],
     ),
     Route(
         "GET",

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import bulk, redrive
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right, queue_name_of
@@ -13,14 +13,16 @@ from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import (
     EnvelopeUrn,
     OutputFormat,
+    QueryModel,
     RedriveTarget,
+    StrictInput,
     TtlSeconds,
     check_queue_name,
     read_json_model,
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import group_search, parse_search, queue_search
 from phpmq_lite.admin.views import dead_letter_queues
@@ -39,16 +41,14 @@ from phpmq_lite.storage.read.dead_letter_groups import (
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
-class DeadLetterGroupsQuery(BaseModel):
+class DeadLetterGroupsQuery(QueryModel):
     """How the groups are given; ``deep`` looks at more records and takes longer."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     format: OutputFormat = "json"
     deep: bool = Field(False, description="true: read more records, which takes longer")
 
 
-class DeadLetterGroupView(BaseModel):
+class DeadLetterGroupView(View):
     """Records that died in the same queue, of the same URN, reason and cause."""
 
     queue: str = Field(description="dead-letter queue that contains them")
@@ -56,42 +56,28 @@ class DeadLetterGroupView(BaseModel):
     urn: EnvelopeUrn
     reason: str | None = Field(description="why they were dead-lettered; null: not known")
     cause: str | None = Field(description="the worker's error, numbers and ids as *; null: none")
-    count: int = Field(description="number of records")
-    bytes: int = Field(description="total size of the bodies, bytes")
+    count: int = Field(validation_alias="records", description="number of records")
+    bytes: int = Field(validation_alias="size", description="total size of the bodies, bytes")
     first_at: int = Field(description="when the first record arrived, Unix ms")
     last_at: int = Field(description="when the newest record arrived, Unix ms")
     again: int = Field(description="records that were dead-lettered again after a redrive")
     arrivals: list[int] = Field(
-        default_factory=list, description="records of the last 7 days per 6 hours"
+        validation_alias="bars",
+        default_factory=list,
+        description="records of the last 7 days per 6 hours",
     )
     sample_id: str = Field(description="message id of the newest record")
     q: str = Field(description="search that finds these records")
 
     @classmethod
-    def of(cls, group: DeadLetterGroup) -> Self:
-        """Take over a group that was read."""
-        return cls(
-            queue=group.queue,
-            origin=group.origin,
-            urn=group.urn,
-            reason=group.reason,
-            cause=group.cause,
-            count=group.records,
-            bytes=group.size,
-            first_at=group.first_at,
-            last_at=group.last_at,
-            again=group.again,
-            arrivals=group.bars,
-            sample_id=group.sample_id,
-            q=str(group_search(group)),
-        )
+    def of_group(cls, group: DeadLetterGroup) -> Self:
+        """Return the view of a group with the search that finds its records."""
+        return cls.of(group, q=str(group_search(group)))
 
 
-class DeadLetterGroupsView(BaseModel):
-    """All groups, the newest first; counts are of the records that were looked at."""
+class DeadLetterGroupsView(ListPage[DeadLetterGroupView]):
+    """All groups, newest first; counts are those of the records read."""
 
-    items: list[DeadLetterGroupView] = Field(description="items of this page")
-    next: None = Field(None, description="cursor of the next page; null: last page")
     looked: int = Field(description="records read")
     total: int = Field(description="records in all dead-letter queues")
 
@@ -111,7 +97,7 @@ async def list_groups(request: web.Request) -> web.StreamResponse:
     """Group dead-letter records by origin, URN, reason and cause, the newest group first."""
     query = read_query(request, DeadLetterGroupsQuery)
     found = await find_groups(request, is_deep=query.deep)
-    items = [DeadLetterGroupView.of(group) for group in found.groups]
+    items = [DeadLetterGroupView.of_group(group) for group in found.groups]
     if query.format in ("jsonl", "csv"):
         return list_response(query.format, DeadLetterGroupView, items)
     return json_response(DeadLetterGroupsView(items=items, looked=found.looked, total=found.total))
@@ -134,10 +120,8 @@ SPARK_WIDTH: Final = 112
 SPARK_HEIGHT: Final = 24
 
 
-class DeadLettersPageQuery(BaseModel):
+class DeadLettersPageQuery(QueryModel):
     """Whether more records are looked at, which takes longer."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     deep: bool = False
     format: OutputFormat = "html"
@@ -151,7 +135,7 @@ async def show_dead_letters(request: web.Request) -> web.StreamResponse:
         return list_response(
             query.format,
             DeadLetterGroupView,
-            [DeadLetterGroupView.of(group) for group in found.groups],
+            [DeadLetterGroupView.of_group(group) for group in found.groups],
         )
     groups = (
         (group, str(group_search(group)), read_arrivals(group))
@@ -186,10 +170,8 @@ PAGE_ROUTES: Final = (Route("GET", "/dead", Role.VIEWER, "dead", show_dead_lette
 PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest
 
 
-class RedriveInput(BaseModel):
+class RedriveInput(StrictInput):
     """Where dead-letter records go, how long they live there, and how fast."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     target: RedriveTarget = None
     ttl_s: TtlSeconds = None

@@ -5,13 +5,13 @@ from json import dumps
 from typing import Any, Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from phpmq_lite.admin.actions import saved_items
 from phpmq_lite.admin.auth.permissions import check_forward_right, check_queue_right, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, Reply, context_of
-from phpmq_lite.admin.base.input import read_json_model
+from phpmq_lite.admin.base.input import StrictInput, read_json_model
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
@@ -27,10 +27,8 @@ VALUES_MAX: Final = 500_000  # in JSON; 10,000 queues with all of their settings
 DETAIL_MAX: Final = 10_000  # characters of names in the audit
 
 
-class DefinitionsInput(BaseModel):
+class DefinitionsInput(StrictInput):
     """What to define; names that are not there stay as they are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     queues: dict[str, SettingsInput] = Field(
         default={}, max_length=QUEUES_MAX, description="settings by queue"

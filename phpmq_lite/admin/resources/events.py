@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.base.context import context_of, forget_status
-from phpmq_lite.admin.base.input import read_query
+from phpmq_lite.admin.base.input import QueryModel, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
@@ -69,10 +69,8 @@ SEND_S: Final = 30.0  # for a browser to take an event
 RETRY_MS: Final = 3_000
 
 
-class LiveQuery(BaseModel):
+class LiveQuery(QueryModel):
     """What to look at; the filter of the page comes along as it stands in its URL."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     topic: str = Field(
         min_length=1,

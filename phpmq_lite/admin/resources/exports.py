@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.base.context import Context, context_of
@@ -19,11 +19,12 @@ from phpmq_lite.admin.base.input import (
     Deliveries,
     EnvelopeUrn,
     MessageId,
+    QueryModel,
     TraceId,
     read_query,
 )
 from phpmq_lite.admin.base.request_body import memory_hold_of
-from phpmq_lite.admin.base.responses import csv_cell
+from phpmq_lite.admin.base.responses import View, csv_cell
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
 from phpmq_lite.admin.views.bodies import as_content
@@ -42,22 +43,20 @@ MessageWithBody = tuple[MessageRow, bytes | None]
 _log = get_logger(__name__)
 
 
-class ExportInput(BaseModel):
+class ExportInput(QueryModel):
     """What to export; empty: everything."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
     format: Literal["jsonl", "csv"] = Field("jsonl", description="JSON lines or CSV")
 
 
-class ExportView(BaseModel):
+class ExportView(View):
     """One line of an export; ``import`` takes it back.
 
     The last line of JSON lines is ``{"complete": true, "count": n}``.
     """
 
-    id: MessageId
+    id: MessageId = Field(validation_alias="message_id")
     queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
     state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
     content: str | None = Field(description="body, as encoding says; null: no longer stored")
@@ -73,24 +72,15 @@ class ExportView(BaseModel):
     trace_id: TraceId
 
     @classmethod
-    def of(cls, row: MessageRow, body: bytes | None) -> Self:
-        """Take over a row and its body."""
+    def of_row(cls, row: MessageRow, body: bytes | None) -> Self:
+        """Return the view of a stored message with its body."""
         content, encoding = as_content(body) if body is not None else (None, "utf-8")
-        return cls(
-            id=row.message_id,
-            queue=row.queue,
+        return cls.of(
+            row,
             state=State(row.state).name.lower(),
             content=content,
             encoding=encoding,
             ttl_s=row.ttl_s or 0,
-            published_at=row.published_at,
-            deadline_at=row.deadline_at,
-            settled_at=row.settled_at,
-            reason=row.reason,
-            deliveries=row.deliveries,
-            size=row.size,
-            urn=row.urn,
-            trace_id=row.trace_id,
         )
 
 
@@ -144,7 +134,7 @@ async def _write_all(
 
 
 def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
-    made = (ExportView.of(row, body).model_dump(mode="json") for row, body in pairs)
+    made = (ExportView.of_row(row, body).model_dump(mode="json") for row, body in pairs)
     lines = (_csv_line(list(out.values())) if is_csv else _json_line(out) for out in made)
     return "".join(lines).encode(errors="replace")
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import read_query
+from phpmq_lite.admin.base.input import QueryModel, read_query
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.monitoring import connections
 from phpmq_lite.admin.monitoring.connections import (
@@ -95,10 +95,8 @@ def list_protocol_errors(request: web.Request, client: int | None = None) -> lis
 FRAME_CHARACTERS: Final = 4_000  # an address may have 8 KiB, and most bytes are escaped in it
 
 
-class FramePageQuery(BaseModel):
+class FramePageQuery(QueryModel):
     """The bytes to explain; what is longer than an address may be is for the command line."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     frame: str = Field("", max_length=FRAME_CHARACTERS)
     encoding: frame_explanation.Encoding = "auto"

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from phpmq_lite.admin.auth.permissions import allowed_queues, queue_id_of
 from phpmq_lite.admin.base import responses
@@ -13,11 +13,12 @@ from phpmq_lite.admin.base.input import (
     CursorParameter,
     LimitParameter,
     OutputFormat,
+    QueryModel,
     parse_time,
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import states_search
 from phpmq_lite.admin.resources.messages import (
@@ -40,10 +41,8 @@ OFFSET_MAX: Final = 1 << 62
 HistoryOutcome = Literal["acked", "expired", "dead", "deleted"]
 
 
-class HistoryInput(BaseModel):
+class HistoryInput(QueryModel):
     """Which settled messages; with neither offset the newest ones."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     after_offset: int | None = Field(
         None, ge=0, le=OFFSET_MAX, description="only messages after this offset, oldest first"
@@ -67,10 +66,9 @@ class HistoryInput(BaseModel):
     format: OutputFormat = "json"
 
 
-class HistoryView(BaseModel):
-    """Settled messages; ``offset`` of the last one goes on."""
+class HistoryView(ListPage[MessageView]):
+    """Settled messages; continue with the ``offset`` of the last one."""
 
-    items: list[MessageView] = Field(description="items of this page")
     next: None = Field(None, description="always null: continue with the offset of the last item")
     lowest: int | None = Field(description="first offset of the history; null: it is empty")
     highest: int | None = Field(description="last offset of the history; null: it is empty")
@@ -100,7 +98,7 @@ async def list_history(request: web.Request) -> web.StreamResponse:
 
 def _as(asked: HistoryInput, found: HistoryPage) -> web.Response:
     rows = found.rows if asked.after_offset is None else found.rows[::-1]
-    items = [MessageView.of(row) for row in rows]
+    items = [MessageView.of_row(row) for row in rows]
     if asked.format in ("jsonl", "csv"):
         return list_response(asked.format, MessageView, items)
     return json_response(
@@ -121,10 +119,8 @@ API_ROUTES: Final = (
 )  # fmt: skip
 
 
-class HistoryPageQuery(BaseModel):
+class HistoryPageQuery(QueryModel):
     """Which settled messages to show; times are UTC where they name no zone."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     outcome: HistoryOutcome | None = None
     queue: str = Field("", max_length=LONGEST_NAME)
@@ -143,7 +139,7 @@ async def show_history(request: web.Request) -> web.StreamResponse:
     listed = await _listed(request, query, since, until)
     if query.format != "html":
         return list_response(
-            query.format, MessageView, [MessageView.of(m) for m in listed.rows], listed.next
+            query.format, MessageView, [MessageView.of_row(m) for m in listed.rows], listed.next
         )
     chosen = history_chart.ChosenPeriod(since, until)
     span = query.span if query.span != "1h" else ""
@@ -208,10 +204,8 @@ def _field(at_ms: int | None) -> str:
 PAGE_ROUTES: Final = (Route("GET", "/history", Role.VIEWER, "history", show_history),)
 
 
-class TrashPageQuery(BaseModel):
+class TrashPageQuery(QueryModel):
     """A page of the trash, of one queue if asked."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     queue: str = Field("", max_length=LONGEST_NAME)
     cursor: CursorParameter = None
@@ -234,7 +228,7 @@ async def show_trash(request: web.Request) -> web.StreamResponse:
     goes_on = None if found.next is None else responses.encode_cursor(scope, "before", found.next)
     if query.format != "html":
         return list_response(
-            query.format, MessageView, [MessageView.of(m) for m in found.rows], goes_on
+            query.format, MessageView, [MessageView.of_row(m) for m in found.rows], goes_on
         )
     return await render_page(
         request,

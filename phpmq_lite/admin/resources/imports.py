@@ -14,7 +14,7 @@ from phpmq_lite.admin.auth import request_audit
 from phpmq_lite.admin.auth.permissions import check_queue_right
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, Reply, context_of
-from phpmq_lite.admin.base.input import check_queue_name
+from phpmq_lite.admin.base.input import StrictInput, check_queue_name
 from phpmq_lite.admin.base.problems import Problem, problem_of
 from phpmq_lite.admin.base.request_body import (
     check_values,
@@ -54,13 +54,11 @@ class ImportedInput(PublishInput):
     queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="name of the queue")
 
 
-class ImportInput(BaseModel):
+class ImportInput(StrictInput):
     """Messages to store, in this order.
 
     An export is taken as it is: ``application/x-ndjson``, one message a line.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     messages: list[ImportedInput] = Field(
         max_length=IMPORT_MAX, description="messages to store, in order"

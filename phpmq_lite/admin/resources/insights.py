@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import OutputFormat, read_query
+from phpmq_lite.admin.base.input import OutputFormat, QueryModel, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import parse_large, read_body
 from phpmq_lite.admin.base.responses import json_response, list_response
@@ -124,10 +124,8 @@ InsightsTab = Literal[
 ]
 
 
-class InsightsPageQuery(BaseModel):
+class InsightsPageQuery(QueryModel):
     """Which part to show, of which queue and time; ``release``: ask before claims go back."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     tab: InsightsTab = "charts"
     span: Literal["24h", "30d"] = "24h"

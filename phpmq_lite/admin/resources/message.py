@@ -8,16 +8,16 @@ from dataclasses import asdict
 from typing import Final, Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.browser_security import download_headers
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_message, find_queue
 from phpmq_lite.admin.auth.request_source import host_name
 from phpmq_lite.admin.base.context import Context, context_of, status_of
-from phpmq_lite.admin.base.input import EnvelopeUrn, OutputFormat, TraceId, read_query
+from phpmq_lite.admin.base.input import EnvelopeUrn, OutputFormat, QueryModel, TraceId, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import memory_hold_of
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
 from phpmq_lite.admin.resources import messages
@@ -25,7 +25,6 @@ from phpmq_lite.admin.resources.messages import (
     BodyView,
     EventView,
     MessagesQuery,
-    MessagesView,
     MessageView,
     list_queue_messages,
 )
@@ -47,10 +46,8 @@ from phpmq_lite.storage.read.audit import AuditLog, AuditRow
 from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
 
 
-class BodyInput(BaseModel):
+class BodyInput(QueryModel):
     """Without ``download``: at most the first 64 KiB, as JSON."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     download: str | None = Field(None, description="anything: the whole body, as bytes in a file")
 
@@ -141,19 +138,12 @@ class MessageDetailView(MessageView):
     )
 
 
-class EventsView(BaseModel):
-    """The unusual turns of a message's life, oldest first."""
-
-    items: list[EventView] = Field(description="items of this page")
-    next: None = Field(None, description="cursor of the next page; null: last page")
-
-
 async def get_message(request: web.Request) -> web.StreamResponse:
     """Give one message, alive or settled, without its body, with the verdict of its envelope."""
     context = context_of(request)
     row = await find_message(request, context)
     card = await envelope_card.card_of(request, context, row, await context.reader.body(row))
-    found = MessageDetailView.of(row)
+    found = MessageDetailView.of_row(row)
     found.envelope = None if card is None else EnvelopeView.of(card)
     return json_response(found)
 
@@ -210,7 +200,7 @@ API_ROUTES: Final = (
         "api-queue-messages",
         list_queue_messages,
         query=MessagesQuery,
-        gives=MessagesView,
+        gives=ListPage[MessageView],
         cli="msg ls",
     ),
     Route(
@@ -248,7 +238,7 @@ API_ROUTES: Final = (
         Role.VIEWER,
         "api-message-events",
         list_events,
-        gives=EventsView,
+        gives=ListPage[EventView],
     ),
 )
 
@@ -258,10 +248,8 @@ _ROUNDS: Final = 4  # of following their links
 _DELETIONS: Final = ("message.delete", "message.act")
 
 
-class MessagePageQuery(BaseModel):
+class MessagePageQuery(QueryModel):
     """How to show one message; ``q`` is the search it was found by."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     view: Literal["tree", "pretty", "raw", "hex"] | None = None
     q: str = Field("", max_length=QUERY_CHARACTERS)
@@ -273,7 +261,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     query, row = read_query(request, MessagePageQuery), await find_message(request, context)
     if query.format != "html":
-        return list_response(query.format, MessageView, [MessageView.of(row)])
+        return list_response(query.format, MessageView, [MessageView.of_row(row)])
     body, sha256, life = await asyncio.gather(
         context.reader.body(row), context.reader.sha256(row), _life(request, context, row)
     )

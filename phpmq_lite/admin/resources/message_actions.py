@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from phpmq_lite.admin.actions import confirmation, single, texts
 from phpmq_lite.admin.actions.single import ActionResultView, read_options
@@ -15,9 +15,10 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.input import (
     TTL_MAX_S,
-    AuditReason,
+    ActionInput,
     Form,
     RedriveTarget,
+    TtlSeconds,
     read_form,
     read_json_model,
 )
@@ -176,49 +177,36 @@ PAGE_ROUTES: Final = (
 )
 
 
-class _ActionInput(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    reason: AuditReason = ""
-
-
-class TtlInput(_ActionInput):
-    """A time to live in seconds; null: as it is, or the queue's default; 0: never expires."""
+class TtlInput(ActionInput):
+    """The new time to live of a message."""
 
     ttl_s: int | None = Field(
-        None,
-        ge=0,
-        le=TTL_MAX_S,
-        description="seconds to live; 0: forever; null: unchanged; restore: required after the "
-        "deadline",
+        None, ge=0, le=TTL_MAX_S, description="seconds to live; 0: forever; null: unchanged"
     )
 
 
-class ReasonInput(_ActionInput):
-    """Nothing but a reason."""
-
-
-class MoveInput(_ActionInput):
-    """Where to move to."""
+class MoveInput(ActionInput):
+    """The queue to move a message to."""
 
     target: str = Field(min_length=1, max_length=LONGEST_NAME, description="the queue to move to")
     create: bool = Field(False, description="move: create the target queue if it does not exist")
 
 
-class DeleteInput(_ActionInput):
-    """What a delete takes along."""
+class DeleteInput(ActionInput):
+    """Whether to delete a message that a consumer holds."""
 
     dispatched: bool = Field(False, description="true: delete even if a consumer holds the message")
 
 
-class RedriveOneInput(TtlInput):
-    """Where a dead-letter record goes; null: where it died."""
+class RedriveOneInput(ActionInput):
+    """Target queue and time to live of a dead-letter record that is redriven."""
 
+    ttl_s: TtlSeconds = None
     target: RedriveTarget = None
 
 
 def _doer(
-    action: Action, model: type[_ActionInput]
+    action: Action, model: type[ActionInput]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def do(request: web.Request) -> web.StreamResponse:
         context, asked = context_of(request), await read_json_model(request, model)
@@ -243,14 +231,14 @@ _SUMMARIES: Final = {
     Action.RESTORE: "Bring a deleted message back to its old place, as a new message.",
     Action.ERASE: "Take the body of a settled message away for good; its row stays.",
 }
-_MODELS: Final[dict[Action, type[_ActionInput]]] = {
+_MODELS: Final[dict[Action, type[ActionInput]]] = {
     Action.REQUEUE: TtlInput,
-    Action.RELEASE: ReasonInput,
+    Action.RELEASE: ActionInput,
     Action.MOVE: MoveInput,
     Action.DELETE: DeleteInput,
     Action.REDRIVE: RedriveOneInput,
     Action.RESTORE: TtlInput,
-    Action.ERASE: ReasonInput,
+    Action.ERASE: ActionInput,
 }
 _COMMANDS: Final = {
     Action.REQUEUE: "msg requeue",
@@ -261,7 +249,7 @@ _COMMANDS: Final = {
 }
 
 
-def _options(asked: _ActionInput) -> ActionOptions:
+def _options(asked: ActionInput) -> ActionOptions:
     values: dict[str, Any] = asked.model_dump(exclude={"reason"})
     if "dispatched" in values:
         values["with_dispatched"] = values.pop("dispatched")

@@ -21,13 +21,13 @@ from phpmq_lite.admin.base.input import (
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import list_response
+from phpmq_lite.admin.base.responses import View, list_response
 from phpmq_lite.admin.base.search_query import traces_search
 from phpmq_lite.admin.views import trace_view
 from phpmq_lite.admin.views.bodies import as_content, preview
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.model import State
-from phpmq_lite.storage.read.messages import Body, EventRow, MessageRow
+from phpmq_lite.storage.read.messages import Body, MessageRow
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
@@ -43,10 +43,10 @@ class SettledQuery(ListQuery):
     outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
 
 
-class MessageView(BaseModel):
+class MessageView(View):
     """A message without its body."""
 
-    id: MessageId
+    id: MessageId = Field(validation_alias="message_id")
     queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
     state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
     seq: int = Field(description="number in order of arrival, never reused")
@@ -63,58 +63,41 @@ class MessageView(BaseModel):
     trace_id: TraceId
     meta_id: str | None = Field(description="meta.id of the envelope; null: none")
     attempts: int | None = Field(description="attempts in the envelope; null: none")
-    publisher: str | None = Field(description="address of the publisher; null: no longer known")
+    publisher: str | None = Field(
+        validation_alias="publisher_address",
+        description="address of the publisher; null: no longer known",
+    )
     holder: str | None = Field(description="address of the consumer that holds it; null: none")
     reason: str | None = Field(description="further detail of the outcome; null: none")
     offset: int | None = Field(description="number in the history; null: live")
-    origin: str | None = Field(description="queue of a dead letter's original; null: none")
-    origin_id: str | None = Field(description="id of a dead letter's original; null: none")
-    origin_reason: str | None = Field(description="why it was dead-lettered; null: was not")
+    origin: str | None = Field(
+        validation_alias="source_queue", description="queue of a dead letter's original; null: none"
+    )
+    origin_id: str | None = Field(
+        validation_alias="source_id", description="id of a dead letter's original; null: none"
+    )
+    origin_reason: str | None = Field(
+        validation_alias="source_reason", description="why it was dead-lettered; null: was not"
+    )
     preview: str = Field(description="beginning of the body on one line; hex if it is not UTF-8")
 
     @classmethod
-    def of(cls, row: MessageRow) -> Self:
-        """Take over a stored row."""
-        return cls(
-            id=row.message_id,
-            queue=row.queue,
+    def of_row(cls, row: MessageRow) -> Self:
+        """Return the view of a stored message."""
+        return cls.of(
+            row,
             state=State(row.state).name.lower(),
-            seq=row.seq,
-            position=row.position,
-            published_at=row.published_at,
-            first_dispatched_at=row.first_dispatched_at,
-            last_dispatched_at=row.last_dispatched_at,
-            settled_at=row.settled_at,
-            ttl_s=row.ttl_s,
-            deadline_at=row.deadline_at,
-            deliveries=row.deliveries,
-            size=row.size,
-            urn=row.urn,
-            trace_id=row.trace_id,
-            meta_id=row.meta_id,
-            attempts=row.attempts,
-            publisher=row.publisher_address,
             holder=row.consumer_address if row.state == State.DISPATCHED else None,
-            reason=row.reason,
-            offset=row.offset,
-            origin=row.source_queue,
-            origin_id=row.source_id,
-            origin_reason=row.source_reason,
             preview="".join(piece.text for piece in preview(row.preview, row.size)),
         )
 
 
-class EventView(BaseModel):
+class EventView(View):
     """One unusual turn of a life."""
 
-    at: int = Field(description="when it happened, Unix ms")
+    at: int = Field(validation_alias="at_ms", description="when it happened, Unix ms")
     kind: str = Field(description="requeue, return, forward, dead_letter, redrive, restore, …")
     detail: str | None = Field(description="queues, another message's id, …; null: none")
-
-    @classmethod
-    def of(cls, event: EventRow) -> Self:
-        """Take over a stored row."""
-        return cls(at=event.at_ms, kind=event.kind, detail=event.detail)
 
 
 class BodyView(BaseModel):
@@ -276,17 +259,10 @@ def format_about(count: int) -> str:
     return formats.format_number(round(count, -digits))
 
 
-class MessagesView(BaseModel):
-    """A page of messages."""
-
-    items: list[MessageView] = Field(description="items of this page")
-    next: str | None = Field(description="cursor of the next page; null: last page")
-
-
 async def list_queue_messages(request: web.Request) -> web.StreamResponse:
     """List the messages of a queue in order, without their bodies."""
     context, query = context_of(request), read_query(request, MessagesQuery)
     listed = await read_messages_page(context, query, require_queue(request).queue_id)
     return list_response(
-        query.format, MessageView, [MessageView.of(m) for m in listed.rows], listed.next
+        query.format, MessageView, [MessageView.of_row(m) for m in listed.rows], listed.next
     )

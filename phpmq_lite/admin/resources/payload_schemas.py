@@ -14,6 +14,7 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     FormatQuery,
     OutputFormat,
+    QueryModel,
     path_name,
     read_form,
     read_json_model,
@@ -21,14 +22,13 @@ from phpmq_lite.admin.base.input import (
 )
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import parse_large
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
 from phpmq_lite.envelopes.payload_schema import (
     PayloadSchema,
     SchemaError,
-    SchemaField,
     read_json,
     read_schema,
     schema_fields,
@@ -39,38 +39,28 @@ from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCou
 DOCUMENT_BYTES: Final = 1 << 20  # of a schema that is compared
 
 
-class SchemasQuery(BaseModel):
+class SchemasQuery(QueryModel):
     """As what the list is given."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     format: OutputFormat = "json"
 
 
-class SchemaFieldView(BaseModel):
+class SchemaFieldView(View):
     """One place of the payload that the schema describes."""
 
     path: str = Field(description="path in the payload, such as lines[].sku")
     types: str = Field(description="allowed types, in words")
-    required: bool = Field(description="true: its parent must contain it")
+    required: bool = Field(
+        validation_alias="is_required", description="true: its parent must contain it"
+    )
     limits: str = Field(description="bounds of its values, in words; empty: none")
-    sensitive: str | None = Field(description="x-gdpr-sensitive; empty: true; null: not marked")
+    sensitive: str | None = Field(
+        validation_alias="mark", description="x-gdpr-sensitive; empty: true; null: not marked"
+    )
     title: str = Field(description="title in the schema; usually empty")
 
-    @classmethod
-    def of(cls, place: SchemaField) -> Self:
-        """Take over a place."""
-        return cls(
-            path=place.path,
-            types=place.types,
-            required=place.is_required,
-            limits=place.limits,
-            sensitive=place.mark,
-            title=place.title,
-        )
 
-
-class SchemaView(BaseModel):
+class SchemaView(View):
     """One registered URN; counts are since the start, null for who sees some queues only."""
 
     urn: str = Field(description="URN of the schema")
@@ -85,15 +75,11 @@ class SchemaView(BaseModel):
     last_failure: str | None = Field(description="last rejection; null: none or hidden")
 
     @classmethod
-    def of(cls, entry: RegisteredSchema, tally: ValidationCounts | None) -> Self:
-        """Take over an entry of the registry."""
+    def of_entry(cls, entry: RegisteredSchema, tally: ValidationCounts | None) -> Self:
+        """Return the view of a schema of the registry."""
         last = tally.last if tally else None
-        return cls(
-            urn=entry.urn,
-            version=entry.version,
-            file=entry.file,
-            owner=entry.owner,
-            status=entry.status,
+        return cls.of(
+            entry,
             fields=[SchemaFieldView.of(place) for place in schema_fields(entry.schema.rule)],
             unchecked=list(entry.schema.unchecked),
             passed=tally.passed if tally else None,
@@ -102,11 +88,9 @@ class SchemaView(BaseModel):
         )
 
 
-class SchemasView(BaseModel):
-    """All registered URNs by name; ``faults`` is why the files as they are now are not in force."""
+class SchemasView(ListPage[SchemaView]):
+    """All registered URNs by name."""
 
-    items: list[SchemaView] = Field(description="items of this page")
-    next: None = Field(None, description="cursor of the next page; null: last page")
     faults: list[str] = Field(description="errors in the schema folder; empty: none")
 
 
@@ -144,7 +128,7 @@ class SchemaCheckView(BaseModel):
 def list_registered(request: web.Request) -> list[SchemaView]:
     """Give all registered URNs by name, as the asking person may see them."""
     entries = context_of(request).schemas.registry.entries
-    return [SchemaView.of(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
+    return [SchemaView.of_entry(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
 
 
 def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
@@ -208,7 +192,7 @@ async def list_schemas(request: web.Request) -> web.StreamResponse:
 async def get_schema(request: web.Request) -> web.StreamResponse:
     """Give the schema of a URN, with the document itself."""
     entry = find_registered(request, path_name(request, "urn"))
-    shown = SchemaView.of(entry, _tally(request, entry.urn))
+    shown = SchemaView.of_entry(entry, _tally(request, entry.urn))
     return json_response(SchemaDetailView(**dict(shown), document=entry.schema.document))
 
 

@@ -90,7 +90,7 @@ async def show_queue(request: web.Request) -> web.StreamResponse:
     status = require_queue(request)
     if query.format != "html":
         listed = await _listed(request, query, status)
-        rows = [MessageView.of(row) for row in listed.rows]
+        rows = [MessageView.of_row(row) for row in listed.rows]
         return list_response(query.format, MessageView, rows, listed.next)
     return await render_queue_page(request, status, query)
 
@@ -342,7 +342,7 @@ async def get_queue(request: web.Request) -> web.StreamResponse:
 
 async def _detail(context: Context, status: QueueStatus) -> QueueDetailView:
     ages = await queue_list.read_oldest_ready(context, [status])
-    figures = QueueView.of(status, ages.get(status.queue_id), context.now_ms())
+    figures = QueueView.of_status(status, ages.get(status.queue_id), context.now_ms())
     return QueueDetailView(**figures.model_dump(), settings=SettingsView.of(status.settings))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import bulk, confirmation
 from phpmq_lite.admin.actions.selections import MESSAGES_MAX
@@ -20,7 +20,7 @@ from phpmq_lite.admin.auth.permissions import (
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import (
-    TTL_MAX_S,
+    EmptyInput,
     Form,
     StrictInput,
     check_queue_name,
@@ -28,13 +28,13 @@ from phpmq_lite.admin.base.input import (
     read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.responses import ListPage, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.resources.bulk_jobs import next_page_after
 from phpmq_lite.admin.resources.queue import QueueDetailView, check_etag, configure_queue, get_queue
-from phpmq_lite.admin.resources.queues import QueuesView, list_queues
+from phpmq_lite.admin.resources.queues import QueueView, list_queues
 from phpmq_lite.admin.resources.selections import RATE_MAX
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queue_of
 from phpmq_lite.admin.views.queue_list import QueueQuery
@@ -42,7 +42,6 @@ from phpmq_lite.admin.views.queue_settings_form import SettingsInput, SettingsVi
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import operations, publishing
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.audit import BulkJobLog
 
@@ -239,32 +238,12 @@ PAGE_ROUTES: Final = (
 )
 
 
-class UnusedPurgeInput(StrictInput):
-    """What a purge takes along."""
-
-    dispatched: bool = False  # also what consumers hold
-
-
 class PauseInput(StrictInput):
     """Which side of a queue to stop or resume."""
 
     side: Literal["delivery", "publishing", "publish"] = Field(
         "delivery", description="delivery or publishing; publish means publishing"
     )
-
-
-class UnusedRedriveInput(StrictInput):
-    """Where dead-letter records go, and how long they live there."""
-
-    target: str | None = Field(None, min_length=1, max_length=LONGEST_NAME)
-    ttl_s: int | None = Field(None, ge=0, le=TTL_MAX_S)
-    limit: int | None = Field(None, ge=1)
-
-
-class EmptyQueueInput(BaseModel):
-    """An empty object."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class CreatedView(BaseModel):
@@ -274,10 +253,8 @@ class CreatedView(BaseModel):
     is_new: bool = Field(description="false: the queue existed already")
 
 
-class PurgeInput(BaseModel):
+class PurgeInput(StrictInput):
     """What a purge takes along."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     dispatched: bool = Field(False, description="true: include messages held by consumers")
     limit: int | None = Field(
@@ -302,7 +279,7 @@ class PausedView(BaseModel):
 async def create_queue(request: web.Request) -> web.StreamResponse:
     """Make a queue: 201, or 200 where it is there already."""
     context, name = context_of(request), queue_name_of(request)
-    await read_json_model(request, EmptyQueueInput)
+    await read_json_model(request, EmptyInput)
     check_queue_name(name)
     check_queue_right(request, name)
     is_new = await context.engine.run(
@@ -359,14 +336,14 @@ _Q: Final = "/api/v1/queues/{q}"
 API_ROUTES: Final = (
     Route(
         "GET", "/api/v1/queues", Role.VIEWER, "api-queues", list_queues,
-        query=QueueQuery, gives=QueuesView, cli="queue ls",
+        query=QueueQuery, gives=ListPage[QueueView], cli="queue ls",
     ),
     Route(
         "GET", _Q, Role.VIEWER, "api-queue", get_queue, gives=QueueDetailView, cli="queue show",
     ),
     Route(
         "PUT", _Q, Role.OPERATOR, "api-queue-create", create_queue, "queue.create",
-        takes=EmptyQueueInput, gives=CreatedView, cli="queue create",
+        takes=EmptyInput, gives=CreatedView, cli="queue create",
     ),
     Route(
         "PATCH", _Q, Role.ADMIN, "api-queue-configure", configure_queue, "queue.configure",

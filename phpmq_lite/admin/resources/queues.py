@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from aiohttp import web
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from phpmq_lite.admin.actions import bulk
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
@@ -16,7 +16,7 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, Reply, context_of, status_of
 from phpmq_lite.admin.base.input import read_form, read_query
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import list_response
+from phpmq_lite.admin.base.responses import PerSecond, View, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.admin.base.urls import own_path_or
@@ -38,7 +38,7 @@ from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
 
-class QueueView(BaseModel):
+class QueueView(View):
     """A queue with its live figures."""
 
     queue_id: int = Field(description="number of the queue")
@@ -51,34 +51,22 @@ class QueueView(BaseModel):
         description="when its first ready message was published; null: none"
     )
     oldest_age_s: float | None = Field(description="age of its first ready message; null: none")
-    published_per_s: float = Field(description="messages published per second")
-    dispatched_per_s: float = Field(description="messages dispatched per second")
-    acked_per_s: float = Field(description="messages acknowledged per second")
+    published_per_s: PerSecond = Field(description="messages published per second")
+    dispatched_per_s: PerSecond = Field(description="messages dispatched per second")
+    acked_per_s: PerSecond = Field(description="messages acknowledged per second")
     consumers: int = Field(description="number of consumers")
     credit: int = Field(description="messages that its consumers can accept now")
     delivery_paused: bool = Field(description="true: nothing is dispatched to consumers")
     publishing_paused: bool = Field(description="true: publishing is refused")
 
     @classmethod
-    def of(cls, queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) -> Self:
-        """Take over what the status says."""
+    def of_status(cls, queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) -> Self:
+        """Return the view of a queue's status."""
         age_ms = None if oldest_ready_at is None else max(0, now_ms - oldest_ready_at)
-        return cls(
-            queue_id=queue.queue_id,
-            name=queue.name,
-            ready=queue.ready,
-            dispatched=queue.dispatched,
-            dead=queue.dead,
-            bytes=queue.bytes,
+        return cls.of(
+            queue,
             oldest_ready_at=oldest_ready_at,
             oldest_age_s=None if age_ms is None else age_ms / 1_000,
-            published_per_s=round(queue.published_per_s, 3),
-            dispatched_per_s=round(queue.dispatched_per_s, 3),
-            acked_per_s=round(queue.acked_per_s, 3),
-            consumers=queue.consumers,
-            credit=queue.credit,
-            delivery_paused=queue.delivery_paused,
-            publishing_paused=queue.publishing_paused,
         )
 
 
@@ -129,7 +117,7 @@ def read_trends(context: Context, listed: Iterable[ListedQueue]) -> dict[int, st
 
 def queues_response(query: QueueQuery, listed: QueuePage, now_ms: int) -> web.Response:
     """Give the list as data."""
-    items = [QueueView.of(q.status, q.oldest_at, now_ms) for q in listed.queues]
+    items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in listed.queues]
     return list_response(query.format, QueueView, items, listed.next)
 
 
@@ -272,13 +260,6 @@ ACTION_ROUTES: Final = (
 )  # fmt: skip
 
 
-class QueuesView(BaseModel):
-    """A page of queues."""
-
-    items: list[QueueView] = Field(description="items of this page")
-    next: str | None = Field(description="cursor of the next page; null: last page")
-
-
 async def list_queues(request: web.Request) -> web.StreamResponse:
     """List queues with their live figures."""
     context, query = context_of(request), read_query(request, QueueQuery)
@@ -286,5 +267,5 @@ async def list_queues(request: web.Request) -> web.StreamResponse:
     ages = await queue_list.read_oldest_ready(context, status.queues)
     listed = make_queue_page(status.queues, ages, query)
     now_ms = context.now_ms()
-    items = [QueueView.of(q.status, q.oldest_at, now_ms) for q in listed.queues]
+    items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in listed.queues]
     return list_response(query.format, QueueView, items, listed.next)

@@ -19,15 +19,16 @@ from phpmq_lite.admin.base.input import (
     CursorParameter,
     LimitParameter,
     OutputFormat,
+    QueryModel,
     read_form,
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUALIFIERS, QUERY_CHARACTERS, STATES, parse_search
 from phpmq_lite.admin.resources import messages
-from phpmq_lite.admin.resources.messages import MessagesView, MessageView
+from phpmq_lite.admin.resources.messages import MessageView
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.envelopes.verdict import REASONS
@@ -45,10 +46,8 @@ class SearchFieldQuery(BaseModel):
     q: str = Field("", max_length=1_000)
 
 
-class SearchPageInput(BaseModel):
+class SearchPageInput(QueryModel):
     """Which page of what was found, and how it is written."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     cursor: CursorParameter = None
     limit: LimitParameter = 50
@@ -61,7 +60,7 @@ class SearchInput(SearchPageInput):
     q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
 
 
-class FoundMessagesView(MessagesView):
+class FoundMessagesView(ListPage[MessageView]):
     """A page of a search, newest first.
 
     A search ends in time: ``next`` goes on, also where no items were found so far.
@@ -83,7 +82,7 @@ async def search_messages(request: web.Request) -> web.StreamResponse:
 
 def search_response(format_: str, found: messages.SearchPage) -> web.Response:
     """Give a page of a search as data."""
-    items = [MessageView.of(row) for row in found.rows]
+    items = [MessageView.of_row(row) for row in found.rows]
     if format_ in ("jsonl", "csv"):
         return list_response(format_, MessageView, items, found.next)
     return json_response(
@@ -100,10 +99,8 @@ def search_response(format_: str, found: messages.SearchPage) -> web.Response:
 VIEWS_SHOWN: Final = 50
 
 
-class MessagesPageQuery(BaseModel):
+class MessagesPageQuery(QueryModel):
     """What to look for; empty: the newest messages."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     q: str = Field("", max_length=4 * QUERY_CHARACTERS)
     cursor: CursorParameter = None
@@ -245,10 +242,8 @@ COMPLETIONS: Final = 20
 _PATHS: Final = 500  # looked at
 
 
-class CompletionsInput(BaseModel):
+class CompletionsInput(QueryModel):
     """What stands in the search field, up to the caret."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     q: str = Field("", max_length=2_000, description="text of the search field up to the caret")
 

@@ -3,7 +3,7 @@
 from typing import Final, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from phpmq_lite.admin.actions import bulk, redrive, texts
 from phpmq_lite.admin.actions.selections import MessageSelection
@@ -11,9 +11,9 @@ from phpmq_lite.admin.actions.single import read_options
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import check_queue_name, read_form, read_json_model
+from phpmq_lite.admin.base.input import StrictInput, check_queue_name, read_form, read_json_model
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.responses import View, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.admin.base.urls import own_path_or
@@ -139,24 +139,26 @@ PAGE_ROUTES: Final = (
 )
 
 
-class SelectionInput(BaseModel):
+class SelectionInput(StrictInput):
     """What to select, in the language of the search; without ``state:`` what is alive."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     q: str = Field(max_length=1_000, description="search; without state: only live messages")
 
 
-class SelectionView(BaseModel):
+class SelectionView(View):
     """What was selected.  ``confirm`` of POST /bulk has to be one of ``to_confirm``, if any."""
 
     token: str = Field(description="token for POST /bulk, valid for ten minutes")
     q: str = Field(description="the search, as it was parsed")
     count: int = Field(description="number of selected messages")
     is_complete: bool = Field(description="false: more messages match than fit")
-    oldest: int | None = Field(description="oldest time of publishing, Unix ms; null: empty")
-    newest: int | None = Field(description="newest time of publishing, Unix ms; null: empty")
-    bytes: int = Field(description="total size of the bodies, bytes")
+    oldest: int | None = Field(
+        validation_alias="oldest_at", description="oldest time of publishing, Unix ms; null: empty"
+    )
+    newest: int | None = Field(
+        validation_alias="newest_at", description="newest time of publishing, Unix ms; null: empty"
+    )
+    bytes: int = Field(validation_alias="size", description="total size of the bodies, bytes")
     held: int = Field(description="of these, held by consumers")
     expired: int = Field(description="of these, settled after their deadline")
     leaves_history: int = Field(description="deleted messages that leave the history to make room")
@@ -168,26 +170,17 @@ class SelectionView(BaseModel):
     expires_at: int = Field(description="when it expires, Unix ms")
 
     @classmethod
-    def of(
+    def of_selection(
         cls, selection: MessageSelection, to_confirm: tuple[str, ...], leaves_history: int
     ) -> Self:
-        """Take over a selection."""
-        frozen = selection.frozen
-        return cls(
+        """Return the view of a frozen selection."""
+        return cls.of(
+            selection.frozen,
             token=selection.token,
             q=selection.query,
             count=selection.count,
-            is_complete=frozen.is_complete,
-            oldest=frozen.oldest_at,
-            newest=frozen.newest_at,
-            bytes=frozen.size,
-            held=frozen.held,
-            expired=frozen.expired,
             leaves_history=leaves_history,
-            by_queue=frozen.by_queue,
-            by_state=frozen.by_state,
-            by_urn=frozen.by_urn,
-            samples=[MessageView.of(row) for row in frozen.samples],
+            samples=[MessageView.of_row(row) for row in selection.frozen.samples],
             to_confirm=list(to_confirm),
             expires_at=selection.expires_at,
         )
@@ -210,7 +203,7 @@ async def get_selection(request: web.Request) -> web.StreamResponse:
 
 async def _shown(request: web.Request, selection: MessageSelection) -> SelectionView:
     going = await bulk.history_loss(context_of(request), selection.count, selection.frozen.size)
-    return SelectionView.of(selection, bulk.texts_to_type_for(request, selection), going)
+    return SelectionView.of_selection(selection, bulk.texts_to_type_for(request, selection), going)
 
 
 API_ROUTES: Final = (

@@ -3,7 +3,7 @@
 from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from phpmq_lite.admin.auth import request_audit, users
 from phpmq_lite.admin.auth.passwords import SHORTEST
@@ -14,7 +14,13 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import FormatQuery, next_of, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
-from phpmq_lite.admin.base.responses import json_response, list_response, redirect_with_session
+from phpmq_lite.admin.base.responses import (
+    ListPage,
+    View,
+    json_response,
+    list_response,
+    redirect_with_session,
+)
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import is_own_path
 from phpmq_lite.admin.views.rendering import render_page
@@ -150,10 +156,10 @@ SETUP_ROUTES: Final = (
 )
 
 
-class SessionView(BaseModel):
+class SessionView(View):
     """One login; times are Unix milliseconds."""
 
-    id: int = Field(description="number of the session")
+    id: int = Field(validation_alias="session_id", description="number of the session")
     user: str = Field(description="name of the user")
     created_at: int = Field(description="when it was created, Unix ms")
     seen_at: int = Field(description="when it was last used, Unix ms; up to five minutes late")
@@ -163,22 +169,10 @@ class SessionView(BaseModel):
     is_own: bool = Field(description="true: the session of this request")
 
 
-class SessionsView(BaseModel):
-    """All sessions."""
-
-    items: list[SessionView] = Field(description="items of this page")
-    next: str | None = Field(None, description="cursor of the next page; null: last page")
-
-
 def _out(request: web.Request, session: LoginSession) -> SessionView:
-    return SessionView(
-        id=session.session_id,
+    return SessionView.of(
+        session,
         user=context_of(request).entrance.accounts.user_of(session).name,
-        created_at=session.created_at,
-        seen_at=session.seen_at,
-        expires_at=session.expires_at,
-        address=session.address,
-        agent=session.agent,
         is_own=session is request.get(LOGIN),
     )
 
@@ -206,7 +200,7 @@ async def end_session(request: web.Request) -> web.StreamResponse:
 
 _PATH: Final = "/api/v1/sessions"
 API_ROUTES: Final = (
-    Route("GET", _PATH, Role.ADMIN, "api-sessions", list_sessions, gives=SessionsView),
+    Route("GET", _PATH, Role.ADMIN, "api-sessions", list_sessions, gives=ListPage[SessionView]),
     Route("DELETE", f"{_PATH}/{{n}}", Role.ADMIN, "api-session-end", end_session, "session.end",
           gives=SessionView),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth import users
 from phpmq_lite.admin.auth.permissions import check_all_queues, check_queue_right, may_use
@@ -20,6 +20,8 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     TTL_MAX_S,
     AppId,
+    QueryModel,
+    StrictInput,
     check_queue_name,
     check_text,
     read_json_model,
@@ -27,7 +29,7 @@ from phpmq_lite.admin.base.input import (
 )
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_body
-from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.responses import ListPage, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.resources.arrow_export import MEDIA, need_arrow
 from phpmq_lite.broker.pipeline import staging
@@ -214,10 +216,8 @@ ROW_COUNT: Final = "X-Row-Count"
 _SLOT_S: Final = 30.0  # waiting for a slot
 
 
-class StageQuery(BaseModel):
+class StageQuery(QueryModel):
     """Under which token to stage: random, used once."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     token: str = Field(
         pattern="^[!-~]{1,128}$",
@@ -233,10 +233,8 @@ class StageView(BaseModel):
     bytes: int = Field(description="total size of the bodies, bytes")
 
 
-class PublishStagedInput(BaseModel):
+class PublishStagedInput(StrictInput):
     """Tokens to publish at once; of each ``app_id`` the highest ``version`` is kept."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     app_id: AppId
     version: int = Field(
@@ -259,10 +257,8 @@ class PublishStagedView(BaseModel):
     resumed: bool = Field(False, description="true: published the rows of an earlier call")
 
 
-class AppIdsQuery(BaseModel):
+class AppIdsQuery(QueryModel):
     """A page of app_ids."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     limit: int = Field(100, ge=1, le=1_000, description="maximum number of items")
     cursor: str = Field("", max_length=2_000, description="for after of GET /wait: later messages")
@@ -278,17 +274,8 @@ class AppIdView(BaseModel):
     rows: int = Field(description="number of messages of that version")
 
 
-class AppIdsView(BaseModel):
-    """App_ids by name, without those of a single publish."""
-
-    items: list[AppIdView] = Field(description="items of this page")
-    next: str | None = Field(None, description="cursor of the next page; null: last page")
-
-
-class TransferInput(BaseModel):
+class TransferInput(StrictInput):
     """Who is to own an app_id: a user, ``token NAME``, or null for the next who publishes."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     app_id: AppId
     owner: str | None = Field(description="user or token NAME; null: the next publisher")
@@ -301,10 +288,8 @@ class TransferView(BaseModel):
     owner: str | None = Field(description="user or token NAME; null: the next publisher")
 
 
-class UnstageInput(BaseModel):
+class UnstageInput(StrictInput):
     """Tokens to drop; those that are not there are passed over."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
 
@@ -426,7 +411,7 @@ async def list_app_ids(request: web.Request) -> web.StreamResponse:
     rows = await StoredPipeline(context_of(request).readers).app_ids(after, asked.limit)
     is_full = len(rows) == asked.limit
     return json_response(
-        AppIdsView(
+        ListPage[AppIdView](
             items=[AppIdView(**asdict(row)) for row in rows],
             next=responses.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
             if is_full
@@ -464,7 +449,7 @@ ROUTES: Final = (
     ),
     Route(
         "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", list_app_ids,
-        query=AppIdsQuery, gives=AppIdsView, cli="pipeline app-ids",
+        query=AppIdsQuery, gives=ListPage[AppIdView], cli="pipeline app-ids",
     ),
     Route(
         "POST", f"{_PIPELINE}/app-ids/transfer", Role.ADMIN, "api-app-id-transfer", transfer_app_id,

@@ -3,13 +3,13 @@
 from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.base.context import context_of, status_of
-from phpmq_lite.admin.base.input import read_query
+from phpmq_lite.admin.base.input import QueryModel, read_query
 from phpmq_lite.admin.base.problems import Problem, not_found
-from phpmq_lite.admin.base.responses import json_response
+from phpmq_lite.admin.base.responses import PerSecond, View, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views import queue_list, trends
 from phpmq_lite.admin.views.trends import SPANS, TrendBucket
@@ -18,7 +18,7 @@ from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.rollups import ALL
 
 
-class StatsView(BaseModel):
+class StatsView(View):
     """The broker now; times are Unix ms."""
 
     version: str = Field(description="version of the broker")
@@ -32,8 +32,8 @@ class StatsView(BaseModel):
     ready: int = Field(description="ready messages, without dead-letter records")
     dispatched: int = Field(description="messages held by consumers")
     dead: int = Field(description="records in all dead-letter queues")
-    published_per_s: float = Field(description="messages published per second")
-    acked_per_s: float = Field(description="messages acknowledged per second")
+    published_per_s: PerSecond = Field(description="messages published per second")
+    acked_per_s: PerSecond = Field(description="messages acknowledged per second")
     consumers: int = Field(description="consumers, counted per queue")
     clients: int = Field(description="open connections")
     disk_free_bytes: int = Field(description="free space on the data folder's disk, bytes")
@@ -42,16 +42,14 @@ class StatsView(BaseModel):
     wal_bytes: int = Field(description="size of the write-ahead log, bytes")
 
 
-class StatsHistoryQuery(BaseModel):
+class StatsHistoryQuery(QueryModel):
     """Which queue, and how much of the past."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     queue: str = Field("", max_length=LONGEST_NAME, description="empty: all queues together")
     span: Literal["1h", "24h", "7d", "30d"] = Field("1h", description="period: 1h, 24h, 7d or 30d")
 
 
-class PointView(BaseModel):
+class PointView(View):
     """One step; null where nothing was measured.  Depths and the age are the highest within."""
 
     at: int = Field(description="start of the step, Unix ms")
@@ -92,20 +90,18 @@ async def get_stats(request: web.Request) -> web.StreamResponse:
     sums = queue_list.sum_totals(status)
     disk = await measure_disk(context.readers.path)
     return json_response(
-        StatsView(
+        StatsView.of(
+            status,
             version=context.version,
-            started_at=status.started_at,
             is_ready=context.is_ready(),
-            is_draining=status.is_draining,
-            step=status.step,
             publishing_stopped=None if status.shortage is None else status.shortage.detail,
             storing_stopped=status.trouble,
             queues=len(status.queues),
             ready=int(sums["ready"]),
             dispatched=int(sums["dispatched"]),
             dead=int(sums["dead"]),
-            published_per_s=round(sums["published"], 3),
-            acked_per_s=round(sums["acked"], 3),
+            published_per_s=sums["published"],
+            acked_per_s=sums["acked"],
             consumers=sum(queue.consumers for queue in status.queues),
             clients=len(status.clients),
             disk_free_bytes=disk.free,
@@ -163,18 +159,7 @@ def _point(bucket: TrendBucket, at_ms: int) -> PointView:
         for name in ("published", "dispatched", "redelivered", "acked", "requeued", "expired",
                      "dead", "deleted")
     }  # fmt: skip
-    return PointView(
-        at=at_ms,
-        ready=bucket.ready,
-        dispatched=bucket.held,
-        bytes=bucket.live_bytes,
-        oldest_age_ms=bucket.oldest_age_ms,
-        wait_p50_ms=bucket.wait_p50_ms,
-        wait_p95_ms=bucket.wait_p95_ms,
-        hold_p50_ms=bucket.hold_p50_ms,
-        hold_p95_ms=bucket.hold_p95_ms,
-        **rates,
-    )
+    return PointView.of(bucket, at=at_ms, dispatched=bucket.held, bytes=bucket.live_bytes, **rates)
 
 
 ROUTES: Final = (

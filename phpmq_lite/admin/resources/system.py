@@ -12,10 +12,16 @@ from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import OutputFormat, next_of, read_json_model, read_query
+from phpmq_lite.admin.base.input import (
+    OutputFormat,
+    QueryModel,
+    next_of,
+    read_json_model,
+    read_query,
+)
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import run_checks
@@ -121,10 +127,8 @@ CLOCK_ROUTES: Final = (
 )
 
 
-class ConfigQuery(BaseModel):
+class ConfigQuery(QueryModel):
     """How to give the list."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     format: OutputFormat = "json"
 
@@ -139,13 +143,6 @@ class SettingView(BaseModel):
     source: str = Field(description="flag, environment NAME, file PATH, … or default")
     help: str = Field(description="what the setting does")
     bounds: str = Field(description="allowed values, in words; empty: any value of its type")
-
-
-class ConfigView(BaseModel):
-    """All settings in force."""
-
-    items: list[SettingView] = Field(description="items of this page")
-    next: None = Field(None, description="cursor of the next page; null: last page")
 
 
 async def list_settings(request: web.Request) -> web.StreamResponse:
@@ -174,7 +171,7 @@ def settings_in_force(request: web.Request) -> list[SettingView]:
 SETTINGS_ROUTES: Final = (
     Route(
         "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings,
-        query=ConfigQuery, gives=ConfigView, cli="config show",
+        query=ConfigQuery, gives=ListPage[SettingView], cli="config show",
     ),
 )  # fmt: skip
 
@@ -185,10 +182,8 @@ LINES_SHOWN: Final = 200  # of the log, before somebody asks for all
 _ADMIN_TABS: Final = ("settings", "log")
 
 
-class SystemPageQuery(BaseModel):
+class SystemPageQuery(QueryModel):
     """Which part of the page."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     tab: Literal["health", "settings", "starts", "log"] = "health"
     level: Literal["debug", "info", "warning", "error"] = "debug"
@@ -423,12 +418,10 @@ class ListenerView(BaseModel):
     has_ttl: bool = Field(description="false: for clients of the older revision")
 
 
-class ListenersView(BaseModel):
+class ListenersView(ListPage[ListenerView]):
     """All open listeners, those of the older revision last."""
 
-    items: list[ListenerView] = Field(description="items of this page")
     content_bytes: int = Field(description="longest body, limits.max_content")
-    next: None = Field(None, description="cursor of the next page; null: last page")
 
 
 async def list_listeners(request: web.Request) -> web.StreamResponse:

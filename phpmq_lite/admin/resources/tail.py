@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from phpmq_lite.admin.auth.permissions import find_queue, require_queue
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.input import QueryModel
 from phpmq_lite.admin.base.problems import not_found
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.feed_viewers import FEED, feed_key
@@ -292,10 +293,8 @@ _SETTLED: Final = {
 }  # fmt: skip
 
 
-class TailPageQuery(BaseModel):
+class TailPageQuery(QueryModel):
     """What to show: some kinds only, and a text anywhere in a row."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     kind: tuple[str, ...] = ()
     q: str = Field("", max_length=200)

@@ -1,29 +1,32 @@
 """API tokens: page and API."""
 
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth import request_audit, users
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import FormatQuery, path_name, read_json_model, read_query
+from phpmq_lite.admin.base.input import (
+    FormatQuery,
+    StrictInput,
+    path_name,
+    read_json_model,
+    read_query,
+)
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.resources.users import Globs
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.storage.read.accounts import ApiToken
 
 _LATEST_MS: Final = 1 << 52
 
 
-class TokenInput(BaseModel):
+class TokenInput(StrictInput):
     """A token to make."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(description="1 to 64 letters, digits and . _ @ + -")
     role: Literal["metrics", "viewer", "operator", "admin"] = Field(
@@ -35,7 +38,7 @@ class TokenInput(BaseModel):
     )
 
 
-class TokenView(BaseModel):
+class TokenView(View):
     """One token, without its secret; times are Unix milliseconds."""
 
     name: str = Field(description="name")
@@ -46,19 +49,6 @@ class TokenView(BaseModel):
     expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
     last_used_at: int | None = Field(description="Unix ms; null: never")
 
-    @classmethod
-    def of(cls, token: ApiToken) -> Self:
-        """Show what may be shown of a token."""
-        return cls(
-            name=token.name,
-            role=token.role,
-            queues=list(token.queues),
-            created_at=token.created_at,
-            created_by=token.created_by,
-            expires_at=token.expires_at,
-            last_used_at=token.last_used_at,
-        )
-
 
 class NewTokenView(BaseModel):
     """A token that was just made, with its secret: nobody can ask for it again."""
@@ -66,13 +56,6 @@ class NewTokenView(BaseModel):
     name: str = Field(description="name")
     token: str = Field(description="the token, phpmq_…; it is shown only once")
     expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
-
-
-class TokensView(BaseModel):
-    """All tokens."""
-
-    items: list[TokenView] = Field(description="items of this page")
-    next: str | None = Field(None, description="cursor of the next page; null: last page")
 
 
 def tokens_view(request: web.Request) -> list[TokenView]:
@@ -106,7 +89,15 @@ async def revoke_token(request: web.Request) -> web.StreamResponse:
 
 _PATH: Final = "/api/v1/tokens"
 API_ROUTES: Final = (
-    Route("GET", _PATH, Role.ADMIN, "api-tokens", list_tokens, gives=TokensView, cli="token ls"),
+    Route(
+        "GET",
+        _PATH,
+        Role.ADMIN,
+        "api-tokens",
+        list_tokens,
+        gives=ListPage[TokenView],
+        cli="token ls",
+    ),
     Route(
         "POST",
         _PATH,

@@ -1,18 +1,24 @@
 """Users: page and API."""
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from phpmq_lite.admin.auth import request_audit, users
 from phpmq_lite.admin.auth.passwords import SHORTEST
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import FormatQuery, path_name, read_json_model, read_query
+from phpmq_lite.admin.base.input import (
+    FormatQuery,
+    StrictInput,
+    path_name,
+    read_json_model,
+    read_query,
+)
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.storage.read.accounts import User
@@ -24,10 +30,8 @@ Globs = Annotated[
 ]
 
 
-class UserInput(BaseModel):
+class UserInput(StrictInput):
     """A user to make."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(description="1 to 64 letters, digits and . _ @ + -")
     password: SecretStr = Field(description="12 to 1024 characters")
@@ -35,17 +39,15 @@ class UserInput(BaseModel):
     queues: Globs = Field([], description="globs of the queues they may see; empty: all")
 
 
-class UserChangeInput(BaseModel):
+class UserChangeInput(StrictInput):
     """What to change; what is left out stays.  All sessions of the user end."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     password: SecretStr | None = Field(None, description="12 to 1024 characters; null: unchanged")
     role: RoleName | None = Field(None, description="viewer, operator or admin; null: unchanged")
     queues: Globs | None = Field(None, description="visible queues; null: unchanged")
 
 
-class UserView(BaseModel):
+class UserView(View):
     """One user; times are Unix milliseconds."""
 
     name: str = Field(description="name")
@@ -53,24 +55,6 @@ class UserView(BaseModel):
     queues: list[str] = Field(description="globs of the visible queues; empty: all")
     created_at: int = Field(description="when it was created, Unix ms")
     last_login_at: int | None = Field(description="Unix ms; null: never")
-
-    @classmethod
-    def of(cls, user: User) -> Self:
-        """Show what may be shown of a user."""
-        return cls(
-            name=user.name,
-            role=user.role,
-            queues=list(user.queues),
-            created_at=user.created_at,
-            last_login_at=user.last_login_at,
-        )
-
-
-class UsersView(BaseModel):
-    """All users."""
-
-    items: list[UserView] = Field(description="items of this page")
-    next: str | None = Field(None, description="cursor of the next page; null: last page")
 
 
 def users_view(request: web.Request) -> list[UserView]:
@@ -120,7 +104,9 @@ def _named(request: web.Request) -> User:
 
 _PATH: Final = "/api/v1/users"
 API_ROUTES: Final = (
-    Route("GET", _PATH, Role.ADMIN, "api-users", list_users, gives=UsersView, cli="user ls"),
+    Route(
+        "GET", _PATH, Role.ADMIN, "api-users", list_users, gives=ListPage[UserView], cli="user ls"
+    ),
     Route(
         "POST",
         _PATH,

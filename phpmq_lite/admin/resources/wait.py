@@ -215,7 +215,7 @@ async def wait_for_message(request: web.Request) -> web.StreamResponse:
     headers = {CURSOR: waiting.mark.text}
     if found is None:
         return web.Response(status=204, headers=headers)
-    answer = json_response(MessageView.of(found))
+    answer = json_response(MessageView.of_row(found))
     answer.headers.update(headers)
     return answer
 

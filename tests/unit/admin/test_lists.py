@@ -111,7 +111,7 @@ def test_cell_is_never_a_formula(value: object, cell: str) -> None:
 
 
 def test_lines_end_with_complete() -> None:
-    items = [QueueView.of(queue_status("=a"), None, NOW_MS)]
+    items = [QueueView.of_status(queue_status("=a"), None, NOW_MS)]
     text = list_response("jsonl", QueueView, items, "next").text
     assert text is not None
     assert text.splitlines()[-1] == '{"complete": true, "count": 1, "next": "next"}'
