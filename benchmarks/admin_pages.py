@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import admin_database
 
 from phpmq_lite.bench.processes import BenchJob, run_together, unwound_by_signals
+from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client.async_client import Client, connect
-from phpmq_lite.testing import BrokerProcess, broker_process
 
 RATE: Final = 1_000  # messages a second
 FLOW_QUEUE: Final = "flow"

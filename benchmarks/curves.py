@@ -25,11 +25,11 @@ from curve_pictures import draw, summary
 from footprint import allow_files, connection_limit_options, hold_connections
 
 from phpmq_lite.bench import traffic
-from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.machine import describe_machine
 from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together, unwound_by_signals
 from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
 from phpmq_lite.bench.workloads import elapsed_span, fresh_queue_name, temporary_folder
+from phpmq_lite.broker_process import BrokerProcess, isolated_broker
 from phpmq_lite.errors import ClientError
 
 SIZE: Final = 256
@@ -328,7 +328,7 @@ def starting(folder: Path, *, is_quick: bool) -> Iterator[Start]:
     @contextmanager
     def start(name: str, more: tuple[str, ...]) -> Iterator[BrokerProcess]:
         try:
-            with BrokerProcess(folder / name, *more) as broker:
+            with isolated_broker(folder / name, *more) as broker:
                 yield broker
         finally:
             shutil.rmtree(folder / name, ignore_errors=True)

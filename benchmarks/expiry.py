@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from phpmq_lite.bench import traffic
-from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.processes import BenchJob, run_together, unwound_by_signals
 from phpmq_lite.bench.report import Quantiles
 from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
+from phpmq_lite.broker_process import BrokerProcess, isolated_broker
 from phpmq_lite.protocol.connection import ClientSide
 
 QUEUE: Final = "expiring"
@@ -140,7 +140,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder,
     ):
         data = Path(folder) / "data"
-        with BrokerProcess(data, "--set", f"queues.on_expire={options.on_expire}") as broker:
+        with isolated_broker(data, "--set", f"queues.on_expire={options.on_expire}") as broker:
             measure(broker, options)
 
 

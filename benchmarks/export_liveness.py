@@ -23,8 +23,8 @@ from typing import Final
 
 from admin_database import make
 
+from phpmq_lite.broker_process import broker_process
 from phpmq_lite.client import Client, connect
-from phpmq_lite.testing import broker_process
 
 SPANS: Final = ("alone", "reading", "alone", "reading")
 QUEUE: Final = "live"

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.bench import traffic
-from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.processes import BenchJob, BenchTiming, run_together, unwound_by_signals
 from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
 from phpmq_lite.bench.workloads import elapsed_span, temporary_folder
+from phpmq_lite.broker_process import isolated_broker
 from phpmq_lite.errors import ClientError
+from phpmq_lite.process_memory import peak_resident_bytes, resident_bytes
 from phpmq_lite.protocol.connection import ClientSide
 
 SIZE: Final = 256
@@ -32,12 +33,6 @@ TIMEOUT_S: Final = 3_600.0
 SETTLE_S: Final = 2.0  # for checkpoints and freed memory, before memory is read
 EXTRA_FILES: Final = 200
 WARM_UP: Final = 20  # connections that make the broker load what every connection needs
-
-
-def memory_bytes(pid: int, name: str) -> int:
-    """Return VmRSS (resident now) or VmHWM (peak resident) of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
 
 
 def check_free_space(messages: int, free_bytes: int) -> None:
@@ -111,17 +106,20 @@ def hold_connections(address: Address, number: int, seconds: float) -> Generator
 
 def measure_backlog(data: Path, messages: int, settle_s: float) -> Iterator[tuple[str, str]]:
     """Yield the figures of a backlog, a SIGKILL, a restart and a drain, by name."""
-    broker = BrokerProcess(data)
+    broker = isolated_broker(data)
     with broker:
         time.sleep(settle_s)  # clients can connect before the admin has been imported
-        yield "resident memory without messages", format_mb(memory_bytes(broker.pid, "VmRSS"))
+        yield "resident memory without messages", format_mb(resident_bytes(broker.pid))
         arguments = (broker.address, QUEUE, SIZE, messages)
         timing = run(BenchJob(traffic.publish_number, arguments))
         stored: int = timing.value
         yield f"{stored:,} messages published (confirmed)", format_rate(stored, timing)
         time.sleep(settle_s)
-        yield "resident memory with the backlog", format_mb(memory_bytes(broker.pid, "VmRSS"))
-        yield "database and write-ahead log", format_mb(broker.database_bytes())
+        yield "resident memory with the backlog", format_mb(resident_bytes(broker.pid))
+        yield (
+            "database and write-ahead log",
+            format_mb(sum(file.stat().st_size for file in data.glob("phpmq.db*"))),
+        )
         broker.kill()
     began_s = time.monotonic()
     with broker:
@@ -131,21 +129,19 @@ def measure_backlog(data: Path, messages: int, settle_s: float) -> Iterator[tupl
         arguments = (broker.address, QUEUE, SIZE, stored)
         timing = run(BenchJob(traffic.drain, (*arguments, WINDOW)))
         yield f"drained with acknowledgements, window {WINDOW}", format_rate(stored, timing)
-        yield "peak resident memory since the start", format_mb(memory_bytes(broker.pid, "VmHWM"))
+        yield "peak resident memory since the start", format_mb(peak_resident_bytes(broker.pid))
 
 
 def measure_connections(data: Path, number: int, settle_s: float) -> Iterator[tuple[str, str]]:
     """Yield the memory of idle connections, by name."""
     allow_files(number)
-    with BrokerProcess(data, *connection_limit_options(number)) as broker:
+    with isolated_broker(data, *connection_limit_options(number)) as broker:
         run(BenchJob(hold_connections, (broker.address, WARM_UP, 0.0)))
         time.sleep(settle_s)
-        before = memory_bytes(broker.pid, "VmRSS")
+        before = resident_bytes(broker.pid)
         found: list[int] = []
         idle = BenchJob(hold_connections, (broker.address, number, 0.0))
-        run_together(
-            {"idle": idle}, TIMEOUT_S, lambda: found.append(memory_bytes(broker.pid, "VmRSS"))
-        )
+        run_together({"idle": idle}, TIMEOUT_S, lambda: found.append(resident_bytes(broker.pid)))
     yield f"resident memory with {number:,} idle consumers", format_mb(found[0])
     yield "of each, with connection and queue", f"{(found[0] - before) / number / 1e3:.1f} KB"
 

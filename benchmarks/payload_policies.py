@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.processes import unwound_by_signals
 from phpmq_lite.bench.traffic import ENVELOPE, PLAIN
 from phpmq_lite.bench.workloads import PUBLISH, BenchObserver, BenchPlan, measure
+from phpmq_lite.broker_process import isolated_broker
 
 OPAQUE: Final = ("opaque", ENVELOPE)  # what the others are compared with
 RUNS: Final = (OPAQUE, ("opaque", PLAIN), ("observe", ENVELOPE), ("envelope", ENVELOPE))
@@ -29,7 +29,7 @@ def rate(run: Run, seconds: float, parent: Path) -> float:
     policy, content = run
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         data = Path(folder) / "data"
-        with BrokerProcess(data, "--set", f"queues.payload_policy={policy}") as broker:
+        with isolated_broker(data, "--set", f"queues.payload_policy={policy}") as broker:
             plan = BenchPlan(
                 seconds,
                 workloads=(PUBLISH,),

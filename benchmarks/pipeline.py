@@ -38,6 +38,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
+from phpmq_lite.broker_process import broker_process
 from phpmq_lite.spark.jobs import archive
 from phpmq_lite.spark.jobs.options import ArchiveOptions
 from phpmq_lite.spark.reader import HistoryReader
@@ -47,7 +48,6 @@ from phpmq_lite.spark.source import PhpmqSource
 from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.storage import arrow
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.testing import broker_process
 
 LIMIT_S: Final = 1_800  # the whole run
 MINUTE_MS: Final = 60_000

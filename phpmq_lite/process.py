@@ -15,7 +15,7 @@ from typing import Final, Self
 from phpmq_lite import logs
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.service import Service
-from phpmq_lite.settings import Effective, Settings
+from phpmq_lite.settings import EffectiveSettings, Settings
 
 _EACH_S: Final = 5.0  # from one message to the next, without a watchdog
 _A_PERIOD: Final = 4  # messages in the time after which the watchdog bites
@@ -106,7 +106,7 @@ _log = logs.get_logger(__name__)
 def run(
     settings: Settings,
     sources: Mapping[str, str] | None = None,
-    load: Callable[[], Effective] | None = None,
+    load: Callable[[], EffectiveSettings] | None = None,
 ) -> int:
     """Serve until a signal comes; return 0.  Prints one line per listener on stdout.
 
@@ -133,7 +133,7 @@ def _runner() -> asyncio.Runner:
 async def _until_signal(
     settings: Settings,
     sources: Mapping[str, str] | None,
-    load: Callable[[], Effective] | None,
+    load: Callable[[], EffectiveSettings] | None,
 ) -> int:
     service = Service(settings, lambda line: print(line, flush=True), sources)  # noqa: T201 - its data
     loop = asyncio.get_running_loop()

@@ -48,9 +48,9 @@ from phpmq_lite.server.session import Session, SessionContext, SessionLimits
 from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.server.tls import TlsListener, renew, server_context
 from phpmq_lite.server.watchdog import EngineWatchdog, SessionMonitor
-from phpmq_lite.settings import Effective, Settings
+from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
-from phpmq_lite.settings.reload import reloaded
+from phpmq_lite.settings.reload import reload_settings
 from phpmq_lite.shutdown import fail_stop, record_stop, run_engine, seal_at_end
 from phpmq_lite.storage import migrate
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, in_use
@@ -105,7 +105,7 @@ class Service:
         """Begin to drain; ``run`` returns when all is stored and closed."""
         self._stop.set()
 
-    def reload(self, effective: Effective) -> None:
+    def reload(self, effective: EffectiveSettings) -> None:
         """Take over those settings that can change while the broker runs; the others stay.
 
         Certificates and keys are read anew from the files that were set at the start.
@@ -114,23 +114,23 @@ class Service:
             SettingsError: a certificate or a key cannot be used; nothing has changed.
         """
         renew(self._secured)
-        told = reloaded(self.settings, effective.settings)
-        self.settings = told.settings
+        result = reload_settings(self.settings, effective.settings)
+        self.settings = result.settings
         if self._context is not None:
-            fresh = {name: effective.sources[name] for name in told.changed}
-            self._context.settings = told.settings
+            fresh = {name: effective.sources[name] for name in result.changed}
+            self._context.settings = result.settings
             self._context.sources = {**self._context.sources, **fresh}
         if self._upkeep is not None:
-            self._upkeep.bounds = retention_of(told.settings)
+            self._upkeep.bounds = retention_of(result.settings)
         if self.front.space is not None:
-            self.front.space.bounds = space_of(told.settings)
+            self.front.space.bounds = space_of(result.settings)
         if self.front.brake is not None:
-            self.front.brake.bound_bytes = memory_bound(told.settings.limits.memory)
+            self.front.brake.bound_bytes = memory_bound(result.settings.limits.memory)
         if self.front.engine is not None:
-            limits = limits_of(told.settings)
+            limits = limits_of(result.settings)
             self.front.engine.submit(lambda core: set_limits(core, limits))
-        logs.set_level(told.settings.log.level)
-        _log.info("reloaded", changed=told.changed, needs_restart=told.waiting,
+        logs.set_level(result.settings.log.level)
+        _log.info("reloaded", changed=result.changed, needs_restart=result.pending,
                   certificates=[one.section for one in self._secured])  # fmt: skip
 
     async def wait_ready(self) -> None:

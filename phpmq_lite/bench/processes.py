@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from phpmq_lite.broker_process import signals_blocked
 from phpmq_lite.errors import ClientError, PhpmqError, os_reason
 
 BenchFunction = Callable[..., Generator[None, None, Any]]
@@ -43,16 +44,6 @@ class BenchTiming:
     began_s: float
     ended_s: float
     cpu_s: float  # of its process, while it was measured
-
-
-@contextmanager
-def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block these signals; processes started within the block ignore them for good."""
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from signal import SIGINT, SIGTERM
 from typing import Any, Final
 
 from phpmq_lite.bench import machine, traffic
-from phpmq_lite.bench.broker import BrokerProcess
 from phpmq_lite.bench.machine import describe_machine
 from phpmq_lite.bench.processes import (
     BenchJob,
@@ -24,10 +23,10 @@ from phpmq_lite.bench.processes import (
     busy_seconds,
     cpu_seconds,
     run_together,
-    signals_blocked,
 )
 from phpmq_lite.bench.report import BenchReport, CpuLoad, LatencyResult, MachineLimits, Throughput
 from phpmq_lite.bench.traffic import PLAIN, Address
+from phpmq_lite.broker_process import isolated_broker, signals_blocked
 from phpmq_lite.errors import ClientError
 
 PUBLISH: Final = "publish"
@@ -128,7 +127,7 @@ def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[MeasuredBroker]:
     if plan.address is not None:
         yield MeasuredBroker(plan.address, None)
         return
-    with BrokerProcess(data) as broker:
+    with isolated_broker(data) as broker:
         yield MeasuredBroker(broker.address, broker.pid)
 
 

@@ -19,7 +19,7 @@ from phpmq_lite.cli.settings_options import (
 )
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import check_wide_binds, read_endpoints
-from phpmq_lite.settings.toml_file import config_file
+from phpmq_lite.settings.reference import config_file
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity.stopped_database import has_admin
 
@@ -66,7 +66,7 @@ def reference() -> None:
 def reference_page() -> str:
     """Write the page ``docs/reference/settings.md``; a test compares."""
     lines = [_HEAD]
-    for section, group in settings.by_section().items():
+    for section, group in settings.settings_by_section().items():
         if section:
             lines += ["", f"## {section}", "", settings.section_help(section)]
         lines += ["", _TABLE]

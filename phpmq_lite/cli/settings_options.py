@@ -34,14 +34,14 @@ class SettingsArguments(NamedTuple):
         folder = self.values.get("data")
         return None if folder is None else Path(str(folder))
 
-    def load(self, **instead: object) -> settings.Effective:
+    def load(self, **instead: object) -> settings.EffectiveSettings:
         """Read the settings as ``read`` does; warnings go to standard error."""
         effective = self.read(**instead)
         for warning in effective.warnings:
             print_message(f"warning: {warning}")
         return effective
 
-    def read(self, **instead: object) -> settings.Effective:
+    def read(self, **instead: object) -> settings.EffectiveSettings:
         """Read the settings; ``instead`` has some that count above all others."""
         return settings.load({**self.values, **instead}, self.config)
 

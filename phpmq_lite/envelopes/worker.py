@@ -2,13 +2,10 @@
 
 import logging
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from babelqueue import BabelQueue
@@ -18,8 +15,7 @@ from phpmq_lite.envelopes.app import App
 from phpmq_lite.envelopes.handlers import Middleware, wrap_handlers
 from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
 from phpmq_lite.errors import LocalProtocolError, SettingsError
-
-_STATM: Final = Path("/proc/self/statm")
+from phpmq_lite.process_memory import peak_resident_bytes, resident_bytes
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,13 +41,8 @@ class WorkerLimits:
         return None
 
 
-def resident_bytes() -> int:
-    """Tell how much memory this process has; where Linux is not, the most that it ever had."""
-    try:
-        return int(_STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1_024
+def _memory_bytes() -> int:
+    return resident_bytes() or peak_resident_bytes()  # only Linux shows what is in RAM now
 
 
 RESERVE_S = 1.0  # one wait for a message; limits and signals are looked at in between
@@ -156,7 +147,7 @@ class _Stops:
     def why(self, jobs: int) -> str | None:
         """Name the limit that is reached, before a job is taken."""
         runtime_s = self._monotonic() - self._started_s
-        return self._limits.reached(jobs - self.jobs_before, runtime_s, resident_bytes)
+        return self._limits.reached(jobs - self.jobs_before, runtime_s, _memory_bytes)
 
     def when_empty(self) -> str | None:
         """Tell whether a wait in vain ends the run."""

@@ -1,7 +1,6 @@
 """What makes a peer wait, and when a slow peer is disconnected."""
 
 import asyncio
-import resource
 import socket
 import sys
 from collections.abc import Collection, Iterable
@@ -93,19 +92,10 @@ class ReadBackpressure:
 REASON: Final = "resident"  # why a publisher is not read
 SHARE_OF_CGROUP: Final = 0.6
 _GLANCE_S: Final = 0.01  # a paused publisher is read this long once a second
-_STATM: Final = Path("/proc/self/statm")
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of the process; 0 if the system does not report it."""
-    try:
-        return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 def memory_bound(setting: int, files: Iterable[Path] = _CGROUP_LIMITS) -> int:

@@ -6,6 +6,7 @@ from typing import Final
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import GAP_MS
+from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.server.backpressure import (
     SILENT,
     MemoryBrake,
@@ -13,7 +14,6 @@ from phpmq_lite.server.backpressure import (
     excuse,
     longest_silent,
     overdue,
-    resident_bytes,
 )
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.session import Session

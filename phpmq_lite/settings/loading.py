@@ -1,70 +1,195 @@
-"""What the environment gives: variables, files that they name, and systemd's credentials.
+"""Reads settings from flags, the environment, credentials and a TOML file.
 
-``PHPMQ_LIMITS__CREDIT`` has the value itself.  ``PHPMQ_LIMITS__CREDIT_FILE`` names a file with it,
-and so does a credential ``limits.credit``, a file in ``$CREDENTIALS_DIRECTORY``.  Of a setting that
-is a path, that file is the value: so a key is handed over without anybody writing down its place.
+A flag overrides the environment, which overrides the TOML file, which overrides the default.
+
+``PHPMQ_LIMITS__CREDIT`` contains a value.  ``PHPMQ_LIMITS__CREDIT_FILE`` names a file that contains
+it, and so does a systemd credential ``limits.credit``, a file in ``$CREDENTIALS_DIRECTORY``.  If
+the setting is itself a path, such as a private key, its value is the path of that file.
 """
 
 import os
 import stat
+import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
 
 from phpmq_lite.errors import SettingsError
+from phpmq_lite.settings.model import Settings
+from phpmq_lite.settings.reference import BOUNDS, ENVIRONMENT_PREFIX, SECTIONS, SETTINGS
+from phpmq_lite.settings.validation_errors import describe_error
 
-PREFIX: Final = "PHPMQ_"
-FILE_SUFFIX: Final = "_FILE"
+FOLDER_FILE: Final = Path("config.toml")  # in the current folder, where `init` writes it
+SYSTEM_FILE: Final = Path("/etc/phpmq-lite/config.toml")
+_FILE_SUFFIX: Final = "_FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSettings:
+    """Settings in use, and where each value comes from."""
+
+    settings: Settings
+    # by setting: "flag", "environment VARIABLE", "credential NAME", "file PATH" or "default"
+    sources: Mapping[str, str]
+    warnings: list[str]
 
 
 class EnvironmentValue(NamedTuple):
-    """A value, and where it comes from, in the words of ``Effective.sources``."""
+    """A value, and its source as in ``EffectiveSettings.sources``."""
 
     value: str
     source: str
 
 
-def variable_of(name: str) -> str:
-    """Name the variable of a setting."""
-    return PREFIX + name.replace(".", "__").upper()
+def load(
+    flags: Mapping[str, object] | None = None, config: Path | None = None
+) -> EffectiveSettings:
+    """Load the settings from flags, environment and file.
 
-
-def read_environment(settings: Mapping[str, bool]) -> tuple[dict[str, EnvironmentValue], list[str]]:
-    """Give the values by name, and a warning for each variable or credential that is no setting.
-
-    ``settings`` tells of each whether it is a path.  What is empty was not given.  A variable wins
-    over a file, a file over a credential.  A stranger only warns: Kubernetes sets ``PHPMQ_PORT``
-    for a service called phpmq.
+    Args:
+        flags: values by name (``tcp.listen``); None means that the flag was not given.
+        config: the TOML file; by default the first that exists of
+            ``$CONFIGURATION_DIRECTORY/config.toml``, ``./config.toml`` and
+            ``/etc/phpmq-lite/config.toml``.
 
     Raises:
-        SettingsError: a file cannot be read; the message names what names it.
+        SettingsError: a setting is unknown, malformed or out of bounds; the message names it.
     """
-    values = {variable_of(name): name for name in settings}
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    for name in given:
+        _check_name(name, "a flag")
+    path = config if config is not None else find_file()
+    in_file = _read_file(path) if path is not None else {}
+    in_environment, warnings = read_environment()
+    flat = in_file | {name: found.value for name, found in in_environment.items()} | given
+    sources = {name: "default" for name in SETTINGS}
+    sources |= {name: f"file {path}" for name in in_file}
+    sources |= {name: found.source for name, found in in_environment.items()}
+    sources |= {name: "flag" for name in given}
+    try:
+        settings = Settings(**_nest(flat))
+    except ValidationError as error:
+        raise SettingsError(_describe(error, sources)) from None
+    return EffectiveSettings(settings, sources, warnings)
+
+
+def find_file() -> Path | None:
+    """Return the TOML file that is read without ``--config``, or None if there is none."""
+    folder = os.environ.get("CONFIGURATION_DIRECTORY")  # systemd; several are joined by colons
+    places = [Path(piece) / "config.toml" for piece in folder.split(":")] if folder else []
+    return next((path for path in [*places, FOLDER_FILE, SYSTEM_FILE] if path.is_file()), None)
+
+
+def _check_name(name: str, source: str) -> None:
+    """Refuse an unknown setting, and suggest the nearest one."""
+    if name in SETTINGS:
+        return
+    if name in SECTIONS:
+        raise SettingsError(
+            f"{name} in {source} is a section. Name one of its settings, as {name}.NAME."
+        )
+    near = get_close_matches(name, SETTINGS, n=1, cutoff=0.7)
+    near = near or [s for s in SETTINGS if s.partition(".")[2] == name.rpartition(".")[2]][:1]
+    hint = f". Did you mean {near[0]}?" if near else ""
+    raise SettingsError(f"{name} in {source} is not a setting{hint}")
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read the settings in {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+    found = _flatten(tree)
+    for name in found:
+        try:
+            _check_name(name, str(path))
+        except SettingsError as error:
+            if path != FOLDER_FILE:
+                raise
+            raise SettingsError(
+                f"{error} (PHPMQ Lite reads its settings from ./config.toml. If this file belongs"
+                " to another program, name yours with --config.)"
+            ) from None
+    return found
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        name = prefix + key
+        flat |= _flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _nest(flat: Mapping[str, object]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, dot, key = name.partition(".")
+        if dot:
+            tree.setdefault(section, {})[key] = value
+        else:
+            tree[section] = value
+    return tree
+
+
+def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
+    """Return, for each invalid value, its setting, what is wrong, and where it was set."""
+    lines = []
+    for detail in error.errors(include_url=False):
+        name = ".".join(map(str, detail["loc"][:2]))
+        if name not in SETTINGS:  # a rule over a whole section
+            lines.append(describe_error(name, detail))
+            continue
+        problem = describe_error("it", detail).removeprefix("it: ")
+        if BOUNDS.keys() & detail.get("ctx", {}).keys():
+            problem = f"it must be {SETTINGS[name].bounds}"
+        lines.append(f"{name} is {detail['input']!r}, {problem} (from {sources[name]})")
+    return "; ".join(lines)
+
+
+# -- the environment
+
+
+def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
+    """Return values by name, and a warning for each variable or credential that is not a setting.
+
+    Empty variables are ignored.  A variable overrides a file, which overrides a credential.  An
+    unknown variable only causes a warning: Kubernetes sets ``PHPMQ_PORT`` for a service that is
+    called phpmq.
+
+    Raises:
+        SettingsError: a file cannot be read; the message says what names it.
+    """
+    values = {setting.environment: name for name, setting in SETTINGS.items()}
     files = {
-        variable + FILE_SUFFIX: name
+        variable + _FILE_SUFFIX: name
         for variable, name in values.items()
-        if variable + FILE_SUFFIX not in values
+        if variable + _FILE_SUFFIX not in values
     }
     direct, named = {}, {}
-    found, warnings = _credentials(settings)
+    found, warnings = _read_credentials()
     for variable, text in os.environ.items():
         upper = variable.upper()
-        if not upper.startswith(PREFIX):
+        if not upper.startswith(ENVIRONMENT_PREFIX):
             continue
         source = f"environment {upper}"
         if upper not in values and upper not in files:
-            warnings.append(f"{variable} in the environment is no setting and is ignored")
+            warnings.append(f"{variable} in the environment is not a setting and is ignored")
         elif text and upper in values:
             direct[values[upper]] = EnvironmentValue(text, source)
         elif text:
             name = files[upper]
-            named[name] = EnvironmentValue(
-                _value(Path(text), upper, is_path=settings[name]), source
-            )
+            named[name] = EnvironmentValue(_file_value(name, Path(text), upper), source)
     return found | named | direct, warnings
 
 
-def _credentials(settings: Mapping[str, bool]) -> tuple[dict[str, EnvironmentValue], list[str]]:
+def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     if not folder:
         return {}, []
@@ -74,42 +199,42 @@ def _credentials(settings: Mapping[str, bool]) -> tuple[dict[str, EnvironmentVal
     except OSError as error:
         raise SettingsError(f"CREDENTIALS_DIRECTORY {folder}: {error.strerror}") from None
     for name in names:
-        if name not in settings:
-            warnings.append(f"{name} among the credentials is no setting and is ignored")
+        if name not in SETTINGS:
+            warnings.append(f"{name} among the credentials is not a setting and is ignored")
             continue
-        who = f"credential {name}"
-        found[name] = EnvironmentValue(_value(Path(folder, name), who, is_path=settings[name]), who)
+        source = f"credential {name}"
+        found[name] = EnvironmentValue(_file_value(name, Path(folder, name), source), source)
     return found, warnings
 
 
-def _value(path: Path, who: str, *, is_path: bool) -> str:
-    """Give the path, or what is in the file, without a line break at its end."""
-    if is_path:
+def _file_value(name: str, path: Path, source: str) -> str:
+    """Return the path if the setting is one, else the text of the file without its line break."""
+    if SETTINGS[name].is_path:
         return str(path)
     try:
         text = path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise SettingsError(f"{who}: {path} cannot be read: {reason}") from None
+        raise SettingsError(f"{source}: {path} cannot be read: {reason}") from None
     if not text:
-        raise SettingsError(f"{who}: {path} is empty")
+        raise SettingsError(f"{source}: {path} is empty")
     return text
 
 
 def check_private(name: str, path: Path) -> None:
-    """Refuse a file that others can read; ``name`` is the setting that names it.
+    """Refuse a file that other users can read; ``name`` is the setting that names it.
 
-    Its group may where root owns it and we are not root: so a system hands out keys.
+    The group may read a file of root if we are not root: systems hand out keys in this way.
 
     Raises:
         SettingsError: names setting, file and mode.
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     is_handed_out = status.st_uid == 0 and os.geteuid() != 0
-    others = stat.S_IRWXO | stat.S_IWGRP if is_handed_out else stat.S_IRWXO | stat.S_IRWXG
-    if mode & others:
+    forbidden = stat.S_IRWXO | stat.S_IWGRP if is_handed_out else stat.S_IRWXO | stat.S_IRWXG
+    if mode & forbidden:
         raise SettingsError(
-            f"{name} {path} can be read by others (mode {mode:04o}); it needs mode 0600"
+            f"{name}: other users can read {path} (mode {mode:04o}). Run: chmod 600 {path}"
         )

@@ -1,4 +1,8 @@
-"""The sections of the settings: each one's name, default, bounds and help."""
+"""The only list of settings: name, type, default, bounds and help of each.
+
+Flags, environment variables, the TOML file, the reference page and what SIGHUP reloads derive from
+these models.  ``Settings()`` has the defaults; ``loading.load()`` reads the given values.
+"""
 
 import re
 from pathlib import Path
@@ -24,19 +28,19 @@ GIB: Final = 1 << 30
 TIB: Final = 1 << 40
 
 
-def _split(value: object) -> object:
-    """Take ``a, b`` for a list: flags and environment have no brackets."""
+def _split_list(value: object) -> object:
+    """Split ``a, b`` at its commas: flags and environment variables have no brackets."""
     if isinstance(value, str):
         return [piece.strip() for piece in value.split(",") if piece.strip()]
     return value
 
 
 def _none_if_empty(value: object) -> object:
-    """Take an empty text for no file: TOML has no word for nothing."""
+    """Return None for an empty path: TOML has no null."""
     return None if value == "" else value
 
 
-def _digits(value: object) -> object:
+def _number_as_text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
@@ -58,8 +62,8 @@ def _on_expire(value: str) -> str:
     raise ValueError("it must be history, dead_letter or forward:QUEUE")
 
 
-Texts = Annotated[list[str], BeforeValidator(_split)]
-Networks = Annotated[list[IPvAnyNetwork], BeforeValidator(_split)]
+Texts = Annotated[list[str], BeforeValidator(_split_list)]
+Networks = Annotated[list[IPvAnyNetwork], BeforeValidator(_split_list)]
 PathOrNone = Annotated[Path | None, BeforeValidator(_none_if_empty)]
 Number = Annotated[int, Field(ge=1, le=10**9)]
 NumberOrOff = Annotated[int, Field(ge=0, le=10**12)]
@@ -68,155 +72,205 @@ SecondsOrOff = Annotated[int, Field(ge=0, le=10**9)]
 Size = Annotated[ByteSize, Field(ge=1, le=TIB)]
 HttpMemorySize = Annotated[ByteSize, Field(ge=16 * MIB, le=TIB)]
 SizeOrOff = Annotated[ByteSize, Field(ge=0, le=1024 * TIB)]
-# SQLite takes 1,000,000,000 bytes in a row; half of it leaves room for the rest of the frame
+# SQLite stores at most 1,000,000,000 bytes in a row; half of that leaves room for the rest.
 ContentSize = Annotated[ByteSize, Field(ge=1, le=512 * MIB)]
 
 
-def size(bytes_: int, help_text: str) -> Any:
-    """Give a field of a size in bytes with its help."""
-    return Field(ByteSize(bytes_), description=help_text)
+def field(default: Any, help_text: str, *, reload: bool = False) -> Any:
+    """Return a field with its help; ``reload``: SIGHUP changes it in a running broker."""
+    return Field(default, description=help_text, json_schema_extra={"reload": reload})
 
 
-def field(default: Any, help_text: str) -> Any:
-    """Give a field with its help."""
-    return Field(default, description=help_text)
+def size(bytes_: int, help_text: str, *, reload: bool = False) -> Any:
+    """Return a field of a size in bytes."""
+    return field(ByteSize(bytes_), help_text, reload=reload)
+
+
+def _check_tls_pair(certificate: Path | None, key: Path | None) -> None:
+    if (certificate is None) != (key is None):
+        raise ValueError("tls_cert and tls_key must be set together")
 
 
 class Section(BaseModel):
-    """One table of the TOML file; knows all its keys and refuses others."""
+    """One table of the TOML file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TcpSettings(Section):
-    """Listeners that speak PHPMQ.  The protocol has no login: who can connect can do everything."""
+    """PHPMQ listeners.  The protocol has no login: any client that can connect has full access."""
 
     listen: Texts = field(
         ["127.0.0.1:9100"],
-        "for clients of the newer revision, with TTL: HOST:PORT, unix:PATH or none; port 0: any",
+        "Listeners for clients of the newer revision, with TTL: HOST:PORT, unix:PATH or none."
+        " Port 0 chooses a free port.",
     )
     legacy_listen: Texts = field(
-        ["127.0.0.1:9102"], "for clients of the older revision, without TTL"
+        ["127.0.0.1:9102"], "Listeners for clients of the older revision, without TTL."
     )
-    allow: Networks = field([], "networks that may connect; empty: all who reach the listener")
-    open: bool = field(False, "allow a listener beyond loopback without tcp.allow and TLS")
-    http_guard: bool = field(True, "hold bytes back while they may be a browser's request")
-    packet_header: Annotated[Literal["auto", "32", "36"], BeforeValidator(_digits)] = field(
-        "auto", "bytes of a packet header: auto, 32 or 36"
+    allow: Networks = field([], "Networks that may connect. Empty: any.")
+    open: bool = field(False, "Allow listeners beyond loopback without tcp.allow and TLS.")
+    http_guard: bool = field(
+        True, "Hold back the first bytes while they could be a browser's HTTP request."
     )
-    tls_cert: PathOrNone = field(None, "certificate chain, PEM; with tls_key: TLS only")
-    tls_key: PathOrNone = field(None, "private key, PEM, readable by the owner only")
-    tls_client_ca: PathOrNone = field(None, "clients need a certificate of this authority, PEM")
+    packet_header: Annotated[Literal["auto", "32", "36"], BeforeValidator(_number_as_text)] = field(
+        "auto", "Bytes of a packet header: auto, 32 or 36."
+    )
+    tls_cert: PathOrNone = field(
+        None, "Certificate chain (PEM). With tls_key, listeners accept TLS only."
+    )
+    tls_key: PathOrNone = field(None, "Private key (PEM), readable by its owner only.")
+    tls_client_ca: PathOrNone = field(
+        None, "Require client certificates that are signed by this authority (PEM)."
+    )
 
     @model_validator(mode="after")
     def _check_tls(self) -> "TcpSettings":
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key are needed together")
+        _check_tls_pair(self.tls_cert, self.tls_key)
         if self.tls_client_ca and not self.tls_cert:
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
         return self
 
 
 class AdminSettings(Section):
-    """The web pages, the HTTP API, health and metrics."""
+    """Web pages, HTTP API, health checks and metrics."""
 
-    listen: Texts = field(["127.0.0.1:9101"], "HOST:PORT, unix:PATH or none; port 0: any")
-    hosts: Texts = field([], "names that a browser may use for this host, besides loopback's")
-    plaintext: bool = field(False, "allow plain http beyond loopback")
-    trusted_proxies: Networks = field([], "networks whose X-Forwarded-* headers count")
+    listen: Texts = field(
+        ["127.0.0.1:9101"], "HOST:PORT, unix:PATH or none. Port 0 chooses a free port."
+    )
+    hosts: Texts = field([], "Host names that browsers may use, in addition to loopback names.")
+    plaintext: bool = field(False, "Allow unencrypted http beyond loopback.")
+    trusted_proxies: Networks = field([], "Networks whose X-Forwarded-* headers are trusted.")
     public_url: Annotated[str, AfterValidator(_public_url)] = field(
-        "", "address by which browsers reach the pages through a proxy, as https://mq.example"
+        "", "URL at which browsers reach the pages through a proxy, such as https://mq.example."
     )
     login: Literal["auto", "always"] = field(
-        "auto", "auto: once there is a user, or beyond loopback; always: on loopback too"
+        "auto",
+        "auto: require a login beyond loopback, and everywhere once a user exists; always: require"
+        " it on loopback, too.",
     )
     initial_password_file: PathOrNone = field(
-        None, "password of the first user, admin, while there is none; readable by the owner only"
+        None,
+        "File with the password of the user admin, who is created if there are no users. It must be"
+        " readable by its owner only.",
     )
-    tls_cert: PathOrNone = field(None, "certificate chain, PEM; with tls_key: https only")
-    tls_key: PathOrNone = field(None, "private key, PEM, readable by the owner only")
-    hsts: bool = field(False, "with TLS: tell browsers to use https only from now on")
+    tls_cert: PathOrNone = field(
+        None, "Certificate chain (PEM). With tls_key, listeners accept https only."
+    )
+    tls_key: PathOrNone = field(None, "Private key (PEM), readable by its owner only.")
+    hsts: bool = field(False, "With TLS: tell browsers to use only https from now on (HSTS).")
     base_path: Annotated[str, AfterValidator(_base_path)] = field(
-        "", "path under which a proxy serves the pages, as /broker"
+        "", "Path below which a proxy serves the pages, such as /broker."
     )
 
     @model_validator(mode="after")
     def _check_tls(self) -> "AdminSettings":
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key are needed together")
+        _check_tls_pair(self.tls_cert, self.tls_key)
         return self
 
 
 class UiSettings(Section):
-    """How the pages look and ask."""
+    """Appearance and confirmations of the web pages."""
 
-    environment: str = Field("", max_length=40, description="name shown on each page, as staging")
+    environment: Annotated[str, Field(max_length=40)] = field(
+        "", "Name shown on each page, such as staging.", reload=True
+    )
     colour: Literal["", "grey", "blue", "green", "amber", "red", "violet"] = field(
-        "", "colour of that name: grey, blue, green, amber, red or violet; empty: by the name"
+        "",
+        "Colour of that name: grey, blue, green, amber, red or violet. Empty: by the name.",
+        reload=True,
     )
     confirm_count: Number = field(
-        1_000, "what concerns more messages than this is confirmed by typing a name"
+        1_000, "Actions on more messages than this are confirmed by typing a name.", reload=True
     )
 
 
 class AuditSettings(Section):
-    """How long the rows stay that tell who did what."""
+    """Retention of the audit log."""
 
-    days: Annotated[float, Field(gt=0, le=36_500)] = field(400, "age in days")
-    rows: Number = field(1_000_000, "rows")
+    days: Annotated[float, Field(gt=0, le=36_500)] = field(400, "Age in days.", reload=True)
+    rows: Number = field(1_000_000, "Number of rows.", reload=True)
 
 
 class MetricSettings(Section):
-    """What Prometheus gets."""
+    """Metrics for Prometheus."""
 
-    max_queues: Number = field(200, "queues with a label of their own; the rest is ~other")
+    max_queues: Number = field(
+        200, "Queues that get their own label; the others are counted as ~other.", reload=True
+    )
 
 
 class LimitSettings(Section):
-    """What one peer, or all together, may cost."""
+    """Limits on what one client, or all clients together, may use."""
 
-    max_content: ContentSize = size(8 * MIB, "content of a message; longer: closed, HTTP 413")
+    max_content: ContentSize = size(
+        8 * MIB, "Largest body of a message. Above it the connection is closed, or HTTP 413."
+    )
     max_queues: Number = field(
         10_000,
-        "queues; past it a new one is refused; users, tokens and addresses that made few may exceed"
-        " it by a quarter",
+        "Queues. Above it new ones are refused; users, tokens and addresses that created few may"
+        " exceed it by a quarter.",
+        reload=True,
     )
-    connections: Number = field(500, "PHPMQ connections in all")
-    connections_per_address: Number = field(100, "the same from one address")
-    connections_per_loopback_address: Number = field(500, "the same from this machine")
-    http_connections: Number = field(100, "connections to the admin in all")
+    connections: Number = field(500, "PHPMQ connections in total.")
+    connections_per_address: Number = field(100, "PHPMQ connections from one address.")
+    connections_per_loopback_address: Number = field(500, "PHPMQ connections from this machine.")
+    http_connections: Number = field(100, "Connections to the admin in total.")
     http_connections_per_address: Number = field(
-        32, "the same from one address, but this machine's and a trusted proxy's"
+        32,
+        "Connections to the admin from one address. This machine and trusted proxies are exempt.",
     )
     http_memory: HttpMemorySize = size(
-        128 * MIB, "large requests to the admin and their answers; past it HTTP 429 or 503"
+        128 * MIB, "Memory for large admin requests and responses. Above it: HTTP 429 or 503."
     )
     frame_timeout_s: Seconds = field(
-        60, "a message begun is whole by then, or frame_rate_bytes come"
+        60, "Seconds in which a frame must arrive completely, unless it keeps frame_rate_bytes."
     )
     frame_rate_bytes: Size = size(
-        64 * KIB, "bytes a second that save a begun message from frame_timeout_s"
+        64 * KIB, "Bytes per second that exempt a frame from frame_timeout_s."
     )
-    write_buffer: Size = size(MIB, "waiting to be sent to one connection; past it none is added")
-    write_timeout_s: Seconds = field(30, "a reader without progress for this long is closed")
-    credit: Number = field(1_000, "unacknowledged messages of one consumer")
-    credit_bytes: Size = size(16 * MIB, "the same in bytes; one message always goes")
+    write_buffer: Size = size(
+        MIB,
+        "Bytes waiting to be sent to one connection. Above it no messages are dispatched to it.",
+    )
+    write_timeout_s: Seconds = field(
+        30, "A connection that reads nothing for this many seconds is closed."
+    )
+    credit: Number = field(1_000, "Unacknowledged messages of one consumer.", reload=True)
+    credit_bytes: Size = size(
+        16 * MIB,
+        "Unacknowledged bytes of one consumer. One message is always dispatched.",
+        reload=True,
+    )
     held: Number = field(
         50_000,
-        "unacknowledged messages of all consumers, shared by the queues that want more; those that"
-        " hold little may exceed it by a quarter",
+        "Unacknowledged messages of all consumers, shared by their queues. Queues that hold few may"
+        " exceed it by a quarter.",
+        reload=True,
     )
-    held_bytes: Size = size(256 * MIB, "the same in bytes")
-    window: Number = field(3_000, "ready messages in memory, per queue with consumers")
-    body_cache: Size = size(64 * MIB, "bodies in memory, over all queues")
-    unstored_frames: Number = field(2_000, "read and not yet stored, per connection")
-    unstored_bytes: Size = size(2 * MIB, "the same in bytes, and a message")
-    unstored_total: Size = size(64 * MIB, "the same over all connections")
+    held_bytes: Size = size(
+        256 * MIB, "Unacknowledged bytes of all consumers, shared in the same way.", reload=True
+    )
+    window: Number = field(
+        3_000, "Ready messages kept in memory for each queue that has consumers."
+    )
+    body_cache: Size = size(64 * MIB, "Message bodies kept in memory for all queues.")
+    unstored_frames: Number = field(
+        2_000, "Frames of one connection that are read but not stored yet."
+    )
+    unstored_bytes: Size = size(
+        2 * MIB, "Bytes of one connection that are read but not stored yet, plus one message."
+    )
+    unstored_total: Size = size(
+        64 * MIB, "Bytes of all connections that are read but not stored yet."
+    )
     memory: Size = size(
-        512 * MIB, "of the process, at most 60 % of a container's; past it publishers wait"
+        512 * MIB,
+        "Memory of the process, at most 60 % of a container's limit. Above it publishers wait.",
+        reload=True,
     )
-    batch_commands: Number = field(5_000, "commands in one transaction")
-    batch_bytes: Size = size(4 * MIB, "bodies in one transaction")
+    batch_commands: Number = field(5_000, "Commands in one transaction.")
+    batch_bytes: Size = size(4 * MIB, "Bytes of bodies in one transaction.")
 
 
 def _queue_field(setting: SettingDefinition) -> tuple[Any, Any]:
@@ -237,77 +291,86 @@ _FIELDS: Final[dict[str, Any]] = {
 _QueueDefaults: Any = cast(Any, create_model("_QueueDefaults", __base__=Section, **_FIELDS))
 
 
-class QueueDefaultSettings(_QueueDefaults):  # type: ignore[misc]  # made of DEFINITIONS
-    """Defaults of every queue; a queue may have its own."""
+class QueueDefaultSettings(_QueueDefaults):  # type: ignore[misc]  # created from DEFINITIONS
+    """Defaults of all queues; each queue can override them."""
 
 
 class EnvelopeSettings(Section):
-    """What the broker knows about BabelQueue envelopes."""
+    """BabelQueue envelopes."""
 
     schemas: PathOrNone = field(
-        None, "folder with registry.json: schemas of payloads, read anew when they change"
+        None, "Folder with registry.json and payload schemas, reloaded when its files change."
     )
 
 
 class ReceiptSettings(Section):
-    """Keys of confirmed publishes: the same key within the window is stored once."""
+    """Keys of confirmed publishes.  A key that is repeated within the window is stored once."""
 
-    window_s: Seconds = field(600, "how long a key is remembered")
-    limit: Number = field(100_000, "how many keys are remembered")
+    window_s: Seconds = field(600, "Seconds for which a key is remembered.")
+    limit: Number = field(100_000, "Number of keys that are remembered.")
 
 
 class HistorySettings(Section):
-    """How long settled messages stay: until the first of the bounds is passed."""
+    """Retention of settled messages, until the first of these bounds is exceeded."""
 
-    days: Annotated[float, Field(gt=0, le=36_500)] = field(7, "age in days")
-    rows: Number = field(5_000_000, "messages")
-    bytes: Size = size(2 * GIB, "bytes of their bodies")
+    days: Annotated[float, Field(gt=0, le=36_500)] = field(7, "Age in days.", reload=True)
+    rows: Number = field(5_000_000, "Number of messages.", reload=True)
+    bytes: Size = size(2 * GIB, "Bytes of their bodies.", reload=True)
     deleted_share: Annotated[float, Field(ge=0, le=1)] = field(
-        0.1, "part of rows and bytes that deleted messages may take"
+        0.1, "Share of rows and bytes that deleted messages may use.", reload=True
     )
 
 
 class StorageSettings(Section):
     """The SQLite database in the data folder."""
 
-    allow_network_fs: bool = field(False, "start on a network file system: its locks may lie")
-    cache_bytes: Size = size(8 * MIB, "SQLite's page cache")
+    allow_network_fs: bool = field(
+        False, "Start on a network file system, although its locks may be unreliable."
+    )
+    cache_bytes: Size = size(8 * MIB, "Page cache of SQLite.")
     wal_bytes: Size = size(
-        64 * MIB, "the write-ahead log is cut back above this; twice this while busy"
+        64 * MIB, "Size above which the write-ahead log is truncated; twice this while busy."
     )
     free_bytes: SizeOrOff = size(
-        512 * MIB, "free on the disk: with less publishing stops; 0: only once it is full"
+        512 * MIB,
+        "Free disk space below which publishing stops. 0: only when the disk is full.",
+        reload=True,
     )
     max_bytes: SizeOrOff = size(
-        10 * GIB, "in use in the database: with more publishing stops; 0: no limit"
+        10 * GIB, "Size of the database above which publishing stops. 0: no limit.", reload=True
     )
     ballast_bytes: SizeOrOff = size(
-        32 * MIB, "kept in a file for a full disk, at least twice a transaction; 0: none"
+        32 * MIB,
+        "File that is released when the disk is full, at least twice a transaction. 0: none.",
     )
     accept_loss: bool = field(
-        False, "start although files are damaged, with what is left of them, once"
+        False, "Start once although files are damaged, with the data that is left."
     )
 
 
 class BackupSettings(Section):
     """Copies of the database, made while the broker runs."""
 
-    folder: PathOrNone = field(None, "where they are kept; none: backups in the data folder")
-    keep: Number = field(7, "how many: with each new one the oldest above it are removed")
+    folder: PathOrNone = field(None, "Folder of the backups. Default: backups in the data folder.")
+    keep: Number = field(
+        7, "Number of backups to keep; each new one removes the oldest above it.", reload=True
+    )
     every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
-        0, "hours from one to the next; 0: only on demand"
+        0, "Hours between backups. 0: only on demand."
     )
 
 
 class ScrubSettings(Section):
-    """What looks for damage while the broker runs."""
+    """Checks for damaged data while the broker runs."""
 
     every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
-        24, "hours from one look at all bodies to the next; 0: only on demand"
+        24, "Hours between checks of all bodies. 0: only on demand."
     )
-    bytes_per_s: Size = size(5 * MIB, "read while the broker is idle; a tenth of it while busy")
+    bytes_per_s: Size = size(
+        5 * MIB, "Bytes read per second while idle; a tenth of it while busy.", reload=True
+    )
     structure_days: Annotated[float, Field(ge=0, le=365)] = field(
-        7, "days from one look at structure and indexes to the next; 0: never"
+        7, "Days between checks of the database structure and its indexes. 0: never."
     )
 
 
@@ -315,9 +378,36 @@ class LogSettings(Section):
     """The log, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = field(
-        "info", "the least that is written: debug, info, warning or error"
+        "info", "Lowest level to write: debug, info, warning or error.", reload=True
     )
     format: Literal["auto", "json", "console"] = field(
-        "auto", "json, console, or auto: console on a terminal"
+        "auto", "json, console, or auto: console on a terminal, else json."
     )
-    access: bool = field(False, "write a line for every HTTP request, in an area of its own")
+    access: bool = field(False, "Write a line for each HTTP request.", reload=True)
+
+
+class Settings(BaseModel):
+    """All settings; ``Settings()`` has the defaults and reads nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: Path = field(Path("phpmq-data"), "Folder of the database, lock and control socket.")
+    tcp: TcpSettings = TcpSettings()
+    admin: AdminSettings = AdminSettings()
+    limits: LimitSettings = LimitSettings()
+    queues: QueueDefaultSettings = QueueDefaultSettings()
+    envelopes: EnvelopeSettings = EnvelopeSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
+    history: HistorySettings = HistorySettings()
+    storage: StorageSettings = StorageSettings()
+    backups: BackupSettings = BackupSettings()
+    scrub: ScrubSettings = ScrubSettings()
+    ui: UiSettings = UiSettings()
+    audit: AuditSettings = AuditSettings()
+    metrics: MetricSettings = MetricSettings()
+    log: LogSettings = LogSettings()
+
+    @property
+    def backups_folder(self) -> Path:
+        """Return the folder of the backups."""
+        return self.backups.folder or self.data / "backups"

@@ -1,44 +1,35 @@
-"""Which settings a running broker takes over when it is told to read them anew (SIGHUP)."""
+"""What a running broker changes when its settings are reloaded (SIGHUP)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from phpmq_lite.settings import Settings, all_values
-
-# All else is built into listeners, connections and the core at the start.  Certificates and keys
-# are read anew too, from the files that were set.
-RELOADABLE: Final = frozenset(
-    {"log.level", "log.access", "metrics.max_queues"}
-    | {"backups.keep", "scrub.bytes_per_s"}
-    | {f"limits.{key}" for key in ("max_queues", "credit", "credit_bytes", "held", "held_bytes")}
-    | {"limits.memory"}
-    | {"storage.free_bytes", "storage.max_bytes"}
-    | {f"ui.{key}" for key in ("environment", "colour", "confirm_count")}
-    | {f"audit.{key}" for key in ("days", "rows")}
-    | {f"history.{key}" for key in ("days", "rows", "bytes", "deleted_share")}
-)
+from phpmq_lite.settings.model import Settings
+from phpmq_lite.settings.reference import SETTINGS, all_values
 
 
 @dataclass(frozen=True, slots=True)
-class Reloaded:
-    """The settings in force afterwards, and what became of what had changed."""
+class ReloadResult:
+    """The settings in use afterwards, and what happened to those that differ."""
 
     settings: Settings
-    changed: tuple[str, ...]  # in force from now on
-    waiting: tuple[str, ...]  # changed too, in force after a restart
+    changed: tuple[str, ...]  # in use from now on
+    pending: tuple[str, ...]  # in use after a restart
 
 
-def reloaded(now: Settings, wanted: Settings) -> Reloaded:
-    """Take over what a running broker can; the rest stays as it is."""
-    before, after = all_values(now), all_values(wanted)
+def reload_settings(current: Settings, wanted: Settings) -> ReloadResult:
+    """Return ``current`` with the values of ``wanted`` that a running broker can change.
+
+    The rest is built into listeners, connections and the core at the start.
+    """
+    before, after = all_values(current), all_values(wanted)
     different = [name for name in before if before[name] != after[name]]
-    changed = tuple(name for name in different if name in RELOADABLE)
-    waiting = tuple(name for name in different if name not in RELOADABLE)
-    return Reloaded(_with(now, changed, after), changed, waiting)
+    changed = tuple(name for name in different if SETTINGS[name].is_reloadable)
+    pending = tuple(name for name in different if not SETTINGS[name].is_reloadable)
+    return ReloadResult(_replace(current, changed, after), changed, pending)
 
 
-def _with(settings: Settings, names: Iterable[str], values: dict[str, object]) -> Settings:
+def _replace(settings: Settings, names: Iterable[str], values: dict[str, object]) -> Settings:
     sections: dict[str, Any] = {}
     for name in names:
         section, _, key = name.partition(".")

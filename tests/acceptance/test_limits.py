@@ -13,10 +13,11 @@ from select import select
 
 import pytest
 
+from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client.blocking_client import connect_blocking
+from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.testing import BrokerProcess, broker_process
-from tests.support.latency_probe import MIB, Latencies, LatencyProbe, resident_bytes
+from tests.support.latency_probe import MIB, Latencies, LatencyProbe
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient, assert_closed_without_reply
 
 pytestmark = [

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess, broker_process
-from tests.support.latency_probe import MIB, resident_bytes
+from phpmq_lite.broker_process import BrokerProcess, broker_process
+from phpmq_lite.process_memory import resident_bytes
+from tests.support.latency_probe import MIB
 from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = [

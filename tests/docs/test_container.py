@@ -15,10 +15,10 @@ from typing import Any, Final
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.process import STOP_S
 from phpmq_lite.server.backpressure import SHARE_OF_CGROUP
 from phpmq_lite.settings import SETTINGS, Settings
-from phpmq_lite.testing import StartFailedError
 from tests.docs.command_lines import assert_taken
 from tests.integration.test_packaging import build, names_in_wheel
 from tests.support.fork_server import BrokerProcess

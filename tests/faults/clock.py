@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from phpmq_lite.testing import BrokerProcess
+from phpmq_lite.broker_process import BrokerProcess
 from tests.faults.shim import Shim
 from tests.support.socket_client import AdminApi, SocketClient
 

@@ -250,7 +250,7 @@ def _start(filled: Filled, outcome: Outcome, data: Path, mutant: str) -> None:
         broker.start()
     except RuntimeError as error:
         outcome.by, outcome.detail = START, str(error).partition("\n")[0][:200]
-        if not outcome.detail.startswith("exit code 65"):
+        if "(exit code 65)" not in outcome.detail:
             outcome.wrong.append(f"the start ended with {outcome.detail}")
         if files_of(data) != before:
             outcome.wrong.append("the originals were changed")

@@ -17,10 +17,10 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
 
+from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.testing import BrokerProcess
 from tests.faults.shim import Shim
 from tests.support.socket_client import AdminApi, SocketClient
 

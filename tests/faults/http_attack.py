@@ -27,8 +27,9 @@ from typing import Any, Final
 
 import aiohttp
 
+from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client import connect
-from phpmq_lite.testing import BrokerProcess, broker_process
+from phpmq_lite.process_memory import peak_resident_bytes
 
 MIB: Final = 1 << 20
 CAGE_BYTES: Final = 1 << 30
@@ -70,15 +71,6 @@ def cage(pid: int) -> Iterator[str]:
 
 def _lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def most_resident_bytes(pid: int) -> int:
-    """Return the most resident memory that a process ever had (VmHWM); 0 once it is gone."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1_024
-    return 0
 
 
 # -- the attack, in a process of its own
@@ -408,7 +400,7 @@ async def besiege(folder: Path, loads: int, seconds: float, only: str = "") -> R
             await asyncio.gather(*probes, return_exceptions=True)
             answers, _ = await attacker.communicate(b"")
             result.answered = json.loads(answers)
-        result.most_bytes = most_resident_bytes(broker.pid)
+        result.most_bytes = peak_resident_bytes(broker.pid)
         result.is_alive = broker.process is not None and broker.process.poll() is None
     return result
 

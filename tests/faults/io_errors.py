@@ -29,8 +29,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Final
 
+from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.testing import StartFailedError
 from tests.faults.disk import Disk, Policy
 from tests.faults.ledger import KEY_BYTES, MARKS, QUEUES
 from tests.faults.power import lay, records_of, recovered

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import quote
 
-from phpmq_lite.testing import BrokerProcess
+from phpmq_lite.broker_process import BrokerProcess
 from tests.faults.adversaries import ADVERSARIES, APP_ID, Target, arrow_of
 
 WORST: Final = 3.0  # times the p99 latency alone

@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Final
 
+from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.installation import migrations_folder
@@ -35,7 +36,6 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write.store import Store
-from phpmq_lite.testing import BrokerProcess
 from tests.faults.disk import Disk, Policy
 from tests.faults.ledger import QUEUES, Client, Consumer, Crowd, Ledger, Load, Producer
 from tests.faults.power_ledger import (

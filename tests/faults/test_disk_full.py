@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess
+from phpmq_lite.broker_process import BrokerProcess
 from tests.faults.full_disk import (
     RESUME_S,
     ROOM,

@@ -18,8 +18,8 @@ from typing import Final
 
 import pytest
 
+from phpmq_lite.broker_process import BrokerProcess, StartFailedError
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.testing import BrokerProcess, StartFailedError
 from tests.faults.shim import IS_AVAILABLE, Op, Shim
 
 pytestmark = [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess
+from phpmq_lite.broker_process import BrokerProcess
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
 from tests.faults.shim import Shim
 from tests.faults.test_kill import SEED

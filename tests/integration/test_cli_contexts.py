@@ -198,7 +198,7 @@ ASKING = (["queues"], ["publish", "q", "--data", "x"], ["consume", "q", "-n", "1
 def test_every_command_looks_for_the_broker_in_one_order(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr(settings, "SYSTEM_FILE", folder / "none.toml")
+    monkeypatch.setattr(settings.loading, "SYSTEM_FILE", folder / "none.toml")
 
     def asked() -> str:
         result = CliRunner().invoke(root_command, arguments)
@@ -224,7 +224,7 @@ def test_every_command_looks_for_the_broker_in_one_order(
 def test_commands_read_the_address_of_the_admin_from_config_toml(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "SYSTEM_FILE", folder / "none.toml")
+    monkeypatch.setattr(settings.loading, "SYSTEM_FILE", folder / "none.toml")
     (folder / "config.toml").write_text('[admin]\nlisten = ["127.0.0.1:9"]\n')
     result = CliRunner().invoke(root_command, ["queues"])
     words = "Error: no broker answers on http://127.0.0.1:9: Connection refused. Start one with"
@@ -269,7 +269,7 @@ def test_config_toml_of_another_program_is_named(folder: Path) -> None:
     (folder / "config.toml").write_text("baseURL = 'https://example.org'\n")
     result = CliRunner().invoke(root_command, ["queues"])
     assert result.exit_code == 78
-    assert "baseURL in config.toml is no setting" in result.stderr
+    assert "baseURL in config.toml is not a setting" in result.stderr
     assert "name yours with --config" in result.stderr
 
 

@@ -46,7 +46,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove everything that names a broker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(settings, "SYSTEM_FILE", tmp_path / "none.toml")
+    monkeypatch.setattr(settings.loading, "SYSTEM_FILE", tmp_path / "none.toml")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ BAD_VALUES = [
     (["queues", "--set", "limits.memory=blah"], 78, "it must be a size, such as 512 MiB"),
     (["queues", "--set", "tcp.open=perhaps"], 78, "it must be true or false"),
     (["queues", "--set", "tcp.allow=x"], 78, "it must be a network, such as 10.0.0.0/8"),
-    (["queues", "--config", __file__], 78, "is not TOML"),
+    (["queues", "--config", __file__], 78, "is not valid TOML"),
     (["queues", "--url", "https://127.0.0.1:{admin}"], 1, "it does not speak TLS"),
     (["queues", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not answer as an admin does"),
     (["queues", "--url", "http://127.0.0.1:{admin}/no"], 3, "Check --url"),

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client.async_client import Client, connect
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.integration.test_packaging import build, names_in_wheel
 
 ROOT = Path(__file__).parent.parent.parent

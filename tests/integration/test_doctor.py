@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
+from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, read_meta
 from phpmq_lite.storage.integrity.stopped_database import read_stopped
-from phpmq_lite.testing import BrokerProcess
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import broker_process
 
@@ -214,7 +214,7 @@ def test_refused_settings_are_told_and_the_rest_is_looked_at(data: Path, tmp_pat
     assert found.code == 1
     assert found.the("settings") == (
         "bad",
-        f"limits.credits in {path} is no setting; did you mean limits.credit?",
+        f"limits.credits in {path} is not a setting. Did you mean limits.credit?",
     )
     assert found.the("data folder")[0] == "ok"
 

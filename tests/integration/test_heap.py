@@ -14,10 +14,10 @@ from weakref import ref
 import pytest
 
 from phpmq_lite import process
+from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.testing import Running, running_service
 from tests.support.fork_server import broker_process
 from tests.support.http_users import wait_until
-from tests.support.latency_probe import resident_bytes
 from tests.support.socket_client import WAIT_S, SocketClient
 
 HEAP_BYTES: Final = 64 << 20  # of glibc: what it reserves for a heap, and where one begins

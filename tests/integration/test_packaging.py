@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.testing import BrokerProcess
+from phpmq_lite.broker_process import BrokerProcess
 from tests.support.socket_client import WAIT_S, SocketClient
 
 ROOT = Path(__file__).parent.parent.parent

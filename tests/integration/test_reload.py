@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.settings import Effective, all_values
+from phpmq_lite.settings import EffectiveSettings, all_values
 from phpmq_lite.testing import Running, running_service, settings_for
 from tests.support.certificates import EC, RSA, Certificate, CertificateAuthority
 from tests.support.socket_client import SocketClient
@@ -19,7 +19,8 @@ from tests.support.socket_client import SocketClient
 
 def reload_settings(running: Running, **sections: Any) -> None:
     settings = settings_for(running.data, **sections)
-    running.service.reload(Effective(settings, dict.fromkeys(all_values(settings), "file"), []))
+    sources = dict.fromkeys(all_values(settings), "file")
+    running.service.reload(EffectiveSettings(settings, sources, []))
 
 
 async def test_limit_that_is_read_anew_counts_at_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from phpmq_lite import logs
-from phpmq_lite.settings import Effective, all_values
+from phpmq_lite.settings import EffectiveSettings, all_values
 from phpmq_lite.testing import Running, running_service, settings_for
 from tests.support.socket_client import SocketClient
 
@@ -65,7 +65,8 @@ async def test_setting_that_is_read_anew_gives_room_at_once(
 
     assert await asyncio.to_thread(publish) == "disk full: storage.free_bytes"
     settings = settings_for(running.data, storage={"free_bytes": 0})
-    running.service.reload(Effective(settings, dict.fromkeys(all_values(settings), "file"), []))
+    sources = dict.fromkeys(all_values(settings), "file")
+    running.service.reload(EffectiveSettings(settings, sources, []))
     with SocketClient(running.port) as silent:
         silent.publish("orders", b"waits")  # it has no key, so it is not read
         await asyncio.to_thread(silent.consume, "orders", 1)

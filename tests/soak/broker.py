@@ -14,12 +14,13 @@ from typing import Final
 
 import aiohttp
 
+from phpmq_lite.broker_process import BrokerProcess
+from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.testing import BrokerProcess
 from tests.faults.shim import Shim
 from tests.soak.link import Link
 from tests.soak.slopes import Sample
-from tests.support.latency_probe import MIB, resident_bytes
+from tests.support.latency_probe import MIB
 
 FLAGS: Final = (
     "--admin", "127.0.0.1:0", "--set", "storage.ballast_bytes=32MiB", "--set", "backups.keep=2",

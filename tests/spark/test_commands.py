@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
+from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
 from phpmq_lite.spark import insights_summary
 from phpmq_lite.spark.jobs import replay
-from phpmq_lite.testing import BrokerProcess, broker_process
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.spark import results_folder
@@ -26,7 +27,6 @@ from phpmq_lite.spark.jobs.options import (
 )
 from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
 from phpmq_lite.spark.source_options import SourceConnection
-from phpmq_lite.testing import BrokerProcess, broker_process
 
 ROWS = 250
 

@@ -19,6 +19,7 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
+from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.spark.checkpoints import final_ack, last_committed_batch
 from phpmq_lite.spark.jobs import archive, consume, metrics
@@ -26,7 +27,6 @@ from phpmq_lite.spark.jobs.options import MetricsOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
 from phpmq_lite.spark.source_options import SourceConnection
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.spark.driver import (
     BATCH,
     HALTED_BATCH,

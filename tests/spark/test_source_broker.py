@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client import BlockingClient, connect_blocking
 from phpmq_lite.spark.checkpoints import final_ack
 from phpmq_lite.spark.errors import BrokerError
@@ -24,7 +25,6 @@ from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source import PhpmqSource
 from phpmq_lite.spark.source_options import SourceConnection, SourceUse, write_options
 from phpmq_lite.spark.writer import BatchWriter
-from phpmq_lite.testing import BrokerProcess, broker_process
 from tests.spark.queries import Batches, forget_commit, read, run
 from tests.support.settled_folder import settled_folder
 

@@ -1,8 +1,8 @@
-"""Processes of ``python -m …``, forked off one that has imported everything already.
+"""Processes of ``python -m …``, forked from one that has imported everything already.
 
-Real processes with a pid, signals and an end of their own; what they save is the second of the
-processor in which Python compiles and imports the package.  They are for many starts.  Who looks at
-the start itself, or at memory, takes ``phpmq_lite.testing``, which starts them as a user does.
+They are real processes with a pid, signals and an end of their own, but save the second of CPU that
+Python takes to import the package.  Use them where a test starts many.  Tests of the start itself,
+or of memory, use ``phpmq_lite.broker_process``, which starts a broker as a user does.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any, Final, TextIO, cast
 
-from phpmq_lite import testing
+from phpmq_lite import broker_process as processes
 
 _server: Final = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
@@ -164,7 +164,7 @@ def _run(
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
-class BrokerProcess(testing.BrokerProcess):
+class BrokerProcess(processes.BrokerProcess):
     """A broker that starts in a tenth of the time."""
 
     def _open(self, log: TextIO) -> "subprocess.Popen[str]":
@@ -173,7 +173,7 @@ class BrokerProcess(testing.BrokerProcess):
 
 
 def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
-    """Do what ``phpmq_lite.testing.broker_process`` does."""
+    """Do what ``phpmq_lite.broker_process.broker_process`` does."""
     return BrokerProcess(data, list(flags), listeners)
 
 
@@ -188,5 +188,5 @@ def start_error(data: Path, *flags: str) -> str:
     try:
         with broker_process(data, *flags):
             raise AssertionError("the broker has started")
-    except testing.StartFailedError as error:
+    except processes.StartFailedError as error:
         return str(error)

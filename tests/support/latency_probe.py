@@ -1,19 +1,10 @@
 """What is measured of a broker from outside: round trips, and its resident memory."""
 
 import time
-from pathlib import Path
 
 from tests.support.socket_client import SocketClient
 
 MIB = 1 << 20
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process (VmRSS)."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1_024
-    raise AssertionError(f"no VmRSS of {pid}")
 
 
 class LatencyProbe:

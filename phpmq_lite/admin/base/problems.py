@@ -8,7 +8,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
-from phpmq_lite.settings.wording import explain
+from phpmq_lite.settings.validation_errors import describe_error
 
 _REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
     "unknown_queue": 404,
@@ -135,7 +135,7 @@ def _of_validation(error: ValidationError) -> Problem:
     field = ".".join(str(part) for part in first["loc"]) or None
     context = first.get("ctx", {})
     bound = next((f"{key} {context[key]}" for key in _BOUNDS if key in context), None)
-    text = explain(field or "", first).removesuffix(".") + "."
+    text = describe_error(field or "", first).removesuffix(".") + "."
     return Problem(422, "invalid", text, field=field, bound=bound)
 
 

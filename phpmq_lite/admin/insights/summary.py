@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from phpmq_lite.errors import StorageError
-from phpmq_lite.settings.wording import explain
+from phpmq_lite.settings.validation_errors import describe_error
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, write_whole
 
 SUMMARY_BYTES: Final = 2 << 20
@@ -239,7 +239,7 @@ def read_summary(raw: bytes) -> PipelineSummary:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(explain(where, first)) from None
+        raise ValueError(describe_error(where, first)) from None
 
 
 def _read(raw: bytes) -> object:

@@ -35,5 +35,5 @@ def test_show_refuses_a_wrong_file_with_78(tmp_path: Path) -> None:
     result = CliRunner().invoke(root_command, ["config", "show", "--config", str(path)])
     assert result.exit_code == 78
     assert result.stderr == (
-        f"Error: limits.credits in {path} is no setting; did you mean limits.credit?\n"
+        f"Error: limits.credits in {path} is not a setting. Did you mean limits.credit?\n"
     )

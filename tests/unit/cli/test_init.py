@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from phpmq_lite import settings
 from phpmq_lite.cli.main import root_command
-from phpmq_lite.settings.toml_file import config_file
+from phpmq_lite.settings.reference import config_file
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.server.backpressure import (
     REASON,
     SHARE_OF_CGROUP,
     MemoryBrake,
     memory_bound,
-    resident_bytes,
 )
 
 

@@ -53,6 +53,6 @@ def test_file_is_named_and_without_one_init() -> None:
 
 def test_stranger_of_the_environment_is_told() -> None:
     (found,) = setting_checks.unknown_variable_findings(
-        ["PHPMQ_PORT in the environment is no setting"]
+        ["PHPMQ_PORT in the environment is not a setting"]
     )
     assert (found.state, found.found[:10]) == (WARN, "PHPMQ_PORT")

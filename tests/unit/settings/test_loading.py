@@ -18,7 +18,7 @@ def _nothing_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("PHPMQ_"):
             monkeypatch.delenv(name)
     monkeypatch.delenv("CONFIGURATION_DIRECTORY", raising=False)
-    monkeypatch.setattr(settings, "SYSTEM_FILE", tmp_path / "none.toml")
+    monkeypatch.setattr(settings.loading, "SYSTEM_FILE", tmp_path / "none.toml")
 
 
 def write_file(folder: Path, text: str) -> Path:
@@ -83,7 +83,9 @@ def test_file_is_found_in_the_configuration_directory(
 def test_system_file_is_read_when_there_is_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(settings, "SYSTEM_FILE", write_file(tmp_path, "[log]\nlevel = 'error'\n"))
+    monkeypatch.setattr(
+        settings.loading, "SYSTEM_FILE", write_file(tmp_path, "[log]\nlevel = 'error'\n")
+    )
     assert settings.load().settings.log.level == "error"
 
 
@@ -112,18 +114,18 @@ def test_unknown_variable_warns_and_disturbs_nothing(
     monkeypatch.setenv("PHPMQ_TCP__OPEN", "true")
     effective = settings.load()
     assert effective.settings.tcp.open is True
-    assert effective.warnings == [f"{stranger} in the environment is no setting and is ignored"]
+    assert effective.warnings == [f"{stranger} in the environment is not a setting and is ignored"]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[limits]\nmax_contents = 1", "limits.max_contents in {} is no setting; "
-         "did you mean limits.max_content?"),
-        ("max_content = 1", "max_content in {} is no setting; did you mean limits.max_content?"),
-        ("xyzzy = 1", "xyzzy in {} is no setting"),
-        ("tcp = 1", "tcp in {} is a section and needs tcp.SOMETHING"),
-        ("[tcp.listen]\na = 1", "tcp.listen.a in {} is no setting; did you mean tcp.listen?"),
+        ("[limits]\nmax_contents = 1", "limits.max_contents in {} is not a setting. "
+         "Did you mean limits.max_content?"),
+        ("max_content = 1", "max_content in {} is not a setting. Did you mean limits.max_content?"),
+        ("xyzzy = 1", "xyzzy in {} is not a setting"),
+        ("tcp = 1", "tcp in {} is a section. Name one of its settings, as tcp.NAME."),
+        ("[tcp.listen]\na = 1", "tcp.listen.a in {} is not a setting. Did you mean tcp.listen?"),
     ],
 )  # fmt: skip
 def test_unknown_key_in_the_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -137,13 +139,13 @@ def test_file_may_have_empty_sections(tmp_path: Path) -> None:
 
 def test_unknown_flag_is_refused() -> None:
     assert refusal({"limit.credit": 1}) == (
-        "limit.credit in a flag is no setting; did you mean limits.credit?"
+        "limit.credit in a flag is not a setting. Did you mean limits.credit?"
     )
 
 
 def test_broken_file_is_refused_with_its_name(tmp_path: Path) -> None:
     path = write_file(tmp_path, "[tcp")
-    assert refusal(config=path).startswith(f"{path} is not TOML: ")
+    assert refusal(config=path).startswith(f"{path} is not valid TOML: ")
 
 
 def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_all_wrong_values_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"tcp.tls_cert": "a.pem"}, "tcp: tls_cert and tls_key are needed together"),
+        ({"tcp.tls_cert": "a.pem"}, "tcp: tls_cert and tls_key must be set together"),
         ({"tcp.tls_client_ca": "a.pem"}, "tcp: tls_client_ca needs tls_cert and tls_key"),
     ],
 )

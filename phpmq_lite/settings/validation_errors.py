@@ -1,11 +1,11 @@
-"""What pydantic finds wrong with a value, in our words."""
+"""Text of pydantic's validation errors."""
 
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 _NUMBER: Final = "must be a whole number"
-_BY_TYPE: Final = {  # of the errors, https://docs.pydantic.dev/latest/errors/validation_errors/
+_BY_TYPE: Final = {  # https://docs.pydantic.dev/latest/errors/validation_errors/
     "missing": "is missing",
     "extra_forbidden": "is unknown",
     "int_parsing": _NUMBER,
@@ -42,10 +42,10 @@ _BY_TYPE: Final = {  # of the errors, https://docs.pydantic.dev/latest/errors/va
 _SUBJECT: Final = re.compile(r"^(Value error, |Assertion failed, )|^(Input|[A-Z]\w+) should ")
 
 
-def explain(name: str, detail: Mapping[str, Any]) -> str:
-    """Return what is wrong with the value ``name``; ``detail`` is an item of ``errors()``.
+def describe_error(name: str, detail: Mapping[str, Any]) -> str:
+    """Return a sentence about the value ``name``; ``detail`` is an item of ``errors()``.
 
-    An error of our own validators keeps its words.  Without a name the text stands alone.
+    Errors of our own validators keep their text.  Without a name the sentence says "the value".
     """
     known = _BY_TYPE.get(detail["type"])
     if known is not None:

@@ -11,17 +11,17 @@ from pydantic import ByteSize, SecretStr
 
 from phpmq_lite import settings
 from phpmq_lite.settings.model import Section
-from phpmq_lite.settings.toml_file import as_toml, config_file
+from phpmq_lite.settings.reference import as_toml, config_file
 
 _SETTING = re.compile(r"#(\w+ = )")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "read_environment", lambda _settings: ({}, []))
+    monkeypatch.setattr(settings.loading, "read_environment", lambda: ({}, []))
 
 
-def load(folder: Path, text: str) -> settings.Effective:
+def load(folder: Path, text: str) -> settings.EffectiveSettings:
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     return settings.load(config=path)

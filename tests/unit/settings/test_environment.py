@@ -15,7 +15,7 @@ def _nothing_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.startswith("PHPMQ_") or name.endswith("_DIRECTORY"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(settings, "SYSTEM_FILE", tmp_path / "none.toml")
+    monkeypatch.setattr(settings.loading, "SYSTEM_FILE", tmp_path / "none.toml")
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_credential_of_somebody_else_only_warns(credentials: Path) -> None:
     effective = settings.load()
     assert effective.settings == settings.Settings()
     assert effective.warnings == [
-        "limits.credits among the credentials is no setting and is ignored"
+        "limits.credits among the credentials is not a setting and is ignored"
     ]
 
 

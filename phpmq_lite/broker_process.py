@@ -1,0 +1,200 @@
+"""A broker in its own process, for tests and benchmarks: start it, kill it, start it again."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self, TextIO
+
+from phpmq_lite.errors import StartRefusedError
+
+_START_S: Final = 120.0  # a broker that is not ready by then is killed
+_STOP_S: Final = 30.0
+
+
+class StartFailedError(StartRefusedError):
+    """A broker exited instead of opening its listeners; ``code`` is its exit code."""
+
+    def __init__(self, code: int, output: str) -> None:
+        super().__init__(f"the broker did not start (exit code {code}): {output}")
+        self.code = code
+
+
+@contextmanager
+def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Block these signals; a process that is started inside inherits the block."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _hold_port() -> socket.socket:
+    """Reserve a free loopback port for a broker, also across its restarts.
+
+    A UDP socket holds it: the broker can still listen there with TCP, and no other test gets the
+    port. It lies below the range from which systems choose ports of outgoing connections.
+    """
+    while True:
+        address = "127.0.0.1", 20_000 + secrets.randbelow(12_000)
+        holder = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            holder.bind(address)
+            with socket.socket() as probe:
+                probe.bind(address)
+        except OSError:
+            holder.close()
+        else:
+            return holder
+
+
+@dataclass
+class BrokerProcess:
+    """``phpmq-lite serve`` in its own process, on a free port that it keeps across restarts.
+
+    Use it in a ``with``, which starts the broker and kills it at the end.
+    """
+
+    data: Path
+    flags: list[str] = field(default_factory=list)
+    listeners: int = 1  # PHPMQ listeners that the flags ask for, the first one included
+    phpmq: list[str] = field(default_factory=list)  # addresses, set by start()
+    admin: list[str] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+    program: tuple[str, ...] = ("-m", "phpmq_lite")  # what Python runs
+    env: Mapping[str, str] | None = None  # None: that of this process
+    is_isolated: bool = False  # default settings only, and not reached by our terminal's Ctrl-C
+    _port_holder: socket.socket = field(default_factory=_hold_port, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Release the port when the object is garbage collected."""
+        weakref.finalize(self, self._port_holder.close)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> float:
+        """Start the broker; return the seconds until all its listeners were open.
+
+        Raises:
+            StartFailedError: it exited, or was not ready in time; the message has its last output.
+        """
+        began_s = time.monotonic()
+        # A Ctrl-C between the start and the assignment would leave a process behind.
+        with signals_blocked(signal.SIGINT), self.log.open("a", encoding="utf-8") as log:
+            self.process = process = self._open(log)
+        self.phpmq, self.admin = [], []
+        timer = threading.Timer(_START_S, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                word, kind, address = line.split()
+                if word == "listening":
+                    (self.phpmq if kind == "phpmq" else self.admin).append(address)
+                if len(self.phpmq) == self.listeners:
+                    return time.monotonic() - began_s
+        finally:
+            timer.cancel()
+        code = self._end(signal.SIGKILL)
+        raise StartFailedError(code, self.log.read_text(encoding="utf-8")[-2_000:])
+
+    def _open(self, log: TextIO) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL if self.is_isolated else None,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=self._environment(),
+            start_new_session=self.is_isolated,
+        )
+
+    def _environment(self) -> Mapping[str, str]:
+        given = os.environ if self.env is None else self.env
+        if not self.is_isolated:
+            return given
+        return {name: value for name, value in given.items() if not name.startswith("PHPMQ_")}
+
+    @property
+    def command(self) -> list[str]:
+        """Command line, always with the same address; without an admin unless a flag asks."""
+        admin = [] if "--admin" in self.flags else ["--admin", "none"]
+        listen = "{}:{}".format(*self._port_holder.getsockname())
+        settings = (
+            ["--config", os.devnull] if self.is_isolated else ["--set", "storage.ballast_bytes=0"]
+        )
+        return [
+            sys.executable, *self.program, "serve", "--data", str(self.data),
+            "--listen", listen, "--legacy-listen", "none", *admin, *settings, *self.flags,
+        ]  # fmt: skip
+
+    @property
+    def log(self) -> Path:
+        """File with its standard error, over all starts."""
+        return self.data.with_name(self.data.name + ".log")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of its first PHPMQ listener."""
+        host, _, port = self.phpmq[0].rpartition(":")
+        return host, int(port)
+
+    @property
+    def port(self) -> int:
+        """Port of its first PHPMQ listener."""
+        return self.address[1]
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 if it does not run."""
+        return 0 if self.process is None else self.process.pid
+
+    def kill(self) -> None:
+        """End the broker as a crash does, with SIGKILL."""
+        with signals_blocked(signal.SIGINT, signal.SIGTERM):
+            self._end(signal.SIGKILL)
+
+    def terminate(self) -> int:
+        """Stop the broker with SIGTERM, so that it drains; return its exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.communicate(timeout=_STOP_S)
+        code = self.process.returncode
+        self.process = None
+        return code
+
+
+def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
+    """Return a broker in its own process, for ``with``.
+
+    Its first listener is a free port of loopback; ``flags`` may ask for more ``listeners``.
+    """
+    return BrokerProcess(data, list(flags), listeners)
+
+
+def isolated_broker(data: Path, *flags: str) -> BrokerProcess:
+    """Return a broker with default settings: the environment and usual files are not read."""
+    return BrokerProcess(data, list(flags), is_isolated=True)

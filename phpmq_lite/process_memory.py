@@ -1,0 +1,35 @@
+"""Memory of a process, as Linux shows it below ``/proc``."""
+
+import resource
+import sys
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """Return the memory of a process that is in RAM (VmRSS); 0 if it cannot be read.
+
+    ``pid`` None means this process.
+    """
+    try:
+        statm = (_PROC / str(pid or "self") / "statm").read_bytes()
+    except OSError:
+        return 0
+    return int(statm.split()[1]) * resource.getpagesize()
+
+
+def peak_resident_bytes(pid: int | None = None) -> int:
+    """Return the most memory that a process ever had in RAM (VmHWM); 0 if it cannot be read."""
+    try:
+        lines = (_PROC / str(pid or "self") / "status").read_text("ascii").splitlines()
+    except OSError:
+        if pid is not None:
+            return 0
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1_024
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return 0  # a zombie has no memory

@@ -1,0 +1,174 @@
+"""Name, help, bounds and text of each setting, derived from the models."""
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import ByteSize, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from phpmq_lite.settings.model import GIB, KIB, MIB, TIB, Section, Settings
+
+BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names, and ours
+ENVIRONMENT_PREFIX: Final = "PHPMQ_"
+_JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
+_WIDTH: Final = 80
+_HEAD: Final = """\
+# Settings of PHPMQ Lite.
+#
+# A line like "#name = value" is a setting with its default: remove the # and
+# change the value. Sizes have units, such as "512 MiB". Names end with the unit
+# of a time: _s are seconds, _h are hours.
+# A flag or a variable (PHPMQ_LIMITS__CREDIT for credit in [limits]) overrides
+# this file. `phpmq-lite config show --config FILE` shows the values in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, as ``config show`` and the reference page show it."""
+
+    name: str  # section.name
+    help: str
+    default: object
+    bounds: str  # empty if its type says it all
+    is_path: bool
+    is_reloadable: bool  # SIGHUP changes it; others need a restart
+
+    @property
+    def environment(self) -> str:
+        """Return the name of its environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.replace(".", "__").upper()
+
+
+def as_text(value: object) -> str:
+    """Return a value as it is written in the environment: ``8 MiB``, ``a, b``, ``true``.
+
+    pydantic's SecretStr masks secrets, here and in ``as_json``.
+    """
+    if isinstance(value, ByteSize):
+        return _size_text(value)
+    if isinstance(value, list):
+        return ", ".join(map(as_text, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
+
+
+def as_json(value: object) -> object:
+    """Return a value for JSON; sizes are bytes."""
+    return _JSON.dump_python(value, mode="json")
+
+
+def as_toml(value: object) -> str:
+    """Return a value as TOML; None is an empty text."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, bool | int | float) and not isinstance(value, ByteSize):
+        return as_text(value)
+    # JSON's escapes are valid in TOML, which also requires DEL to be escaped.
+    return json.dumps(as_text(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _size_text(size: int) -> str:
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size and size % factor == 0:
+            return f"{size // factor} {unit}"
+    return str(int(size))
+
+
+def _bounds_text(field: FieldInfo) -> str:
+    found: dict[str, Any] = {}
+    for piece in field.metadata:
+        for inner in getattr(piece, "metadata", [piece]):
+            found |= {name: getattr(inner, name) for name in BOUNDS if hasattr(inner, name)}
+    is_size = isinstance(field.default, ByteSize)
+    texts = {name: as_text(ByteSize(v) if is_size else v) for name, v in found.items()}
+    return ", ".join(f"{words} {texts[name]}" for name, words in BOUNDS.items() if name in texts)
+
+
+def _setting(name: str, field: FieldInfo) -> Setting:
+    extra: Any = field.json_schema_extra or {}
+    return Setting(
+        name,
+        field.description or "",
+        field.default,
+        _bounds_text(field),
+        is_path=field.annotation in (Path, Path | None),
+        is_reloadable=bool(extra.get("reload")),
+    )
+
+
+def _list_settings() -> Iterator[Setting]:
+    for name, info in Settings.model_fields.items():
+        section = info.annotation
+        if not (isinstance(section, type) and issubclass(section, Section)):
+            yield _setting(name, info)
+            continue
+        for key, field in section.model_fields.items():
+            yield _setting(f"{name}.{key}", field)
+
+
+SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({s.name: s for s in _list_settings()})
+SECTIONS: Final = frozenset(name.partition(".")[0] for name in SETTINGS if "." in name)
+
+
+def settings_by_section() -> dict[str, list[Setting]]:
+    """Group the settings by section, in the order of the model; "" is the top level."""
+    groups: dict[str, list[Setting]] = {}
+    for name, setting in SETTINGS.items():
+        groups.setdefault(name.partition(".")[0] if "." in name else "", []).append(setting)
+    return groups
+
+
+def section_help(section: str) -> str:
+    """Return what a section is about."""
+    return (Settings.model_fields[section].annotation or Section).__doc__ or ""
+
+
+def all_values(settings: Settings) -> dict[str, object]:
+    """Return the value of each setting by its name."""
+    found: dict[str, object] = {}
+    for name in SETTINGS:
+        value: Any = settings
+        for key in name.split("."):
+            value = getattr(value, key)
+        found[name] = value
+    return found
+
+
+def config_file(given: Mapping[str, object] | None = None) -> str:
+    """Return a TOML file that explains all settings, which ``load`` reads.
+
+    Settings in ``given``, by name, have these values.  All others are commented out, with their
+    defaults: ``#name = value``.
+    """
+    values = given or {}
+    lines = [_HEAD]
+    for section, group in settings_by_section().items():
+        if section:
+            lines += ["", "", *_comment(section_help(section)), f"[{section}]"]
+        for setting in group:
+            lines += ["", *_toml_lines(setting, values)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_lines(setting: Setting, given: Mapping[str, object]) -> Iterator[str]:
+    is_given = setting.name in given
+    value = given[setting.name] if is_given else setting.default
+    bounds = f"  # {setting.bounds}" if setting.bounds else ""
+    yield from _comment(setting.help)
+    name = setting.name.rpartition(".")[2]
+    yield f"{'' if is_given else '#'}{name} = {as_toml(value)}{bounds}"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), _WIDTH, initial_indent="# ", subsequent_indent="# ",
+        break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip
