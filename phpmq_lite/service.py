@@ -297,7 +297,8 @@ class Service:
             writer.space, resting,
         )  # fmt: skip
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))
-        engine = Engine(core, writer, clock, self._upkeep)
+        writer.maintenance = self._upkeep
+        engine = Engine(core, writer, clock)
         self.front.engine = engine
         self._pulse = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())

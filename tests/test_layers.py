@@ -355,6 +355,12 @@ def test_module_of_storage_imports_no_later_group(name: str) -> None:
     assert storage_group(name) is not None or name in ("storage.write",)
 
 
+def test_engine_knows_the_database_by_its_interface_only() -> None:
+    """``BatchStore``: so another engine can take the place of the SQLite file."""
+    for name in ("server.engine", "server.engine_policies", "server.frame_processing"):
+        assert [target for _, target in imports_of(name) if ".storage" in target] == []
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_module_imports_only_what_its_part_may(name: str) -> None:
     assert list(offences(name, imports_of(name))) == []

@@ -13,8 +13,8 @@ anything else, so that no row is older than what it knows.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl
@@ -25,8 +25,6 @@ from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
 from phpmq_lite.server.counters import CommitCounters
 from phpmq_lite.server.engine_policies import AckCommitDelay, BackgroundThread, YieldedTasks
-from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, jump_noted
-from phpmq_lite.storage.write.writer import Writer
 
 _log = get_logger(__name__)
 Command = Callable[[Broker], None]
@@ -41,6 +39,29 @@ _MAINTENANCE_S = 1.0
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 
 
+class BatchStore(Protocol):
+    """What the engine needs of a database: ``storage.write.writer.Writer`` for SQLite."""
+
+    @property
+    def needs_maintenance(self) -> bool:
+        """Whether maintenance should run before its next time."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        """Store a batch in one transaction, then load what it requests.
+
+        The future raises OutcomeUnknownError if the batch may or may not be stored.
+        """
+
+    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
+        """Store a jump of the wall clock before the batches that follow."""
+
+    async def maintain(self, now: Now, *, is_idle: bool) -> bool:
+        """Do a slice of maintenance between two batches; return True to be called again."""
+
+    def check_files(self) -> None:
+        """Raise DatabaseReplacedError if what was stored is not there any more."""
+
+
 class _Commit(NamedTuple):
     """A batch that the writer is storing."""
 
@@ -50,19 +71,9 @@ class _Commit(NamedTuple):
 
 
 class Engine:
-    """Owns the core and is the only one that calls it.  ``run`` returns after ``stop``.
+    """Owns the core and is the only one that calls it.  ``run`` returns after ``stop``."""
 
-    ``maintain`` is called in the writer's thread between batches: when the WAL has grown, and once
-    a second.  It returns True to be called again soon.
-    """
-
-    def __init__(
-        self,
-        core: Broker,
-        writer: Writer,
-        clock: Clock,
-        maintain: Callable[[Store, Now, bool], bool] = lambda _store, _now, _is_idle: False,
-    ) -> None:
+    def __init__(self, core: Broker, writer: BatchStore, clock: Clock) -> None:
         self.core = core
         self.clock = clock
         self.flow_control = FlowControl(core)
@@ -71,7 +82,6 @@ class Engine:
         self.taps: set[Tap] = set()  # called with each stored batch, before clients are notified
         self.yielded = YieldedTasks()
         self._writer = writer
-        self._maintain = maintain
         self._maintenance: asyncio.Task[None] | None = None
         self._maintained_at = 0.0  # when maintenance began last, on the event loop's clock
         self._inbox: deque[Command] = deque()
@@ -350,7 +360,7 @@ class Engine:
         if gap_ms:
             self.core.ack_timeouts.postpone(self.core.connections.values(), gap_ms)
         if jump_ms:
-            noting = self._writer.start(jump_noted(self.clock.counters(now)))
+            noting = self._writer.store_clock_jump(self.clock.counters(now))
             noting.add_done_callback(self._on_clock_noted)
         if not is_quiet("clock_disturbed"):
             _log.warning("clock_disturbed", stood_still_ms=gap_ms, jumped_ms=jump_ms)
@@ -452,7 +462,8 @@ class Engine:
     def _run_maintenance(self, *, is_idle: bool) -> None:
         """Start maintenance if it is due; the next batch waits for its turn in the thread."""
         at = self._loop.time()
-        if self._writer.wal_bytes < LONG_WAL_BYTES and at - self._maintained_at < _MAINTENANCE_S:
+        is_due = at - self._maintained_at >= _MAINTENANCE_S
+        if not (is_due or self._writer.needs_maintenance):
             return
         task = self._maintenance
         if task is not None:
@@ -466,7 +477,7 @@ class Engine:
         self._maintenance = asyncio.create_task(self._maintain_until_done(now, is_idle=is_idle))
 
     async def _maintain_until_done(self, now: Now, *, is_idle: bool) -> None:
-        while await self._writer.run(lambda store: self._maintain(store, now, is_idle)):
+        while await self._writer.maintain(now, is_idle=is_idle):
             if self.is_stopping:
                 return
 

@@ -410,11 +410,6 @@ def note_clock(
         _note(connection, counters, has_jumped=has_jumped)
 
 
-def jump_noted(counters: Mapping[str, int]) -> Callable[[Store], None]:
-    """Give the work that stores a jump, for the writer's thread."""
-    return lambda store: note_clock(store.connection, counters, has_jumped=True)
-
-
 def _note(connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool) -> None:
     sql, step_ms = load("batch"), counters["clock_step_ms"]
     newest = connection.execute(sql["newest_clock_step"]).fetchone()

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -17,12 +17,12 @@ from phpmq_lite.errors import (
     StorageError,
     StorageFullError,
 )
-from phpmq_lite.model import Batch, Loaded
+from phpmq_lite.model import Batch, Loaded, Now
 from phpmq_lite.storage.data_folder import OpenedFiles
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.write.batch_sql import Step, batch_statements
-from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
 
 T = TypeVar("T")
 Fatal = NotWritableError | OutcomeUnknownError
@@ -56,6 +56,7 @@ class Writer:
         self.path = path
         self.space = space or DiskSpace(path.parent)
         self.files = OpenedFiles(path)
+        self.maintenance: Callable[[Store, Now, bool], bool] = lambda _store, _now, _is_idle: False
         self._on_fatal = on_fatal
         self._failed: Fatal | None = None  # then nothing more is written: no second fsync
         self._connection: _OneHop | None = None
@@ -79,9 +80,9 @@ class Writer:
         self.files.note_log()
 
     @property
-    def wal_bytes(self) -> int:
-        """Estimate of the growth of the WAL since the last checkpoint."""
-        return 0 if self._store is None else self._store.wal_bytes
+    def needs_maintenance(self) -> bool:
+        """Whether the WAL is long enough for a checkpoint."""
+        return self._store is not None and self._store.wal_bytes >= LONG_WAL_BYTES
 
     def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
         """Store a batch as it is now and load what it requests; the batch may change afterwards.
@@ -216,6 +217,14 @@ class Writer:
     async def run(self, work: Callable[[Store], T]) -> T:
         """Run a function on the store in the writer's thread, and return its result."""
         return await self.start(work)
+
+    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
+        """Store where the clocks are after a jump, before the batches that follow."""
+        return self.start(lambda store: note_clock(store.connection, counters, has_jumped=True))
+
+    async def maintain(self, now: Now, *, is_idle: bool) -> bool:
+        """Run ``maintenance`` in the thread; return True if it should run again soon."""
+        return await self.run(lambda store: self.maintenance(store, now, is_idle))
 
     def check_files(self) -> None:
         """Check that what was stored is still in the files that the next start will find.
