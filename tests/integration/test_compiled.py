@@ -73,7 +73,8 @@ def test_what_has_an_effect_is_never_called_within_a_slice() -> None:
         if bound is not None
     ]
     calls = [node for bound in bounds for node in ast.walk(bound) if isinstance(node, ast.Call)]
-    assert {ast.unparse(call.func) for call in calls} <= {"len", "max", "min", "data.index"}
+    called = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+    assert called <= {"len", "max", "min", "index"}
 
 
 def compiled_nodes() -> list[ast.AST]:
