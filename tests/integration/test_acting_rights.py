@@ -161,7 +161,7 @@ async def test_admin_of_some_queues_is_not_admin_of_the_broker(site: HttpSite) -
         for tab, expected in (("health", 200), ("log", 403), ("settings", 403)):
             async with session.get(f"{site.url}/system?tab={tab}") as page:
                 assert page.status == expected, tab
-        asked = {"name": "drain", "reason": "why not"}
+        asked = {"confirm": "drain", "reason": "why not"}
         async with session.post(f"{site.url}/system/drain", data=asked) as page:
             assert page.status == 403
     assert (await site.ok("GET", "/stats"))["is_draining"] is False

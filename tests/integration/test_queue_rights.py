@@ -71,7 +71,7 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
         {"name": "new", "q": f"queue:{FOREIGN}"},
     ],
     "insights-release": [{"subscription": "canary-subscription", "confirm": "canary-subscription"}],
-    "system-drain": [{"name": "localhost", "reason": "x"}],
+    "system-drain": [{"confirm": "localhost", "reason": "x"}],
     "restart-dismiss": None,  # takes away a notice that names no queue
     "backup-make": [{}],
     "scrub-start": [{}],

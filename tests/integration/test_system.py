@@ -219,7 +219,7 @@ async def test_drain_ends_the_broker_and_leaves_an_audit_row(tmp_path: Path) -> 
     async with broker(tmp_path / "data") as (running, session):
         drained = asyncio.Event()
         running.service.drain = drained.set
-        answer = await send(running, session, "/system/drain", name="drain", reason="a new disk")
+        answer = await send(running, session, "/system/drain", confirm="drain", reason="a new disk")
         assert answer == (303, "/system")
         assert drained.is_set()
         async with session.get("/api/v1/audit") as response:
@@ -229,24 +229,29 @@ async def test_drain_ends_the_broker_and_leaves_an_audit_row(tmp_path: Path) -> 
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "reason"), [("", "why"), ("drane", "why"), ("drain", " ")])
-async def test_drain_needs_its_word_and_a_reason(tmp_path: Path, name: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason", "result"),
+    [("", "why", "not_confirmed"), ("drane", "why", "not_confirmed"), ("drain", " ", "invalid")],
+)
+async def test_drain_needs_its_word_and_a_reason(
+    tmp_path: Path, name: str, reason: str, result: str
+) -> None:
     async with broker(tmp_path / "data") as (running, session):
         drained = asyncio.Event()
         running.service.drain = drained.set
-        status, _ = await send(running, session, "/system/drain", name=name, reason=reason)
+        status, _ = await send(running, session, "/system/drain", confirm=name, reason=reason)
         assert status == 422
         assert not drained.is_set()
         async with session.get("/api/v1/audit") as response:
-            assert [row["result"] for row in (await response.json())["items"]] == ["invalid"]
+            assert [row["result"] for row in (await response.json())["items"]] == [result]
 
 
 async def test_word_to_drain_is_the_environment_where_it_has_a_name(tmp_path: Path) -> None:
     async with broker(tmp_path / "data", ui={"environment": "production"}) as (running, session):
         running.service.drain = lambda: None
-        status, _ = await send(running, session, "/system/drain", name="drain", reason="x")
+        status, _ = await send(running, session, "/system/drain", confirm="drain", reason="x")
         assert status == 422
-        status, _ = await send(running, session, "/system/drain", name="production", reason="x")
+        status, _ = await send(running, session, "/system/drain", confirm="production", reason="x")
         assert status == 303
 
 

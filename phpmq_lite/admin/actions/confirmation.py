@@ -1,12 +1,38 @@
-"""What must be typed before many messages are changed."""
+"""What the page that asks before an action says, and what must be typed to confirm it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.settings import Settings
 
 PRODUCTION = "production"
+
+
+FormField = tuple[str, tuple[Any, ...]]  # a macro of action_fields.html and its arguments
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Confirmation:
+    """The page that asks before an action, ``confirm.html``: its sentences, fields and button."""
+
+    title: str
+    text: str
+    button: str  # a verb with its object
+    url: str  # of the form
+    back: str  # the page to return to
+    number: str = ""  # of a message, after the title
+    queue: str | None = None  # or another name, after the title
+    crumbs: Sequence[tuple[str, str]] = ()  # title and URL of the pages above
+    hidden: Sequence[tuple[str, object]] = ()
+    fields: Sequence[FormField] = ()
+    typed: Collection[str] = ()
+    reason: str = "optional"  # required, optional, or "" for none
+    is_danger: bool = False
+    is_disabled: bool = False  # there is nothing to act on
+    preview: tuple[str, str] | None = None  # search and action of a selection to look at first
 
 
 def is_production(settings: Settings) -> bool:

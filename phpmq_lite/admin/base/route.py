@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 BODY_BYTES: Final = 1 << 20  # of a request
 LOGIN_BYTES: Final = 16 << 10  # of one that needs no login
+VALUES: Final = 10_000  # JSON values in the body of a request
 JSON_LINES: Final = "application/x-ndjson"  # no form of another site's page can send it
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,7 +56,7 @@ class Route:
     is_early: bool = False  # answers before the broker is ready
     body: int = BODY_BYTES  # bytes that its body may have; if public, LOGIN_BYTES
     has_content: bool = False  # of messages: that many bytes more, as base64
-    values: int = 10_000  # JSON values that its body may have
+    values: int = VALUES  # JSON values that its body may have
 
     @property
     def is_api(self) -> bool:

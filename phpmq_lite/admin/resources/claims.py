@@ -6,6 +6,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import confirmation
+from phpmq_lite.admin.actions.confirmation import Confirmation
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry, leave_entry
@@ -246,12 +247,23 @@ async def show_release_form(request: web.Request, name: str, queue: str) -> web.
         raise Problem(403, "role", "Releasing claims needs the role operator.",
                       bound=Role.OPERATOR.value)  # fmt: skip
     row = await find_subscription(request, name)
-    return await render_page(
-        request, "insights_release.html",
-        row=row, typed=confirmation.texts_to_type(context.settings, row.count, [row.name]),
-        back=context.urls.to("queue", q=queue, tab="consumers") if queue
-        else context.urls.to("insights", tab="claims"),
+    urls = context.urls
+    to = urls.to("queue", q=queue, tab="consumers") if queue else urls.to("insights", tab="claims")
+    title = f"Release {row.count:,} {plural(row.count, 'claim', 'claims')}"
+    ask = Confirmation(
+        title=title, button=title, queue=row.name, is_danger=True,
+        text="The claimed messages return to their places in the queue, for other consumers. A "
+        "query that still works on them is not notified: what it has written stays written, and "
+        "the messages are delivered a second time.",
+        url=urls.to("insights-release"), back=to, crumbs=[("Claims", to)],
+        hidden=[("subscription", row.name)],
+        fields=[("check_field", (
+            "forget", "Forget the subscription, too",
+            "Its numbers start again at the next claim; older checkpoints become invalid.",
+        ))],
+        typed=confirmation.texts_to_type(context.settings, row.count, [row.name]),
     )  # fmt: skip
+    return await render_page(request, "confirm.html", ask=ask)
 
 
 async def submit_release(request: web.Request) -> web.StreamResponse:

@@ -1,12 +1,14 @@
 """Requeue, release, move, delete, redrive, restore and erase messages."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin.actions import confirmation, single, texts
+from phpmq_lite.admin.actions.confirmation import Confirmation, FormField
 from phpmq_lite.admin.actions.single import ActionResultView, read_options
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import find_message
@@ -20,12 +22,11 @@ from phpmq_lite.admin.base.input import (
     RedriveTarget,
     TtlSeconds,
     read_form,
-    read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Handler, Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.resources.publish import (
     EditInput,
     PublishedView,
@@ -35,6 +36,7 @@ from phpmq_lite.admin.resources.publish import (
 )
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.model import State
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.messages import MessageRow
 
@@ -46,66 +48,6 @@ _ON_LISTS: Final = (
     Action.REDRIVE,
     Action.RESTORE,
 )
-
-
-def _shower(action: Action) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def show(request: web.Request) -> web.StreamResponse:
-        context = context_of(request)
-        row = await find_message(request, context)
-        return await render_page(
-            request, "confirm.html", kind="message", action=str(action), row=row,
-            reason=asks_for_reason(action), back=return_url(request, row),
-        )  # fmt: skip
-
-    show.__doc__ = f"Ask before a message is {texts.DONE[action]}, and how."
-    return show
-
-
-def asks_for_reason(action: Action) -> bool:
-    """Tell whether the form asks for a reason: what cannot be undone needs one."""
-    return action is Action.ERASE
-
-
-def return_url(request: web.Request, row: MessageRow) -> str:
-    """Give the page that a form leads back to: the one it was opened on, or the message's."""
-    urls = context_of(request).urls
-    return own_path_or(request.query.get("next", ""), urls.to("message", id=row.message_id))
-
-
-def _submit_doer(action: Action) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def do(request: web.Request) -> web.StreamResponse:
-        context, form = context_of(request), await read_form(request)
-        row = await find_message(request, context)
-        reason = form.reason()
-        if action is Action.ERASE:
-            confirmation.check_typed_text([f"#{row.seq}"], form.text("confirm", 300))
-            if not reason:
-                raise Problem(
-                    422, "invalid", "Say why: the audit keeps it.", field="reason",
-                    bound="some words",
-                )  # fmt: skip
-        done = await single.act_on_one(request, action, row, read_options(form), reason)
-        note, to = _told(request, done, row)
-        leave_message(request, note)
-        raise web.HTTPSeeOther(own_path_or(form.raw("next"), to))
-
-    do.__doc__ = f"{texts.VERBS[action]} one message."
-    return do
-
-
-def _told(
-    request: web.Request, done: single.ActionResult, row: MessageRow
-) -> tuple[FlashMessage, str]:
-    """Give the note on one message, and where to go without another place."""
-    urls = context_of(request).urls
-    text = f"Message #{row.seq} {texts.DONE[done.action]}."
-    here = urls.to("message", id=row.message_id)
-    made = done.outcome.made.get(row.seq)
-    if made is not None:
-        there = urls.to("message", id=made)
-        words_of_link = f"The new message #{int(made[:16], 16)}"
-        return FlashMessage(text, done.undo, (there, words_of_link)), there
-    return FlashMessage(text, done.undo, (here, f"Message #{row.seq}")), here
 
 
 # -- rows ticked on a list
@@ -124,10 +66,15 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
     audit_entry(request).action = f"message.{action}"
     frozen = await single.ticked_messages(request, ids)
     if action is Action.MOVE and not form.raw("target"):
-        return await render_page(
-            request, "confirm.html", kind="ticked", action=str(action), ids=ids, back=to,
-            count=len(frozen.seqs), reason=False,
+        title = f"Move {formats.count_messages(len(frozen.seqs))}"
+        ask = Confirmation(
+            title=title, button=title, url=context.urls.to("messages-act"), back=to, reason="",
+            text="The messages move to the end of the other queue. They keep their ids and their "
+            "deadlines. Messages that consumers hold are skipped.",
+            hidden=[("action", action), *(("id", one) for one in ids)],
+            fields=ACTIONS[action].fields(frozen.samples[0], 0) if frozen.samples else (),
         )  # fmt: skip
+        return await render_page(request, "confirm.html", ask=ask)
     if confirmation.texts_to_type(context.settings, len(frozen.seqs), frozen.by_queue):
         owner = audit_entry(request).actor
         what = formats.count_messages(len(ids)) + " ticked"
@@ -160,23 +107,6 @@ def _action_of(form: Form) -> Action:
     return action
 
 
-def _routes(action: Action) -> tuple[Route, Route]:
-    role = Role.ADMIN if action is Action.ERASE else Role.OPERATOR
-    path = f"/messages/{{id}}/{action}"
-    show: Handler = _shower(action)
-    do: Handler = _submit_doer(action)
-    return (
-        Route("GET", path, role, f"message-{action}-form", show),
-        Route("POST", path, role, f"message-{action}", do, f"message.{action}"),
-    )
-
-
-PAGE_ROUTES: Final = (
-    Route("POST", "/messages/act", Role.OPERATOR, "messages-act", submit_action, "message.act"),
-    *(route for action in (*_ON_LISTS, Action.ERASE) for route in _routes(action)),
-)
-
-
 class TtlInput(ActionInput):
     """The new time to live of a message."""
 
@@ -205,74 +135,165 @@ class RedriveOneInput(ActionInput):
     target: RedriveTarget = None
 
 
-def _doer(
-    action: Action, model: type[ActionInput]
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def do(request: web.Request) -> web.StreamResponse:
-        context, asked = context_of(request), await read_json_model(request, model)
-        row = await find_message(request, context)
-        done = await single.act_on_one(request, action, row, _options(asked), asked.reason)
-        out = ActionResultView(
+@dataclass(slots=True, frozen=True)
+class ActionDefinition:
+    """One action on a message: what it reads, and what the page that asks before it says."""
+
+    input_model: type[ActionInput]
+    summary: str
+    text: str
+    cli: str | None = None
+    fields: Callable[[MessageRow, int], list[FormField]] = lambda _row, _now: []
+    is_danger: bool = False
+
+
+def _restore_fields(row: MessageRow, now_ms: int) -> list[FormField]:
+    found: list[FormField] = [("ttl_field", ("its old deadline",))]
+    if row.deadline_at is not None and row.deadline_at <= now_ms:
+        found.append(("warning", ("Its deadline has passed. Enter a new time to live.",)))
+    return found
+
+
+def _redrive_fields(row: MessageRow, _now_ms: int) -> list[FormField]:
+    origin = f": {formats.escape_hidden(row.source_queue)}" if row.source_queue else ""
+    help_ = f"Empty: the queue where it was dead-lettered{origin}."
+    return [
+        ("target_field", ("To another queue", False, help_)),
+        ("ttl_field", ("the queue's default",)),
+    ]
+
+
+def _delete_fields(row: MessageRow, _now_ms: int) -> list[FormField]:
+    if row.state != State.DISPATCHED:
+        return []
+    help_ = "Its acknowledgement will be ignored."
+    return [("check_field", ("dispatched", "Delete it although a consumer holds it", help_, True))]
+
+
+ACTIONS: Final = {
+    Action.REQUEUE: ActionDefinition(
+        TtlInput, "Move a message to the end of its queue. Its id stays the same.",
+        "The message moves to the end of its queue and keeps its id. If a consumer holds it, that "
+        "consumer loses it: its acknowledgement is ignored once another consumer holds the "
+        "message.",
+        "msg requeue", lambda _row, _now: [("ttl_field", ("it keeps its deadline",))],
+    ),
+    Action.RELEASE: ActionDefinition(
+        ActionInput, "Return a dispatched message to its place in the queue.",
+        "The message returns to its place in the queue. The consumer that holds it may still "
+        "acknowledge it until another consumer holds it.", "msg release",
+    ),
+    Action.MOVE: ActionDefinition(
+        MoveInput, "Move a ready message to the end of another queue.",
+        "The message moves to the end of the other queue. It keeps its id and its deadline.",
+        "msg move",
+        lambda _row, _now: [("target_field", ("To the queue", True)), ("create_field", ())],
+    ),
+    Action.DELETE: ActionDefinition(
+        DeleteInput, "Settle a message as deleted.",
+        "The message is settled as deleted and stays in the history for the retention time. Undo "
+        "restores it to its place, as a new message.",
+        "msg rm", _delete_fields, is_danger=True,
+    ),
+    Action.REDRIVE: ActionDefinition(
+        RedriveOneInput, "Publish a dead-letter record again to the queue where it was "
+        "dead-lettered, as a new message.",
+        "The message is published again, at the end of the queue where it was dead-lettered. The "
+        "dead-letter record is deleted.", fields=_redrive_fields,
+    ),
+    Action.RESTORE: ActionDefinition(
+        TtlInput, "Restore a deleted message to its old place, as a new message.",
+        "The message returns to its old place as a new message. The deleted one stays in the "
+        "history.", "msg restore", _restore_fields,
+    ),
+    Action.ERASE: ActionDefinition(
+        ActionInput, "Erase the body of a settled message permanently. Its row stays.",
+        "The body is removed permanently; the row with its times stays in the history. Use this "
+        "for secrets that were sent by mistake. Nothing restores the body, but backups made "
+        "before still contain it.", is_danger=True,
+    ),
+}  # fmt: skip
+
+
+def _form_handler(action: Action) -> Handler:
+    definition = ACTIONS[action]
+    is_erase = action is Action.ERASE
+
+    async def show(request: web.Request) -> web.StreamResponse:
+        context = context_of(request)
+        urls, row = context.urls, await find_message(request, context)
+        here = urls.to("message", id=row.message_id)
+        title = "Erase the body of message" if is_erase else f"{texts.VERBS[action]} message"
+        ask = Confirmation(
+            title=title, number=f"#{row.seq}", queue=row.queue, text=definition.text,
+            crumbs=[("Queues", urls.to("queues")), (f"Message #{row.seq}", here)],
+            url=urls.to(f"message-{action}", id=row.message_id),
+            back=own_path_or(request.query.get("next", ""), here),
+            fields=definition.fields(row, context.now_ms()), is_danger=definition.is_danger,
+            typed=await _typed(request) if is_erase else (), reason="required" if is_erase else "",
+            button="Erase body" if is_erase else title,
+        )  # fmt: skip
+        return await render_page(request, "confirm.html", ask=ask)
+
+    show.__doc__ = f"Ask before a message is {texts.DONE[action]}."
+    return show
+
+
+async def _typed(request: web.Request) -> list[str]:
+    return [f"#{(await find_message(request, context_of(request))).seq}"]
+
+
+def _done(
+    request: web.Request, _asked: ActionInput, view: ActionResultView
+) -> tuple[FlashMessage, str]:
+    """Return what was done, with a link to the message or to the new one."""
+    urls, seq = context_of(request).urls, int(view.id[:16], 16)
+    text = f"Message #{seq} {texts.DONE[Action(view.action)]}."
+    there = urls.to("message", id=view.new_id or view.id)
+    name = "Message" if view.new_id is None else "New message"
+    link = (there, f"{name} #{int((view.new_id or view.id)[:16], 16)}")
+    return FlashMessage(text, view.undo, link), there
+
+
+def _resource(action: Action) -> Resource:
+    definition, is_erase = ACTIONS[action], action is Action.ERASE
+
+    async def act(request: web.Request, asked: ActionInput) -> ActionResultView:
+        row = await find_message(request, context_of(request))
+        values: dict[str, Any] = asked.model_dump(exclude={"reason"})
+        if "dispatched" in values:
+            values["with_dispatched"] = values.pop("dispatched")
+        options = ActionOptions(**values)
+        done = await single.act_on_one(request, action, row, options, asked.reason)
+        return ActionResultView(
             id=row.message_id, action=str(action),
             new_id=done.outcome.made.get(row.seq), undo=done.undo,
         )  # fmt: skip
-        return json_response(out)
 
-    do.__doc__ = _SUMMARIES[action]
-    return do
-
-
-_SUMMARIES: Final = {
-    Action.REQUEUE: "Put a message at the end of its queue, under its old id.",
-    Action.RELEASE: "Take a message back from who holds it, to its old place.",
-    Action.MOVE: "Put a ready message at the end of another queue.",
-    Action.DELETE: "Settle a message as deleted.",
-    Action.REDRIVE: "Send a dead-letter record back to where it died, as a new message.",
-    Action.RESTORE: "Bring a deleted message back to its old place, as a new message.",
-    Action.ERASE: "Take the body of a settled message away for good; its row stays.",
-}
-_MODELS: Final[dict[Action, type[ActionInput]]] = {
-    Action.REQUEUE: TtlInput,
-    Action.RELEASE: ActionInput,
-    Action.MOVE: MoveInput,
-    Action.DELETE: DeleteInput,
-    Action.REDRIVE: RedriveOneInput,
-    Action.RESTORE: TtlInput,
-    Action.ERASE: ActionInput,
-}
-_COMMANDS: Final = {
-    Action.REQUEUE: "msg requeue",
-    Action.RELEASE: "msg release",
-    Action.MOVE: "msg move",
-    Action.DELETE: "msg rm",
-    Action.RESTORE: "msg restore",
-}
-
-
-def _options(asked: ActionInput) -> ActionOptions:
-    values: dict[str, Any] = asked.model_dump(exclude={"reason"})
-    if "dispatched" in values:
-        values["with_dispatched"] = values.pop("dispatched")
-    return ActionOptions(**values)
-
-
-def _route(action: Action) -> Route:
-    do: Handler = _doer(action, _MODELS[action])
-    return Route(
-        "POST", f"/api/v1/messages/{{id}}/{action}",
-        Role.ADMIN if action is Action.ERASE else Role.OPERATOR,
-        f"api-message-{action}", do, f"message.{action}",
-        takes=_MODELS[action], gives=ActionResultView, cli=_COMMANDS.get(action),
+    act.__doc__ = definition.summary
+    path = f"/messages/{{id}}/{action}"
+    return Resource(
+        run=act, role=Role.ADMIN if is_erase else Role.OPERATOR, audit=f"message.{action}",
+        input_model=definition.input_model, view_model=ActionResultView,
+        page=Page(path, f"message-{action}", done=_done, typed=_typed if is_erase else None,
+                  needs_reason=is_erase),
+        api=Api("POST", f"/api/v1{path}", f"api-message-{action}", cli=definition.cli),
     )  # fmt: skip
 
 
-API_ROUTES: Final = (
+ROUTES: Final = (
+    Route("POST", "/messages/act", Role.OPERATOR, "messages-act", submit_action, "message.act"),
+    *(
+        Route("GET", f"/messages/{{id}}/{action}", Role.ADMIN if action is Action.ERASE
+              else Role.OPERATOR, f"message-{action}-form", _form_handler(action))
+        for action in ACTIONS
+    ),
     Route(
         "POST", "/api/v1/queues/{q}/messages", Role.OPERATOR, "api-publish", publish_messages,
         "message.publish", takes=list[PublishInput], gives=PublishedView, status=201, cli="publish",
         has_content=True,
     ),
-    *map(_route, _MODELS),
+    *(route for action in ACTIONS for route in _resource(action).routes()),
     Route(
         "POST", "/api/v1/messages/{id}/edit", Role.OPERATOR, "api-message-edit", edit_message,
         "message.edit", takes=EditInput, gives=ActionResultView, has_content=True,

@@ -8,6 +8,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import bulk, confirmation
+from phpmq_lite.admin.actions.confirmation import Confirmation, FormField
 from phpmq_lite.admin.actions.selections import MESSAGES_MAX
 from phpmq_lite.admin.actions.single import read_options
 from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
@@ -18,6 +19,7 @@ from phpmq_lite.admin.auth.permissions import (
     require_queue,
 )
 from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import (
     EmptyInput,
@@ -93,19 +95,50 @@ def _back(request: web.Request, form: Form, queue: QueueStatus) -> str:
 
 # -- pages that ask first
 
+_TARGET: Final = ("target_field", ("To the queue", True))
+_RECORDS_TARGET: Final = (
+    "target_field",
+    ("To another queue", False, "Empty: the queue where each was dead-lettered."),
+)
+_LATER: Final = "Messages that arrive after this page was opened are not included."
+_ASKS: Final[dict[str, tuple[str, tuple[FormField, ...]]]] = {  # action -> text, fields
+    "purge": (
+        "They are settled as deleted and stay in the history for the retention time. Undo "
+        f"restores them. {_LATER}",
+        (("limit_field", ("messages",)),),
+    ),
+    "move": (
+        "Ready messages move to the end of the other queue, in their order. They keep their ids. "
+        f"{_LATER}",
+        (_TARGET, ("create_field", ()), ("limit_field", ("messages",))),
+    ),
+    "redrive": (
+        "Each record is published again, at the end of the queue where it was dead-lettered, and "
+        "is then deleted. Records that a client published here itself stay.",
+        (_RECORDS_TARGET, ("ttl_field", ("the queue's default",)), ("rate_field", ()),
+         ("limit_field", ("records",))),
+    ),
+    "remove": (
+        "A queue can be removed if it is empty, not pinned and has no consumers. Its settings are "
+        "removed with it; its history stays for the retention time. The next message published "
+        "to this name creates the queue again.",
+        (),
+    ),
+}  # fmt: skip
+
 
 async def show_purge_form(request: web.Request) -> web.StreamResponse:
-    """Ask before what is in a queue is deleted, and how much of it."""
+    """Ask before the messages of a queue are deleted."""
     return await _ask(request, "purge")
 
 
 async def show_move_form(request: web.Request) -> web.StreamResponse:
-    """Ask where all that is ready in a queue is to go."""
+    """Ask for the queue to move all ready messages to."""
     return await _ask(request, "move")
 
 
 async def show_redrive_form(request: web.Request) -> web.StreamResponse:
-    """Ask how the dead letters of a queue are to go back."""
+    """Ask before the dead letters of a queue are redriven."""
     return await _ask(request, "redrive")
 
 
@@ -117,21 +150,37 @@ async def show_remove_form(request: web.Request) -> web.StreamResponse:
 async def _ask(request: web.Request, action: str) -> web.Response:
     """Show the form of an action on a whole queue.
 
-    ``upto`` goes with it: what arrives from now on is not included, however long the form is open.
+    It contains ``upto``, the number of the last message: later messages are not included.
     """
     context, queue = context_of(request), require_queue(request)
+    urls = context.urls
     records = find_queue(request, dead_letter_queue_of(status_of(request).queues, queue.name))
-    concerned = records if action == "redrive" else queue
-    count = concerned.ready if concerned is not None else 0
-    typed = confirmation.texts_to_type(context.settings, count, [queue.name])
-    if action in ("purge", "remove"):
-        typed = (queue.name,)
-    return await render_page(
-        request, "confirm.html", kind="queue", action=action, queue=queue, count=count,
-        typed=typed, query=str(queue_search((concerned or queue).name, ("ready",))),
-        upto=await BulkJobLog(context.readers).next_number() - 1,
-        back=own_path_or(request.query.get("next", ""), context.urls.to("queue", q=queue.name)),
+    source = records if action == "redrive" else queue
+    count = source.ready if source is not None else 0
+    text, fields = _ASKS[action]
+    if action == "purge" and queue.dispatched:
+        label = f"Also the {formats.format_number(queue.dispatched)} that consumers hold now"
+        help_ = "Their acknowledgements will be ignored."
+        fields = (*fields, ("check_field", ("dispatched", label, help_)))
+    verb = "Delete" if action == "purge" else action.capitalize()
+    noun = "record" if action == "redrive" else "message"
+    title = f"{verb} {formats.format_number(count)} {formats.plural(count, noun, noun + 's')}"
+    is_remove, is_danger = action == "remove", action in ("purge", "remove")
+    upto = await BulkJobLog(context.readers).next_number() - 1
+    search = str(queue_search((source or queue).name, ("ready",)))
+    ask = Confirmation(
+        title=title if not is_remove else "Remove the queue", queue=queue.name, text=text,
+        button=title if not is_remove else "Remove queue", fields=fields, is_danger=is_danger,
+        url=urls.to(f"queue-{action}", q=queue.name),
+        back=own_path_or(request.query.get("next", ""), urls.to("queue", q=queue.name)),
+        crumbs=[("Queues", urls.to("queues")), (queue.name, urls.to("queue", q=queue.name))],
+        hidden=[] if is_remove else [("upto", upto)],
+        typed=[queue.name] if is_danger
+        else confirmation.texts_to_type(context.settings, count, [queue.name]),
+        is_disabled=not (count or is_remove or (is_danger and queue.dispatched)),
+        preview=None if is_remove or not count else (search, "delete" if is_danger else action),
     )  # fmt: skip
+    return await render_page(request, "confirm.html", ask=ask)
 
 
 # -- what they do

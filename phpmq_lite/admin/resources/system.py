@@ -8,14 +8,17 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite import logs, settings
+from phpmq_lite.admin.actions.confirmation import Confirmation, check_typed_text
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.formats import format_number, plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     OutputFormat,
     QueryModel,
     next_of,
+    read_form,
     read_json_model,
     read_query,
 )
@@ -26,6 +29,7 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import run_checks
 from phpmq_lite.admin.monitoring.system_view import read_certificates
+from phpmq_lite.admin.resource import check_reason
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import StorageError
@@ -196,7 +200,7 @@ async def show_system(request: web.Request) -> web.StreamResponse:
     query = read_query(request, SystemPageQuery)
     if query.confirm == "drain":
         _need_admin(request, "drain the broker")
-        return await render_page(request, "system_drain.html", word=_word(context_of(request)))
+        return await _ask_to_drain(request)
     if query.tab in _ADMIN_TABS:
         _need_admin(request, f"see the {query.tab}")
     is_admin = _is_admin(request)
@@ -319,35 +323,46 @@ async def _find(context: Context, number: int) -> Start | None:
     return next((start for start in starts if start.start_id == number), None)
 
 
-# -- the end
+# -- drain
+
+
+async def _ask_to_drain(request: web.Request) -> web.Response:
+    context, status = context_of(request), status_of(request)
+    to = context.urls.to("system")
+    clients, held = len(status.clients), status.held
+    ask = Confirmation(
+        title="Drain and stop the broker", button="Drain and stop the broker", is_danger=True,
+        text="The broker accepts and dispatches nothing new, waits up to 5 s for acknowledgements, "
+        "stores everything and ends its process, as after SIGTERM. Whatever started it decides "
+        f"whether it starts again. {format_number(clients)} "
+        f"{plural(clients, 'connection is', 'connections are')} open; consumers hold "
+        f"{format_number(held)} {plural(held, 'message', 'messages')}. Messages that they do not "
+        "acknowledge return to their places.",
+        url=context.urls.to("system-drain"), back=to, crumbs=[("System", to)],
+        typed=[_word(context)], reason="required",
+    )  # fmt: skip
+    return await render_page(request, "confirm.html", ask=ask)
 
 
 async def submit_drain(request: web.Request) -> web.StreamResponse:
-    """Drain the broker and end its process, as SIGTERM does; a word has to be typed."""
+    """Drain the broker and end its process, as SIGTERM does."""
     _need_admin(request, "drain the broker")
     context = context_of(request)
-    word = _word(context)
-    if await read_form_field(request, "name") != word:
-        raise Problem(
-            422, "invalid", "The word that was typed is not the one asked for. The broker goes on.",
-            field="name", bound=word,
-        )  # fmt: skip
-    reason = (await read_form_field(request, "reason")).strip()
-    if not reason:
-        raise Problem(422, "invalid", "A reason for the audit is missing. The broker goes on.",
-                      field="reason", bound="1 character or more")  # fmt: skip
+    form = await read_form(request)
+    check_typed_text([_word(context)], form.raw("confirm"))
+    check_reason(form)
     stop = request.app.get(DRAIN)
     if stop is None:
         raise Problem(503, "no_drain", "This broker cannot be stopped from here.")
-    entry = audit_entry(request, target="broker", reason=reason[:1_000])
+    entry = audit_entry(request, target="broker", reason=form.reason())
     await context.engine.run(operations.record_only, entry, 1)
-    context.sessions.note(request, "The broker drains: it takes nothing new and ends soon.")
+    context.sessions.note(request, "The broker is draining: it accepts nothing new and stops soon.")
     stop()
     raise web.HTTPSeeOther(context.urls.to("system"))
 
 
 def _word(context: Context) -> str:
-    """Give what is typed to confirm: the environment's name, where it has one."""
+    """Return the word to type: the name of the environment, if it has one."""
     return context.settings.ui.environment.strip() or "drain"
 
 
