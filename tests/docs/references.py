@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from the code: command line, HTTP API, tables, settings.
+"""The generated pages of docs/: command line, HTTP API, metrics, tables, settings.
 
 ``python -m tests.docs.references`` writes them; ``test_references.py`` compares.
 """
@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from phpmq_lite.cli.config import reference_page
-from tests.docs import reference_api, reference_cli, reference_tables, structure
+from tests.docs import (
+    reference_api,
+    reference_cli,
+    reference_metrics,
+    reference_tables,
+    structure,
+)
 from tests.docs.pages import ROOT
 
 COMMAND: Final = "python -m tests.docs.references"
@@ -16,6 +22,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/reference/api.md": reference_api.page,
     "docs/develop/architecture.md": structure.architecture_page,
     "docs/reference/cli.md": reference_cli.page,
+    "docs/reference/metrics.md": reference_metrics.page,
     "docs/reference/settings.md": reference_page,
     "docs/reference/tables.md": reference_tables.page,
 }

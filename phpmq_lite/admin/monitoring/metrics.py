@@ -4,13 +4,12 @@ import asyncio
 import platform
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
-from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -45,21 +44,21 @@ SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
 _SOURCES: Final = ("http", "ui", "cli")  # of published; the rest came by TCP
-_COUNTERS: Final = {  # key in totals -> family, what happened
-    "deduplicated": ("publishes_deduplicated", "Publishes whose key was stored before"),
-    "dispatched": ("messages_dispatched", "Messages given to consumers"),
-    "redelivered": ("messages_redelivered", "Dispatches of a message dispatched before"),
-    "acked": ("messages_acked", "Messages acknowledged"),
-    "forwarded": ("messages_forwarded", "Messages moved when their time ran out"),
-    "returned": ("messages_returned", "Messages put back to their place"),
-    "deleted": ("messages_deleted", "Messages deleted or purged"),
-    "restored": ("messages_restored", "Deleted messages stored again"),
+_QUEUE_COUNTERS: Final = {  # metric -> key in the counts of a queue
+    "publishes_deduplicated": "deduplicated",
+    "messages_dispatched": "dispatched",
+    "messages_redelivered": "redelivered",
+    "messages_acked": "acked",
+    "messages_forwarded": "forwarded",
+    "messages_returned": "returned",
+    "messages_deleted": "deleted",
+    "messages_restored": "restored",
 }
-_GAUGES: Final = {  # key in the gauges -> family, what it is
-    "dead": ("queue_dead_letters", "Dead-letter records"),
-    "bytes": ("queue_bytes", "Bytes of the bodies alive"),
-    "consumers": ("queue_consumers", "Consumers"),
-    "credit": ("queue_credit", "Free credit of all consumers"),
+_QUEUE_GAUGES: Final = {  # metric -> key in the gauges of a queue
+    "queue_dead_letters": "dead",
+    "queue_bytes": "bytes",
+    "queue_consumers": "consumers",
+    "queue_credit": "credit",
 }
 _REFUSALS: Final = {  # reason in the core -> label
     "paused": "paused",
@@ -71,7 +70,7 @@ _REFUSALS: Final = {  # reason in the core -> label
     DISK_LOW[1]: DISK_LOW[0],
     DATABASE_FULL[1]: DATABASE_FULL[0],
 }
-# Shown with 0 too: the first value of a series is no increase to Prometheus.
+# Shown with 0 too: Prometheus does not count the first value of a series as an increase.
 _KNOWN_DEATHS: Final = ("client", "crc", "expired", "max_deliveries", "not_forwarded")
 _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "too_large")
 
@@ -80,7 +79,7 @@ _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "t
 class MetricReadings:
     """What a scrape shows beside the queues; None stands for what could not be read."""
 
-    status: BrokerStatus  # its queues are not looked at
+    status: BrokerStatus  # its queues are not used
     http: HttpCounters
     version: str
     now_ms: int
@@ -90,28 +89,200 @@ class MetricReadings:
     history_offset: int | None = None
     removed: int | None = None
     streams: int = 0
-    exports: int = 0  # that run
-    export_ends: Mapping[str, int] = field(default_factory=dict)  # those that ran, by their end
+    exports: int = 0  # running now
+    export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports, by their end
     login_failures: int = 0
     limits: Sequence[Limit] = ()
     backup_at: int = 0  # Unix ms; 0: no backup yet
     backup_failed: bool = False  # the last one
-    scrub_at: int = 0  # Unix ms: end of the last look at all bodies; 0: none yet
-    damage: int = 0  # bodies and places in the structure that are known to be damaged
+    scrub_at: int = 0  # Unix ms: end of the last complete scrub; 0: none yet
+    damage: int = 0  # known damaged bodies and faults of the structure
+
+
+@dataclass(slots=True, frozen=True)
+class MetricDefinition:
+    """A metric: the scrape and the reference page are made from it."""
+
+    kind: Literal["counter", "gauge", "histogram", "info"]
+    name: str  # without the prefix phpmq_ and the suffix of its kind
+    help: str
+    labels: tuple[str, ...] = ()
+    value: Callable[[MetricReadings], float | None] | None = None  # of a metric without labels
+
+    @property
+    def full_name(self) -> str:
+        """The name of its samples."""
+        return f"phpmq_{self.name}{ {'counter': '_total', 'info': '_info'}.get(self.kind, '') }"
+
+    def family(self) -> Any:
+        """Return its family, with a sample of 0 samples if it has labels."""
+        return _FAMILIES[self.kind](f"phpmq_{self.name}", self.help, labels=self.labels)
+
+
+_SUFFIXES: Final = {"counter": "_total", "info": "_info"}
+_FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "info": InfoMetricFamily,
+}
+_QUEUE: Final = ("queue",)
+_D = MetricDefinition
+METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the page -> its metrics
+    "Messages, by `queue`": (
+        _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
+           ("queue", "source")),
+        _D("counter", "publishes_deduplicated",
+           "Publishes with a key that was stored before; nothing was stored again", _QUEUE),
+        _D("counter", "messages_dispatched", "Messages dispatched to consumers", _QUEUE),
+        _D("counter", "messages_redelivered", "Repeated dispatches of a message", _QUEUE),
+        _D("counter", "messages_acked", "Acknowledged messages", _QUEUE),
+        _D("counter", "messages_requeued",
+           "Messages moved to the end of their queue; by is client or operator", ("queue", "by")),
+        _D("counter", "messages_returned",
+           "Messages returned to their position: credit replaced, timeout or connection lost",
+           _QUEUE),
+        _D("counter", "messages_expired",
+           "Expired messages; dispatched is yes or never", ("queue", "dispatched")),
+        _D("counter", "messages_forwarded", "Expired messages moved to another queue", _QUEUE),
+        _D("counter", "messages_dead",
+           "Dead-lettered messages; client, expired, max_deliveries, not_forwarded and crc (the "
+           "stored body is damaged) are always present, other reasons after their first message",
+           ("queue", "reason")),
+        _D("counter", "messages_quarantined",
+           "Messages dead-lettered for the verdict of their envelope: poison, missing_meta, …",
+           ("queue", "reason")),
+        _D("counter", "messages_deleted", "Deleted or purged messages", _QUEUE),
+        _D("counter", "messages_restored", "Deleted messages that were restored", _QUEUE),
+        _D("gauge", "queue_messages", "Live messages; state is ready or dispatched",
+           ("queue", "state")),
+        _D("gauge", "queue_dead_letters", "Records in its dead-letter queue", _QUEUE),
+        _D("gauge", "queue_bytes", "Size of the bodies of its live messages", _QUEUE),
+        _D("gauge", "queue_oldest_deliverable_age_seconds",
+           "Age of the first ready message; absent if there is none", _QUEUE),
+        _D("gauge", "queue_consumers", "Consumers", _QUEUE),
+        _D("gauge", "queue_credit", "Messages that its consumers can accept now", _QUEUE),
+        _D("gauge", "queue_paused",
+           "1: delivery or publishing is paused; for ~other the number of such queues",
+           ("queue", "side")),
+        _D("gauge", "queue_for_dead_letters",
+           "1: a dead-letter queue (its name ends in .dlq, or another queue names it); absent for "
+           "other queues and ~other", _QUEUE),
+        _D("histogram", "wait_seconds", "Time from publish to first dispatch", _QUEUE),
+        _D("histogram", "hold_seconds", "Time from dispatch to settlement", _QUEUE),
+    ),
+    "Clients and publishers": (
+        _D("gauge", "clients", "Open PHPMQ connections", value=lambda r: len(r.status.clients)),
+        _D("counter", "clients_opened", "Accepted PHPMQ connections",
+           value=lambda r: r.status.clients_opened),
+        _D("counter", "clients_closed", "Closed PHPMQ connections", ("reason",)),
+        _D("gauge", "readers_paused",
+           "Connections that are not read now: memory, resident, unstored, receipts, queue, disk "
+           "or ending", ("reason",)),
+        _D("counter", "publishes_refused",
+           "Refused publishes: paused, queue_full, too_many_queues, too_large, disk_full, "
+           "database_full, draining or connection_ended", ("reason",)),
+        _D("counter", "protocol_errors", "Connections that violated the protocol", ("code",)),
+        _D("counter", "acks_ignored",
+           "Commands without effect: foreign, settled, unknown or wrong_queue", ("reason",)),
+        _D("counter", "network_bytes", "Bytes on PHPMQ connections; direction is in or out",
+           ("direction",)),
+    ),
+    "The broker": (
+        _D("info", "build", "Always 1; build is compiled or pure Python",
+           ("version", "python", "sqlite", "build")),
+        _D("gauge", "ready", "1: the broker accepts messages",
+           value=lambda r: r.status.is_ready and not r.status.is_draining),
+        _D("gauge", "start_time_seconds", "Unix time of the start",
+           value=lambda r: r.status.started_at / 1_000),
+        _D("gauge", "event_loop_lag_seconds", "Delay of the event loop, measured once a second",
+           value=lambda r: r.status.loop_lag_ms / 1_000),
+        _D("gauge", "inbox_commands", "Commands waiting for the next transaction",
+           value=lambda r: r.status.inbox),
+        _D("gauge", "held_messages", "Messages held by consumers", value=lambda r: r.status.held),
+        _D("gauge", "held_bytes", "Size of the bodies of held messages",
+           value=lambda r: r.status.held_bytes),
+        _D("gauge", "window_messages", "Ready messages in memory",
+           value=lambda r: r.status.window_messages),
+        _D("gauge", "body_cache_bytes", "Size of the bodies in memory",
+           value=lambda r: r.status.body_cache_bytes),
+        _D("histogram", "commit_seconds", "Duration of a transaction with its fsync"),
+        _D("histogram", "commit_batch_size",
+           "Messages created, dispatched or settled in a transaction"),
+        _D("gauge", "db_bytes", "Size of the database's files: database, wal and shm", ("file",)),
+        _D("gauge", "disk_free_bytes", "Free space on the disk of the database",
+           value=lambda r: r.disk_free),
+        _D("gauge", "publishing_stopped",
+           "1: no space, publishes are refused or wait (storage.free_bytes, storage.max_bytes)",
+           value=lambda r: bool(r.status.shortage)),
+        _D("gauge", "storing_stopped", "1: nothing can be stored",
+           value=lambda r: bool(r.status.trouble)),
+        _D("gauge", "ballast", "1: the reserve for a full disk exists (storage.ballast_bytes)",
+           value=lambda r: r.status.has_ballast),
+        _D("gauge", "history_rows", "Settled messages in the history",
+           value=lambda r: r.history_rows),
+        _D("gauge", "history_offset", "Last offset of the history",
+           value=lambda r: r.history_offset),
+        _D("counter", "retention_removed",
+           "Settled messages removed by retention since the database was created",
+           value=lambda r: r.removed),
+        _D("gauge", "backup_last_success_timestamp_seconds",
+           "Unix time of the last backup; 0: none", value=lambda r: r.backup_at / 1_000),
+        _D("gauge", "backup_failed", "1: the last backup failed", value=lambda r: r.backup_failed),
+        _D("gauge", "scrub_last_success_timestamp_seconds",
+           "Unix time of the last complete scrub; 0: none", value=lambda r: r.scrub_at / 1_000),
+        _D("gauge", "damage_found",
+           "Damaged bodies and faults of the database's structure; alert above 0",
+           value=lambda r: r.damage),
+    ),
+    "Limits": (
+        _D("gauge", "limit",
+           "Limit in bytes, seconds or a number: connections, held, memory, streams, …, as on the "
+           "System page", ("limit",)),
+        _D("gauge", "limit_used", "Current use of the limit, if it is one figure", ("limit",)),
+        _D("counter", "limit_reached", "Times that the limit was exceeded", ("limit",)),
+        _D("gauge", "clock_doubt_seconds",
+           "Time by which the clock was ahead at the start, until someone decides whether it "
+           "counts; 0: nothing to decide", value=lambda r: r.status.clock_doubt_ms / 1_000),
+        _D("counter", "clock_jumps",
+           "Changes of the wall clock, including the last downtime",
+           value=lambda r: r.status.clock_jumps),
+    ),
+    "The admin": (
+        _D("counter", "http_requests", "HTTP responses; route is a name, not a path",
+           ("route", "method", "status")),
+        _D("histogram", "http_request_seconds", "Duration of HTTP requests, without streams",
+           ("route",)),
+        _D("gauge", "sse_streams", "Pages with live updates", value=lambda r: r.streams),
+        _D("gauge", "exports_running", "Running exports to Spark, at most two",
+           value=lambda r: r.exports),
+        _D("counter", "exports",
+           "Ended exports to Spark: whole; stalled (the reader took nothing for 5 min, or took "
+           "longer than 10 min); left (the reader disconnected); broken (the broker failed); busy "
+           "(refused, two were running)", ("end",)),
+        _D("counter", "login_failures", "Refused logins", value=lambda r: r.login_failures),
+        _D("counter", "audit_rows", "Rows written to the audit", ("action",)),
+    ),
+}  # fmt: skip
+_DEFINITIONS: Final = {each.name: each for some in METRICS.values() for each in some}
+
+
+def _family(name: str) -> Any:
+    return _DEFINITIONS[name].family()
 
 
 async def render_metrics(readings: MetricReadings, groups: Sequence[QueueSeries]) -> bytes:
-    """Give all metrics as text, family by family, letting the loop go on in between."""
+    """Return all metrics as text; the event loop runs between families."""
     parts = []
     for family in metric_families(readings, groups):
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_One(family))
+        registry.register(_FamilyCollector(family))
         parts.append(generate_latest(registry))
         await asyncio.sleep(0)
     return b"".join(parts)
 
 
-class _One(Collector):
+class _FamilyCollector(Collector):
     def __init__(self, family: Metric) -> None:
         self._family = family
 
@@ -120,105 +291,41 @@ class _One(Collector):
 
 
 def metric_families(readings: MetricReadings, groups: Sequence[QueueSeries]) -> Iterator[Metric]:
-    """Yield all families."""
-    yield from _process(readings)
-    yield CounterMetricFamily(
-        "phpmq_clock_jumps", "Times the clock was set", value=readings.status.clock_jumps
-    )
+    """Yield all families; what could not be read is left out."""
+    for definition in _DEFINITIONS.values():
+        if definition.value is not None and (value := definition.value(readings)) is not None:
+            family = definition.family()
+            family.add_metric((), value)
+            yield family
+    yield from _broker(readings)
     yield from _messages(groups)
     yield from _queues(groups, readings.now_ms)
     yield from _histograms(groups)
-    yield from _peers(readings.status)
-    yield from _storage(readings)
+    yield from _clients(readings.status)
     yield from _http(readings)
     yield from _limits(readings.limits)
 
 
-# -- the process and its storage
-
-
-def _process(readings: MetricReadings) -> Iterator[Metric]:
-    status = readings.status
-    info = InfoMetricFamily("phpmq_build", "What runs")
-    info.add_metric([], {
-        "version": readings.version,
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        "build": installation.kind(),
-    })  # fmt: skip
-    yield info
-    for name, text, value in (
-        ("phpmq_start_time_seconds", "Unix time of the start", status.started_at / 1_000),
-        ("phpmq_event_loop_lag_seconds", "How late the loop is", status.loop_lag_ms / 1_000),
-        (
-            "phpmq_clock_doubt_seconds",
-            "Time away that somebody has to decide about; 0: none",
-            status.clock_doubt_ms / 1_000,
-        ),
-        ("phpmq_inbox_commands", "Commands that wait for a batch", status.inbox),
-        ("phpmq_held_messages", "Messages that consumers hold", status.held),
-        ("phpmq_held_bytes", "Bytes of their bodies", status.held_bytes),
-        ("phpmq_window_messages", "Ready messages in memory", status.window_messages),
-        ("phpmq_body_cache_bytes", "Bodies in memory", status.body_cache_bytes),
-        ("phpmq_ready", "1: takes messages", status.is_ready and not status.is_draining),
+def _broker(readings: MetricReadings) -> Iterator[Metric]:
+    status, build = readings.status, _family("build")
+    build.add_metric([readings.version, platform.python_version(), sqlite3.sqlite_version,
+                      installation.kind()], {})  # fmt: skip
+    yield build
+    for name, bounds, counts, total in (
+        ("commit_seconds", COMMIT_BOUNDS_S, status.commit_counts, status.commit_s_sum),
+        ("commit_batch_size", BATCH_BOUNDS, status.batch_counts, status.batch_sum),
     ):
-        yield GaugeMetricFamily(name, text, value=value)
-
-
-def _storage(readings: MetricReadings) -> Iterator[Metric]:
-    status = readings.status
-    yield _histogram("phpmq_commit_seconds", "Storing one batch, fsync included",
-                     COMMIT_BOUNDS_S, status.commit_counts, status.commit_s_sum)  # fmt: skip
-    yield _histogram("phpmq_commit_batch_size", "Messages born, dispatched or settled at once",
-                     BATCH_BOUNDS, status.batch_counts, status.batch_sum)  # fmt: skip
+        histogram_ = _family(name)
+        histogram_.add_metric((), _rows(bounds, counts or [0] * (len(bounds) + 1)), total)
+        yield histogram_
     if readings.files is not None:
-        files = GaugeMetricFamily("phpmq_db_bytes", "Files of the database", labels=["file"])
-        for name, size in readings.files.items():
-            files.add_metric([name], size)
-        yield files
-    for name, text, value in (
-        ("phpmq_disk_free_bytes", "Free room beside the database", readings.disk_free),
-        ("phpmq_publishing_stopped", "1: no room, publishes are refused", bool(status.shortage)),
-        ("phpmq_storing_stopped", "1: nothing can be stored now", bool(status.trouble)),
-        ("phpmq_ballast", "1: there is a reserve for a full disk", status.has_ballast),
-        ("phpmq_history_rows", "Settled messages that are kept", readings.history_rows),
-        ("phpmq_history_offset", "Number of the newest of them", readings.history_offset),
-        (
-            "phpmq_backup_last_success_timestamp_seconds",
-            "Unix time; 0: no backup yet",
-            readings.backup_at / 1_000,
-        ),
-        ("phpmq_backup_failed", "1: the last backup failed", readings.backup_failed),
-        (
-            "phpmq_scrub_last_success_timestamp_seconds",
-            "Unix time; 0: not yet",
-            readings.scrub_at / 1_000,
-        ),
-        ("phpmq_damage_found", "Damaged bodies, and faults of the structure", readings.damage),
-    ):
-        if value is not None:
-            yield GaugeMetricFamily(name, text, value=value)
-    if readings.removed is not None:
-        yield CounterMetricFamily(
-            "phpmq_retention_removed",
-            "Settled messages that retention took",
-            value=readings.removed,
-        )
-
-
-# -- by queue
+        yield _add_counts(_family("db_bytes"), readings.files)
 
 
 def _messages(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
-    """What happened to messages."""
-    published = _counter("messages_published", "Messages stored", "queue", "source")
-    requeued = _counter("messages_requeued", "Messages put at the end of their queue",
-                        "queue", "by")  # fmt: skip
-    expired = _counter("messages_expired", "Messages whose time ran out", "queue", "dispatched")
-    dead = _counter("messages_dead", "Messages that became dead letters", "queue", "reason")
-    quarantined = _counter(
-        "messages_quarantined", "Of the dead: for the verdict of their envelope", "queue", "reason"
-    )
+    published, requeued = _family("messages_published"), _family("messages_requeued")
+    expired, dead = _family("messages_expired"), _family("messages_dead")
+    quarantined = _family("messages_quarantined")
     for group in groups:
         name, counts = group.label, group.counts
         others = {source: counts[f"published_{source}"] for source in _SOURCES}
@@ -238,50 +345,45 @@ def _messages(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
             if count := counts[f"dead {reason}"]:
                 quarantined.add_metric([name, reason], count)
     yield from (published, requeued, expired, dead, quarantined)
-    for key, (family, text) in _COUNTERS.items():
-        counter = _counter(family, text, "queue")
+    for metric, key in _QUEUE_COUNTERS.items():
+        counter = _family(metric)
         for group in groups:
             counter.add_metric([group.label], group.counts[key])
         yield counter
 
 
 def _queues(groups: Sequence[QueueSeries], now_ms: int) -> Iterator[Metric]:
-    """How the queues are now; a queue that is gone has nothing here."""
-    alive = [group for group in groups if group.is_alive]
-    messages = _gauge("queue_messages", "Messages alive", "queue", "state")
-    paused = _gauge("queue_paused", "Queues paused on this side", "queue", "side")
-    age = _gauge("queue_oldest_deliverable_age_seconds", "Age of the first ready message", "queue")
-    buried = _gauge("queue_for_dead_letters", "1: a dead-letter queue; no others", "queue")
-    for group in alive:
-        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # there are all kinds
-            buried.add_metric([group.label], 1)
+    existing = [group for group in groups if group.is_alive]
+    messages, paused = _family("queue_messages"), _family("queue_paused")
+    age = _family("queue_oldest_deliverable_age_seconds")
+    for_dead_letters = _family("queue_for_dead_letters")
+    for group in existing:
+        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # OTHER has both kinds
+            for_dead_letters.add_metric([group.label], 1)
         for state in ("ready", "dispatched"):
             messages.add_metric([group.label, state], group.gauges[state])
         for side, key in SIDES.items():
             paused.add_metric([group.label, side], group.gauges[key])
         if group.oldest_at is not None:
             age.add_metric([group.label], max(0, now_ms - group.oldest_at) / 1_000)
-    yield from (messages, paused, age, buried)
-    for key, (family, text) in _GAUGES.items():
-        gauge = _gauge(family, text, "queue")
-        for group in alive:
+    yield from (messages, paused, age, for_dead_letters)
+    for metric, key in _QUEUE_GAUGES.items():
+        gauge = _family(metric)
+        for group in existing:
             gauge.add_metric([group.label], group.gauges[key])
         yield gauge
 
 
 def _histograms(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
-    for kind, text, of in (
-        ("wait", "From publish to the first dispatch", attrgetter("wait")),
-        ("hold", "From a dispatch to the settlement", attrgetter("hold")),
-    ):
-        family = HistogramMetricFamily(f"phpmq_{kind}_seconds", text, labels=["queue"])
+    for kind in ("wait", "hold"):
+        family = _family(f"{kind}_seconds")
         for group in groups:
-            counts = of(group)
+            counts: Sequence[int] = getattr(group, kind)
             sums = [0, *accumulate(counts)]
             if not sums[-1]:
-                continue  # nothing was measured: 200 queues of empty lines help nobody
+                continue  # nothing was measured: 200 queues would add thousands of empty lines
             rows = [(f"{at / 1_000:g}", float(sums[_below(at)])) for at in SPANS_MS]
-            # The sum is not known: each counts with the upper edge of its bucket.
+            # The exact sum is unknown: each counts with the upper edge of its bucket.
             total_s = sum(n * histogram.upper_ms(i) for i, n in enumerate(counts) if n) / 1_000
             family.add_metric([group.label], [*rows, ("+Inf", float(sums[-1]))], total_s)
         yield family
@@ -289,71 +391,51 @@ def _histograms(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
 
 @cache
 def _below(at_ms: int) -> int:
-    """Return how many buckets lie whole below ``at_ms``."""
+    """Return the number of buckets that end below ``at_ms``."""
     return sum(histogram.upper_ms(index) < at_ms for index in range(histogram.BUCKETS))
 
 
-# -- peers and people
-
-
-def _peers(status: BrokerStatus) -> Iterator[Metric]:
-    yield GaugeMetricFamily("phpmq_clients", "Connections", value=len(status.clients))
-    yield CounterMetricFamily(
-        "phpmq_clients_opened", "Connections taken", value=status.clients_opened
-    )
-    network = _counter("network_bytes", "Bytes on PHPMQ connections", "direction")
-    network.add_metric(["in"], status.bytes_in)
-    network.add_metric(["out"], status.bytes_out)
-    yield network
+def _clients(status: BrokerStatus) -> Iterator[Metric]:
+    traffic = {"in": status.bytes_in, "out": status.bytes_out}
     paused = Counter(
         reason
         for client in status.clients
         for reason in (client.paused_reason or "").split(", ")
         if reason
     )
-    yield _by(_gauge("readers_paused", "Connections not read", "reason"), paused)
     refused = Counter(dict.fromkeys(_KNOWN_REFUSALS, 0))
     for reason, count in (status.refused or {}).items():
         refused[_REFUSALS.get(reason, reason.replace(" ", "_"))] += count
     closed: Counter[str] = Counter()
     for reason, count in (status.closed or {}).items():
         closed[reason.partition(":")[0]] += count
-    for family, text, name, counts in (
-        ("clients_closed", "Connections closed", "reason", closed),
-        ("protocol_errors", "Connections that broke the grammar", "code", status.protocol_errors),
-        ("acks_ignored", "Commands that changed nothing", "reason", status.acks_ignored),
-        ("publishes_refused", "Publishes refused", "reason", refused),
-        ("audit_rows", "Rows written to the audit", "action", status.audited),
+    for name, counts in (
+        ("network_bytes", traffic),
+        ("readers_paused", paused),
+        ("clients_closed", closed),
+        ("protocol_errors", status.protocol_errors),
+        ("acks_ignored", status.acks_ignored),
+        ("publishes_refused", refused),
+        ("audit_rows", status.audited),
     ):
-        yield _by(_counter(family, text, name), counts or {})
+        yield _add_counts(_family(name), counts or {})
 
 
 def _http(readings: MetricReadings) -> Iterator[Metric]:
     http = readings.http
-    requests = _counter("http_requests", "Answers to HTTP requests", "route", "method", "status")
+    requests = _family("http_requests")
     for (route, method, status), count in sorted(http.requests.items()):
         requests.add_metric([route, method, str(status)], count)
     yield requests
-    seconds = HistogramMetricFamily(
-        "phpmq_http_request_seconds", "From request to answer, streams left out", labels=["route"]
-    )
+    seconds = _family("http_request_seconds")
     for route, taken in sorted(http.seconds.items()):
         seconds.add_metric([route], _rows(BOUNDS_S, taken.counts), taken.total_s)
     yield seconds
-    yield GaugeMetricFamily("phpmq_sse_streams", "Pages that are told live", value=readings.streams)
-    yield GaugeMetricFamily("phpmq_exports_running", "Exports to Spark", value=readings.exports)
-    ends = _counter("exports", "Exports to Spark that ended or were refused", "end")
-    yield _by(ends, readings.export_ends)
-    yield CounterMetricFamily(
-        "phpmq_login_failures", "Logins refused", value=readings.login_failures
-    )
+    yield _add_counts(_family("exports"), readings.export_ends)
 
 
 def _limits(limits: Sequence[Limit]) -> Iterator[Metric]:
-    """What is used of each limit, beside the limit, and how often it was reached."""
-    bound = _gauge("limit", "What may be", "limit")
-    used = _gauge("limit_used", "What is used of it", "limit")
-    reached = _counter("limit_reached", "Times that something was past it", "limit")
+    bound, used, reached = map(_family, ("limit", "limit_used", "limit_reached"))
     for limit in limits:
         bound.add_metric([limit.key], limit.bound)
         if limit.used is not None:
@@ -363,40 +445,20 @@ def _limits(limits: Sequence[Limit]) -> Iterator[Metric]:
     yield from (bound, used, reached)
 
 
-# -- families
-
-
-def _counter(family: str, text: str, *names: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"phpmq_{family}", text, labels=names)
-
-
-def _gauge(family: str, text: str, *names: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"phpmq_{family}", text, labels=names)
-
-
-def _by(
-    metric: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[str, int]
-) -> CounterMetricFamily | GaugeMetricFamily:
+def _add_counts(family: Any, counts: Mapping[str, int]) -> Any:
     for key, count in sorted(counts.items()):
-        metric.add_metric([key], count)
-    return metric
-
-
-def _histogram(
-    name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float
-) -> HistogramMetricFamily:
-    counts = counts or [0] * (len(bounds) + 1)
-    return HistogramMetricFamily(name, text, buckets=_rows(bounds, counts), sum_value=total)
+        family.add_metric([key], count)
+    return family
 
 
 def _rows(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Lay counts out as Prometheus wants them: each with all below it."""
+    """Return cumulative counts by upper bound, as Prometheus expects them."""
     names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     return list(zip(names, map(float, accumulate(counts)), strict=True))
 
 
 async def answer_metrics(request: web.Request) -> web.StreamResponse:
-    """Give the metrics in Prometheus's text format; what cannot be read is left out."""
+    """Return the metrics in Prometheus's text format; what cannot be read is left out."""
     context = context_of(request)
     async with context.labels.lock:
         groups = await _read_queues(context)
@@ -406,14 +468,14 @@ async def answer_metrics(request: web.Request) -> web.StreamResponse:
 
 
 def _is_shown(request: web.Request, group: QueueSeries) -> bool:
-    """Show a queue to whoever may see it; the rest as one only to who may see all."""
+    """Return whether the caller may see the queue; all further queues require access to all."""
     if group.label == OTHER:
         return not identity_of(request).queues
     return may_use(request, group.label.removeprefix("~"))
 
 
 async def _read_queues(context: Context) -> Sequence[QueueSeries]:
-    """Take in all queues, in slices, and when the first ready message of each was published."""
+    """Read all queues in slices, and when the first ready message of each was published."""
     labels, limit = context.labels, context.settings.metrics.max_queues
     waiting: list[int] = []
     labels.begin()
@@ -427,22 +489,22 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
     return labels.groups()
 
 
-def _care(context: Context) -> dict[str, Any]:
-    """Tell of backups and scrub what a scrape shows."""
-    care = context.care
-    if care is None:
+def _maintenance(context: Context) -> dict[str, Any]:
+    """Return the readings of backups and scrub."""
+    maintenance = context.care
+    if maintenance is None:
         return {}
-    newest, state = care.backups.newest, care.scrub.state
+    newest, state = maintenance.backups.newest, maintenance.scrub.state
     return {
         "backup_at": 0 if newest is None else newest.made_at,
-        "backup_failed": care.backups.error is not None,
+        "backup_failed": maintenance.backups.error is not None,
         "scrub_at": 0 if state.last is None else state.last.ended_at,
         "damage": state.faults,
     }
 
 
 async def _readings(context: Context) -> MetricReadings:
-    """Read what is shown beside the queues; a database that cannot be read hides nothing else."""
+    """Return the readings; if the database cannot be read, those that need it are None."""
     status = context.engine.summary()
     readings = MetricReadings(
         status=status,
@@ -454,7 +516,7 @@ async def _readings(context: Context) -> MetricReadings:
         export_ends=context.exports.ends,
         login_failures=context.entrance.refusals.total,
         limits=limits.list_limits(context.settings, status, limits.read_http_usage(context)),
-        **_care(context),
+        **_maintenance(context),
     )
     try:
         disk = await measure_disk(context.readers.path)
