@@ -94,9 +94,8 @@ def _model(name: str, schemas: dict[str, Any], models: Container[str]) -> str:
     parts = [f"### {name}\n"]
     if text := schemas[name].get("description", ""):
         parts.append(f"{plain(text)}\n")
-    return "\n".join(
-        [*parts, _members("field", api_reference.fields_of(schemas[name], schemas), models)]
-    )
+    fields = api_reference.fields_of(schemas[name], schemas)
+    return "\n".join([*parts, _members("field", fields, models) if fields else "Any JSON value.\n"])
 
 
 def _linked(words: str, models: Container[str]) -> str:

@@ -43,7 +43,7 @@ LIMIT 10;
 
 A `…_at` is Unix milliseconds. The steady scale is the clock of the machine less the steps by which
 it was set ([the clock](../guides/admin.md#the-clock)). A version that changes a table says so in
-the [changes](../../CHANGELOG.md).
+`CHANGELOG.md`.
 """
 
 # What the migrations do not say, or only beside something else: of a table, of its column, or, with

@@ -27,6 +27,13 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [link for link in relative if leads_nowhere(page, link)] == []
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_links_of_the_documentation_stay_in_it(page: str) -> None:
+    """The site and the broker have no other files."""
+    targets = [named(page, link) for link in links(page) if "://" not in link]
+    assert [target for target in targets if not target.startswith("docs/")] == []
+
+
 def test_every_page_can_be_found() -> None:
     """The README leads to each of them, perhaps over others."""
     found: set[str] = set()

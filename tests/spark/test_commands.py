@@ -167,7 +167,7 @@ def test_tour_goes_from_nothing_to_a_chart(
     shared: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pipeline_tour.py", str(tmp_path)])
-    runpy.run_path(str(ROOT / "examples" / "pipeline_tour.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "examples" / "spark" / "pipeline_tour.py"), run_name="__main__")
     page = (tmp_path / "chart.html").read_text(encoding="utf-8")
     cells = re.findall(r"<td>(.*?)</td>", page)
     queues = {

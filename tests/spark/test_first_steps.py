@@ -26,7 +26,7 @@ from tests.docs.snippets import Walk, skip_where_lacking, walk
 PAGE: Final = "docs/start/first-steps.md"
 HEAD: Final = """# First steps, as a test took them
 
-Somebody has a broker and its [README](../../README.md), and takes its steps in their order. This
+Somebody has a broker and its `README.md`, and takes its steps in their order. This
 page was written by `tests/spark/test_first_steps.py`, which runs the commands of the README and
 compares this page with what they say now; `…` is what differs each time.
 """

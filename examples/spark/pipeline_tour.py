@@ -1,7 +1,7 @@
 """From an empty machine to a chart: a broker, a minute's work, its history in Spark, a picture.
 
     pip install '.[spark,java]'  # in the checkout
-    python examples/pipeline_tour.py [FOLDER]
+    python examples/spark/pipeline_tour.py [FOLDER]
 
 Cells begin with ``# %%``: editors and Jupytext show the file as a notebook.  It starts a broker of
 its own on free ports and ends it; what it computes stays in FOLDER (default: ./pipeline-tour).
