@@ -102,7 +102,7 @@ def validate(
     Each FILE has one envelope, - is standard input. A URN without a schema is not wrong.
     """
     registry = read_valid_registry(folder)
-    rows = [_validated(registry, path, is_sent=not plain) for path in files]
+    rows = [_validated(registry, path, is_on_wire=not plain) for path in files]
     write_rows(rows, VALIDATION_COLUMNS, output, "")
     if any(row["result"] not in ("ok", "unregistered") for row in rows):
         ctx.exit(ERROR)
@@ -122,20 +122,20 @@ def read_valid_registry(folder: Path) -> "SchemaRegistry":
     return found
 
 
-def _validated(registry: "SchemaRegistry", path: Path, *, is_sent: bool) -> dict[str, Any]:
+def _validated(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool) -> dict[str, Any]:
     from phpmq_lite.envelopes.codec import decode
-    from phpmq_lite.envelopes.verdict import judge
+    from phpmq_lite.envelopes.verdict import validate
 
     row: dict[str, Any] = {"file": str(path), "urn": None, "pointer": "", "detail": ""}
     content = read_input(path)
-    verdict = judge(content)
+    verdict = validate(content)
     problem = verdict.problem
     if problem is None:
         envelope = decode(content)
         row["urn"] = envelope["job"]
         if row["urn"] not in registry.entries:
             return row | {"result": "unregistered"}
-        problem = registry.check(row["urn"], envelope["data"], is_sent=is_sent)
+        problem = registry.check(row["urn"], envelope["data"], is_on_wire=is_on_wire)
     if problem is None:
         return row | {"result": "ok"}
     return row | {
@@ -285,13 +285,13 @@ def lint(
 
 def _problems(content: bytes, schemas: Path | None, mode: Any) -> Iterator[dict[str, Any]]:
     from phpmq_lite.envelopes.codec import decode
-    from phpmq_lite.envelopes.verdict import judge
     from phpmq_lite.envelopes.verdict import lint as all_problems
+    from phpmq_lite.envelopes.verdict import validate
 
     found = list(all_problems(content, mode))
-    if schemas is not None and judge(content, mode).problem is None:
+    if schemas is not None and validate(content, mode).problem is None:
         whole = decode(content, mode)
-        problem = read_valid_registry(schemas).check(whole["job"], whole["data"], is_sent=True)
+        problem = read_valid_registry(schemas).check(whole["job"], whole["data"], is_on_wire=True)
         found += [problem] if problem is not None else []
     for one in sorted(found, key=lambda problem: layer_of(problem.reason)):
         layer = layer_of(one.reason)
@@ -314,10 +314,10 @@ def layer_of(reason: str) -> str:
 @click.pass_context
 def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | None) -> None:
     """Show what an envelope says, its verdict first; exit 1 where no consumer may handle it."""
-    from phpmq_lite.envelopes.verdict import judge
+    from phpmq_lite.envelopes.verdict import validate
 
     content = read_input(path)
-    verdict = judge(content, empty_list_data)
+    verdict = validate(content, empty_list_data)
     problem = verdict.problem
     said = {"verdict": "fine" if problem is None else f"{problem.reason}: {problem.detail}"}
     said |= {"tolerated": "data: [] is read as {}"} if verdict.is_tolerated else {}

@@ -48,7 +48,7 @@ def database_options(command: Command) -> Command:
     @wraps(command)
     def tell(*args: Any, table: str, **others: Any) -> Any:
         try:
-            return command(*args, table=tables.checked_table(table), **others)
+            return command(*args, table=tables.check_table_name(table), **others)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         except sqlite3.Error as error:
@@ -194,7 +194,7 @@ class _RelayLoop:
         """
         done = self._relay.run()
         self.sent += done.sent
-        if done.is_away:
+        if done.is_unreachable:
             self._client.raise_if_ended()
         return done
 
@@ -207,9 +207,9 @@ class _RelayLoop:
                 if now_s >= purge_at:
                     self._store.purge(keep_s)
                     purge_at = now_s + _PURGE_S
-                changes = self._store.changes()  # before the pass, which may miss a later one
+                changes = self._store.data_version()  # before the pass, which may miss a later one
                 if changes != seen or now_s >= pass_at:
-                    is_away = self.run().is_away
+                    is_away = self.run().is_unreachable
                     seen, pass_at = changes, time.monotonic() + (0 if is_away else _PASS_S)
             except sqlite3.OperationalError as error:  # another writer holds the file for long
                 print_message(f"{error}; trying on")
@@ -225,7 +225,7 @@ def _report(row: OutboxRow, why: str) -> None:
 
 def _end(done: RelayPass, left: int) -> None:
     print_message(f"{done.sent:,} sent")
-    if done.is_away:
+    if done.is_unreachable:
         raise CommandError("the broker did not answer; what is left stays")
     if left:  # failed, not due yet, or of a queue that another relay has
         raise CommandError(f"{left:,} stay; `phpmq-lite outbox status` shows them")

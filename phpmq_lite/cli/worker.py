@@ -232,9 +232,9 @@ def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
         app.dead_letter_enabled = True
         app.dead_letter_queue = transport.dead_letter_queue = options["dead_letter_queue"]
     if options["idempotency"] is not None:
-        transport.claims = claims = SqliteIdempotencyStore(options["idempotency"])
+        transport.idempotency_store = store = SqliteIdempotencyStore(options["idempotency"])
         try:
-            claims.open()
+            store.open()
         except sqlite3.Error as error:
             raise CommandError(f"cannot open {options['idempotency']}: {error}") from None
 
@@ -255,7 +255,7 @@ def _delays(options: Mapping[str, Any]) -> "RetryDelays | None":
             raise click.UsageError("--backoff-max needs --backoff-base")
         return None
     longest_s = options["backoff_max"] or 0.0
-    return RetryDelays(base_s=base_s, multiplier=options["backoff_multiplier"], longest_s=longest_s)
+    return RetryDelays(base_s=base_s, multiplier=options["backoff_multiplier"], max_s=longest_s)
 
 
 def _limits(options: Mapping[str, Any]) -> Any:

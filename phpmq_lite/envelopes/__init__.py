@@ -1,9 +1,9 @@
-"""BabelQueue envelopes: what the broker asks of them, and producers and workers around them.
+"""BabelQueue envelopes: validation for the broker, and producers and workers for programs.
 
-The names below are loaded when they are first used: the broker needs none of the SDK.
+The names below are loaded on first use, because the broker does not need the SDK.
 
-The way in for readers of the code: ``verdict.py`` and ``record.py``; then ``intake.py`` for the
-broker, ``producer.py`` and ``transport.py`` for programs.
+Start reading at ``verdict.py`` and ``dead_letter_record.py``; then ``inspector.py`` for the broker,
+``producer.py`` and ``transport.py`` for programs.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
         IdempotencyStore,
         SqliteIdempotencyStore,
     )
-    from phpmq_lite.envelopes.indexed_fields import IndexedFields, index_of
+    from phpmq_lite.envelopes.indexed_fields import IndexedFields, read_indexed_fields
     from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
     from phpmq_lite.envelopes.producer import AsyncProducer, Producer
-    from phpmq_lite.envelopes.verdict import EnvelopeProblem, Verdict, judge, lint
+    from phpmq_lite.envelopes.verdict import EnvelopeProblem, Verdict, lint, validate
     from phpmq_lite.errors import EnvelopeError
 
 __all__ = [
@@ -44,25 +44,25 @@ __all__ = [
     "decode",
     "encode",
     "from_message",
-    "index_of",
-    "judge",
     "lint",
     "make",
+    "read_indexed_fields",
     "urn",
+    "validate",
 ]
 
-_PLACES: Final = {  # module -> names
+_MODULES: Final = {  # by module
     "app": ("connect",),
     "codec": ("EnvelopeError", "continue_trace", "decode", "encode", "from_message", "make", "urn"),
     "idempotency": ("IdempotencyDecision", "IdempotencyStore", "SqliteIdempotencyStore"),
     "outbox": ("Outbox", "SqliteOutboxStore", "create_tables"),
     "producer": ("AsyncProducer", "Producer"),
     "dead_letter_record": ("DeadLetterBlock",),
-    "indexed_fields": ("IndexedFields", "index_of"),
-    "verdict": ("EnvelopeProblem", "Verdict", "judge", "lint"),
+    "indexed_fields": ("IndexedFields", "read_indexed_fields"),
+    "verdict": ("EnvelopeProblem", "Verdict", "validate", "lint"),
 }
 
-if not TYPE_CHECKING:  # which knows the names, and what is no name
+if not TYPE_CHECKING:  # type checkers read the imports above
     __getattr__, __dir__ = names_of(
-        __name__, {name: module for module, names in _PLACES.items() for name in names}
+        __name__, {name: module for module, names in _MODULES.items() for name in names}
     )

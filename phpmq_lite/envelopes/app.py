@@ -1,4 +1,4 @@
-"""``connect(url)``: the SDK's app on our transport, with defaults under which nothing is lost."""
+"""``connect(url)`` returns the SDK's app on the PHPMQ transport, with safe defaults."""
 
 import ssl as tls
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,18 @@ DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
 
 Unknown = Literal["fail", "delete", "release", "dead_letter"]
 STRATEGIES: Final[tuple[Unknown, ...]] = (
-    "fail",  # tried as often as a failing one, then a dead letter
+    "fail",  # retried like a failing job, then dead-lettered
     "delete",  # dropped
-    "release",  # comes again as it is, after a delay
-    "dead_letter",  # put aside at once
+    "release",  # requeued unchanged after a delay
+    "dead_letter",  # dead-lettered at once
 )
 
 
 class App(BabelQueue):
-    """The SDK's app: ``handler``, ``register``, ``publish``, ``consume``, ``stop``; and ``use``.
+    """The SDK's app: ``handler``, ``register``, ``publish``, ``consume``, ``stop``; adds ``use``.
 
-    What it publishes is checked first, and confirmed by the broker.  Made by :func:`connect`.
+    Envelopes are validated before they are published, and the broker confirms them. Created by
+    :func:`connect`.
     """
 
     transport: PhpmqTransport
@@ -43,16 +44,18 @@ class App(BabelQueue):
     def __init__(self, transport: PhpmqTransport, **options: Any) -> None:
         super().__init__(transport=transport, **options)
         if self.on_unknown_urn not in STRATEGIES:
-            raise ValueError(f"on_unknown_urn is {self.on_unknown_urn!r}, not one of {STRATEGIES}")
+            raise ValueError(
+                f"on_unknown_urn is {self.on_unknown_urn!r}; choose one of {STRATEGIES}"
+            )
         if self.max_attempts < 1:
-            raise ValueError(f"max_attempts is {self.max_attempts}, and must be at least 1")
-        self.middleware: list[Middleware] = []  # the first one is the outermost
+            raise ValueError(f"max_attempts is {self.max_attempts}, the minimum is 1")
+        self.middleware: list[Middleware] = []  # the first is the outermost
 
     def use(self, middleware: Middleware) -> Middleware:
-        """Put ``fn(context, next)`` round all handlers, inside what is there; a decorator too.
+        """Wrap all handlers in ``fn(context, next)``, inside existing middleware; also a decorator.
 
         Raises:
-            TypeError: it is ``async def``.
+            TypeError: ``fn`` is ``async def``.
         """
         self.middleware.append(check_middleware(middleware))
         return middleware
@@ -61,19 +64,19 @@ class App(BabelQueue):
         """Route a URN to ``fn(data, meta)`` or ``fn(data, meta, envelope)``, plain or async.
 
         Raises:
-            ValueError: the URN has a handler already: each URN is routed to exactly one.
+            ValueError: the URN already has a handler.
         """
         known = self._handlers.get(urn)
         if known is not None:
             name = getattr(known, "__qualname__", repr(known))
             raise ValueError(
-                f"{urn!r} is handled by {name} already; a URN has one handler: "
-                "call both from it, or remove one"
+                f"{urn!r} already has the handler {name}; a URN has one handler: "
+                "call both functions from one handler, or remove one"
             )
         super().register(urn, fn)
 
     def handler(self, urn: str) -> Callable[[Handler], Handler]:
-        """Register the function that follows, as :meth:`register` does; a decorator."""
+        """Register the decorated function, like :meth:`register`."""
 
         def decorate(fn: Handler) -> Handler:
             self.register(urn, fn)
@@ -89,23 +92,23 @@ class App(BabelQueue):
         *,
         trace_id: str | None = None,
     ) -> str:
-        """Publish an envelope; return its ``meta.id`` when the broker has stored it.
+        """Publish an envelope; return its ``meta.id`` once the broker has stored it.
 
-        ``job`` is a URN, with its ``data``; or an object with ``get_babel_urn`` and
-        ``to_payload``, whose queue may be the second argument::
+        ``job`` is a URN with its ``data``, or an object with ``get_babel_urn`` and ``to_payload``;
+        then the second argument may be the queue::
 
             app.publish("urn:babel:users:registered", {"user_id": 42}, "emails")
             app.publish(UserRegistered(42), "emails")
 
-        Inside a handler it continues the trace of what is being handled, unless the job or
+        Inside a handler the envelope continues the trace of the current one, unless the job or
         ``trace_id`` names another.
 
         Raises:
-            EnvelopeError: it cannot be written, and nothing was sent; the message says where.
-            PublishRefusedError: the broker did not take it.
-            ConnectionLostError, TimeoutError: no receipt in 30 s; it may be stored.
+            EnvelopeError: the envelope is invalid; nothing was sent. The message names the member.
+            PublishRefusedError: the broker refused it.
+            ConnectionLostError, TimeoutError: no receipt within 30 s; it may be stored.
         """
-        envelope = producer.make_for(job, data, queue or None, self.queue, trace_id=trace_id)
+        envelope = producer.envelope_for(job, data, queue or None, self.queue, trace_id=trace_id)
         made = producer.prepare_publish(envelope)
         self.transport.publish_content(made.queue, made.content, made.key)
         return made.meta_id
@@ -118,7 +121,7 @@ class App(BabelQueue):
         timeout: float = 1.0,
         handle_signals: bool = True,
     ) -> int:
-        """Handle messages until stopped, as the SDK says; ``worker.run`` knows more limits."""
+        """Handle messages until stopped, like the SDK; ``run_worker`` supports more limits."""
         with wrap_handlers(self, self.transport, self.middleware):
             return super().consume(
                 queue, max_messages=max_messages, timeout=timeout, handle_signals=handle_signals
@@ -127,7 +130,7 @@ class App(BabelQueue):
     run = consume
 
     def close(self) -> None:
-        """Close the connection; what was not ended goes back to its queue."""
+        """Close the connection; unsettled messages return to their queue."""
         self.transport.close()
 
 
@@ -142,42 +145,43 @@ def connect(
     dead_letter: bool = True,
     dead_letter_queue: str | None = None,
     shutdown_timeout_s: float = 30.0,
-    claims: IdempotencyStore | None = None,
-    claim_by: Literal["meta.id", "trace_id"] = "meta.id",
+    idempotency_store: IdempotencyStore | None = None,
+    idempotency_by: Literal["meta.id", "trace_id"] = "meta.id",
     empty_list_data: EmptyListData = "php",
     credit: int = 1,
     hook: EventHook = log_event,
     ssl: tls.SSLContext | None = None,
     max_content: int = 8 << 20,
 ) -> App:
-    """Make an app; it connects when it first publishes or consumes.
+    """Create an app. It connects on the first publish or consume.
 
     Args:
         url: ``phpmq://HOST:PORT``, ``phpmqs://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
-        queue: for both sides, unless a call names another.
-        max_attempts: runs of one message, the first included; then it is a dead letter.
-        backoff: seconds before each further run, the last repeats; or :class:`RetryDelays`.
-        on_unknown_urn: what becomes of a URN without a handler, one of ``STRATEGIES``.
-        release_delay_s: of ``release``, and of what another worker has claimed.
-        dead_letter: False drops what failed ``max_attempts`` times; malformed is kept anyway.
-        dead_letter_queue: instead of ``<queue>.dlq``; name it to the broker too.
-        shutdown_timeout_s: for a handler, after SIGTERM; then its message goes back.
-        claims: handles each envelope once, as long as the store remembers.
-        claim_by: what makes two envelopes the same.
-        empty_list_data: where ``data: []`` counts as ``{}``.
-        credit: messages held at a time, the one being handled included.
-        hook: is told what happens, see ``events``.
-        ssl: for TLS with an authority of your own.
-        max_content: longest body in bytes; give the broker's ``limits.max_content``.
+        queue: default for publishing and consuming.
+        max_attempts: runs of one message, including the first; then it is dead-lettered.
+        backoff: seconds before each retry, the last one repeats; or :class:`RetryDelays`.
+        on_unknown_urn: what to do with a URN without a handler, one of ``STRATEGIES``.
+        release_delay_s: delay of ``release``, and of messages that another worker is handling.
+        dead_letter: False drops failed messages, except malformed ones.
+        dead_letter_queue: replaces ``<queue>.dlq``; configure the same name in the broker.
+        shutdown_timeout_s: time for a handler after SIGTERM; then its message is requeued.
+        idempotency_store: handles each envelope once, for as long as the store remembers it.
+        idempotency_by: the member that identifies an envelope.
+        empty_list_data: when ``data: []`` is accepted as ``{}``.
+        credit: messages held at a time, including the current one.
+        hook: receives worker events, see :data:`EventHook`.
+        ssl: for TLS with a private certificate authority.
+        max_content: longest body in bytes; must match the broker's ``limits.max_content``.
 
     Raises:
-        ValueError: the URL, a strategy or a number cannot be.
+        ValueError: the URL, the strategy or a number is invalid.
     """
     delays = backoff if isinstance(backoff, RetryDelays) else RetryDelays(tuple(backoff))
     transport = PhpmqTransport(
         WorkerConnection(client_from_url(url, ssl=ssl, max_content=max_content), credit),
         WorkerEvents(hook),
-        delays=delays, claims=claims, claim_by=claim_by, empty_list_data=empty_list_data,
+        delays=delays, idempotency_store=idempotency_store, idempotency_by=idempotency_by,
+        empty_list_data=empty_list_data,
         dead_letter_queue=dead_letter_queue, release_s=release_delay_s,
     )  # fmt: skip
     return App(

@@ -1,4 +1,4 @@
-"""Create, encode and decode envelopes with strict checks; the trace that publishes continue."""
+"""Create, encode and decode envelopes with strict checks, and continue traces."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from phpmq_lite.envelopes import indexed_fields, strict_json, verdict
 from phpmq_lite.envelopes.verdict import EmptyListData
 from phpmq_lite.errors import EnvelopeError as EnvelopeError
 
-POINTER_CHARACTERS: Final = 200  # of a pointer in a message
+POINTER_CHARACTERS: Final = 200  # of a pointer in an error message
 
 
 def make(
@@ -21,7 +21,7 @@ def make(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make an envelope with a new ``meta.id``; without a ``trace_id`` a new trace begins.
+    """Return an envelope with a new ``meta.id``, and a new trace unless ``trace_id`` is given.
 
     Raises:
         EnvelopeError: the URN is blank, or ``meta`` has a reserved member.
@@ -31,7 +31,7 @@ def make(
 
     for name, text in (("urn", urn), ("queue", queue), ("trace_id", trace_id)):
         if not isinstance(text, str) and not (name == "trace_id" and text is None):
-            raise EnvelopeError(f"{name} is a {type(text).__name__}, not a text")
+            raise EnvelopeError(f"{name} is a {type(text).__name__}, not a string")
     if not isinstance(data, Mapping):
         raise EnvelopeError(f"/data is a {type(data).__name__}, not an object")
     try:
@@ -41,12 +41,12 @@ def make(
 
 
 def from_message(message: Any, queue: str = "default") -> dict[str, Any]:
-    """Make the envelope of an object with ``get_babel_urn`` and ``to_payload``.
+    """Return the envelope of an object with ``get_babel_urn`` and ``to_payload``.
 
-    Its trace goes on where ``get_babel_trace_id`` gives one.
+    It continues the trace of ``get_babel_trace_id``, if the object has one.
 
     Raises:
-        EnvelopeError: as ``make``; a method is missing.
+        EnvelopeError: as in ``make``, or a method is missing.
     """
     for name in ("get_babel_urn", "to_payload"):
         if not callable(getattr(message, name, None)):
@@ -57,67 +57,72 @@ def from_message(message: Any, queue: str = "default") -> dict[str, Any]:
 
 
 def encode(envelope: Mapping[str, Any]) -> bytes:
-    """Write compact UTF-8; NaN, lone surrogates and what JSON has not are refused.
+    """Encode an envelope as compact UTF-8.
 
-    So is what no consumer would handle, and what a producer may not write: outdated members, urn.
+    NaN, lone surrogates and values without a JSON form are errors, and so are envelopes that no
+    consumer would handle or that a producer must not write (outdated members, ``urn``).
 
     Raises:
         EnvelopeError: the message names the member by its JSON pointer.
     """
     if not isinstance(envelope, Mapping):
         raise EnvelopeError(f"the envelope is a {type(envelope).__name__}, not an object")
-    whole = dict(envelope)
-    _refuse_unwritable(whole)
+    copy = dict(envelope)
+    _check_values(copy)
     for container, name in (*verdict.OUTDATED, ("", "urn")):
-        target = whole.get(container) if container else whole
+        target = copy.get(container) if container else copy
         if isinstance(target, dict) and name in target:
             pointer = f"/{container}/{name}" if container else f"/{name}"
-            raise EnvelopeError(f"{pointer} is not written by producers")
-    content = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    problem = verdict.judge(content, "never").problem
+            raise EnvelopeError(f"{pointer} must not be written by producers")
+    content = json.dumps(copy, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    problem = verdict.validate(content, "never").problem
     if problem is not None:
         raise EnvelopeError(f"{problem.pointer or '/'}: {problem.reason}: {problem.detail}")
     return content
 
 
-_Path = tuple["_Path", object] | None  # the way to a value: that to what holds it, its name there
+_Path = tuple["_Path", object] | None  # the path to the container, and the name in it
 
 
-def _refuse_unwritable(root: dict[str, Any]) -> None:
-    """Raise for a value that JSON has not, or that not every parser reads; no recursion."""
-    waiting: list[tuple[Any, _Path, int]] = [(root, None, 1)]
-    while waiting:
-        value, path, level = waiting.pop()
+def _check_values(root: dict[str, Any]) -> None:
+    """Raise for values without a JSON form or that some parsers cannot read; not recursive."""
+    pending: list[tuple[Any, _Path, int]] = [(root, None, 1)]
+    while pending:
+        value, path, level = pending.pop()
         if isinstance(value, str):
-            _refuse_half_pairs(value, path)
+            _check_surrogates(value, path)
         elif isinstance(value, dict | list | tuple):
-            if level > verdict.DEPTH_LIMIT:  # a value that holds itself ends here too
+            if level > verdict.DEPTH_LIMIT:  # also ends a value that contains itself
                 raise EnvelopeError(f"{_pointer(path)}: more than {verdict.DEPTH_LIMIT} levels")
             for name, item in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(value, dict):
                     if not isinstance(name, str):
-                        raise EnvelopeError(f"{_pointer(path)} has the name {name!r}, not a text")
-                    _refuse_half_pairs(name, (path, name))
-                waiting.append((item, (path, name), level + 1))
+                        raise EnvelopeError(
+                            f"{_pointer(path)} has the member name {name!r}, which is not a string"
+                        )
+                    _check_surrogates(name, (path, name))
+                pending.append((item, (path, name), level + 1))
         elif isinstance(value, float):
             if value - value != 0.0:
-                raise EnvelopeError(f"{_pointer(path)} is {value}, which JSON has not")
+                raise EnvelopeError(f"{_pointer(path)} is {value}, which JSON cannot represent")
         elif isinstance(value, int):
             if value.bit_length() > 1024:
-                raise EnvelopeError(f"{_pointer(path)} is an integer beyond every double")
+                raise EnvelopeError(f"{_pointer(path)} is an integer beyond the range of a double")
         elif value is not None:
-            raise EnvelopeError(f"{_pointer(path)} is a {type(value).__name__}, which JSON has not")
+            raise EnvelopeError(
+                f"{_pointer(path)} is a {type(value).__name__}, which JSON cannot represent"
+            )
 
 
-def _refuse_half_pairs(text: str, path: _Path) -> None:
+def _check_surrogates(text: str, path: _Path) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise EnvelopeError(f"{_pointer(path)} has half of a surrogate pair") from None
+        raise EnvelopeError(f"{_pointer(path)} has a lone surrogate") from None
 
 
 def _pointer(path: _Path) -> str:
-    """Write a path as RFC 6901 has it; of a long one only the begin."""
+    """Return a path as a JSON pointer (RFC 6901), truncated if it is long."""
     names: list[str] = []
     while path is not None:
         path, name = path
@@ -127,9 +132,10 @@ def _pointer(path: _Path) -> str:
 
 
 def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict[str, Any]:
-    """Read an envelope that layers A and B accept: ``urn`` folded into ``job``, all else kept.
+    """Decode an envelope that passes layers A and B; ``urn`` becomes ``job``.
 
-    Outdated members are dropped, a tolerated ``data: []`` is read as ``{}``.
+    Outdated members are dropped, and a tolerated ``data: []`` is read as ``{}``. All other members
+    are kept.
 
     Raises:
         EnvelopeError: the message has the reason of the verdict.
@@ -137,23 +143,23 @@ def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict
     from babelqueue.codec import EnvelopeCodec
 
     content = strict_json.to_bytes(content)
-    found = verdict.judge(content, empty_list_data)
-    if found.problem is not None:
-        where = f" at {found.problem.pointer}" if found.problem.pointer else ""
-        raise EnvelopeError(f"{found.problem.reason}{where}: {found.problem.detail}")
+    result = verdict.validate(content, empty_list_data)
+    if result.problem is not None:
+        where = f" at {result.problem.pointer}" if result.problem.pointer else ""
+        raise EnvelopeError(f"{result.problem.reason}{where}: {result.problem.detail}")
     envelope: dict[str, Any] = EnvelopeCodec.decode(content.decode())
-    if found.is_tolerated:
+    if result.is_tolerated:
         envelope["data"] = {}
     return envelope
 
 
 def urn(envelope: Mapping[str, Any]) -> str:
-    """Return the URN of a decoded envelope: ``job``, else its alias ``urn``; empty without both.
+    """Return the URN of a decoded envelope: ``job``, else its alias ``urn``, else an empty string.
 
-    A member that is blank or no text does not count.
+    Blank members and members that are not strings are ignored.
 
     Raises:
-        EnvelopeError: ``envelope`` is not a mapping; decode a body first.
+        EnvelopeError: ``envelope`` is not a mapping; decode the body first.
     """
     if not isinstance(envelope, Mapping):
         raise EnvelopeError(f"the envelope is a {type(envelope).__name__}, not an object")
@@ -169,12 +175,13 @@ _current: ContextVar[str | None] = ContextVar("phpmq_lite_trace_id", default=Non
 
 @contextmanager
 def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
-    """Have publishes inside continue the envelope's trace, unless they name another.
+    """Continue the envelope's trace in publishes within the block, unless they name another.
 
-    A context variable: tasks and ``run_coroutine_threadsafe`` inherit it, new threads do not.
+    Stored in a context variable: tasks and ``run_coroutine_threadsafe`` inherit it, new threads do
+    not.
     """
-    found = envelope.get("trace_id")
-    token = _current.set(found if isinstance(found, str) else None)
+    trace_id = envelope.get("trace_id")
+    token = _current.set(trace_id if isinstance(trace_id, str) else None)
     try:
         yield
     finally:
@@ -182,5 +189,5 @@ def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
 
 
 def current_trace_id() -> str | None:
-    """Return the trace_id of the envelope that is being handled here; None outside."""
+    """Return the ``trace_id`` of the envelope that is being handled; None outside of a handler."""
     return _current.get()

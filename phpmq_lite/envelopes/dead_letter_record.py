@@ -1,4 +1,4 @@
-"""Dead-letter records: the content that died, with a block that says why.  Pure and total."""
+"""Dead-letter records: the failed content with a block that says why. Pure, and never raises."""
 
 import base64
 import binascii
@@ -11,7 +11,7 @@ import msgspec
 
 from phpmq_lite.envelopes import strict_json
 from phpmq_lite.envelopes.json_edit import JsonMember, edit_members, find_members
-from phpmq_lite.envelopes.verdict import judge
+from phpmq_lite.envelopes.verdict import validate
 
 _UNSUPPORTED: Final = "unsupported_schema_version"
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
@@ -22,18 +22,18 @@ class DeadLetterBlock:
     """The member ``dead_letter`` of a record."""
 
     reason: str  # failed, unknown_urn or poison
-    original_queue: str  # where it failed
+    original_queue: str  # where the message failed
     failed_at: int  # Unix ms
-    attempts: int  # how often a worker tried
-    error: str | None = None  # what the handler said at the end
-    exception: str | None = None  # its class
-    lang: str = "python"  # of who gave up
-    detail: str | None = None  # the exact cause: a reason of a verdict, max_deliveries, expired …
-    message_id: str | None = None  # the wire id of what died
+    attempts: int  # runs by workers
+    error: str | None = None  # message of the last exception
+    exception: str | None = None  # class of that exception
+    lang: str = "python"  # of the program that gave up
+    detail: str | None = None  # exact cause: a verdict's reason, max_deliveries, expired …
+    message_id: str | None = None  # wire id of the failed message
 
 
 class _ReadBlock(msgspec.Struct):
-    """The block as others write it; numbers may come as 1.0, which is then not ours."""
+    """The block as other SDKs write it; a number such as 1.0 is ignored."""
 
     reason: str
     original_queue: str
@@ -53,28 +53,29 @@ class _Record(msgspec.Struct):
 _RECORD: Final = msgspec.json.Decoder(_Record)
 
 
-def build_record(content: bytes, block: DeadLetterBlock, *, is_kept: bool = False) -> bytes:
-    """Make the record of a content: spliced, replaced in place, wrapped or (``is_kept``) as it is.
+def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool = False) -> bytes:
+    """Return the record of a content: the block is added, replaced, or wraps the content.
 
-    ``is_kept`` is for opaque queues; an unsupported schema_version is kept as it is too.
+    With ``keeps_content``, for opaque queues, the content is returned unchanged; so is an
+    unsupported ``schema_version``.
     """
-    if is_kept or block.detail == _UNSUPPORTED:
+    if keeps_content or block.detail == _UNSUPPORTED:
         return content
-    problem = judge(content).problem
+    problem = validate(content).problem
     if problem is not None and problem.reason == _UNSUPPORTED:
         return content
-    written = _written(block)
-    found = _spliceable(content)
+    written = _encode_block(block)
+    found = _members_for_block(content)
     if found is None:
-        return _wrapped(content, written)
+        return _wrap(content, written)
     has_block = any(member.name == "dead_letter" for member in found)
-    if (has_block and problem is not None) or _is_like_wrapper(found):
-        return _wrapped(content, written)
+    if (has_block and problem is not None) or _resembles_wrapper(found):
+        return _wrap(content, written)
     return edit_members(content, found, {"dead_letter": written})
 
 
-def _written(block: DeadLetterBlock) -> bytes:
-    """Write a block; ``detail`` and ``message_id`` are ours and left out where there is none."""
+def _encode_block(block: DeadLetterBlock) -> bytes:
+    """Encode a block, without ``detail`` and ``message_id`` (our additions) if they are None."""
     members_of_block = {
         "reason": block.reason,
         "error": block.error,
@@ -88,17 +89,17 @@ def _written(block: DeadLetterBlock) -> bytes:
         members_of_block["detail"] = block.detail
     if block.message_id is not None:
         members_of_block["message_id"] = block.message_id
-    return _json(members_of_block)
+    return _encode_json(members_of_block)
 
 
-def _json(value: object) -> bytes:
-    """Write compact UTF-8; half of a surrogate pair, as an error's text may hold, as ``?``."""
+def _encode_json(value: object) -> bytes:
+    """Encode compact UTF-8; lone surrogates, as in exception messages, become ``?``."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", "replace")
 
 
-def _spliceable(content: bytes) -> list[JsonMember] | None:
-    """Find the members of what can take a block; None where it has to be wrapped."""
+def _members_for_block(content: bytes) -> list[JsonMember] | None:
+    """Return the members if a block can be added; None if the content has to be wrapped."""
     try:
         found = find_members(content)
     except ValueError:
@@ -106,15 +107,15 @@ def _spliceable(content: bytes) -> list[JsonMember] | None:
     return None if strict_json.has_lone_surrogate(content) else found
 
 
-def _is_like_wrapper(found: list[JsonMember]) -> bool:
-    """Tell whether a splice would look like a wrapper, and would be unwrapped at its redrive."""
+def _resembles_wrapper(found: list[JsonMember]) -> bool:
+    """Return whether a record with an added block would look like a wrapper to a redrive."""
     names = sorted(member.name for member in found if member.name != "dead_letter")
     return names in (["raw"], ["raw", "raw_encoding"])
 
 
-def _wrapped(content: bytes, block: bytes) -> bytes:
+def _wrap(content: bytes, block: bytes) -> bytes:
     try:
-        raw = _json(content.decode())
+        raw = _encode_json(content.decode())
         encoding = b""
     except UnicodeDecodeError:
         raw = b'"' + base64.b64encode(content) + b'"'
@@ -123,9 +124,9 @@ def _wrapped(content: bytes, block: bytes) -> bytes:
 
 
 def read_block(content: bytes) -> DeadLetterBlock | None:
-    """Read the block of a record; None where there is none, or not of these types.
+    """Return the block of a record; None if it is missing or has other types.
 
-    ``reason`` and ``original_queue`` have to be there; what else is missing is 0 or empty.
+    ``reason`` and ``original_queue`` are required; other missing members are 0 or empty.
     """
     try:
         block = _RECORD.decode(content).dead_letter
@@ -151,20 +152,20 @@ def read_block(content: bytes) -> DeadLetterBlock | None:
 
 
 def redrive_content(content: bytes) -> bytes:
-    """Give what is sent again: block removed, attempts 0, a wrapper unwrapped; else unchanged.
+    """Return the content to redrive: no block, attempts 0, unwrapped.
 
-    What a wrapper held comes back byte for byte, an unsupported schema_version stays as it is.
-    ``attempts`` is set only where it is an integer: what was wrong is wrong again, not repaired.
+    The content of a wrapper is restored byte for byte; an unsupported ``schema_version`` stays.
+    ``attempts`` changes only if it is an integer: invalid content is not repaired.
     """
     try:
         found = find_members(content)
     except ValueError:
         return content
-    raw = _unwrapped(content, found)
+    raw = _unwrap(content, found)
     if raw is not None:
         return raw
     has_block = any(member.name == "dead_letter" for member in found)
-    problem = judge(content).problem
+    problem = validate(content).problem
     if problem is not None and (not has_block or problem.reason == _UNSUPPORTED):
         return content
     changes: dict[str, bytes | None] = {"dead_letter": None} if has_block else {}
@@ -174,12 +175,12 @@ def redrive_content(content: bytes) -> bytes:
 
 
 def with_attempts(content: bytes, attempts: int) -> bytes:
-    """Set ``attempts`` where it is an integer, and leave every other byte.
+    """Set ``attempts`` if it is an integer, leaving all other bytes unchanged.
 
-    Unchanged where it says that already, is missing or is no integer.
+    Content that already has the value, or has no integer there, is returned as it is.
 
     Raises:
-        ValueError: it is not one JSON object.
+        ValueError: the content is not one JSON object.
     """
     found = find_members(content)
     written = b"%d" % attempts
@@ -188,7 +189,7 @@ def with_attempts(content: bytes, attempts: int) -> bytes:
 
 
 def _has_other_attempts(content: bytes, found: list[JsonMember], written: bytes) -> bool:
-    """Tell whether the ``attempts`` that counts, the last, is an integer and not written so."""
+    """Return whether the last ``attempts`` is an integer with another value."""
     for member in reversed(found):
         if member.name == "attempts":
             value = content[member.value_start : member.end]
@@ -200,8 +201,8 @@ def _is_64_bits(digits: bytes) -> bool:
     return len(digits) <= 20 and -(1 << 63) <= int(digits) < 1 << 63
 
 
-def _unwrapped(content: bytes, found: list[JsonMember]) -> bytes | None:
-    """Give what a wrapper holds; None where it is none."""
+def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:
+    """Return the content of a wrapper; None if it is not a wrapper."""
     names = sorted(member.name for member in found)
     if names not in (["dead_letter", "raw"], ["dead_letter", "raw", "raw_encoding"]):
         return None
@@ -211,7 +212,7 @@ def _unwrapped(content: bytes, found: list[JsonMember]) -> bytes | None:
         if member.name != "dead_letter"
     }
     if not all(text.startswith(b'"') for text in texts.values()):
-        return None  # not read: a number of 5,000 digits raises
+        return None  # compared as text: int() raises for 5,000 digits
     values: dict[str, str] = {name: json.loads(text) for name, text in texts.items()}
     raw = values["raw"]
     try:

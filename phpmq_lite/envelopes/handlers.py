@@ -1,4 +1,4 @@
-"""What runs around a handler: middleware, fresh data, an event loop for coroutines."""
+"""The context of a handler: middleware, its own data, an event loop for coroutines."""
 
 import asyncio
 import inspect
@@ -13,17 +13,17 @@ from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
 
-_CANCEL_S: Final = 5.0  # an interrupted coroutine may clean up for so long
+_CANCEL_S: Final = 5.0  # time for the cleanup of an interrupted coroutine
 
 Handler = Callable[..., Any]
 
 
 @dataclass(slots=True)
 class JobContext:
-    """What is being handled.  ``data`` and ``meta`` are members of ``envelope``.
+    """The message that is being handled; ``data`` and ``meta`` are members of ``envelope``.
 
-    All three are this run's own: what a handler changes in them is in no retry and no record.
-    ``extra`` is for middleware, to hand something on.
+    They belong to this run: changes by a handler do not reach retries and dead-letter records.
+    ``extra`` lets middleware pass values on.
     """
 
     envelope: dict[str, Any]
@@ -39,48 +39,48 @@ class JobContext:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The block of the producer."""
+        """The metadata of the producer."""
         meta: dict[str, Any] = self.envelope["meta"]
         return meta
 
     @property
     def urn(self) -> str:
-        """What it is about."""
+        """The URN of the message."""
         return str(self.envelope["job"])
 
     @property
     def trace_id(self) -> str:
-        """What it belongs to."""
+        """The trace of the message."""
         return str(self.envelope["trace_id"])
 
     @property
     def attempts(self) -> int:
-        """How often it has failed so far, at least 0."""
+        """The number of failed runs, at least 0."""
         return int(self.envelope["attempts"])
 
 
 NextHandler = Callable[[JobContext], None]
 Middleware = Callable[[JobContext, NextHandler], None]
-"""``fn(context, next)``: calls ``next(context)`` once, or not at all: then it counts as handled."""
+"""``fn(context, next)`` calls ``next(context)`` once, or not at all to count it as handled."""
 
 
 class CurrentJob(Protocol):
-    """Knows the job of the moment; the transport does."""
+    """Tracks the current job; implemented by the transport."""
 
     def begin(self) -> JobContext:
-        """Note that its handler starts; give what the handler may have."""
+        """Record that the handler starts; return its context."""
 
     def done(self) -> None:
-        """Note that its handler has returned."""
+        """Record that the handler has returned."""
 
     def failed(self, error: BaseException) -> None:
-        """Note what its handler raised."""
+        """Record the exception that the handler raised."""
 
 
 class HandlerLoop:
-    """An event loop in a thread of its own, started by the first coroutine; use it in ``with``.
+    """An event loop in its own thread, started by the first coroutine; a context manager.
 
-    It runs between jobs too, so what handlers keep open (sessions, pools) stays alive.
+    It runs between jobs too, so that sessions and pools of handlers stay open.
     """
 
     def __init__(self) -> None:
@@ -94,9 +94,11 @@ class HandlerLoop:
         self.close()
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Wait for a result; whatever interrupts the waiting cancels the coroutine first."""
+        """Wait for a result; an interruption of the wait cancels the coroutine first."""
         ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_guarded(awaitable, ended), self._running())
+        future = asyncio.run_coroutine_threadsafe(
+            _run_and_signal(awaitable, ended), self._started_loop()
+        )
         try:
             result = future.result()
         except BaseException:
@@ -108,7 +110,7 @@ class HandlerLoop:
             raise result.error
         return result
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _started_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
@@ -118,7 +120,7 @@ class HandlerLoop:
         return self._loop
 
     def close(self) -> None:
-        """Cancel what still runs, and end the loop.  May be called twice."""
+        """Cancel remaining tasks and stop the loop. Safe to call twice."""
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
@@ -130,12 +132,12 @@ class HandlerLoop:
 
 @dataclass(slots=True)
 class _Exit:
-    """Carries out of the loop what would end the loop itself."""
+    """Carries an exception out of the loop that would otherwise stop the loop."""
 
     error: BaseException
 
 
-async def _guarded(awaitable: Awaitable[Any], ended: threading.Event) -> Any:
+async def _run_and_signal(awaitable: Awaitable[Any], ended: threading.Event) -> Any:
     try:
         return await awaitable
     except (SystemExit, KeyboardInterrupt) as error:
@@ -156,21 +158,21 @@ async def _cancel_others() -> None:
 def wrap_handlers(
     app: BabelQueue, current: CurrentJob, middleware: Sequence[Middleware]
 ) -> Iterator[None]:
-    """Put middleware, loop and fresh data round every handler of an app, for the time of a run.
+    """Wrap every handler of an app in middleware, trace and loop within the block.
 
-    Handlers registered meanwhile get the SDK's own arguments.
+    Handlers registered later within the block receive the SDK's own arguments.
     """
-    plain = dict(app._handlers)  # the SDK has no list of its handlers to read
+    originals = dict(app._handlers)  # the SDK has no public list of handlers
     with HandlerLoop() as loop:
-        for urn, handler in plain.items():
-            app._handlers[urn] = _wrapped(handler, current, middleware, loop)
+        for urn, handler in originals.items():
+            app._handlers[urn] = _wrap_handler(handler, current, middleware, loop)
         try:
             yield
         finally:
-            app._handlers.update(plain)
+            app._handlers.update(originals)
 
 
-def _wrapped(
+def _wrap_handler(
     handler: Handler, current: CurrentJob, middleware: Sequence[Middleware], loop: HandlerLoop
 ) -> Handler:
     wants_envelope = takes_envelope(handler)
@@ -186,7 +188,7 @@ def _wrapped(
         chain = partial(_step, one, chain)
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
-        """Run the chain on data of its own: the SDK encodes its envelope again for a retry."""
+        """Run the chain on its own data: the SDK encodes its envelope again for a retry."""
         context = current.begin()
         try:
             with codec.continue_trace(context.envelope):
@@ -199,26 +201,26 @@ def _wrapped(
     return work
 
 
-def _step(one: Middleware, following: NextHandler, context: JobContext) -> None:
-    one(context, following)
+def _step(one: Middleware, next_handler: NextHandler, context: JobContext) -> None:
+    one(context, next_handler)
 
 
 def takes_envelope(handler: Handler) -> bool:
-    """Tell whether a handler takes a third positional argument, the whole envelope."""
+    """Return whether a handler takes the whole envelope as a third positional argument."""
     try:
         parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):  # built in
+    except (TypeError, ValueError):  # builtins
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) >= 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def check_middleware(one: Middleware) -> Middleware:
-    """Return a middleware that is a plain function.
+    """Return a middleware if it is a plain function.
 
     Raises:
-        TypeError: it is ``async def``; it would stand in its own way on the handlers' loop.
+        TypeError: it is ``async def``; it would block the handlers' loop.
     """
     if inspect.iscoroutinefunction(one):
-        raise TypeError(f"middleware {one!r} is async: write a plain function")
+        raise TypeError(f"middleware {one!r} is async; use a plain function")
     return one

@@ -1,7 +1,7 @@
-"""Which envelopes were handled: a claim before the handler, a mark behind it.
+"""Handle each envelope once: claim it before the handler, mark it as done afterwards.
 
-The SDK's store knows "seen" alone, so two workers that get the same envelope at the same moment
-both run it.  Here the first one claims it; the second one hears that it is in flight.
+The SDK's store only knows "seen", so two workers that receive the same envelope at the same time
+both handle it. Here the first one claims it, and the second one learns that it is in flight.
 """
 
 import os
@@ -16,16 +16,16 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 
-LEASE_S: Final = 300  # a claim of a process that died ends after this
-KEEP_S: Final = 7 * 86_400  # as long as the broker keeps its history, unless set otherwise
-PURGE_ROWS: Final = 1_000  # in one transaction, so that nobody waits long for it
+LEASE_S: Final = 300  # a claim of a process that died expires after this
+KEEP_S: Final = 7 * 86_400  # the default retention of the broker's history
+PURGE_ROWS: Final = 1_000  # per transaction, so that other writers do not wait long
 _PURGE_EVERY: Final = 1_000  # claims
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS claim (
     key TEXT PRIMARY KEY,
-    owner TEXT,               -- of a claim in flight; null: done
-    until_ms INTEGER NOT NULL -- afterwards the row counts as absent
+    owner TEXT,               -- of a claim in flight; null if done
+    until_ms INTEGER NOT NULL -- the row has expired afterwards
 ) WITHOUT ROWID
 """
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS claim_until ON claim (until_ms)"
@@ -34,7 +34,7 @@ INSERT INTO claim (key, owner, until_ms) VALUES (:key, :owner, :until_ms)
 ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, until_ms = excluded.until_ms
 WHERE claim.until_ms <= :now_ms
 """
-_LOOK: Final = "SELECT owner FROM claim WHERE key = ? AND until_ms > ?"
+_SELECT: Final = "SELECT owner FROM claim WHERE key = ? AND until_ms > ?"
 _REMEMBER: Final = """
 INSERT INTO claim (key, owner, until_ms) VALUES (?, NULL, ?)
 ON CONFLICT (key) DO UPDATE SET owner = NULL, until_ms = excluded.until_ms
@@ -48,31 +48,32 @@ DELETE FROM claim WHERE key IN (SELECT key FROM claim WHERE until_ms <= ? LIMIT 
 class IdempotencyDecision(Enum):
     """What to do with an envelope."""
 
-    RUN = "run"  # it is yours: handle it, then remember or forget
-    DONE = "done"  # it was handled: acknowledge
-    IN_FLIGHT = "in flight"  # somebody is at it: release with a delay
+    RUN = "run"  # claimed: handle it, then remember or forget it
+    DONE = "done"  # handled before: acknowledge it
+    IN_FLIGHT = "in flight"  # another worker is handling it: release it with a delay
 
 
 @runtime_checkable
 class IdempotencyStore(Protocol):
-    """What the worker asks, by the key of :func:`idempotency_key`."""
+    """What a worker requires; keys come from :func:`idempotency_key`."""
 
     def claim(self, key: str) -> IdempotencyDecision:
-        """Claim a key for some minutes, unless it is done or in flight."""
+        """Claim a key for a few minutes, unless it is done or in flight."""
 
     def remember(self, key: str) -> None:
-        """Mark a key as done; call it before the message is acknowledged."""
+        """Mark a key as done. Call it before the message is acknowledged."""
 
     def forget(self, key: str) -> None:
-        """Give back one's claim after a failure; another's claim and what is done stay."""
+        """Release this process's claim after a failure; other claims and done keys stay."""
 
 
 def idempotency_key(
     envelope: Mapping[str, Any], by: Literal["meta.id", "trace_id"] = "meta.id"
 ) -> str | None:
-    """Return what an envelope is claimed by; None where it has none: handle it unclaimed.
+    """Return the key to claim an envelope by; None if it has none and runs without a claim.
 
-    By ``trace_id`` all envelopes of a trace count as one: only for a queue that gets one of each.
+    By ``trace_id``, all envelopes of a trace count as the same: use it only for queues that receive
+    one of each.
     """
     meta = envelope.get("meta")
     found = envelope.get("trace_id") if by == "trace_id" else (
@@ -82,13 +83,13 @@ def idempotency_key(
 
 
 class SqliteIdempotencyStore:
-    """Claims in an SQLite file; safe with several threads and processes, also after a fork.
+    """Claims in an SQLite file, safe for several threads and processes and after a fork.
 
-    A key that is done counts as done for ``keep_s``.  Times are wall-clock milliseconds, as
-    several processes compare them.  What is older is removed now and then.  Each call commits
-    (``synchronous=FULL``): what is remembered stays remembered over a power cut.
+    A key counts as done for ``keep_s``. Times are wall-clock milliseconds, which processes can
+    compare. Expired rows are removed from time to time. Each call commits (``synchronous=FULL``),
+    so a done key survives a power failure.
 
-    ``seen``, ``remember`` and ``forget`` are the SDK's ``IdempotencyStore``.
+    ``seen``, ``remember`` and ``forget`` implement the SDK's ``IdempotencyStore``.
     """
 
     def __init__(
@@ -105,21 +106,21 @@ class SqliteIdempotencyStore:
         self._now_ms = now_ms
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self._process = 0  # that opened the connection
-        self._owners: dict[str, str] = {}  # key -> owner, of the claims made here
+        self._process = 0  # process that opened the connection
+        self._owners: dict[str, str] = {}  # by key, of the claims of this process
         self._count = 0
 
     def open(self) -> None:
-        """Open the file now, so that a wrong path is known before the first claim.
+        """Open the file now, to detect a wrong path before the first claim.
 
         Raises:
-            sqlite3.Error: it cannot be opened, or is no database.
+            sqlite3.Error: the file cannot be opened or is not a database.
         """
         with self._lock:
-            self._opened()
+            self._connect()
 
     def claim(self, key: str) -> IdempotencyDecision:
-        """Claim a key for ``lease_s``, unless it is done or in flight here or elsewhere."""
+        """Claim a key for ``lease_s``, unless it is done or in flight in any process."""
         owner = os.urandom(16).hex()
         with self._transaction() as connection:
             now_ms = self._now_ms()
@@ -128,38 +129,38 @@ class SqliteIdempotencyStore:
             }  # fmt: skip
             if connection.execute(_CLAIM, values).rowcount:
                 self._owners[key] = owner
-                answer = IdempotencyDecision.RUN
+                decision = IdempotencyDecision.RUN
             else:
-                row = connection.execute(_LOOK, (key, now_ms)).fetchone()
-                answer = (
+                row = connection.execute(_SELECT, (key, now_ms)).fetchone()
+                decision = (
                     IdempotencyDecision.DONE if row[0] is None else IdempotencyDecision.IN_FLIGHT
                 )
         self._count += 1
         if self._count % _PURGE_EVERY == 0:
             self.purge()
-        return answer
+        return decision
 
     def remember(self, key: str) -> None:
-        """Mark a key as done for ``keep_s``, whoever holds the claim: the work was done."""
+        """Mark a key as done for ``keep_s``, even if another process has claimed it since."""
         with self._transaction() as connection:
             self._owners.pop(key, None)
             connection.execute(_REMEMBER, (key, self._now_ms() + self._keep_ms))
 
     def forget(self, key: str) -> None:
-        """Give back a claim made here; one that ended and went to another stays theirs."""
+        """Release a claim of this process, unless it has expired and belongs to another."""
         owner = self._owners.pop(key, None)
         if owner is not None:
             with self._transaction() as connection:
                 connection.execute(_FORGET, (key, owner))
 
     def seen(self, key: str) -> bool:
-        """Tell whether a key is done."""
+        """Return whether a key is done."""
         with self._transaction() as connection:
-            row = connection.execute(_LOOK, (key, self._now_ms())).fetchone()
+            row = connection.execute(_SELECT, (key, self._now_ms())).fetchone()
         return row is not None and row[0] is None
 
     def purge(self) -> int:
-        """Remove what counts as absent; return how many rows that were."""
+        """Remove expired rows; return their number."""
         removed = 0
         while True:
             with self._transaction() as connection:
@@ -169,7 +170,7 @@ class SqliteIdempotencyStore:
                 return removed
 
     def close(self) -> None:
-        """Close the connection; a later call opens another."""
+        """Close the connection; a later call opens a new one."""
         with self._lock:
             if self._connection is not None and self._process == os.getpid():
                 self._connection.close()
@@ -177,12 +178,12 @@ class SqliteIdempotencyStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Hold the file for writing, so that what is read is what is changed."""
-        with self._lock, transaction(self._opened()) as connection:
+        """Lock the file for writing, so that no other process changes what was read."""
+        with self._lock, transaction(self._connect()) as connection:
             yield connection
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is None or self._process != os.getpid():  # SQLite forbids forks
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None or self._process != os.getpid():  # not across a fork
             connection = open_file(self._path, is_wal=True)
             with transaction(connection):
                 connection.execute(_TABLE)

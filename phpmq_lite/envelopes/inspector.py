@@ -14,7 +14,7 @@ from phpmq_lite.queue_settings import QueueSettings
 _REASON_CHARACTERS: Final = 200
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction
 _KNOWN: Final = frozenset(verdict.REASONS)
-_UNREAD: Final = "unsupported_schema_version"
+_UNSUPPORTED: Final = "unsupported_schema_version"
 _NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
 
 
@@ -23,7 +23,7 @@ class _Meta(msgspec.Struct):
 
 
 class _Origin(msgspec.Struct):
-    """Where an envelope was published to; all else is passed over."""
+    """The queue that an envelope was published to."""
 
     meta: _Meta | None = None
 
@@ -37,25 +37,25 @@ _DATA: Final = msgspec.json.Decoder(_Data)
 
 
 class BabelQueueInspector:
-    """Implements ``model.Envelopes``.  Its methods are pure and total, and may run in a thread.
+    """Implements ``model.Envelopes``. Its methods are pure, never raise, and may run in a thread.
 
-    ``schemas`` are the payloads' schemas by URN; None: none is registered.
+    ``schemas`` are the payload schemas by URN; None if there are none.
     """
 
     def __init__(self, schemas: ActiveSchemas | None = None) -> None:
         self._schemas = schemas
 
     def index(self, content: bytes) -> Indexed | None:
-        """Read what is indexed; None where it is no JSON object, or too long."""
+        """Return the indexed fields; None if the content is too long or not a JSON object."""
         return indexed_fields.read_indexed(content)
 
     def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
-        """Give the verdict of layers A and B, and of the schema where the queue asks for it."""
+        """Check layers A and B, and the payload schema if the queue requires it."""
         is_checked = settings.schema_mode != "off"
         right = verdict.fast_verdict(content)
         if right is None:
             mode = cast(verdict.EmptyListData, settings.empty_list_data)
-            found = verdict.judge(content, mode)
+            found = verdict.validate(content, mode)
         elif is_checked:
             found = verdict.Verdict(None, indexed_fields.IndexedFields(*right))
         else:
@@ -64,7 +64,7 @@ class BabelQueueInspector:
         if problem is None and is_checked:
             problem = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
             if settings.schema_mode != "quarantine":
-                problem = None  # it is counted
+                problem = None  # it is only counted
         return (
             Inspection(shown)
             if problem is None
@@ -80,14 +80,14 @@ class BabelQueueInspector:
         return schemas.check(urn, {} if is_empty else _data_of(content))
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Give ``unsupported_schema_version`` where it is that; its record has no block."""
-        problem = verdict.judge(content).problem
-        is_unread = problem is not None and problem.reason == _UNREAD
-        return _UNREAD if is_unread else None
+        """Return ``unsupported_schema_version`` if that is the verdict; its record has no block."""
+        problem = verdict.validate(content).problem
+        is_unsupported = problem is not None and problem.reason == _UNSUPPORTED
+        return _UNSUPPORTED if is_unsupported else None
 
     def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
-        """Make a record; the reason of its block is ``poison`` for what a verdict has refused."""
-        found = indexed_fields.index_of(content)
+        """Return a dead-letter record, with reason ``poison`` if a verdict rejected the content."""
+        found = indexed_fields.read_indexed_fields(content)
         block = dead_letter_record.DeadLetterBlock(
             reason="poison" if death.reason in _KNOWN else "failed",
             original_queue=death.queue,
@@ -98,11 +98,11 @@ class BabelQueueInspector:
             message_id=death.message_id.decode(),
         )
         return dead_letter_record.build_record(
-            content, block, is_kept=settings.payload_policy == "opaque"
+            content, block, keeps_content=settings.payload_policy == "opaque"
         )
 
     def record_source(self, content: bytes) -> RecordSource | None:
-        """Read whole id and exact cause out of a block; None where it names no message."""
+        """Return the message id and cause from a record's block; None if it names no message."""
         block = dead_letter_record.read_block(content)
         if block is None or not block.message_id:
             return None
@@ -111,11 +111,11 @@ class BabelQueueInspector:
         return RecordSource(block.message_id.encode(), cause, block.error)
 
     def redrive_content(self, content: bytes) -> bytes:
-        """Give what is sent again: no block, attempts 0, a wrapper unwrapped."""
+        """Return the content to redrive: no block, attempts 0, unwrapped."""
         return dead_letter_record.redrive_content(content)
 
     def origin_queue(self, content: bytes) -> str | None:
-        """Give ``dead_letter.original_queue``, else ``meta.queue``."""
+        """Return ``dead_letter.original_queue``, else ``meta.queue``."""
         block = dead_letter_record.read_block(content)
         if block is not None and block.original_queue:
             return block.original_queue
@@ -127,12 +127,12 @@ class BabelQueueInspector:
 
 
 def _data_of(content: bytes) -> object:
-    """Read ``data`` of a content that was found right."""
+    """Return ``data`` of a valid content."""
     try:
         return _DATA.decode(content).data
-    except (ValueError, RecursionError):  # msgspec is stricter with numbers
+    except (ValueError, RecursionError):  # msgspec accepts fewer numbers
         pass
     try:
         return json.loads(content)["data"]
     except (ValueError, RecursionError):
-        return None  # no schema takes it
+        return None  # which no schema allows

@@ -1,6 +1,6 @@
-"""Where the members of a JSON object lie in its bytes: one is changed, none is rewritten.
+"""Edit members of a JSON object in its bytes without rewriting the others.
 
-Everything is linear in the size of the content.  Offsets are bytes.
+All functions take linear time. Offsets are bytes.
 """
 
 import json
@@ -16,10 +16,10 @@ _COMMA: Final = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 
 
 class JsonMember(NamedTuple):
-    """One top-level member: byte offsets, ends exclusive."""
+    """A top-level member: byte offsets, ends are exclusive."""
 
     name: str
-    start: int  # of the quote of its name
+    start: int  # of the opening quote of its name
     value_start: int
     end: int  # of its value
 
@@ -28,60 +28,60 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-# Values are only skipped: objects are dropped as they end, numbers stay texts.
+# Values are only skipped: objects are discarded, numbers are not converted.
 _SKIPPER: Final = json.JSONDecoder(
     object_pairs_hook=len, parse_constant=_refuse_constant, parse_int=len, parse_float=len
 )
 
 
 def find_members(content: bytes) -> list[JsonMember]:
-    """Find the top-level members, in order; repeated ones too.
+    """Return the top-level members in order, including repeated ones.
 
     Raises:
-        ValueError: it is not one JSON object, is not UTF-8, or is more than 256 levels deep.
+        ValueError: the content is not one JSON object, is not UTF-8, or has more than 256 levels.
     """
     if strict_json.is_too_deep(content):
-        raise ValueError(f"more than {strict_json.DEPTH_LIMIT} levels")
+        raise ValueError(f"more than {strict_json.DEPTH_LIMIT} levels of nesting")
     text = content.decode()
     try:
-        found = _scan(text)
+        members = _scan(text)
     except RecursionError:
-        raise ValueError("nested too deeply for the stack that is left") from None
-    return found if text.isascii() else _in_bytes(text, found)
+        raise ValueError("nested too deeply for the remaining stack") from None
+    return members if text.isascii() else _in_bytes(text, members)
 
 
 def _scan(text: str) -> list[JsonMember]:
-    """Find the members, offsets in characters."""
-    found: list[JsonMember] = []
+    """Return the members with offsets in characters."""
+    members: list[JsonMember] = []
     read = _SKIPPER.raw_decode
-    at = _past(_SPACE, text, 0)
+    at = _skip(_SPACE, text, 0)
     if not text.startswith("{", at):
-        raise ValueError("it is no object")
-    at = _past(_SPACE, text, at + 1)
+        raise ValueError("not a JSON object")
+    at = _skip(_SPACE, text, at + 1)
     while not text.startswith("}", at):
-        if found:
-            at = _past(_COMMA, text, at)
+        if members:
+            at = _skip(_COMMA, text, at)
         if not text.startswith('"', at):
-            raise ValueError(f"no name at character {at}")
+            raise ValueError(f"expected a member name at character {at}")
         name, name_end = read(text, at)
-        value_start = _past(_COLON, text, name_end)
+        value_start = _skip(_COLON, text, name_end)
         _, end = read(text, value_start)
-        found.append(JsonMember(name, at, value_start, end))
-        at = end if text.startswith(",", end) else _past(_SPACE, text, end)
-    if _past(_SPACE, text, at + 1) != len(text):
-        raise ValueError(f"more than one value: character {at + 1}")
-    return found
+        members.append(JsonMember(name, at, value_start, end))
+        at = end if text.startswith(",", end) else _skip(_SPACE, text, end)
+    if _skip(_SPACE, text, at + 1) != len(text):
+        raise ValueError(f"data after the object at character {at + 1}")
+    return members
 
 
-def _past(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    if found is None:
-        raise ValueError(f"a sign is missing at character {at}")
-    return found.end()
+def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
+    members = pattern.match(text, at)
+    if members is None:
+        raise ValueError(f"expected a delimiter at character {at}")
+    return members.end()
 
 
-def _in_bytes(text: str, found: list[JsonMember]) -> list[JsonMember]:
-    """Turn offsets in characters into offsets in bytes, each piece of text encoded once."""
+def _in_bytes(text: str, members: list[JsonMember]) -> list[JsonMember]:
+    """Convert character offsets to byte offsets; encodes each part of the text once."""
     characters = 0
     size = 0
 
@@ -93,61 +93,61 @@ def _in_bytes(text: str, found: list[JsonMember]) -> list[JsonMember]:
 
     return [
         JsonMember(member.name, at(member.start), at(member.value_start), at(member.end))
-        for member in found
+        for member in members
     ]
 
 
 def edit_members(
-    content: bytes, found: list[JsonMember], changes: Mapping[str, bytes | None]
+    content: bytes, members: list[JsonMember], changes: Mapping[str, bytes | None]
 ) -> bytes:
-    """Give members new values, add them before the last brace or, for None, take them out.
+    """Replace members, add them before the last brace, or remove them (None).
 
-    ``found`` is what ``find_members`` gave.  Where a changed name is repeated the last
-    one gets the value and those before it are taken out, so that every parser reads the new value.
+    ``members`` is the result of ``find_members``. If a changed name is repeated, the last member
+    receives the value and the others are removed, so that every parser reads the new value.
     """
-    last = {member.name: index for index, member in enumerate(found) if member.name in changes}
-    gone: list[int] = []
+    last = {member.name: index for index, member in enumerate(members) if member.name in changes}
+    removed: list[int] = []
     cuts: list[_Cut] = []
-    for index, member in enumerate(found):
+    for index, member in enumerate(members):
         value = changes.get(member.name)
         if value is not None and last[member.name] == index:
             cuts.append((member.value_start, member.end, value))
         elif member.name in changes:
-            gone.append(index)
-    cuts += _removals(content, found, gone)
+            removed.append(index)
+    cuts += _removals(content, members, removed)
     added = [(name, value) for name, value in changes.items() if value and name not in last]
     if added:
         brace = content.rindex(b"}")
-        written = b",".join(_name(name) + b":" + value for name, value in added)
-        cuts.append((brace, brace, b"," + written if len(gone) < len(found) else written))
-    return _cut(content, sorted(cuts)) if cuts else content
+        written = b",".join(_encode_name(name) + b":" + value for name, value in added)
+        cuts.append((brace, brace, b"," + written if len(removed) < len(members) else written))
+    return _apply_cuts(content, sorted(cuts)) if cuts else content
 
 
-_Cut = tuple[int, int, bytes]  # start, end, what stands there instead
+_Cut = tuple[int, int, bytes]  # start, end, replacement
 
 
-def _name(name: str) -> bytes:
+def _encode_name(name: str) -> bytes:
     return json.dumps(name, ensure_ascii=False).encode()
 
 
-def _removals(content: bytes, found: list[JsonMember], gone: list[int]) -> list[_Cut]:
-    """Give the cuts that take out the members at the indices ``gone``, which ascend."""
-    leading = 0  # how many of the first members go
-    while leading < len(gone) and gone[leading] == leading:
+def _removals(content: bytes, members: list[JsonMember], removed: list[int]) -> list[_Cut]:
+    """Return the cuts that remove the members at the ascending indices ``removed``."""
+    leading = 0  # number of removed members at the start
+    while leading < len(removed) and removed[leading] == leading:
         leading += 1
     cuts = []
     if leading:
-        is_all = leading == len(found)
-        end = found[-1].end if is_all else found[leading].start
-        cuts.append((found[0].start, end, b""))
-    for index in gone[leading:]:
-        comma = content.index(b",", found[index - 1].end)
-        cuts.append((comma, found[index].end, b""))
+        is_all = leading == len(members)
+        end = members[-1].end if is_all else members[leading].start
+        cuts.append((members[0].start, end, b""))
+    for index in removed[leading:]:
+        comma = content.index(b",", members[index - 1].end)
+        cuts.append((comma, members[index].end, b""))
     return cuts
 
 
-def _cut(content: bytes, cuts: list[_Cut]) -> bytes:
-    """Replace byte ranges, which ascend and do not overlap."""
+def _apply_cuts(content: bytes, cuts: list[_Cut]) -> bytes:
+    """Replace ascending byte ranges that do not overlap."""
     pieces: list[bytes] = []
     at = 0
     for start, end, value in cuts:

@@ -1,10 +1,9 @@
 """Producers of envelopes: each publish is confirmed and returns the ``meta.id``.
 
-The receipt key is the ``meta.id``, with ``attempts`` where they are not 0, unless another is
-given.  So an envelope that is sent again, by the client after a lost connection or by its caller
-after an error, is stored once within the broker's window of keys.  ``publish`` makes a new
-envelope at each call: to try again yourself, ``make`` it once and give it to
-``publish_envelope`` as often as it takes.
+The publish key is the ``meta.id``, with ``attempts`` appended unless they are 0, so an envelope
+that is sent again after a lost connection or an error is stored once within the broker's window of
+keys. ``publish`` creates a new envelope on each call. To retry yourself, create the envelope once
+with ``make`` and pass it to ``publish_envelope`` on each attempt.
 """
 
 import hashlib
@@ -18,26 +17,26 @@ from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.indexed_fields import is_blank
 from phpmq_lite.errors import EnvelopeError
 
-KEY_BYTES: Final = 64  # of a receipt key, at most
+KEY_BYTES: Final = 64  # maximum length of a publish key
 
 
 class EnvelopeSource(Protocol):
-    """What knows its URN and its payload; it may also have ``get_babel_trace_id()``."""
+    """An object with a URN and a payload; it may also have ``get_babel_trace_id()``."""
 
     def get_babel_urn(self) -> str:
         """Return the URN."""
 
     def to_payload(self) -> Mapping[str, Any]:
-        """Return the data."""
+        """Return the payload."""
 
 
 class PreparedEnvelope(NamedTuple):
-    """An envelope ready to be sent."""
+    """An envelope that is ready to be sent."""
 
     queue: str
     content: bytes
     key: bytes
-    meta_id: str  # empty: it has none
+    meta_id: str  # empty if it has none
 
 
 def make_envelope(
@@ -48,22 +47,22 @@ def make_envelope(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make an envelope that continues the trace being handled, unless ``trace_id`` is given.
+    """Return an envelope that continues the current trace, unless ``trace_id`` is given.
 
     Raises:
-        EnvelopeError: as ``codec.make``.
+        EnvelopeError: as in ``codec.make``.
     """
     inherited = codec.current_trace_id() if trace_id is None else trace_id
     return codec.make(urn, data, queue=queue, trace_id=inherited, meta=meta)
 
 
 def make_from_object(message: Any, *, queue: str) -> dict[str, Any]:
-    """Make the envelope of an object with ``get_babel_urn`` and ``to_payload``.
+    """Return the envelope of an object with ``get_babel_urn`` and ``to_payload``.
 
-    Its own ``get_babel_trace_id`` comes before the trace being handled.
+    Its own ``get_babel_trace_id`` takes precedence over the current trace.
 
     Raises:
-        EnvelopeError: as ``codec.from_message``.
+        EnvelopeError: as in ``codec.from_message``.
     """
     envelope = codec.from_message(message, queue=queue)
     inherited = codec.current_trace_id()
@@ -72,7 +71,7 @@ def make_from_object(message: Any, *, queue: str) -> dict[str, Any]:
     return envelope
 
 
-def make_for(
+def envelope_for(
     job: str | EnvelopeSource,
     data: Mapping[str, Any] | str | None,
     queue: str | None,
@@ -81,12 +80,12 @@ def make_for(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the envelope of a URN with its data, or of a job; see ``make`` for traces.
+    """Return the envelope of a URN with its data, or of a job.
 
     With a job the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
 
     Raises:
-        EnvelopeError: as ``codec.make``; the data is missing, or given beside a job.
+        EnvelopeError: as in ``codec.make``; the data is missing, or was passed along with a job.
     """
     if isinstance(job, str):
         if data is None:
@@ -96,7 +95,9 @@ def make_for(
     if isinstance(data, str) and queue is None:
         data, queue = None, data
     if data is not None or meta is not None:
-        raise EnvelopeError(f"/data comes from the {type(job).__name__}: give no data and no meta")
+        raise EnvelopeError(
+            f"/data comes from the {type(job).__name__}; pass neither data nor meta"
+        )
     envelope = make_from_object(job, queue=default_queue if queue is None else queue)
     if trace_id is not None and not is_blank(trace_id):
         envelope["trace_id"] = trace_id
@@ -112,35 +113,35 @@ def _has_trace(message: Any) -> bool:
 def prepare_publish(
     envelope: Mapping[str, Any], queue: str | None = None, key: bytes | str | None = None
 ) -> PreparedEnvelope:
-    """Encode an envelope for its queue: the given one, else ``meta.queue``.
+    """Encode an envelope for ``queue``, else for its ``meta.queue``.
 
     Raises:
-        EnvelopeError: it cannot be written, no consumer could handle it, or it has no queue.
+        EnvelopeError: the envelope is invalid, or it has no queue and none was given.
         ValueError: the key is not 1 to 64 bytes.
     """
     content = codec.encode(envelope)
     meta = envelope["meta"]
     target = queue or meta.get("queue")
     if not target:
-        raise EnvelopeError("/meta/queue: names no queue, and none was given")
+        raise EnvelopeError("/meta/queue is missing; set it or pass a queue")
     meta_id = meta.get("id") or ""
     attempts = envelope["attempts"]
-    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a later try is another
+    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a retry has another key
     return PreparedEnvelope(target, content, receipt_key(content, own, key), meta_id)
 
 
 def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -> bytes:
-    """Return the key of a publish: the given one, else the identity, hashed where it is long.
+    """Return the key of a publish: ``key``, else the identity, else a hash of the content.
 
-    Without an identity it is a hash of the content.
+    An identity that is too long is hashed.
 
     Raises:
-        ValueError: the given key is not 1 to 64 bytes.
+        ValueError: ``key`` is not 1 to 64 bytes.
     """
     if key is not None:
         given = key.encode() if isinstance(key, str) else key
         if not 0 < len(given) <= KEY_BYTES:
-            raise ValueError(f"the key has {len(given)} bytes, it may have 1 to {KEY_BYTES}")
+            raise ValueError(f"the key has {len(given)} bytes, allowed are 1 to {KEY_BYTES}")
         return given
     own = identity.encode()
     if 0 < len(own) <= KEY_BYTES:
@@ -149,7 +150,7 @@ def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -
 
 
 class Producer:
-    """Publishes envelopes from threads and scripts; for one thread at a time.
+    """Publishes envelopes from threads and scripts; for use by one thread at a time.
 
     ::
 
@@ -160,12 +161,12 @@ class Producer:
     def __init__(
         self, client: BlockingClient | str = "127.0.0.1", *, queue: str = "default", **options: Any
     ) -> None:
-        """Publish over a client that is open already, or over one of its own to an address.
+        """Publish over an open client, or connect to an address.
 
         Args:
-            client: the client, which stays its owner's; or an address, connected to by ``with``.
-            queue: where envelopes go that name no other.
-            options: of ``connect_blocking``, with an address.
+            client: a client, which the caller closes; or an address to connect to in ``with``.
+            queue: default queue.
+            options: options of ``connect_blocking`` for an address.
         """
         self.queue = queue
         self._is_owner = isinstance(client, str)
@@ -191,7 +192,7 @@ class Producer:
         meta: Mapping[str, Any] | None = None,
         key: bytes | str | None = None,
     ) -> str:
-        """Publish a new envelope; return its ``meta.id`` when the broker has stored it.
+        """Publish a new envelope; return its ``meta.id`` once the broker has stored it.
 
         ::
 
@@ -199,36 +200,21 @@ class Producer:
             orders.publish(UserRegistered(42), "emails")
 
         Args:
-            job: the URN, ``urn:babel:<context>:<event>``; or a job, an object with
-                ``get_babel_urn`` and ``to_payload``.
-            data: the payload of a URN; with a job, its queue may stand here.
-            queue: where it goes, if not to the producer's own queue.
-            trace_id: the trace to continue; without it, that of the job, that of the envelope
+            job: the URN, ``urn:babel:<context>:<event>``; or an object with ``get_babel_urn`` and
+                ``to_payload``.
+            data: the payload of the URN; with an object, the queue may be passed here.
+            queue: replaces the producer's queue.
+            trace_id: the trace to continue; default: the object's trace, the trace of the envelope
                 being handled, or a new one.
-            ttl_s: seconds to live; 0: for ever.
-            meta: further members of ``meta``.
-            key: the receipt key, 1 to 64 bytes, if not the ``meta.id``.
+            ttl_s: seconds to live; 0 never expires.
+            meta: additional members of ``meta``.
+            key: the publish key, 1 to 64 bytes; default: the ``meta.id``.
 
         Raises:
-            EnvelopeError: it cannot be written; nothing was sent, the message has the pointer.
-            ClientError, LocalProtocolError, TimeoutError: as ``publish_confirmed`` of the client.
+            EnvelopeError: the envelope is invalid; nothing was sent. The message names the member.
+            ClientError, LocalProtocolError, TimeoutError: as in the client's ``publish_confirmed``.
         """
-        envelope = make_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
-        return self.publish_envelope(envelope, ttl_s=ttl_s, key=key)
-
-    def publish_message(
-        self,
-        message: Any,
-        *,
-        queue: str | None = None,
-        ttl_s: int = 0,
-        key: bytes | str | None = None,
-    ) -> str:
-        """Publish an object with ``get_babel_urn`` and ``to_payload``; as :meth:`publish`.
-
-        A trace of its ``get_babel_trace_id`` is continued.
-        """
-        envelope = make_from_object(message, queue=self.queue if queue is None else queue)
+        envelope = envelope_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
         return self.publish_envelope(envelope, ttl_s=ttl_s, key=key)
 
     def publish_envelope(
@@ -239,36 +225,32 @@ class Producer:
         ttl_s: int = 0,
         key: bytes | str | None = None,
     ) -> str:
-        """Publish a made envelope to ``queue``, else to its ``meta.queue``; as :meth:`publish`.
+        """Publish an existing envelope to ``queue``, else to its ``meta.queue``.
 
-        The same envelope again, after an error or a restart, is stored once within the broker's
-        window of keys.  To have it stored again on purpose, give another ``key``.
+        An envelope that is published again, after an error or a restart, is stored once within the
+        broker's window of keys. To store it twice on purpose, pass another ``key``. Errors are
+        those of :meth:`publish`.
         """
-        made = prepare_publish(envelope, queue, key)
-        self.client.publish_confirmed(made.queue, made.content, ttl_s, made.key)
-        return made.meta_id
+        prepared = prepare_publish(envelope, queue, key)
+        self.client.publish_confirmed(prepared.queue, prepared.content, ttl_s, prepared.key)
+        return prepared.meta_id
 
 
 class AsyncProducer:
-    """Publishes envelopes from asyncio; all tasks of a loop may use it at the same time.
+    """Publishes envelopes from asyncio; safe for concurrent use by the tasks of one loop.
 
     ::
 
         async with AsyncProducer("127.0.0.1:9100", queue="orders") as orders:
             await orders.publish("urn:babel:orders:created", {"order_id": 1042})
+
+    The arguments are those of :class:`Producer`.
     """
 
     def __init__(
         self, client: Client | str = "127.0.0.1", *, queue: str = "default", **options: Any
     ) -> None:
-        """Publish over a client that is open already, or over one of its own to an address.
-
-        Args:
-            client: the client, which stays its owner's; or an address, connected to by
-                ``async with``.
-            queue: where envelopes go that name no other.
-            options: of ``connect``, with an address.
-        """
+        """Publish over an open client, or connect to an address in ``async with``."""
         self.queue = queue
         self._is_owner = isinstance(client, str)
         self.client = connect_aio(client, **options) if isinstance(client, str) else client
@@ -293,20 +275,8 @@ class AsyncProducer:
         meta: Mapping[str, Any] | None = None,
         key: bytes | str | None = None,
     ) -> str:
-        """Publish a new envelope; as :meth:`Producer.publish`."""
-        envelope = make_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
-        return await self.publish_envelope(envelope, ttl_s=ttl_s, key=key)
-
-    async def publish_message(
-        self,
-        message: Any,
-        *,
-        queue: str | None = None,
-        ttl_s: int = 0,
-        key: bytes | str | None = None,
-    ) -> str:
-        """Publish an object; as :meth:`Producer.publish_message`."""
-        envelope = make_from_object(message, queue=self.queue if queue is None else queue)
+        """Publish a new envelope, like :meth:`Producer.publish`."""
+        envelope = envelope_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
         return await self.publish_envelope(envelope, ttl_s=ttl_s, key=key)
 
     async def publish_envelope(
@@ -317,7 +287,7 @@ class AsyncProducer:
         ttl_s: int = 0,
         key: bytes | str | None = None,
     ) -> str:
-        """Publish a made envelope; as :meth:`Producer.publish_envelope`."""
-        made = prepare_publish(envelope, queue, key)
-        await self.client.publish_confirmed(made.queue, made.content, ttl_s, made.key)
-        return made.meta_id
+        """Publish an existing envelope, like :meth:`Producer.publish_envelope`."""
+        prepared = prepare_publish(envelope, queue, key)
+        await self.client.publish_confirmed(prepared.queue, prepared.content, ttl_s, prepared.key)
+        return prepared.meta_id

@@ -1,8 +1,8 @@
-"""The registry: a folder with ``registry.json`` that says which schema the payload of a URN has.
+"""The schema registry: a folder whose ``registry.json`` maps URNs to payload schemas.
 
-The form is that of the BabelQueue SDKs: ``{"schemas": [{"urn", "schema", "owner", "status"}]}``,
-where ``schema`` is a file of the folder.  ``read_registry`` reads it whole; ``ActiveSchemas``
-keeps the last one that was right and reads the folder anew when a file of it has changed.
+It has the format of the BabelQueue SDKs: ``{"schemas": [{"urn", "schema", "owner", "status"}]}``,
+where ``schema`` is a file of the folder. ``read_registry`` reads the folder. ``ActiveSchemas``
+keeps the last valid version and reloads the folder when a file changes.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from phpmq_lite.envelopes.verdict import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
 MANIFEST: Final = "registry.json"
-FILE_BYTES: Final = 1 << 20  # of one file
-WATCH_S: Final = 2.0  # between two looks at the times of the files
+FILE_BYTES: Final = 1 << 20  # per file
+WATCH_S: Final = 2.0  # interval of checks for changed files
 _VERSION: Final = re.compile(r"[.:]v([0-9]{1,6})")
 _SHOWN_FAULTS: Final = 3
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -34,11 +34,11 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(slots=True, frozen=True)
 class RegistryFault:
-    """What is wrong with one file of the folder; ``pointer`` is empty for all of it."""
+    """An error in one file of the folder; ``pointer`` is empty for the whole file."""
 
     file: str
     pointer: str
-    detail: str  # in words
+    detail: str
 
     def __str__(self) -> str:
         where = f"{self.file}#{self.pointer}" if self.pointer else self.file
@@ -47,40 +47,40 @@ class RegistryFault:
 
 @dataclass(slots=True, frozen=True)
 class RegisteredSchema:
-    """One registered ``urn``, with ``owner`` and ``status`` as ``registry.json`` has them."""
+    """A registered ``urn``, with ``owner`` and ``status`` from ``registry.json``."""
 
     urn: str
-    file: str  # in the folder
-    schema: PayloadSchema  # of its payloads
+    file: str  # name in the folder
+    schema: PayloadSchema  # of the payloads
     owner: str = ""
     status: str = ""
 
     @property
     def version(self) -> int:
-        """The N of a URN that ends in ``.vN`` or ``:vN``; 1 without."""
+        """The N of a URN that ends in ``.vN`` or ``:vN``, else 1."""
         found = _VERSION.search(self.urn)
         return int(found[1]) if found and found.end() == len(self.urn) else 1
 
 
 @dataclass(slots=True, frozen=True)
 class SchemaRegistry:
-    """All that was read; ``faults`` is empty where the folder is right."""
+    """The result of reading the folder; ``faults`` is empty if it is valid."""
 
     entries: Mapping[str, RegisteredSchema] = field(default_factory=dict)  # by URN
     faults: tuple[RegistryFault, ...] = ()
-    stamp: Stamp = ()  # of the files, as they were before they were read
+    stamp: Stamp = ()  # of the files before they were read
 
-    def check(self, urn: str, data: Any, *, is_sent: bool = False) -> EnvelopeProblem | None:
-        """Give the first thing that is wrong with a payload; None also for a URN without a schema.
+    def check(self, urn: str, data: Any, *, is_on_wire: bool = False) -> EnvelopeProblem | None:
+        """Return the first violation in a payload; None also for a URN without a schema.
 
-        ``is_sent`` is as in ``PayloadSchema.check``.
+        ``is_on_wire`` is explained at ``PayloadSchema.check``.
         """
         entry = self.entries.get(urn)
-        return None if entry is None else entry.schema.check(data, is_sent=is_sent)
+        return None if entry is None else entry.schema.check(data, is_on_wire=is_on_wire)
 
 
 class RegistryError(PhpmqError):
-    """The folder is not right; nothing of it is in force.  The message names file and pointer."""
+    """The folder is invalid and was not loaded. The message names file and pointer."""
 
     def __init__(self, folder: Path, faults: tuple[RegistryFault, ...]) -> None:
         shown = "; ".join(map(str, faults[:_SHOWN_FAULTS]))
@@ -93,14 +93,14 @@ class RegistryError(PhpmqError):
 
 
 def read_registry(folder: Path) -> SchemaRegistry:
-    """Read the whole folder; what is wrong is gathered, not raised.  Blocks on the disk."""
+    """Read the folder from disk; errors are collected, not raised."""
     faults: list[RegistryFault] = []
     before = _stamp(folder, (MANIFEST,))
     rows = list(_rows(folder, faults))
     files = sorted({MANIFEST, *(row["schema"] for row in rows)})
     stamp = _stamp(folder, files)
     if dict(_times(before)).items() - dict(_times(stamp)).items():
-        stamp = ()  # it changed while it was read: the next look reads it again
+        stamp = ()  # it changed while it was read, so the next check reads it again
     read: dict[str, PayloadSchema] = {}
     broken: set[str] = set()
     entries: dict[str, RegisteredSchema] = {}
@@ -126,7 +126,7 @@ def read_file(path: Path) -> PayloadSchema:
     """Read the schema in a file.
 
     Raises:
-        SchemaError: it cannot be read, or is none; the pointer says where.
+        SchemaError: the file cannot be read or is invalid; the pointer is the location.
     """
     return read_schema(read_json(_content(path)))
 
@@ -134,7 +134,7 @@ def read_file(path: Path) -> PayloadSchema:
 def _content(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
-            raise SchemaError("it is no file")
+            raise SchemaError("it is not a regular file")
         with path.open("rb") as file:
             content = file.read(FILE_BYTES + 1)
     except OSError as error:
@@ -142,12 +142,12 @@ def _content(path: Path) -> bytes:
     except ValueError as error:  # a NUL in the name
         raise SchemaError(str(error)) from None
     if len(content) > FILE_BYTES:
-        raise SchemaError(f"it is longer than {FILE_BYTES} bytes")
+        raise SchemaError(f"it is larger than {FILE_BYTES} bytes")
     return content
 
 
 def _rows(folder: Path, faults: list[RegistryFault]) -> Iterator[dict[str, Any]]:
-    """Yield the entries of the manifest that are right."""
+    """Yield the valid entries of the manifest."""
 
     def fault(pointer: str, detail: str) -> None:
         faults.append(RegistryFault(MANIFEST, pointer, detail))
@@ -170,32 +170,32 @@ def _rows(folder: Path, faults: list[RegistryFault]) -> Iterator[dict[str, Any]]
         if not isinstance(row, dict):
             fault(at, f"it is {type_name(row)}, not an object")
             continue
-        wrong = _wrong_urn(row.get("urn"), seen)
-        if wrong:
-            fault(f"{at}/urn", wrong)
+        problem = _urn_error(row.get("urn"), seen)
+        if problem:
+            fault(f"{at}/urn", problem)
             continue
         seen.add(row["urn"])
-        wrong = _wrong_file(row.get("schema"))
-        if wrong:
-            fault(f"{at}/schema", wrong)
+        problem = _file_error(row.get("schema"))
+        if problem:
+            fault(f"{at}/schema", problem)
             continue
         yield row
 
 
-def _wrong_urn(urn: object, seen: set[str]) -> str:
+def _urn_error(urn: object, seen: set[str]) -> str:
     if not isinstance(urn, str) or not urn.strip():
-        return "it is the URN that the schema is for, and may not be blank"
+        return "the URN of the schema must not be blank"
     if len(urn) >= INDEX_CHARACTERS:
         return f"it has {len(urn)} characters, the limit is {INDEX_CHARACTERS - 1}"
-    return f"{urn} is registered twice" if urn in seen else ""
+    return f"{urn} is already registered" if urn in seen else ""
 
 
-def _wrong_file(name: object) -> str:
+def _file_error(name: object) -> str:
     if not isinstance(name, str) or not name:
-        return "it is the name of a file in this folder"
+        return "it must be the name of a file in this folder"
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        return f"{name} leaves the folder"
+        return f"{name} is outside of the folder"
     return ""
 
 
@@ -212,43 +212,43 @@ def _stamp(folder: Path, files: tuple[str, ...] | list[str]) -> Stamp:
 
 
 def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
-    """Tell whether a file of the folder is another than the one that was read."""
+    """Return whether a file of the folder has changed since it was read."""
     files = [name for name, *_ in registry.stamp] or [MANIFEST]
     return _stamp(folder, files) != registry.stamp
 
 
-# -- in force
+# -- active schemas
 
 
 @dataclass(slots=True)
 class ValidationCounts:
-    """How many payloads of one URN ``passed`` and ``failed`` since the start."""
+    """Numbers of payloads of one URN that ``passed`` and ``failed`` since the start."""
 
     passed: int = 0
     failed: int = 0
-    last: EnvelopeProblem | None = None  # the newest failure
+    last: EnvelopeProblem | None = None  # the latest failure
 
 
 class ActiveSchemas:
-    """The registry in force; None as folder: nothing is registered and everything passes.
+    """The active registry; if the folder is None, there are no schemas and every payload passes.
 
-    ``check`` and ``is_registered`` may be called from any thread, ``watch`` runs on the loop and
-    reads in a thread of its own.  A change that is not right leaves what was in force.
+    ``check`` and ``is_registered`` may be called from any thread. ``watch`` runs on the event loop
+    and reads in a thread. After an invalid change the previous version stays in use.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.registry = SchemaRegistry()  # in force
-        self.faults: tuple[RegistryFault, ...] = ()  # of the newest reading
-        self._read = SchemaRegistry()  # the newest reading, right or not
-        self._tallies: dict[str, ValidationCounts] = {}
-        self._lock = threading.Lock()  # of the tallies
+        self.registry = SchemaRegistry()
+        self.faults: tuple[RegistryFault, ...] = ()  # of the latest read
+        self._read = SchemaRegistry()  # the latest read, valid or not
+        self._counts: dict[str, ValidationCounts] = {}
+        self._lock = threading.Lock()  # guards the counts
 
     def load(self) -> None:
-        """Read the folder; blocks on the disk.
+        """Read the folder from disk.
 
         Raises:
-            RegistryError: it is not right; what was in force stays.
+            RegistryError: it is invalid; the previous version stays in use.
         """
         if self.folder is None:
             return
@@ -259,7 +259,11 @@ class ActiveSchemas:
         self.registry = read
 
     def refresh(self) -> bool:
-        """Read the folder if a file of it has changed, and tell whether it did; as ``load``."""
+        """Load the folder if a file has changed; return whether it did.
+
+        Raises:
+            RegistryError: it is invalid; the previous version stays in use.
+        """
         if self.folder is None or not is_changed(self.folder, self._read):
             return False
         self.load()
@@ -267,40 +271,40 @@ class ActiveSchemas:
 
     async def watch(
         self,
-        tell: Callable[[RegistryError | None], None] = lambda _: None,
+        on_reload: Callable[[RegistryError | None], None] = lambda _: None,
         every_s: float = WATCH_S,
     ) -> None:
-        """Read anew what changes, until cancelled; ``tell`` gets None or why it is not in force."""
+        """Reload changed files until cancelled; ``on_reload`` receives None, or the error."""
         while self.folder is not None:
             await asyncio.sleep(every_s)
             try:
-                is_new = await asyncio.to_thread(self.refresh)
+                is_changed_now = await asyncio.to_thread(self.refresh)
             except RegistryError as error:
-                tell(error)
+                on_reload(error)
             else:
-                if is_new:
-                    tell(None)
+                if is_changed_now:
+                    on_reload(None)
 
     def is_registered(self, urn: str) -> bool:
-        """Tell whether a URN has a schema: a look into a dict."""
+        """Return whether a URN has a schema."""
         return urn in self.registry.entries
 
     def check(self, urn: str, data: Any) -> EnvelopeProblem | None:
-        """Judge a payload as it is on the wire, and count it; None: fine, or no schema."""
+        """Check a payload as received and count the result; None if it passes or has no schema."""
         if urn not in self.registry.entries:
             return None
-        problem = self.registry.check(urn, data, is_sent=True)
+        problem = self.registry.check(urn, data, is_on_wire=True)
         with self._lock:
-            tally = self._tallies.setdefault(urn, ValidationCounts())
+            counts = self._counts.setdefault(urn, ValidationCounts())
             if problem is None:
-                tally.passed += 1
+                counts.passed += 1
             else:
-                tally.failed += 1
-                tally.last = problem
+                counts.failed += 1
+                counts.last = problem
         return problem
 
-    def tally(self, urn: str) -> ValidationCounts:
-        """Give what became of the payloads of a URN."""
+    def counts(self, urn: str) -> ValidationCounts:
+        """Return the counts of a URN."""
         with self._lock:
-            found = self._tallies.get(urn, ValidationCounts())
+            found = self._counts.get(urn, ValidationCounts())
             return ValidationCounts(found.passed, found.failed, found.last)

@@ -1,4 +1,4 @@
-"""SQLite files of services, beside the broker: opened for several processes, written at once."""
+"""SQLite files that belong to clients and are shared by several processes."""
 
 import sqlite3
 import time
@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-BUSY_S: Final = 10.0  # so long another writer is waited for
-_LOOK_S: Final = 0.01
+BUSY_S: Final = 10.0  # time to wait for other writers
+_RETRY_S: Final = 0.01
 
 
 def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
-    """Open for reading and writing, each statement its own transaction (``synchronous=FULL``).
+    """Open a file for reading and writing in autocommit mode with ``synchronous=FULL``.
 
-    ``is_wal`` puts the file into WAL mode, where it is not: for files that are ours.  Close it
-    before a fork, or leave it alone after one.
+    ``is_wal`` switches to WAL mode, for files that only we use. Close the connection before a fork,
+    or do not use it afterwards.
 
     Raises:
-        sqlite3.Error: it is no database, or locked for longer than 10 s.
+        sqlite3.Error: the file is not a database, or is locked for more than 10 s.
     """
     connection = sqlite3.connect(
         path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
@@ -34,7 +34,7 @@ def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to WAL mode; SQLite does not wait by itself for others that switch too."""
+    """Switch to WAL mode; SQLite does not wait for other connections that switch too."""
     deadline = time.monotonic() + BUSY_S
     while True:
         try:
@@ -42,24 +42,24 @@ def _use_wal(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_LOOK_S)
+            time.sleep(_RETRY_S)
         else:
             return
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Hold the file for writing from the first statement on; commit, or roll back on an error.
+    """Lock the file for writing, then commit, or roll back on an error.
 
     Raises:
-        sqlite3.Error: the file stays locked, the disk is full, a transaction is open already.
+        sqlite3.Error: the file stays locked, the disk is full, or a transaction is already open.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite rolls back by itself when the disk is full
+        if connection.in_transaction:  # SQLite itself rolls back on a full disk
             connection.execute("ROLLBACK")
         raise
 

@@ -1,7 +1,7 @@
-"""JSON as RFC 8259 has it and no wider, for bodies of strangers.
+"""Strict JSON (RFC 8259) for untrusted bodies.
 
-Objects come back as tuples of pairs, so that repeated members survive; arrays as lists.  All of it
-is linear in the size of the content (measured up to 16 MiB in tests/unit/envelopes/test_growth.py).
+Objects become tuples of pairs, to preserve repeated members; arrays become lists. Everything takes
+linear time (measured up to 16 MiB in tests/unit/envelopes/test_growth.py).
 """
 
 import json
@@ -12,9 +12,9 @@ from typing import Any, Final
 from phpmq_lite.errors import EnvelopeError
 
 DEPTH_LIMIT: Final = 256  # levels; the root is the first
-DIGITS_LIMIT: Final = 4300  # of one integer; CPython turns no longer text into an int
+DIGITS_LIMIT: Final = 4300  # of one integer; the limit of CPython's int()
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the last one may be unfinished
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the last may be unfinished
 _STEPS: Final = bytes(
     1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256)
 )  # read as signed: 1 and -1
@@ -23,7 +23,7 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITHOUT_LONE: Final = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F])*+", re.DOTALL
 )
-# Digits as 0, e and E as e, + as it is, all else as a space: long numbers become plain to see.
+# Map digits to 0, e and E to e, keep +, all else to a space: long numbers become visible.
 _NUMBER_SIGNS: Final = bytes(
     48 if byte in b"0123456789" else 101 if byte in b"eE" else 43 if byte == 43 else 32
     for byte in range(256)
@@ -42,16 +42,16 @@ def _read_integer(literal: str) -> int:
 
 
 _PLAIN: Final = json.JSONDecoder(object_pairs_hook=tuple, parse_constant=_refuse_constant)
-_WARY: Final = json.JSONDecoder(
+_CHECKED: Final = json.JSONDecoder(
     object_pairs_hook=tuple, parse_constant=_refuse_constant, parse_int=_read_integer
 )
 
 
 def to_bytes(content: object) -> bytes:
-    """Return a body as bytes; text as UTF-8, where half of a surrogate pair stays invalid.
+    """Return a body as bytes; a string is encoded as UTF-8, in which lone surrogates stay invalid.
 
     Raises:
-        EnvelopeError: it is neither bytes nor text.
+        EnvelopeError: the body is neither bytes nor a string.
     """
     if isinstance(content, bytes):
         return content
@@ -60,13 +60,13 @@ def to_bytes(content: object) -> bytes:
     if isinstance(content, bytearray | memoryview):
         return bytes(content)
     raise EnvelopeError(
-        f"the body is a {type(content).__name__}, not bytes or text: "
+        f"the body is a {type(content).__name__}, not bytes or a string; "
         "encode(envelope) returns the bytes of an envelope"
     )
 
 
 def is_too_deep(content: bytes) -> bool:
-    """Tell whether more than ``DEPTH_LIMIT`` brackets are open at once; any bytes, JSON or not."""
+    """Return whether more than ``DEPTH_LIMIT`` brackets are open at once, in any bytes."""
     if content.count(b"[") + content.count(b"{") <= DEPTH_LIMIT:
         return False
     steps = _STRING.sub(b"", content).translate(_STEPS, _NO_BRACKETS)
@@ -74,28 +74,28 @@ def is_too_deep(content: bytes) -> bool:
 
 
 def has_long_numbers(content: bytes) -> bool:
-    """Tell whether a number may be beyond a double; texts that look like one count too.
+    """Return whether a number may exceed the range of a double; strings can cause false positives.
 
-    Numbers in content without are finite and quick to read, so C does all of it.
+    The numbers of other content are finite and fast to parse, so it can be parsed in C.
     """
     signs = content.translate(_NUMBER_SIGNS)
     return any(sign in signs for sign in _LONG_NUMBERS)
 
 
-def parse_json(text: str, *, is_wary: bool) -> Any:
-    """Read one value; ask ``is_too_deep`` first, and ``has_long_numbers`` for ``is_wary``.
+def parse_json(text: str, *, may_overflow: bool) -> Any:
+    """Parse one value. First call ``is_too_deep``, and ``has_long_numbers`` for ``may_overflow``.
 
     Raises:
-        ValueError: it is not exactly one value; an integer is longer than ``DIGITS_LIMIT``.
+        ValueError: it is not exactly one value, or an integer exceeds ``DIGITS_LIMIT`` digits.
     """
     try:
-        return (_WARY if is_wary else _PLAIN).decode(text)
-    except RecursionError:  # the caller itself is deep in the stack
-        raise ValueError("nested too deeply for the stack that is left") from None
+        return (_CHECKED if may_overflow else _PLAIN).decode(text)
+    except RecursionError:  # the caller's stack is deep
+        raise ValueError("nested too deeply for the remaining stack") from None
 
 
 def has_lone_surrogate(content: bytes) -> bool:
-    """Tell whether an escape is half of a surrogate pair; ``content`` is valid JSON."""
+    """Return whether valid JSON has an escape that is a lone surrogate."""
     if _SURROGATE.search(content) is None:
         return False
     found = _WITHOUT_LONE.match(content)
@@ -103,7 +103,7 @@ def has_lone_surrogate(content: bytes) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Tell whether every number in a parsed value is a finite double."""
+    """Return whether every number in a parsed value is a finite double."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

@@ -1,4 +1,4 @@
-"""Runs an app on a queue until a limit, a signal or its own end: ``phpmq-lite worker``."""
+"""Run an app on a queue until a limit, a signal or ``stop``: ``phpmq-lite worker``."""
 
 import logging
 import os
@@ -20,16 +20,16 @@ from phpmq_lite.process_memory import peak_resident_bytes, resident_bytes
 
 @dataclass(slots=True, frozen=True)
 class WorkerLimits:
-    """Bounds of one run; 0: none."""
+    """Limits of one run; 0 means unlimited."""
 
     max_jobs: int = 0
     max_runtime_s: float = 0.0
     memory_bytes: int = 0  # resident
     stop_when_empty: bool = False
-    parent: int = 0  # process id: end when it is gone
+    parent: int = 0  # process id; the worker run_limits when that process has ended
 
     def reached(self, jobs: int, runtime_s: float, resident_bytes: Callable[[], int]) -> str | None:
-        """Name the bound that is reached: jobs, runtime, memory or orphaned; None: go on."""
+        """Return the limit that is reached: jobs, runtime, memory or orphaned; or None."""
         if self.max_jobs and jobs >= self.max_jobs:
             return "jobs"
         if self.max_runtime_s and runtime_s >= self.max_runtime_s:
@@ -42,19 +42,19 @@ class WorkerLimits:
 
 
 def _memory_bytes() -> int:
-    return resident_bytes() or peak_resident_bytes()  # only Linux shows what is in RAM now
+    return resident_bytes() or peak_resident_bytes()  # only Linux reports the current value
 
 
-RESERVE_S = 1.0  # one wait for a message; limits and signals are looked at in between
-_CHECKS: Final = ClientSession(1).side  # sends nothing
+RESERVE_S = 1.0  # wait for a message; limits and signals are checked in between
+_ENCODER: Final = ClientSession(1).side  # only encodes, to validate names
 
 
 @dataclass(slots=True, frozen=True)
 class WorkerOutcome:
-    """What a run did."""
+    """The result of a run."""
 
-    jobs: int  # taken, malformed ones too
-    reason: str  # why it ended: stopped, exit, jobs, runtime, memory, orphaned, empty
+    jobs: int  # received, including malformed ones
+    reason: str  # stopped, exit, jobs, runtime, memory, orphaned or empty
 
 
 def run_worker(
@@ -69,112 +69,124 @@ def run_worker(
     handle_signals: bool = True,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> WorkerOutcome:
-    """Handle messages of a queue until a limit or a signal; the connection is closed afterwards.
+    """Handle messages of a queue until a limit or a signal, then close the connection.
 
     Args:
-        app: made by ``connect``, or any app of the SDK: that one needs a ``transport``.
-        queue: instead of the app's.
-        transport: instead of the app's.
-        limits: when to end; they are looked at between two jobs.
-        reserve_timeout_s: one wait for a message; ``stop_when_empty`` ends after one in vain.
-        drop_exhausted: run although the app has dead letters off, and drop what fails for good.
-        middleware: outside that of the app.
-        handle_signals: SIGTERM and SIGINT, where this is the main thread.
-        monotonic: seconds, for ``limits.max_runtime_s``.
+        app: created by ``connect``, or any app of the SDK together with a ``transport``.
+        queue: replaces the app's queue.
+        transport: replaces the app's transport.
+        limits: checked between two jobs.
+        reserve_timeout_s: how long to wait for a message; ``stop_when_empty`` stops after one
+            wait without a message.
+        drop_exhausted: run even if the app has dead letters disabled, and drop failed messages.
+        middleware: runs outside the app's middleware.
+        handle_signals: handle SIGTERM and SIGINT, if this is the main thread.
+        monotonic: clock in seconds, for ``limits.max_runtime_s``.
 
     Raises:
-        SettingsError: dead letters are off, there is no transport, or no queue can be called
-            that: the SDK would try on for ever.
-        SystemExit: a handler raised it; its message went back to the queue.
+        SettingsError: dead letters are disabled, there is no transport, or the queue name is
+            invalid, which the SDK would retry forever.
+        SystemExit: raised by a handler; its message was requeued.
     """
     if transport is not None:
         app.transport = transport
     target = queue or app.queue
-    ours = _prepared(app, target, drop_exhausted=drop_exhausted)
+    phpmq_transport = _checked_transport(app, target, drop_exhausted=drop_exhausted)
     around = [*middleware, *(app.middleware if isinstance(app, App) else ())]
-    stops = _Stops(app, limits or WorkerLimits(), monotonic)
-    with _watched(ours, stops), wrap_handlers(app, ours, around), _silenced():
-        ours.events.emit("info", "worker.started", queue=target)
+    run_limits = _RunLimits(app, limits or WorkerLimits(), monotonic)
+    with (
+        _limited_by(phpmq_transport, run_limits),
+        wrap_handlers(app, phpmq_transport, around),
+        _muted_codec(),
+    ):
+        phpmq_transport.events.emit("info", "worker.started", queue=target)
         try:
-            # the SDK's own: App.consume would put its equipment on once more
+            # App.consume would wrap the handlers a second time.
             BabelQueue.consume(
                 app, target, timeout=reserve_timeout_s, handle_signals=handle_signals
             )
         except SystemExit:
-            stops.reason = "exit"
+            run_limits.reason = "exit"
             raise
         finally:
-            ours.events.emit("info", "worker.stopping", queue=target, reason=stops.reason)
-            ours.close()
-    return WorkerOutcome(ours.jobs - stops.jobs_before, stops.reason)
+            phpmq_transport.events.emit(
+                "info", "worker.stopping", queue=target, reason=run_limits.reason
+            )
+            phpmq_transport.close()
+    return WorkerOutcome(phpmq_transport.jobs - run_limits.jobs_before, run_limits.reason)
 
 
-def _prepared(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTransport:
-    """Refuse what would lose messages; give the app's transport."""
+def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTransport:
+    """Return the app's transport; raise if the app would lose messages."""
     transport = app.transport
     if not isinstance(transport, PhpmqTransport):
-        raise SettingsError("the app is not on PHPMQ: make it with connect(), or give a transport")
+        raise SettingsError(
+            "the app does not use PHPMQ; create it with connect(), or pass a transport"
+        )
     if not app.dead_letter_enabled and not drop_exhausted:
         raise SettingsError(
-            "dead letters are off, so what fails for good would be lost: "
-            "make the app with dead_letter=True, or say --drop-exhausted"
+            "dead letters are disabled, so messages that keep failing would be lost; "
+            "create the app with dead_letter=True, or pass --drop-exhausted"
         )
     try:
-        _CHECKS.publish(queue, b"", 0)
+        _ENCODER.publish(queue, b"", 0)
     except LocalProtocolError as error:
-        raise SettingsError(f"the app cannot work on {queue!r}: {error}") from None
+        raise SettingsError(f"the app cannot consume {queue!r}: {error}") from None
     if app.unknown_urn_release_delay <= 0:
-        app.unknown_urn_release_delay = RELEASE_S  # without a delay `release` spins
+        app.unknown_urn_release_delay = RELEASE_S  # without a delay, `release` would loop
     if transport.dead_letter_queue is None:
         suffix = app.dead_letter_suffix
         transport.dead_letter_queue = app.dead_letter_queue or (queue + suffix if suffix else None)
     return transport
 
 
-class _Stops:
-    """Asks the limits, and ends the SDK's loop."""
+class _RunLimits:
+    """Checks the limits and run_limits the SDK's loop."""
 
     def __init__(
         self, app: BabelQueue, limits: WorkerLimits, monotonic: Callable[[], float]
     ) -> None:
-        self.reason = "stopped"  # by a signal, or by app.stop(): the SDK tells nobody
+        self.reason = "stopped"  # by a signal or app.stop(), which the SDK does not report
         self.jobs_before = 0
         self._app = app
         self._limits = limits
         self._monotonic = monotonic
         self._started_s = monotonic()
 
-    def why(self, jobs: int) -> str | None:
-        """Name the limit that is reached, before a job is taken."""
+    def stop_reason(self, jobs: int) -> str | None:
+        """Return the reached limit before the next job, or None."""
         runtime_s = self._monotonic() - self._started_s
         return self._limits.reached(jobs - self.jobs_before, runtime_s, _memory_bytes)
 
-    def when_empty(self) -> str | None:
-        """Tell whether a wait in vain ends the run."""
+    def reason_when_empty(self) -> str | None:
+        """Return the reason to stop after a wait without a message, or None."""
         return "empty" if self._limits.stop_when_empty else None
 
     def stop(self, reason: str) -> None:
-        """End the loop."""
+        """Stop the loop."""
         self.reason = reason
         self._app.stop()
 
 
 @contextmanager
-def _watched(transport: PhpmqTransport, stops: _Stops) -> Iterator[None]:
-    """Have the transport ask ``stops``, for the time of a run."""
-    before = transport.why_stop, transport.when_empty, transport.stop
-    stops.jobs_before = transport.jobs
-    transport.why_stop, transport.when_empty = stops.why, stops.when_empty
-    transport.stop = stops.stop
+def _limited_by(transport: PhpmqTransport, run_limits: _RunLimits) -> Iterator[None]:
+    """Connect the transport to ``run_limits`` within the block."""
+    before = transport.stop_reason, transport.reason_when_empty, transport.stop
+    run_limits.jobs_before = transport.jobs
+    transport.stop_reason, transport.reason_when_empty = (
+        run_limits.stop_reason,
+        run_limits.reason_when_empty,
+    )
+    transport.stop = run_limits.stop
     try:
         yield
     finally:
-        transport.why_stop, transport.when_empty, transport.stop = before
+        transport.stop_reason, transport.reason_when_empty, transport.stop = before
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep the SDK's codec from warning at each decode: the transport warns, once."""
+def _muted_codec() -> Iterator[None]:
+    """Suppress the SDK codec's warning for each decode; the transport warns once."""
     codec = logging.getLogger("babelqueue.codec")
     before = codec.level
     codec.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A worker's connection: holds what it works on, comes back with growing pauses, loses no end."""
+"""A worker's connection: reconnects with increasing delays and loses no settlement."""
 
 import secrets
 import threading
@@ -12,12 +12,12 @@ from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 
-PATIENCE_S: Final = 30.0  # a publish is repeated so long, over lost connections
-_LAST_TRY_S: Final = 1.0  # at the end, for ends that have not left
+PUBLISH_TIMEOUT_S: Final = 30.0  # a publish is retried for this long over lost connections
+_CLOSE_TIMEOUT_S: Final = 1.0  # on close, to send outstanding settlements
 
 
 class Settlement(Enum):
-    """What becomes of a message that was held."""
+    """How a held message is settled."""
 
     ACK = "ack"  # 004
     REQUEUE = "requeue"  # 005
@@ -25,11 +25,11 @@ class Settlement(Enum):
 
 
 class WorkerConnection:
-    """Takes messages, publishes with receipts, ends what it took; for one call at a time.
+    """Receives messages, publishes with receipts and settles; for one call at a time.
 
-    ``client`` must be one that does not reconnect by itself.  After a loss the next call connects
-    again, 0.1 s to 10 s after the last try.  Acknowledgements and dead letters that did not leave
-    go first on the next connection.  At most ``credit`` messages are held for a queue.
+    ``client`` must not reconnect by itself. After a loss the next call connects again, 0.1 to 10 s
+    after the last attempt. Acknowledgements and dead letters that could not be sent go first on the
+    next connection. At most ``credit`` messages are held per queue.
     """
 
     def __init__(
@@ -37,85 +37,85 @@ class WorkerConnection:
         client: BlockingClient,
         credit: int = 1,
         *,
-        patience_s: float = PATIENCE_S,
+        publish_timeout_s: float = PUBLISH_TIMEOUT_S,
         backoff: Backoff | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if credit < 1:
-            raise ValueError(f"a credit is at least 1, not {credit}")
+            raise ValueError(f"the credit is {credit}, the minimum is 1")
         self.client = client
         self.credit = credit
-        self._patience_s = patience_s
+        self._publish_timeout_s = publish_timeout_s
         self._backoff = backoff or Backoff()
         self._monotonic = monotonic
         self._sleep = sleep
         self._windows: dict[str, ConsumedQueue] = {}
-        self._try_at = 0.0  # monotonic: not before
-        self._lock = threading.RLock()  # a handler may publish from the worker's event loop
+        self._next_connect_at = 0.0  # earliest time to connect, monotonic
+        self._lock = threading.RLock()  # a handler may publish from the handlers' event loop
 
     # -- connecting
 
-    def _ready(self, timeout_s: float) -> None:
-        """Be connected; raises ConnectionLostError where that fails, or is not due in time."""
+    def _ensure_connected(self, timeout_s: float) -> None:
+        """Ensure a connection; raise ConnectionLostError if that fails or is not due in time."""
         if self.client.is_connected:
             return
-        self._lose_windows()
-        wait_s = self._try_at - self._monotonic()
+        self._forget_windows()
+        wait_s = self._next_connect_at - self._monotonic()
         if wait_s > timeout_s:
             self._sleep(max(0.0, timeout_s))
             raise ConnectionLostError(f"{self.client.target} is away")
         if wait_s > 0:
             self._sleep(wait_s)
-        self._try_at = self._monotonic() + self._backoff.next_s()
+        self._next_connect_at = self._monotonic() + self._backoff.next_s()
         self.client.open()
 
-    def _lose_windows(self) -> None:
-        """Forget what was dispatched on a connection that is gone: the broker has it back."""
+    def _forget_windows(self) -> None:
+        """Forget the messages of a lost connection: the broker has requeued them."""
         for window in self._windows.values():
             self.client.session.close_window(window)
         self._windows.clear()
 
     # -- what a worker does
 
-    def take(self, queue: str, timeout_s: float) -> Delivery | None:
-        """Return the next message, or None where none came in time.
+    def receive(self, queue: str, timeout_s: float) -> Delivery | None:
+        """Return the next message, or None after ``timeout_s``.
 
         Raises:
             ConnectionLostError: there is no connection; call again.
         """
         with self._lock:
             until = self._monotonic() + timeout_s
-            self._ready(timeout_s)
+            self._ensure_connected(timeout_s)
             window = self._windows.get(queue) or self._open_window(queue)
             dispatches = window.dispatches
             left_s = max(0.0, until - self._monotonic())
             if not dispatches and not self.client.pump(lambda: bool(dispatches), left_s):
-                self._backoff.reset()  # it lasted
+                self._backoff.reset()  # the connection is healthy
                 return None
             self._backoff.reset()
             return Delivery(self.client, dispatches.popleft(), self.client.session.generation)
 
     def _open_window(self, queue: str) -> ConsumedQueue:
         session = self.client.session
-        window = self._windows[queue] = session.open_window(queue, self.credit, _wake_nobody)
+        window = self._windows[queue] = session.open_window(queue, self.credit, _ignore_wake)
         self.client.send_now(session.side.consume(queue, self.credit))
         return window
 
-    def confirm(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
-        """Return when the broker has stored a message; over lost connections it is stored once.
+    def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
+        """Publish a message and wait for its receipt; it is stored once over lost connections.
 
         Raises:
-            PublishRefusedError: the broker did not take it.
-            LocalProtocolError: the queue's name, the body or the TTL is not allowed.
-            ConnectionLostError, TimeoutError: no receipt in 30 s; it may be stored.
+            PublishRefusedError: the broker refused it.
+            LocalProtocolError: the queue name, the body or the TTL is invalid.
+            ConnectionLostError, TimeoutError: no receipt within 30 s; it may be stored.
         """
         key = key or secrets.token_hex(16).encode()
-        until = self._monotonic() + self._patience_s
+        until = self._monotonic() + self._publish_timeout_s
         with self._lock:
             while True:
                 try:
-                    self._ready(max(0.0, until - self._monotonic()))
+                    self._ensure_connected(max(0.0, until - self._monotonic()))
                     self.client.publish_confirmed(queue, body, ttl_s, key)
                 except (ConnectionLostError, TimeoutError):
                     if self._monotonic() >= until:
@@ -124,10 +124,11 @@ class WorkerConnection:
                     self._backoff.reset()
                     return
 
-    def end(self, delivery: Delivery, how: Settlement, ttl_s: int = 0) -> None:
-        """Send the end of a message at once; without a connection it leaves with the next one.
+    def settle(self, delivery: Delivery, how: Settlement, ttl_s: int = 0) -> None:
+        """Settle a message at once, or on the next connection if there is none.
 
-        A requeue without a connection is not sent: the broker has put the message back already.
+        A requeue without a connection is not sent, because the broker has already requeued the
+        message.
         """
         session, message_id = self.client.session, delivery.message_id.encode()
         with self._lock:
@@ -147,34 +148,34 @@ class WorkerConnection:
             if how is not Settlement.REQUEUE:
                 session.late.append(frame)
 
-    def give_back(self, queue: str) -> None:
-        """Give back all that is held of a queue, to its old place, as if it had not been taken."""
+    def return_messages(self, queue: str) -> None:
+        """Return all held messages of a queue to their positions, without charging a delivery."""
         with self._lock:
             window = self._windows.pop(queue, None)
             if window is not None:
                 frame = self.client.session.close_window(window)
                 if self.client.is_connected:
-                    with suppress(ConnectionLostError):  # then the broker has it back
+                    with suppress(ConnectionLostError):  # the broker has requeued them then
                         self.client.send_now(frame)
 
     def close(self, *, is_tidy: bool = True) -> None:
-        """Send what is left, then close: the broker has back what was not ended.  May be repeated.
+        """Send outstanding settlements and close. Safe to call twice.
 
-        Tidily it is given back first, which charges nobody; a connection that just ends charges
-        one delivery to the oldest message it held: right for one that ended its worker.  Ends that
-        have not left get one more try to connect.
+        With ``is_tidy`` held messages are returned first, which charges no delivery. Otherwise the
+        broker charges one delivery to the oldest held message, as is right for one that ended its
+        worker. Outstanding settlements get one more attempt to connect.
         """
         if is_tidy:
             for queue in list(self._windows):
-                self.give_back(queue)
+                self.return_messages(queue)
         with self._lock:
             if self.client.session.late and not self.client.is_connected:
-                with suppress(ConnectionLostError):  # those messages come again
-                    self._ready(_LAST_TRY_S)
-            self._lose_windows()
+                with suppress(ConnectionLostError):  # the broker dispatches those messages again
+                    self._ensure_connected(_CLOSE_TIMEOUT_S)
+            self._forget_windows()
             if self.client.is_connected:
                 self.client.close()
 
 
-def _wake_nobody() -> None:
-    """Do nothing: who waits is inside the pump."""
+def _ignore_wake() -> None:
+    """Do nothing: the waiting call runs the pump itself."""

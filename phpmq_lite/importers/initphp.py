@@ -27,7 +27,7 @@ from typing import Any, Final, Literal
 
 from phpmq_lite.client.publish_each import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record, read_block
-from phpmq_lite.envelopes.verdict import judge
+from phpmq_lite.envelopes.verdict import validate
 from phpmq_lite.errors import PhpmqError
 
 Kind = Literal["jobs", "failed"]
@@ -201,7 +201,7 @@ def plan_row(
 
     ``source`` names the database: it is part of the key where a payload has no ``meta.id``.
     """
-    verdict = judge(row.payload)
+    verdict = validate(row.payload)
     problem = None if verdict.problem is None else verdict.problem.reason
     if row.reserved_ms is not None and now_ms - row.reserved_ms < reserved_s * 1_000:
         return PlannedMessage(row, None, problem)

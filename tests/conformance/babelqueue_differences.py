@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from babelqueue import EnvelopeCodec
 from babelqueue._envelope_shape import envelope_violation
 
-from phpmq_lite.envelopes.verdict import Verdict, judge
+from phpmq_lite.envelopes.verdict import Verdict, validate
 
 Question = Literal["poison_cause", "envelope_violation", "accepts"]
 
@@ -132,7 +132,7 @@ def answers_of(content: bytes) -> Answers:
     """Ask both sides; the package gets text as its own transports give it."""
     text = content.decode("utf-8", "surrogateescape")
     return Answers(
-        judge(content),
+        validate(content),
         {
             "poison_cause": _asked(lambda t: EnvelopeCodec.poison_cause(t) is None, text),
             "envelope_violation": _asked(lambda t: envelope_violation(t) is None, text),

@@ -26,7 +26,7 @@ from phpmq_lite.envelopes.idempotency import (
 )
 from phpmq_lite.envelopes.payload_schema import read_schema
 from phpmq_lite.envelopes.retry_delays import RetryDelays
-from phpmq_lite.envelopes.verdict import judge
+from phpmq_lite.envelopes.verdict import validate
 
 Refused = (errors.EnvelopeError, BabelQueueError)
 
@@ -162,15 +162,15 @@ class Ours:
         return not self.is_poison(content)
 
     def accepts(self, content: bytes) -> bool:
-        return judge(content).problem is None
+        return validate(content).problem is None
 
     def identity(self, content: bytes) -> tuple[str | None, list[str]]:
-        verdict = judge(content)
+        verdict = validate(content)
         urn = None if verdict.index is None else verdict.index.urn
         return urn, list(verdict.warnings)
 
     def is_poison(self, content: bytes) -> bool:
-        problem = judge(content).problem
+        problem = validate(content).problem
         return problem is not None and problem.reason in ("poison", "too_deep")
 
     def record(self, content: bytes, reason: str, queue: str, attempts: int) -> bytes:
@@ -182,7 +182,7 @@ class Ours:
         return RetryDelays(
             base_s=case["retry_backoff"],
             multiplier=case["retry_backoff_multiplier"],
-            longest_s=case["retry_backoff_max"],
+            max_s=case["retry_backoff_max"],
             is_jittered=case["retry_jitter"] == "full",
         ).after(case["n"], uniform)
 

@@ -31,13 +31,13 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 
 def check_body(content: bytes) -> str:
     """Check one body."""
-    found = verdict.judge(content)
-    assert indexed_fields.read_indexed(content) == indexed_fields._indexed_of_odd(content), (
+    found = verdict.validate(content)
+    assert indexed_fields.read_indexed(content) == indexed_fields._read_unusual(content), (
         "two ways of indexing differ"
     )
     right = verdict.fast_verdict(content)
     for mode in _MODES:
-        judged = verdict.judge(content, mode)
+        judged = verdict.validate(content, mode)
         if right is not None:
             said = judged.problem, judged.is_tolerated, judged.warnings, judged.index
             assert said == (None, False, (), right), "the quick verdict differs"
@@ -105,7 +105,7 @@ def _check_record(content: bytes, found: verdict.Verdict) -> None:
     assert isinstance(_as_json(made), dict), "the record is no JSON object"
     back = _INTAKE.redrive_content(made)
     if found.problem is None:
-        assert verdict.judge(back).problem is None, "what was right is not right again"
+        assert verdict.validate(back).problem is None, "what was right is not right again"
     elif not _has_block(content):
         assert back in (content, _without_attempts(content)), "what died does not come back"
 

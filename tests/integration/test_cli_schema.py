@@ -155,7 +155,7 @@ def test_envelope_takes_up_a_trace_and_reads_its_data_from_a_pipe(run: Run) -> N
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [("[]", "not an object"), ("{", "not JSON"), ('{"a": 1, "a": 2}', "twice"), ("NaN", "NaN")],
+    [("[]", "not an object"), ("{", "not JSON"), ('{"a": 1, "a": 2}', "repeated"), ("NaN", "NaN")],
 )
 def test_envelope_is_not_made_of_what_is_no_object(run: Run, data: str, words: str) -> None:
     result = run("envelope", "make", URN, data, code=1)

@@ -56,7 +56,7 @@ def test_php_writes_the_record_of_the_table(php: PhpClient, case: Case) -> None:
     assert block["reason"] == ("failed" if case.reason is None else "poison")
     assert block.get("detail") == case.reason
     assert (block["original_queue"], block["message_id"]) == ("orders", "0" * 32)
-    assert verdict.judge(record).problem is None or case.reason is not None
+    assert verdict.validate(record).problem is None or case.reason is not None
 
 
 @given(
@@ -69,7 +69,7 @@ def test_php_judges_any_bytes_as_the_broker_does(
     content = case.content[:2_000]
     for at, gone, token in changes:
         content = content[:at] + token + content[at + gone :]
-    problem, ours = php.call("problem", content), verdict.judge(content).problem
+    problem, ours = php.call("problem", content), verdict.validate(content).problem
     assert (None if problem is None else problem[0]) == (None if ours is None else ours.reason)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from phpmq_lite.envelopes import app as apps
 from phpmq_lite.envelopes import codec
-from phpmq_lite.envelopes.verdict import judge
+from phpmq_lite.envelopes.verdict import validate
 from phpmq_lite.envelopes.worker import WorkerLimits, run_worker
 from tests.support.certificates import CertificateAuthority
 from tests.support.envelope_cases import body, edit, with_meta
@@ -250,7 +250,7 @@ def test_worker_tries_three_times_then_leaves_a_record(broker: BrokerProcess, qu
         "exception": "UnexpectedValueException", "original_queue": queue, "attempts": 3,
         "lang": "php",
     }  # fmt: skip
-    assert judge(record).problem is None
+    assert validate(record).problem is None
 
 
 def test_dead_letter_leaves_one_record_and_its_cause_in_the_history(

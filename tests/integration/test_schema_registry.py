@@ -148,11 +148,11 @@ def test_payloads_are_counted_by_urn(tmp_path: Path) -> None:
     assert schemas.check(URN, {"order_id": 1}) is None
     assert schemas.check(URN, {}) is not None
     assert schemas.check("other", {}) is None
-    tally = schemas.tally(URN)
-    assert (tally.passed, tally.failed) == (1, 1)
-    assert tally.last is not None
-    assert tally.last.detail == "/data/order_id is missing"
-    assert schemas.tally("other").passed == 0
+    counts = schemas.counts(URN)
+    assert (counts.passed, counts.failed) == (1, 1)
+    assert counts.last is not None
+    assert counts.last.detail == "/data/order_id is missing"
+    assert schemas.counts("other").passed == 0
 
 
 def test_change_is_read_and_a_wrong_one_leaves_what_was(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_page_compares_a_new_version(site: HttpSite) -> None:
         ("{", 422, "not JSON"),
         ("", 422, "not JSON"),
         ('{"type": "strnig"}', 422, "at /type"),
-        ("1", 422, "a schema is an object"),
+        ("1", 422, "a schema must be an object"),
         ('"' + "x" * (1 << 20) + '"', 413, "bytes"),
     ],
 )

@@ -34,7 +34,7 @@ def taken(link: WorkerConnection, timeout_s: float = 10.0) -> Delivery:
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         try:
-            found = link.take("q", 0.5)
+            found = link.receive("q", 0.5)
         except ConnectionLostError:
             continue
         if found is not None:
@@ -45,13 +45,13 @@ def taken(link: WorkerConnection, timeout_s: float = 10.0) -> Delivery:
 def test_end_that_could_not_leave_goes_first_on_the_next_connection(
     broker: BrokerProcess, link: WorkerConnection
 ) -> None:
-    link.confirm("q", b"1")
-    link.confirm("q", b"2")
+    link.publish("q", b"1")
+    link.publish("q", b"2")
     held = taken(link)
     broker.kill()
     with pytest.raises(ConnectionLostError):
-        link.take("other", 0.2)  # notices it
-    link.end(held, Settlement.ACK)
+        link.receive("other", 0.2)  # notices it
+    link.settle(held, Settlement.ACK)
     broker.start()
     assert taken(link).body == b"2"
 
@@ -59,18 +59,18 @@ def test_end_that_could_not_leave_goes_first_on_the_next_connection(
 def test_publish_goes_on_when_the_broker_comes_back(
     broker: BrokerProcess, link: WorkerConnection
 ) -> None:
-    link.confirm("q", b"1", key=b"a")
+    link.publish("q", b"1", key=b"a")
     broker.kill()
     restart = threading.Timer(0.5, broker.start)
     restart.start()
-    link.confirm("q", b"1", key=b"a")
-    link.confirm("q", b"2", key=b"b")
+    link.publish("q", b"1", key=b"a")
+    link.publish("q", b"2", key=b"b")
     restart.join()
     for expected in (b"1", b"2"):
         delivery = taken(link)
         assert delivery.body == expected
-        link.end(delivery, Settlement.ACK)
-    assert link.take("q", 0.2) is None
+        link.settle(delivery, Settlement.ACK)
+    assert link.receive("q", 0.2) is None
 
 
 def test_take_ends_in_time_while_the_broker_is_away(broker: BrokerProcess) -> None:
@@ -79,16 +79,16 @@ def test_take_ends_in_time_while_the_broker_is_away(broker: BrokerProcess) -> No
     broker.kill()
     for _ in range(20):
         with pytest.raises(ConnectionLostError):
-            link.take("q", 0.3)
+            link.receive("q", 0.3)
     assert max(slept) <= 0.3
 
 
 def test_what_is_given_back_keeps_its_place(link: WorkerConnection) -> None:
-    link.confirm("q", b"1")
-    link.confirm("q", b"2")
+    link.publish("q", b"1")
+    link.publish("q", b"2")
     assert taken(link).body == b"1"
-    link.give_back("q")
+    link.return_messages("q")
     first = taken(link)
     assert first.body == b"1"
-    link.end(first, Settlement.REQUEUE)
+    link.settle(first, Settlement.REQUEUE)
     assert taken(link).body == b"2"

@@ -195,16 +195,18 @@ def test_machine_finds_a_relay_with(mutant: str, monkeypatch: pytest.MonkeyPatch
         numbers = count()
         monkeypatch.setattr(
             relays,
-            "_outgoing",
+            "_keyed_message",
             lambda row: KeyedMessage(row.queue, row.body, row.ttl_s, b"%d" % next(numbers)),
         )
     elif mutant == "lost failures":
         monkeypatch.setattr(
-            SqliteOutboxStore, "fail", lambda self, row_id, _, **__: self.mark_published([row_id])
+            SqliteOutboxStore,
+            "record_failure",
+            lambda self, row_id, _, **__: self.mark_published([row_id]),
         )
     else:
-        real = SqliteOutboxStore.take
-        monkeypatch.setattr(SqliteOutboxStore, "take", lambda *given: real(*given)[::-1])
+        real = SqliteOutboxStore.lease_rows
+        monkeypatch.setattr(SqliteOutboxStore, "lease_rows", lambda *given: real(*given)[::-1])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(
             OutboxAgainstList,

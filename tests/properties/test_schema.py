@@ -146,7 +146,7 @@ def values(draw: st.DrawFn, schema: Any) -> Any:
             names |= {name for name in schema.get("required", []) if name in known}
             made = {name: draw(values(known[name])) for name in names}
             rest = schema.get("additionalProperties")
-            if isinstance(rest, dict) and read_schema(schema).rule.rest is not None:
+            if isinstance(rest, dict) and read_schema(schema).rule.additional is not None:
                 for name in draw(st.sets(NAMES, max_size=2)) | set(schema.get("required", [])):
                     if name not in made and name not in known:
                         made[name] = draw(values(rest))

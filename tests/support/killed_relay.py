@@ -28,10 +28,10 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
         if here == place and next(left) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    real_take, real_mark = SqliteOutboxStore.take, SqliteOutboxStore.mark_published
+    real_lease, real_mark = SqliteOutboxStore.lease_rows, SqliteOutboxStore.mark_published
 
-    def take(self: SqliteOutboxStore, *given: Any) -> list[OutboxRow]:
-        rows = real_take(self, *given)
+    def lease_rows(self: SqliteOutboxStore, *given: Any) -> list[OutboxRow]:
+        rows = real_lease(self, *given)
         pass_by("leased")
         return rows
 
@@ -51,7 +51,7 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
         pass_by("answered")
         return outcomes
 
-    patch.object(SqliteOutboxStore, "take", take).start()
+    patch.object(SqliteOutboxStore, "lease_rows", lease_rows).start()
     patch.object(SqliteOutboxStore, "mark_published", mark).start()
     patch.object(command, "publish_each", send).start()
     if is_mutant:
@@ -61,7 +61,7 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
         def outgoing(row: OutboxRow) -> KeyedMessage:
             return KeyedMessage(row.queue, row.body, 0, f"{prefix}{next(numbers)}".encode())
 
-        patch.object(outbox_relay, "_outgoing", outgoing).start()
+        patch.object(outbox_relay, "_keyed_message", outgoing).start()
     sys.argv = ["phpmq-lite", *arguments]
     main()
 

@@ -55,7 +55,8 @@ class SchemaFieldView(View):
     )
     limits: str = Field(description="bounds of its values, in words; empty: none")
     sensitive: str | None = Field(
-        validation_alias="mark", description="x-gdpr-sensitive; empty: true; null: not marked"
+        validation_alias="sensitivity",
+        description="x-gdpr-sensitive; empty: true; null: not marked",
     )
     title: str = Field(description="title in the schema; usually empty")
 
@@ -134,7 +135,7 @@ def list_registered(request: web.Request) -> list[SchemaView]:
 def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
     """Give the counts, which are over all queues, to those who may see all."""
     is_limited = allowed_queues(request) is not None
-    return None if is_limited else context_of(request).schemas.tally(urn)
+    return None if is_limited else context_of(request).schemas.counts(urn)
 
 
 def find_registered(request: web.Request, urn: str) -> RegisteredSchema:

@@ -17,8 +17,8 @@ from phpmq_lite.envelopes.verdict import (
     EmptyListData,
     EnvelopeProblem,
     Verdict,
-    judge,
     lint,
+    validate,
 )
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.messages import Body, MessageRow
@@ -136,7 +136,7 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
     """Judge a content; None where it is no envelope and none was meant.  Pure."""
     block = read_block(content)
     original = content if block is None else redrive_content(content)
-    verdict = judge(original, asked.empty_list_data)
+    verdict = validate(original, asked.empty_list_data)
     if not (asked.is_meant or block is not None or is_claimed(verdict.index)):
         return None
     is_wrapped = block is not None and original != content and _is_wrapper(content)
@@ -169,7 +169,7 @@ def _mismatch(
 ) -> EnvelopeProblem | None:
     if schemas is None or index.urn is None:
         return None
-    return schemas.check(index.urn, data, is_sent=True)
+    return schemas.check(index.urn, data, is_on_wire=True)
 
 
 def _is_wrapper(content: bytes) -> bool:
@@ -285,7 +285,7 @@ class RowVerdicts:
             return None
         if is_settled_by_verdict(row):  # the reason stands in the row
             return None
-        verdict = judge(content, self._switch(row.queue_id))
+        verdict = validate(content, self._switch(row.queue_id))
         if not is_claimed(verdict.index):
             return None
         if verdict.problem is not None:

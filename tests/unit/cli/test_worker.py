@@ -119,7 +119,7 @@ def test_app_of_a_queue_that_cannot_be_called_that_exits_with_78(shop: Any) -> N
     flags = ["--max-runtime", "1s"]
     result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
     assert result.exit_code == 78
-    assert "cannot work on 'a\\tb': a queue name has no control characters" in result.stderr
+    assert "the app cannot consume 'a\\tb': a queue name has no control characters" in result.stderr
 
 
 def test_app_without_dead_letters_exits_with_78(shop: Any) -> None:

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from phpmq_lite.envelopes.codec import decode, encode, from_message, make, urn
-from phpmq_lite.envelopes.indexed_fields import index_of
-from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, judge, lint
+from phpmq_lite.envelopes.indexed_fields import read_indexed_fields
+from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, lint, validate
 from phpmq_lite.errors import EnvelopeError, PhpmqError
 from tests.support.envelope_cases import CASES, META, Case, body, to_json
 
@@ -22,7 +22,7 @@ def whole(data: Any = None, **changes: Any) -> dict[str, Any]:
 
 def test_made_envelope_owes_nothing() -> None:
     content = encode(make("urn:babel:orders:created", {"a": [1, 0.5, None, True, "é"]}))
-    assert judge(content).problem is None
+    assert validate(content).problem is None
     assert lint(content) == ()
 
 
@@ -190,7 +190,7 @@ def test_decode_takes_what_the_verdict_takes(case: Case) -> None:
     envelope = decode(case.content)
     assert "urn" not in envelope
     assert isinstance(envelope["data"], dict)
-    index = judge(case.content).index
+    index = validate(case.content).index
     assert index is not None
     assert envelope["job"] == index.urn
 
@@ -214,14 +214,16 @@ def test_what_was_decoded_can_be_encoded() -> None:
     assert decode(encode(envelope)) == envelope
 
 
-@pytest.mark.parametrize("read", [decode, judge, lint, index_of])
+@pytest.mark.parametrize("read", [decode, validate, lint, read_indexed_fields])
 def test_text_is_read_as_its_utf_8(read: Any) -> None:
     content = body(data='{"name":"Zoë ☕"}')
     assert read(content.decode()) == read(content) == read(bytearray(content))
-    assert judge(content.decode() + "\ud800").problem == judge(content + b"\xed\xa0\x80").problem
+    assert (
+        validate(content.decode() + "\ud800").problem == validate(content + b"\xed\xa0\x80").problem
+    )
 
 
-@pytest.mark.parametrize("read", [decode, judge, lint, index_of])
+@pytest.mark.parametrize("read", [decode, validate, lint, read_indexed_fields])
 @pytest.mark.parametrize("wrong", [None, 5, {"job": "urn:a"}, [body()]], ids=repr)
 def test_what_is_neither_bytes_nor_text_is_an_envelope_error(read: Any, wrong: Any) -> None:
     with pytest.raises(EnvelopeError, match=f"the body is a {type(wrong).__name__}, not bytes"):

@@ -15,8 +15,8 @@ from phpmq_lite.envelopes.dead_letter_record import (
     read_block,
     redrive_content,
 )
-from phpmq_lite.envelopes.indexed_fields import index_of
-from phpmq_lite.envelopes.verdict import judge, lint
+from phpmq_lite.envelopes.indexed_fields import read_indexed_fields
+from phpmq_lite.envelopes.verdict import lint, validate
 from tests.support.envelope_cases import body, edit
 
 MIB: Final = 1 << 20
@@ -73,8 +73,8 @@ BODIES: Final[dict[str, Callable[[int], bytes]]] = {
 
 def look_at(content: bytes) -> None:
     """Do all that is done with a body in its life."""
-    index_of(content)
-    judge(content)
+    read_indexed_fields(content)
+    validate(content)
     lint(content)
     record = build_record(content, BLOCK)
     read_block(record)

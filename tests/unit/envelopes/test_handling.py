@@ -17,14 +17,14 @@ from phpmq_lite.envelopes.transport import WorkerEvents
 from phpmq_lite.envelopes.worker import WorkerLimits
 from phpmq_lite.errors import LocalProtocolError, SettingsError
 from tests.support.envelope_cases import VALID, Case, body, with_meta
-from tests.unit.envelopes.fake_link import FakeLink, Told, transport_on
+from tests.unit.envelopes.fake_link import FakeLink, RecordedEvents, transport_on
 
 URN = "urn:babel:orders:created"
 UNTIL_EMPTY = WorkerLimits(stop_when_empty=True)
 
 
-def app_on(link: FakeLink, told: Told | None = None, **options: Any) -> App:
-    transport = transport_on(link, told, delays=RetryDelays((1, 5, 15)))
+def app_on(link: FakeLink, recorded: RecordedEvents | None = None, **options: Any) -> App:
+    transport = transport_on(link, recorded, delays=RetryDelays((1, 5, 15)))
     settings: dict[str, Any] = {"queue": "orders", "dead_letter": True} | options
     return App(transport, **settings)
 
@@ -45,11 +45,11 @@ def fail(*_: Any) -> None:
 )
 def test_failing_job_runs_as_often_as_meant(attempts: str, runs: int) -> None:
     """The SDK alone runs it 53 times where ``attempts`` is -50."""
-    link, told = FakeLink(body(attempts=attempts), is_looped=True), Told()
-    app = app_on(link, told)
+    link, recorded = FakeLink(body(attempts=attempts), is_looped=True), RecordedEvents()
+    app = app_on(link, recorded)
     app.register(URN, fail)
     run(app)
-    assert told.names.count("job.retry") == runs - 1
+    assert recorded.names.count("job.retry") == runs - 1
     (dead,) = link.published("orders.dlq")
     block = dead_letter_record.read_block(dead)
     assert block is not None
@@ -61,7 +61,7 @@ def test_retries_wait_longer_each_time() -> None:
     app = app_on(link, max_attempts=4)
     app.register(URN, fail)
     run(app)
-    assert [act[3] for act in link.acts if act[1:2] == ("orders.retry",)] == [1, 5, 15]
+    assert [call[3] for call in link.calls if call[1:2] == ("orders.retry",)] == [1, 5, 15]
 
 
 @pytest.mark.parametrize("spoil", [math.nan, {1, 2}, "\ud800", object()])
@@ -81,13 +81,15 @@ def test_what_a_handler_changes_is_in_no_retry_and_no_record(spoil: object) -> N
 
 @pytest.mark.parametrize("case", VALID, ids=lambda case: case.name)
 def test_every_right_envelope_is_retried_with_its_bytes(case: Case) -> None:
-    link, told = FakeLink(case.content), Told()
-    run(app_on(link, told, max_attempts=100))  # no handler: it is tried as often as a failing one
+    link, recorded = FakeLink(case.content), RecordedEvents()
+    run(
+        app_on(link, recorded, max_attempts=100)
+    )  # no handler: it is tried as often as a failing one
     attempts = max(json.loads(case.content)["attempts"], 0) + 1
     assert link.published("orders.retry") == [
         dead_letter_record.with_attempts(case.content, attempts)
     ]
-    assert "process.failed" not in told.names
+    assert "process.failed" not in recorded.names
 
 
 @pytest.mark.parametrize(
@@ -100,10 +102,10 @@ def test_every_right_envelope_is_retried_with_its_bytes(case: Case) -> None:
     ],
 )
 def test_unknown_urn(strategy: str, events: list[str], queue: str | None) -> None:
-    link, told = FakeLink(body(), is_looped=strategy == "fail"), Told()
-    run(app_on(link, told, on_unknown_urn=strategy))
-    assert [name for name in told.names if name.startswith("job.")] == events
-    published = [act for act in link.acts if act[0] == "publish"]
+    link, recorded = FakeLink(body(), is_looped=strategy == "fail"), RecordedEvents()
+    run(app_on(link, recorded, on_unknown_urn=strategy))
+    assert [name for name in recorded.names if name.startswith("job.")] == events
+    published = [call for call in link.calls if call[0] == "publish"]
     assert (published[-1][1] if published else None) == queue
     if strategy == "release":
         assert published[0][2:4] == (body(), 5)  # the SDK's default of 0 would spin
@@ -128,11 +130,11 @@ def test_async_handlers_share_a_loop_that_goes_on_between_jobs() -> None:
         else:
             await ticked.wait()
 
-    link, told = FakeLink(body(), body()), Told()
-    app = app_on(link, told)
+    link, recorded = FakeLink(body(), body()), RecordedEvents()
+    app = app_on(link, recorded)
     app.register(URN, handle)
     run(app)
-    assert told.names.count("job.ack") == 2
+    assert recorded.names.count("job.ack") == 2
     assert loops[0] is loops[1]
     assert loops[0].is_closed()
 
@@ -147,11 +149,11 @@ async def failing(data: Any, meta: Any, envelope: Any) -> None:
 
 @pytest.mark.parametrize("handler", [cancelled, failing])
 def test_async_handler_that_fails_is_retried(handler: Any) -> None:
-    link, told = FakeLink(body(), is_looped=True), Told()
-    app = app_on(link, told)
+    link, recorded = FakeLink(body(), is_looped=True), RecordedEvents()
+    app = app_on(link, recorded)
     app.register(URN, handler)
     run(app)
-    assert told.names.count("job.retry") == 2
+    assert recorded.names.count("job.retry") == 2
 
 
 async def leaving(*_: Any) -> None:
@@ -164,15 +166,15 @@ def leaving_now(*_: Any) -> None:
 
 @pytest.mark.parametrize("handler", [leaving, leaving_now])
 def test_handler_that_exits_leaves_its_message_to_the_broker(handler: Any) -> None:
-    link, told = FakeLink(body(), body()), Told()
-    app = app_on(link, told)
+    link, recorded = FakeLink(body(), body()), RecordedEvents()
+    app = app_on(link, recorded)
     app.register(URN, handler)
     with pytest.raises(SystemExit) as exit_info:
         run(app)
     assert exit_info.value.code == 3
-    assert link.acts == [("close", "as it is")]
-    assert told.names == ["worker.started", "process.failed", "worker.stopping"]
-    assert told.events[-1][1]["reason"] == "exit"
+    assert link.calls == [("close", "as it is")]
+    assert recorded.names == ["worker.started", "process.failed", "worker.stopping"]
+    assert recorded.events[-1][1]["reason"] == "exit"
 
 
 def test_middleware_stands_round_the_handler_in_order() -> None:
@@ -202,7 +204,7 @@ def test_middleware_that_calls_nothing_handles_the_job_itself() -> None:
     app.use(lambda context, next_one: None)
     app.register(URN, fail)
     run(app)
-    assert link.acts[0][0] == "ack"
+    assert link.calls[0][0] == "ack"
 
 
 def test_async_middleware_is_refused() -> None:
@@ -227,7 +229,7 @@ def test_second_handler_of_a_urn_is_refused(how: str) -> None:
     """One URN is routed to exactly one handler."""
     app = app_on(FakeLink())
     app.handler(URN)(fail)
-    with pytest.raises(ValueError, match=f"'{URN}' is handled by fail already"):
+    with pytest.raises(ValueError, match=f"'{URN}' already has the handler fail"):
         app.register(URN, print) if how == "register" else app.handler(URN)(print)
     assert app._handlers == {URN: fail}
 
@@ -274,7 +276,7 @@ def test_run_ends_at_a_limit(limits: WorkerLimits, jobs: int, reason: str) -> No
     app.register(URN, lambda *_: None)
     outcome = run(app, limits, monotonic=lambda: next(seconds))
     assert outcome == worker.WorkerOutcome(jobs, reason)
-    assert link.acts[-1] == ("close",)
+    assert link.calls[-1] == ("close",)
 
 
 def test_worker_without_dead_letters_does_not_start() -> None:
@@ -284,11 +286,11 @@ def test_worker_without_dead_letters_does_not_start() -> None:
 
 
 def test_worker_drops_what_is_exhausted_where_that_is_wished() -> None:
-    link, told = FakeLink(body(), b"{", is_looped=True), Told()
-    app = app_on(link, told, dead_letter=False, max_attempts=1)
+    link, recorded = FakeLink(body(), b"{", is_looped=True), RecordedEvents()
+    app = app_on(link, recorded, dead_letter=False, max_attempts=1)
     app.register(URN, fail)
     run(app, drop_exhausted=True)
-    assert [name for name in told.names if name.startswith("job")] == [
+    assert [name for name in recorded.names if name.startswith("job")] == [
         "job.dropped", "job.dead_letter",
     ]  # fmt: skip
     assert len(link.published("orders.dlq")) == 1  # malformed ones are kept all the same
@@ -305,7 +307,7 @@ def test_app_of_the_sdk_runs_on_our_transport() -> None:
 
 
 def test_app_elsewhere_is_refused() -> None:
-    with pytest.raises(SettingsError, match="not on PHPMQ"):
+    with pytest.raises(SettingsError, match="does not use PHPMQ"):
         run(BabelQueue("memory://", dead_letter=True))
 
 
@@ -314,7 +316,7 @@ def test_hook_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
         raise ValueError
 
     WorkerEvents(hook).emit("info", "job.ack")
-    assert "the hook failed at job.ack" in caplog.text
+    assert "the event hook failed at job.ack" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -351,11 +353,11 @@ def test_connect_reads_a_url_and_opens_nothing(url: str, target: str) -> None:
 def test_delays() -> None:
     steps = parse_delays("1, 5,15")
     assert [steps.after(n) for n in (1, 2, 3, 4, 99)] == [1, 5, 15, 15, 15]
-    grown = RetryDelays(base_s=2, multiplier=3, longest_s=10)
+    grown = RetryDelays(base_s=2, multiplier=3, max_s=10)
     assert [grown.after(n, lambda low, high: high) for n in (1, 2, 3, 1 << 31)] == [2, 6, 10, 10]
     assert grown.after(2, lambda low, high: low) == 0
     for text in ("", "1,x", "-1", "inf", "nan"):
-        with pytest.raises(ValueError, match="no list of seconds"):
+        with pytest.raises(ValueError, match="not a list of seconds"):
             parse_delays(text)
 
 

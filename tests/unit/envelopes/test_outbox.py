@@ -14,7 +14,7 @@ from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.outbox import (
     Outbox,
     SqliteOutboxStore,
-    checked_table,
+    check_table_name,
     create_tables,
     schema,
 )
@@ -128,8 +128,8 @@ def test_what_cannot_be_sent_is_refused_before_the_insert(house: House) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "1a", 'a"', "a;b", "ä"])
 def test_name_of_a_table_is_checked(name: str) -> None:
-    with pytest.raises(ValueError, match="name of a table"):
-        checked_table(name)
+    with pytest.raises(ValueError, match="not a valid table name"):
+        check_table_name(name)
 
 
 def test_tables_may_be_called_otherwise() -> None:
@@ -150,7 +150,7 @@ def test_relay_sends_queue_by_queue_in_order_under_the_rows_ids(house: House) ->
     house.write(3, queue="mail")
     house.write(4)
     done = house.relay.run()
-    assert (done.sent, done.failed, done.is_away) == (4, 0, False)
+    assert (done.sent, done.failed, done.is_unreachable) == (4, 0, False)
     assert (house.broker.numbers(), house.broker.numbers("mail")) == ([1, 2, 4], [3])
     assert {m.key.decode() for m in house.broker.stored} == set(house.column("id"))
     assert house.relay.run().sent == 0
@@ -165,7 +165,7 @@ def test_relay_sends_in_batches_until_nothing_is_left(house: House) -> None:
 def test_batch_ends_with_the_bytes_that_it_may_have(house: House) -> None:
     house.write(*range(3))
     size = len(house.column("body")[0])
-    assert [len(house.store.take("orders", 10, most)) for most in (1, size + 1, 1 << 20)] == [
+    assert [len(house.store.lease_rows("orders", 10, most)) for most in (1, size + 1, 1 << 20)] == [
         1,
         2,
         3,
@@ -248,7 +248,7 @@ def test_broker_that_is_away_leaves_rows_as_they_are(house: House) -> None:
     house.write(2, queue="mail")
     house.broker.verdict = lambda _: NoAnswerError("away")
     done = house.relay.run()
-    assert (done.sent, done.failed, done.is_away) == (0, 0, True)
+    assert (done.sent, done.failed, done.is_unreachable) == (0, 0, True)
     assert (house.broker.calls, house.column("attempts")) == (1, [0, 0])
     house.broker.verdict = lambda _: None
     assert house.relay.run().sent == 2
@@ -294,11 +294,11 @@ def test_queue_belongs_to_one_relay_until_its_lease_ends(house: House) -> None:
 
 def test_released_queue_is_there_for_others_at_once(house: House) -> None:
     house.write(1)
-    assert len(house.store.take("orders", 10)) == 1
+    assert len(house.store.lease_rows("orders", 10)) == 1
     other = house.another_store()
-    assert other.take("orders", 10) == []
+    assert other.lease_rows("orders", 10) == []
     house.store.release()
-    assert len(other.take("orders", 10)) == 1
+    assert len(other.lease_rows("orders", 10)) == 1
 
 
 def test_stopped_relay_ends_between_two_batches(house: House) -> None:

@@ -110,7 +110,7 @@ def test_trace_is_the_given_one_else_that_of_what_is_handled(
     with codec.continue_trace({"trace_id": "t-0"}):
         if own is None:
             orders.publish(URN, {}, trace_id=given)
-        orders.publish_message(OrderCreated(own or given))
+        orders.publish(OrderCreated(own or given))
     assert {json.loads(body)["trace_id"] for _, body, _, _ in sent.calls} == {expected}
 
 
@@ -199,7 +199,7 @@ async def test_async_producer_sends_the_same() -> None:
     sent = AsyncSent()
     orders = AsyncProducer(cast("Client", sent), queue="orders")
     first = await orders.publish(URN, {"n": 1}, trace_id="t-1", ttl_s=5)
-    second = await orders.publish_message(OrderCreated("t-2"), queue="invoices")
+    second = await orders.publish(OrderCreated("t-2"), "invoices")
     assert [(queue, ttl_s, key.decode()) for queue, _, ttl_s, key in sent.calls] == [
         ("orders", 5, first),
         ("invoices", 0, second),
@@ -241,7 +241,7 @@ def test_reserved_member_of_meta_is_refused(orders: Producer, sent: Sent, name: 
 
 def test_object_without_the_methods_is_refused(orders: Producer, sent: Sent) -> None:
     with pytest.raises(EnvelopeError, match="get_babel_urn"):
-        orders.publish_message(object())
+        orders.publish(cast("Any", object()))
     assert sent.calls == []
 
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from phpmq_lite.envelopes import verdict
-from phpmq_lite.envelopes.indexed_fields import _indexed_of_odd, read_indexed
+from phpmq_lite.envelopes.indexed_fields import _read_unusual, read_indexed
 from tests.support.envelope_cases import CASES, MEMBERS, META, Case, body, ending, nested, with_meta
 
 PIECES = (  # JSON and not quite
@@ -49,11 +49,11 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 
 def agree(content: bytes) -> None:
-    assert read_indexed(content) == _indexed_of_odd(content)
+    assert read_indexed(content) == _read_unusual(content)
     right = verdict.fast_verdict(content)
     if right is not None:
         for mode in ("php", "never", "always"):
-            found = verdict.judge(content, mode)
+            found = verdict.validate(content, mode)
             assert (found.problem, found.is_tolerated, found.warnings) == (None, False, ())
             assert found.index == right
 
@@ -77,9 +77,9 @@ def test_shortest_body_with_a_number_beyond_a_double_is_above_the_bound() -> Non
     """Where that is not so, ``_is_plain`` would have to look for it in short bodies too."""
     meta = '"meta":{"id":"i","schema_version":1}'
     least = '{"job":"u","trace_id":"t","data":{"":%s},"attempts":0,' + meta + "}"
-    assert verdict.judge((least % "0").encode()).problem is None
-    assert len(least % ("9" * 309)) > verdict._SHORT
-    assert len(nested(verdict.DEPTH_LIMIT + 1)) > verdict._SHORT
+    assert verdict.validate((least % "0").encode()).problem is None
+    assert len(least % ("9" * 309)) > verdict._SHORT_BYTES
+    assert len(nested(verdict.DEPTH_LIMIT + 1)) > verdict._SHORT_BYTES
 
 
 @pytest.mark.parametrize(

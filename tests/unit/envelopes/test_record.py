@@ -68,7 +68,7 @@ SET_TO_0 = ("attempts 7", "attempts negative", "attempts negative zero", "attemp
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kept_content_stays_as_it_is(case: Case) -> None:
-    assert build_record(case.content, BLOCK, is_kept=True) is case.content
+    assert build_record(case.content, BLOCK, keeps_content=True) is case.content
 
 
 def test_content_is_kept_when_its_version_is_the_cause() -> None:
@@ -189,7 +189,7 @@ def test_attempts_are_set_by_a_splice(content: bytes, expected: bytes) -> None:
 
 
 def test_attempts_of_no_object_cannot_be_set() -> None:
-    with pytest.raises(ValueError, match="no object"):
+    with pytest.raises(ValueError, match="not a JSON object"):
         with_attempts(b"[]", 1)
 
 

@@ -28,8 +28,8 @@ ORDER: dict[str, Any] = {
 }
 
 
-def problem(schema: Any, data: Any, *, is_sent: bool = False) -> tuple[str, str] | None:
-    found = read_schema(schema).check(data, is_sent=is_sent)
+def problem(schema: Any, data: Any, *, is_on_wire: bool = False) -> tuple[str, str] | None:
+    found = read_schema(schema).check(data, is_on_wire=is_on_wire)
     if found is None:
         return None
     assert found.reason == "schema_mismatch"
@@ -47,14 +47,14 @@ def problem(schema: Any, data: Any, *, is_sent: bool = False) -> tuple[str, str]
         ({"order_id": True}, ("/data/order_id", "is true, not an integer")),
         ({"order_id": 1.5}, ("/data/order_id", "is a number, not an integer")),
         ({"order_id": 0}, ("/data/order_id", "is below 1")),
-        ({"order_id": 1, "currency": "GBP"}, ("/data/currency", "is none of 2 values")),
+        ({"order_id": 1, "currency": "GBP"}, ("/data/currency", "is not one of 2 values")),
         (
             {"order_id": 1, "extra": 1},
             ("/data/extra", "is not in the schema"),
         ),
         (
             {"order_id": 1, "note": "ü"},
-            ("/data/note", "has 1 characters, the least is 2"),
+            ("/data/note", "has 1 characters, the minimum is 2"),
         ),
         (
             {"order_id": 1, "note": 1},
@@ -182,11 +182,13 @@ def test_ciphertext_stands_for_any_value_that_is_marked() -> None:
             "plain": {"type": "integer"},
         },
     }
-    assert problem(schema, {"age": "v1:c2VjcmV0", "home": "v1:c2VjcmV0"}, is_sent=True) is None
+    assert problem(schema, {"age": "v1:c2VjcmV0", "home": "v1:c2VjcmV0"}, is_on_wire=True) is None
     assert problem(schema, {"age": "v1:c2VjcmV0"}) is not None
-    assert problem(schema, {"age": 1.5}, is_sent=True) is not None
-    assert problem(schema, {"plain": "v1:c2VjcmV0"}, is_sent=True) is not None
-    assert problem({"type": "object", "x-gdpr-sensitive": True}, "text", is_sent=True) is not None
+    assert problem(schema, {"age": 1.5}, is_on_wire=True) is not None
+    assert problem(schema, {"plain": "v1:c2VjcmV0"}, is_on_wire=True) is not None
+    assert (
+        problem({"type": "object", "x-gdpr-sensitive": True}, "text", is_on_wire=True) is not None
+    )
 
 
 def test_details_tell_nothing_of_the_payload() -> None:
@@ -210,8 +212,8 @@ def test_long_names_of_a_payload_are_cut() -> None:
         (b"{", "not JSON"),
         (b"\xff{}", "not UTF-8: byte 0"),
         (b'{"a": NaN}', "NaN"),
-        (b'{"a": 1e999}', "larger"),
-        (b'{"a": 1, "a": 2}', "'a' stands twice"),
+        (b'{"a": 1e999}', "too large"),
+        (b'{"a": 1, "a": 2}', "'a' is repeated"),
         (b'{"a": "\\ud800"}', "surrogate"),
         (b"[" * 100_000, "deep"),
     ],
@@ -235,7 +237,7 @@ def test_values_of_other_types_are_other_values(one: Any, other: Any) -> None:
 
 def test_places_are_those_that_the_schema_describes() -> None:
     found = [
-        (place.path, place.types, place.is_required, place.limits, place.mark)
+        (place.path, place.types, place.is_required, place.limits, place.sensitivity)
         for place in schema_fields(
             read_schema(
                 ORDER

@@ -18,7 +18,7 @@ from phpmq_lite.errors import (
     PublishRefusedError,
 )
 from tests.support.envelope_cases import CASES, Case, body, record_of
-from tests.unit.envelopes.fake_link import FakeLink, Told, delivery, transport_on
+from tests.unit.envelopes.fake_link import FakeLink, RecordedEvents, delivery, transport_on
 
 ID = f"{1:032x}"
 OTHER_CAPABILITIES = (
@@ -52,18 +52,18 @@ def test_sdk_finds_no_capability_but_ours() -> None:
 def test_right_envelope_is_handed_out(case: Case) -> None:
     link = FakeLink(case.content)
     message = popped(transport_on(link))
-    assert link.acts == []
+    assert link.calls == []
     if json.loads(case.content)["attempts"] >= 0 and b"-0" not in case.content:
         assert message.body.encode() == case.content
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.reason is not None], ids=lambda c: c.name)
 def test_malformed_is_put_aside_at_its_first_delivery(case: Case) -> None:
-    link, told = FakeLink(case.content), Told()
-    assert transport_on(link, told).pop("orders") is None
-    *records, end = link.acts
+    link, recorded = FakeLink(case.content), RecordedEvents()
+    assert transport_on(link, recorded).pop("orders") is None
+    *records, end = link.calls
     assert end == ("dead_letter", ID)
-    ((event, context),) = [it for it in told.events if it[0] == "job.dead_letter"]
+    ((event, context),) = [it for it in recorded.events if it[0] == "job.dead_letter"]
     assert (event, context["reason"]) == ("job.dead_letter", case.reason)
     if case.reason == "unsupported_schema_version":
         assert records == []  # the broker writes it, its bytes unchanged
@@ -83,15 +83,15 @@ def test_negative_attempts_are_handed_out_as_none() -> None:
 
 
 def test_handled_job_is_acknowledged() -> None:
-    link, told = FakeLink(body()), Told()
-    transport = transport_on(link, told)
+    link, recorded = FakeLink(body()), RecordedEvents()
+    transport = transport_on(link, recorded)
     message = popped(transport)
     transport.begin()
     transport.done()
     transport.ack(message)
-    assert link.acts == [("ack", ID)]
-    assert told.names == ["job.ack"]
-    assert told.events[0][1] == {
+    assert link.calls == [("ack", ID)]
+    assert recorded.names == ["job.ack"]
+    assert recorded.events[0][1] == {
         "queue": "orders",
         "urn": "urn:babel:orders:created",
         "trace_id": "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b",
@@ -101,11 +101,11 @@ def test_handled_job_is_acknowledged() -> None:
 
 
 def test_acknowledged_without_a_run_is_dropped_aloud() -> None:
-    link, told = FakeLink(body()), Told()
-    transport = transport_on(link, told)
+    link, recorded = FakeLink(body()), RecordedEvents()
+    transport = transport_on(link, recorded)
     transport.ack(popped(transport))
-    assert told.names == ["job.dropped"]
-    assert told.events[0][1]["reason"] == "unknown_urn"
+    assert recorded.names == ["job.dropped"]
+    assert recorded.events[0][1]["reason"] == "unknown_urn"
 
 
 @pytest.mark.parametrize(("delay", "ttl_s"), [(0.01, 1), (1.0, 1), (1.2, 2), (15, 15)])
@@ -118,7 +118,7 @@ def test_retry_waits_in_the_retry_queue_then_the_job_is_acknowledged(
     message = popped(transport)
     transport.redeliver(message, retry_body(content, 2), delay)
     changed = content.replace(b'"attempts":1', b'"attempts":2')
-    assert link.acts == [
+    assert link.calls == [
         ("publish", "orders.retry", changed, ttl_s, f"{ID}:2".encode()),
         ("ack", ID),
     ]
@@ -130,7 +130,7 @@ def test_retry_comes_at_once_when_the_retry_queue_cannot_exist() -> None:
     link.waiting.append(delivery(body(), queue="q" * 250))
     transport = transport_on(link)
     transport.redeliver(popped(transport), retry_body(body(), 1), 7.0)
-    assert [act[:2] for act in link.acts] == [("publish", "q" * 250), ("ack", ID)]
+    assert [call[:2] for call in link.calls] == [("publish", "q" * 250), ("ack", ID)]
 
 
 def test_retry_at_once_goes_back_with_the_time_left() -> None:
@@ -138,7 +138,7 @@ def test_retry_at_once_goes_back_with_the_time_left() -> None:
     link.add(body(), ttl_s=10)
     transport = transport_on(link, monotonic=lambda: next(seconds))
     transport.redeliver(popped(transport), retry_body(body(), 1), 0.0)
-    _, queue, _, ttl_s, key = link.acts[0]
+    _, queue, _, ttl_s, key = link.calls[0]
     assert (queue, ttl_s, key) == ("orders", 6, f"{ID}:1".encode())
 
 
@@ -146,20 +146,20 @@ def test_own_back_off_comes_before_that_of_the_sdk() -> None:
     link = FakeLink(body())
     transport = transport_on(link, delays=RetryDelays((7,)))
     transport.redeliver(popped(transport), retry_body(body(), 1), 0.0)
-    assert link.acts[0][1:4:2] == ("orders.retry", 7)
+    assert link.calls[0][1:4:2] == ("orders.retry", 7)
 
 
 def test_release_of_an_unknown_urn_changes_no_byte() -> None:
     content = body(attempts="2", timestamp="5")
-    link, told = FakeLink(content), Told()
-    transport = transport_on(link, told)
+    link, recorded = FakeLink(content), RecordedEvents()
+    transport = transport_on(link, recorded)
     message = popped(transport)
     transport.redeliver(message, message.body, 5.0)
-    assert link.acts == [
+    assert link.calls == [
         ("publish", "orders.retry", content, 5, f"{ID}:2".encode()),
         ("ack", ID),
     ]
-    assert told.events[-1][1]["reason"] == "unknown_urn"
+    assert recorded.events[-1][1]["reason"] == "unknown_urn"
 
 
 def test_job_that_has_not_started_goes_back_to_its_place_at_the_end() -> None:
@@ -167,7 +167,7 @@ def test_job_that_has_not_started_goes_back_to_its_place_at_the_end() -> None:
     transport = transport_on(link)
     message = popped(transport)
     transport.redeliver(message, message.body, 0.0)
-    assert link.acts == [("give back", "orders")]
+    assert link.calls == [("return", "orders")]
 
 
 def test_interrupted_job_goes_back_with_the_time_left() -> None:
@@ -177,7 +177,7 @@ def test_interrupted_job_goes_back_with_the_time_left() -> None:
     message = popped(transport)
     transport.begin()
     transport.redeliver(message, message.body, 0.0)
-    assert link.acts == [("requeue", ID, 2)]
+    assert link.calls == [("requeue", ID, 2)]
 
 
 def test_job_handled_in_the_last_moment_is_acknowledged_at_shutdown() -> None:
@@ -187,20 +187,20 @@ def test_job_handled_in_the_last_moment_is_acknowledged_at_shutdown() -> None:
     transport.begin()
     transport.done()
     transport.redeliver(message, message.body, 0.0)
-    assert link.acts == [("ack", ID)]
+    assert link.calls == [("ack", ID)]
 
 
 def test_dead_letter_is_a_record_then_a_006() -> None:
     content = body(attempts="2")
-    link, told = FakeLink(content), Told()
-    transport = transport_on(link, told)
+    link, recorded = FakeLink(content), RecordedEvents()
+    transport = transport_on(link, recorded)
     message = popped(transport)
     sent = json.loads(content) | {
         "attempts": 3,
         "dead_letter": {"reason": "failed", "error": "no \ud800 stock", "exception": "ValueError"},
     }
     transport.dead_letter(message, "orders.dlq", json.dumps(sent))
-    (_, queue, made, ttl_s, key), end = link.acts
+    (_, queue, made, ttl_s, key), end = link.calls
     assert (queue, ttl_s, key, end) == (
         "orders.dlq", 0, f"{ID}:dead".encode(), ("dead_letter", ID),
     )  # fmt: skip
@@ -210,7 +210,7 @@ def test_dead_letter_is_a_record_then_a_006() -> None:
     assert block is not None
     assert block.original_queue == "orders"
     assert (block.reason, block.error, block.attempts) == ("failed", "no ? stock", 3)
-    assert told.names == ["job.dead_letter"]
+    assert recorded.names == ["job.dead_letter"]
 
 
 def test_what_dies_in_a_dead_letter_queue_gets_no_record() -> None:
@@ -220,40 +220,40 @@ def test_what_dies_in_a_dead_letter_queue_gets_no_record() -> None:
 
     link.waiting.append(delivery(b"{", queue="orders.dlq"))
     assert transport.pop("orders.dlq") is None
-    assert link.acts == [("dead_letter", ID)]
+    assert link.calls == [("dead_letter", ID)]
 
 
 def test_too_long_a_record_is_left_to_the_broker() -> None:
     link = FakeLink(b"{")
     link.refusal = LocalProtocolError("content is 9 bytes, the limit is 8")
     transport_on(link).pop("orders")
-    assert link.acts == [("dead_letter", ID)]
+    assert link.calls == [("dead_letter", ID)]
 
 
 @pytest.mark.parametrize(
     "error", [PublishRefusedError("queue_full"), ConnectionLostError("gone"), TimeoutError()]
 )
 def test_job_goes_back_when_its_copy_is_not_stored(error: Exception) -> None:
-    link, told = FakeLink(body(), b"{"), Told()
+    link, recorded = FakeLink(body(), b"{"), RecordedEvents()
     link.refusal = error
-    transport = transport_on(link, told)
+    transport = transport_on(link, recorded)
     transport.redeliver(popped(transport), retry_body(body(), 1), 1.0)
     assert transport.pop("orders") is None
-    assert link.acts == [("requeue", ID, 0), ("requeue", f"{2:032x}", 0)]
-    assert told.names == ["process.failed", "process.failed"]
+    assert link.calls == [("requeue", ID, 0), ("requeue", f"{2:032x}", 0)]
+    assert recorded.names == ["process.failed", "process.failed"]
 
 
 @pytest.mark.parametrize("error", [ConnectionLostError("gone"), OSError(), ValueError("a defect")])
 def test_pop_never_raises(error: Exception) -> None:
-    link, told = FakeLink(), Told()
+    link, recorded = FakeLink(), RecordedEvents()
     link.waiting.extend([error, error])
     link.add(body())
-    transport = transport_on(link, told)
+    transport = transport_on(link, recorded)
     assert transport.pop("orders") is None
     assert transport.pop("orders") is None
     assert transport.pop("orders") is not None
     expected = ["reserve.failed"] * (2 if isinstance(error, ValueError) else 1)
-    assert told.names == expected  # an outage is told once
+    assert recorded.names == expected  # an outage is recorded once
 
 
 def test_each_wait_behind_what_was_put_aside_has_the_whole_time() -> None:
@@ -266,20 +266,20 @@ def test_each_wait_behind_what_was_put_aside_has_the_whole_time() -> None:
 
 
 def test_finished_job_that_comes_again_is_ended_again_without_a_run() -> None:
-    link, told = FakeLink(body()), Told()
-    transport = transport_on(link, told)
+    link, recorded = FakeLink(body()), RecordedEvents()
+    transport = transport_on(link, recorded)
     message = popped(transport)
     transport.begin()
     transport.done()
     transport.ack(message)
     link.waiting.append(message.handle.delivery)
     assert transport.pop("orders") is None
-    assert link.acts == [("ack", ID), ("ack", ID)]
-    assert told.names == ["job.ack", "job.duplicate"]
+    assert link.calls == [("ack", ID), ("ack", ID)]
+    assert recorded.names == ["job.ack", "job.duplicate"]
 
 
 class Store:
-    """Claims that answer as told."""
+    """Claims that answer as recorded."""
 
     def __init__(self, answer: IdempotencyDecision) -> None:
         self.answer = answer
@@ -300,33 +300,41 @@ CLAIM = "orders\0f1e2d3c4-b5a6-4789-90ab-cdef01234567"
 
 
 def test_envelope_handled_before_is_acknowledged_without_a_run() -> None:
-    link, told = FakeLink(body()), Told()
-    assert transport_on(link, told, claims=Store(IdempotencyDecision.DONE)).pop("orders") is None
-    assert link.acts == [("ack", ID)]
-    assert told.names == ["job.duplicate"]
+    link, recorded = FakeLink(body()), RecordedEvents()
+    assert (
+        transport_on(link, recorded, idempotency_store=Store(IdempotencyDecision.DONE)).pop(
+            "orders"
+        )
+        is None
+    )
+    assert link.calls == [("ack", ID)]
+    assert recorded.names == ["job.duplicate"]
 
 
 def test_envelope_in_flight_comes_again_later() -> None:
     link = FakeLink(body())
-    assert transport_on(link, claims=Store(IdempotencyDecision.IN_FLIGHT)).pop("orders") is None
-    assert link.acts == [("publish", "orders.retry", body(), 5, f"{ID}:0".encode()), ("ack", ID)]
+    assert (
+        transport_on(link, idempotency_store=Store(IdempotencyDecision.IN_FLIGHT)).pop("orders")
+        is None
+    )
+    assert link.calls == [("publish", "orders.retry", body(), 5, f"{ID}:0".encode()), ("ack", ID)]
 
 
 def test_claim_is_remembered_at_ack_and_forgotten_at_failure() -> None:
     store = Store(IdempotencyDecision.RUN)
-    transport = transport_on(FakeLink(body(), body()), claims=store)
+    transport = transport_on(FakeLink(body(), body()), idempotency_store=store)
     message = popped(transport)
     transport.begin()
     transport.done()
     transport.ack(message)
     transport.redeliver(popped(transport), retry_body(body(), 1), 1.0)
-    assert [act for act, _ in store.asked] == ["claim", "remember", "claim", "forget"]
+    assert [call for call, _ in store.asked] == ["claim", "remember", "claim", "forget"]
     assert {key for _, key in store.asked} == {CLAIM}
 
 
 def test_claim_of_an_interrupted_job_is_forgotten_at_close() -> None:
     store = Store(IdempotencyDecision.RUN)
-    transport = transport_on(FakeLink(body()), claims=store)
+    transport = transport_on(FakeLink(body()), idempotency_store=store)
     popped(transport)
     transport.close()
     assert store.asked[-1] == ("forget", CLAIM)
@@ -338,12 +346,12 @@ def test_publish_refuses_what_no_consumer_would_handle() -> None:
     for text in ('{"job":"a"}', body(data='{"a":NaN}').decode(), "\ud800"):
         with pytest.raises(EnvelopeError):
             transport.publish("orders", text)
-    assert link.acts == []
+    assert link.calls == []
 
 
 def test_outdated_members_are_told_once() -> None:
-    link, told = FakeLink(body(timestamp="1"), body(timestamp="2")), Told()
-    transport = transport_on(link, told)
+    link, recorded = FakeLink(body(timestamp="1"), body(timestamp="2")), RecordedEvents()
+    transport = transport_on(link, recorded)
     popped(transport)
     popped(transport)
-    assert told.names == ["job.warning"]
+    assert recorded.names == ["job.warning"]

@@ -8,9 +8,9 @@ from phpmq_lite.envelopes.indexed_fields import (
     INDEX_BYTES,
     INDEX_CHARACTERS,
     IndexedFields,
-    index_of,
+    read_indexed_fields,
 )
-from phpmq_lite.envelopes.verdict import CONVENTION, REASONS, EmptyListData, judge, lint
+from phpmq_lite.envelopes.verdict import CONVENTION, REASONS, EmptyListData, lint, validate
 from tests.support.envelope_cases import (
     CASES,
     MEMBERS,
@@ -33,7 +33,7 @@ def reasons(content: bytes) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_judge_gives_reason_of_the_table(case: Case) -> None:
-    verdict = judge(case.content)
+    verdict = validate(case.content)
     problem = verdict.problem
     assert (problem.reason if problem else None) == case.reason
     if problem is not None:
@@ -53,16 +53,16 @@ def test_table_has_ninety_bodies_of_different_names_and_every_reason() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_both_ways_to_the_index_agree(case: Case) -> None:
     """Where msgspec reads the body at all; it does not where a text is half a surrogate pair."""
-    quick = index_of(case.content)
+    quick = read_indexed_fields(case.content)
     if quick is not None:
-        assert judge(case.content).index == quick
+        assert validate(case.content).index == quick
     if case.reason is None:
         assert quick is not None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_lint_begins_with_the_problem_of_the_verdict(case: Case) -> None:
-    problem = judge(case.content).problem
+    problem = validate(case.content).problem
     if problem is not None:
         assert lint(case.content)[0] == problem
 
@@ -82,7 +82,7 @@ def test_first_reason_wins_when_everything_is_wrong() -> None:
     found = []
     for name, text in [("job", "5"), *steps]:
         members[name] = text
-        problem = judge(to_json(members).encode()).problem
+        problem = validate(to_json(members).encode()).problem
         found.append(problem.reason if problem else None)
     assert found == [
         "too_deep",
@@ -111,13 +111,13 @@ def test_empty_list_is_data_where_the_queue_says_so(
     lang: str, mode: EmptyListData, reason: str | None
 ) -> None:
     content = body(data="[]", meta=to_json({**META, "lang": f'"{lang}"'}))
-    verdict = judge(content, mode)
+    verdict = validate(content, mode)
     assert (verdict.problem.reason if verdict.problem else None) == reason
     assert verdict.is_tolerated == (reason is None)
 
 
 def test_index_of_a_whole_envelope() -> None:
-    assert index_of(body(attempts="7")) == IndexedFields(URN, TRACE_ID, META_ID, 7)
+    assert read_indexed_fields(body(attempts="7")) == IndexedFields(URN, TRACE_ID, META_ID, 7)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_index_of_a_whole_envelope() -> None:
     ],
 )
 def test_index_takes_what_is_of_the_right_type(content: bytes, expected: IndexedFields) -> None:
-    assert index_of(content) == expected
-    assert judge(content).index == expected
+    assert read_indexed_fields(content) == expected
+    assert validate(content).index == expected
 
 
 def test_integer_of_5000_digits_is_clamped_in_the_index() -> None:
-    index = index_of(body(attempts="9" * 5000))
+    index = read_indexed_fields(body(attempts="9" * 5000))
     assert index is not None
     assert index.attempts == (1 << 63) - 1
 
@@ -164,37 +164,39 @@ def test_index_cuts_long_texts() -> None:
     text = "é" * (INDEX_CHARACTERS + 1)
     content = body(job=f'"{text}"', trace_id=f'"{text}"', meta=f'{{"id":"{text}"}}')
     cut = text[:-1]
-    assert index_of(content) == judge(content).index == IndexedFields(cut, cut, cut, 0)
+    assert (
+        read_indexed_fields(content) == validate(content).index == IndexedFields(cut, cut, cut, 0)
+    )
 
 
 def test_index_leaves_out_content_above_its_limit() -> None:
     exact = body(data='{"a":"%s"}' % ("x" * (INDEX_BYTES - len(body(data='{"a":""}')))))
     assert len(exact) == INDEX_BYTES
-    assert index_of(exact) is not None
-    assert index_of(exact + b" ") is None
+    assert read_indexed_fields(exact) is not None
+    assert read_indexed_fields(exact + b" ") is None
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"[]", b"null", b"\xff", b'{"job":', b"5"])
 def test_what_is_no_object_has_no_index(content: bytes) -> None:
-    assert index_of(content) is None
+    assert read_indexed_fields(content) is None
 
 
 def test_poison_is_indexed_where_it_can_be_read() -> None:
-    assert judge(body(data="[1]")).index == IndexedFields(URN, TRACE_ID, META_ID, 0)
+    assert validate(body(data="[1]")).index == IndexedFields(URN, TRACE_ID, META_ID, 0)
 
 
 def test_warnings_name_the_members() -> None:
     content = body(job="5", urn='"urn:a"', timestamp="1", meta='{"schema_version":1,"ts":2}')
-    assert judge(content).warnings == (
-        "/job is 5, not a text: ignored",
+    assert validate(content).warnings == (
+        "/job is 5, not a string: ignored",
         "/timestamp is outdated: ignored",
         "/meta/ts is outdated: ignored",
     )
 
 
 def test_warning_never_repeats_a_long_value() -> None:
-    warnings = judge(body(job="9" * 4000, urn='"urn:a"')).warnings
-    assert warnings == ("/job is an integer beyond 64 bits, not a text: ignored",)
+    warnings = validate(body(job="9" * 4000, urn='"urn:a"')).warnings
+    assert warnings == ("/job is an integer beyond 64 bits, not a string: ignored",)
 
 
 def test_lint_has_nothing_to_say_about_a_good_envelope() -> None:
@@ -251,7 +253,7 @@ def test_lint_hints_at_the_convention_and_nothing_refuses(urn: str, why: str) ->
         assert why in hint.detail
         assert "urn:babel:<context>:<event>" in hint.detail
         assert len(hint.detail) < 300
-        assert judge(content).problem is None
+        assert validate(content).problem is None
 
 
 @pytest.mark.parametrize(
