@@ -3,7 +3,7 @@
     cd examples/python
     python plain_worker.py [QUEUE [HOST:PORT]]
 
-In another terminal: ``phpmq-lite publish orders --data '{"order_id": 42, "total": 9.9}'``.
+In another terminal: ``phpmq-lite publish orders --body '{"order_id": 42, "total": 9.9}'``.
 SIGTERM and Ctrl-C end it after the message in hand; what it has not begun goes back.
 """
 

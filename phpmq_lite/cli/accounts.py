@@ -1,4 +1,4 @@
-"""The groups ``user`` and ``token``: accounts of people and API tokens of programs."""
+"""The groups ``user`` and ``token``: users of the pages, API tokens of programs."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ _TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  #
 def write_accounts(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write rows as ``write_rows`` does; only a table is made for people to read."""
+    """Write rows like ``write_rows``, with readable times and queues in a table."""
     if output_format(style) == "table":
         rows = map(_shown, rows)
     write_rows(rows, columns, style, empty)
@@ -42,7 +42,7 @@ def _shown(row: Row) -> Mapping[str, Any]:
 
 
 def _time(at_ms: int) -> str:
-    """Give the second; what is beyond the year 9999 stays a number."""
+    """Return a time to the second; beyond the year 9999 it stays a number."""
     return format_time(at_ms, at_ms).title.partition(".")[0]
 
 
@@ -51,7 +51,7 @@ USER_COLUMNS: Final = (
     Column("name", "NAME"),
     Column("role", "ROLE"),
     Column("queues", "QUEUES"),
-    Column("created_at", "MADE (UTC)"),
+    Column("created_at", "CREATED (UTC)"),
     Column("last_login_at", "LAST LOGIN (UTC)"),
 )
 
@@ -59,66 +59,68 @@ _name = click.argument("name")
 _password_file = click.option(
     "--password-file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="File with the password, - for standard input; without: asked for.",
+    help="File with the password; - is standard input.  [default: prompt]",
 )
 
 
 @click.group()
 def user() -> None:
-    """List, add and remove users; change their passwords."""
+    """List, create and delete users; set their passwords."""
 
 
-@user.command("ls")
+@user.command("list")
 @admin_client_options
 @output_option
-def list_users(node: AdminClient, output: str | None) -> None:
+def list_users(admin: AdminClient, output: str | None) -> None:
     """List the users."""
-    nobody = "no users: on this machine no login is needed"
-    write_accounts(node.list("/users"), USER_COLUMNS, output, nobody)
+    empty = "no users: no login is needed on this machine"
+    write_accounts(admin.list("/users"), USER_COLUMNS, output, empty)
 
 
-@user.command("add")
+@user.command("create")
 @_name
-@click.option("--role", type=click.Choice(ROLES), help="[default: viewer; of the first user admin]")
+@click.option(
+    "--role", type=click.Choice(ROLES), help="[default: viewer; admin for the first user]"
+)
 @click.option("--queues", multiple=True, metavar="GLOB", help="Only these queues. Repeatable.")
 @_password_file
 @admin_client_options
-def add_user(
-    node: AdminClient,
+def create_user(
+    admin: AdminClient,
     name: str,
     role: str | None,
     queues: tuple[str, ...],
     password_file: Path | None,
 ) -> None:
-    """Make a user who can log in."""
+    """Create a user who can log in."""
     if role is None:
-        role = "viewer" if node.get("/users")["items"] else "admin"
+        role = "viewer" if admin.get("/users")["items"] else "admin"
     password = _password(password_file)
     made = {"name": name, "password": password, "role": role, "queues": list(queues)}
-    node.post("/users", made)
-    print_message(f"{name} is {role} and can log in")
+    admin.post("/users", made)
+    print_message(f"user {name} is created, with the role {role}")
 
 
-@user.command()
+@user.command("set-password")
 @_name
 @_password_file
 @admin_client_options
-def passwd(node: AdminClient, name: str, password_file: Path | None) -> None:
-    """Change the password of a user; all their sessions end."""
+def set_password(admin: AdminClient, name: str, password_file: Path | None) -> None:
+    """Set the password of a user; all their sessions end."""
     password = _password(password_file)
-    node.call("PATCH", f"/users/{encode_name(name)}", {"password": password})
-    print_message(f"the password of {name} is changed")
+    admin.call("PATCH", f"/users/{encode_name(name)}", {"password": password})
+    print_message(f"the password of {name} is set")
 
 
-@user.command("rm")
+@user.command("delete")
 @_name
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @admin_client_options
-def remove_user(node: AdminClient, name: str, yes: bool) -> None:
-    """Remove a user; all their sessions end."""
-    confirm(f"Remove the user {name}?", is_yes=yes)
-    node.call("DELETE", f"/users/{encode_name(name)}", {})
-    print_message(f"{name} is removed")
+def delete_user(admin: AdminClient, name: str, yes: bool) -> None:
+    """Delete a user; all their sessions end."""
+    confirm(f"Delete the user {name}?", is_yes=yes)
+    admin.call("DELETE", f"/users/{encode_name(name)}", {})
+    print_message(f"user {name} is deleted")
 
 
 def _password(file: Path | None) -> str:
@@ -130,7 +132,7 @@ def _password(file: Path | None) -> str:
         except UnicodeDecodeError:
             raise CommandError(f"the password in {file} is not UTF-8") from None
     if not is_terminal():
-        raise CommandError("without a terminal this needs --password-file")
+        raise CommandError("without a terminal, --password-file is required")
     password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     return password
 
@@ -139,7 +141,7 @@ TOKEN_COLUMNS: Final = (
     Column("name", "NAME"),
     Column("role", "ROLE"),
     Column("queues", "QUEUES"),
-    Column("created_by", "MADE BY"),
+    Column("created_by", "CREATED BY"),
     Column("expires_at", "EXPIRES (UTC)"),
     Column("last_used_at", "LAST USED (UTC)"),
 )
@@ -147,46 +149,48 @@ TOKEN_COLUMNS: Final = (
 
 @click.group()
 def token() -> None:
-    """List, add and revoke API tokens."""
+    """List, create and revoke API tokens."""
 
 
-@token.command("ls")
+@token.command("list")
 @admin_client_options
 @output_option
-def list_tokens(node: AdminClient, output: str | None) -> None:
+def list_tokens(admin: AdminClient, output: str | None) -> None:
     """List the tokens, without their secrets."""
-    write_accounts(node.list("/tokens"), TOKEN_COLUMNS, output, "no tokens")
+    write_accounts(admin.list("/tokens"), TOKEN_COLUMNS, output, "no tokens")
 
 
-@token.command("add")
+@token.command("create")
 @click.argument("name")
 @click.option(
     "--role",
     type=click.Choice(("metrics", *ROLES)),
     default="viewer",
     show_default=True,
-    help="What it may; metrics: read /metrics only.",
+    help="What it allows; metrics: read /metrics only.",
 )
 @click.option("--queues", multiple=True, metavar="GLOB", help="Only these queues. Repeatable.")
-@click.option("--expires", type=duration, metavar="DURATION", help="As 90d; without: never.")
+@click.option(
+    "--expires", type=duration, metavar="DURATION", help="Lifetime, as 90d.  [default: no end]"
+)
 @admin_client_options
-def add_token(
-    node: AdminClient, name: str, role: str, queues: tuple[str, ...], expires: int | None
+def create_token(
+    admin: AdminClient, name: str, role: str, queues: tuple[str, ...], expires: int | None
 ) -> None:
-    """Make a token and print it; only its hash is stored."""
+    """Create a token and print it; the broker stores only its hash."""
     expires_at = None if expires is None else ceil((time.time() + expires) * 1_000)
     asked = {"name": name, "role": role, "queues": list(queues), "expires_at": expires_at}
-    made = node.post("/tokens", asked)
-    print_message(f"{name} is {role}; send it as: Authorization: Bearer TOKEN")
+    made = admin.post("/tokens", asked)
+    print_message(f"token {name} has the role {role}; send it as: Authorization: Bearer TOKEN")
     click.echo(made["token"])
 
 
-@token.command("rm")
+@token.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @admin_client_options
-def revoke_token(node: AdminClient, name: str, yes: bool) -> None:
-    """Revoke a token; the next call with it is refused."""
+def revoke(admin: AdminClient, name: str, yes: bool) -> None:
+    """Revoke a token; requests with it are refused from now on."""
     confirm(f"Revoke the token {name}?", is_yes=yes)
-    node.call("DELETE", f"/tokens/{encode_name(name)}", {})
-    print_message(f"{name} is revoked")
+    admin.call("DELETE", f"/tokens/{encode_name(name)}", {})
+    print_message(f"token {name} is revoked")

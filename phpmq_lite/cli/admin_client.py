@@ -18,7 +18,7 @@ from phpmq_lite.cli import contexts
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import admin_url, broker_url, is_phpmq_url
-from phpmq_lite.cli.settings_options import SettingsArguments, data_option, settings_options
+from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.errors import os_reason
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
@@ -30,31 +30,31 @@ API: Final = "/api/v1"
 _EXIT_CODES: Final = {404: NOT_FOUND, 410: NOT_FOUND, 408: TIMED_OUT, 504: TIMED_OUT}
 _REFUSALS: Final = {401, 403, 409, 412, 413, 421, 422, 429, 503, 507}
 _HAS_USERS: Final = (
-    "this broker has users: give --token-file FILE with an API token, which "
-    "`phpmq-lite token add NAME` prints on the machine of the broker"
+    "this broker has users: give --token-file FILE with an API token; "
+    "`phpmq-lite token create NAME` on the machine of the broker prints one"
 )
-_NO_ADMIN: Final = "HTTP {} without a reason: is that the admin of a broker? Check --url"
+_NO_ADMIN: Final = "HTTP {} without a reason: --url does not seem to be the admin of a broker"
 _PAGE: Final = 200  # the API's limit
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
 _TOKEN_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-_TIMEOUT_S: Final = 600.0  # a purge of millions goes in slices
+_TIMEOUT_S: Final = 600.0  # a purge of millions takes minutes
 
 
 class BrokerUnavailableError(CommandError):
-    """The broker is not there, does not answer in time, or cannot serve now: 503."""
+    """The broker is unreachable, does not answer in time, or answers 503."""
 
 
 class AdminClient(NamedTuple):
-    """Where the broker is: ``socket``, or ``url`` with a token where it asks for one.
+    """A client of the admin API, over ``socket``, or over ``url`` with a token.
 
-    Paths are those of the API behind ``/api/v1``.  All methods raise CommandError with the exit
-    code that the problem means.
+    Paths are relative to ``/api/v1``.  All methods raise CommandError with the exit code of the
+    problem.
     """
 
     socket: Path | None
     url: str = "http://localhost"
     token: str | None = None
-    settings: Settings | None = None  # of the broker, where it is on this machine
+    settings: Settings | None = None  # of a broker on this machine
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
         """Yield the items of a list, page by page, at most ``limit``."""
@@ -71,11 +71,11 @@ class AdminClient(NamedTuple):
                 return
 
     def get(self, path: str, **query: Any) -> Any:
-        """Give a document; values of the query that are None are left out."""
+        """Return a document; None values of the query are left out."""
         return self.call("GET", path, query=query)
 
     def find(self, path: str) -> Any:
-        """Give a document; None where there is no such thing, or no more."""
+        """Return a document; None if it does not exist, or no longer."""
         try:
             return self.get(path)
         except CommandError as error:
@@ -84,7 +84,7 @@ class AdminClient(NamedTuple):
             return None
 
     def post(self, path: str, body: Any = None) -> Any:
-        """Ask for an action and wait until it is stored."""
+        """Request an action, and return its result once it is stored."""
         return self.call("POST", path, {} if body is None else body)
 
     def call(
@@ -95,7 +95,7 @@ class AdminClient(NamedTuple):
         query: dict[str, Any] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> Any:
-        """Give the document of the answer; None where it has none."""
+        """Send a request; return the document of the response, or None if it is empty."""
 
         async def ask() -> Any:
             async with self.open(method, path, body, query, timeout_s) as response:
@@ -113,9 +113,9 @@ class AdminClient(NamedTuple):
         timeout_s: float | None = _TIMEOUT_S,
         headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Give the response itself, for what is read piece by piece.
+        """Send a request and yield the response, to be read in pieces.
 
-        ``body`` is sent as JSON; bytes are JSON already.
+        ``body`` is sent as JSON; bytes are already JSON.
         """
         base = self.url.rstrip("/")
         given = {key: str(value) for key, value in (query or {}).items() if value is not None}
@@ -129,7 +129,7 @@ class AdminClient(NamedTuple):
                     method,
                     URL(url, encoded=True),
                     headers=self._headers(base, body) | (headers or {}),
-                    **_sent(body),
+                    **_request_body(body),
                 ) as response,
             ):
                 yield response
@@ -140,18 +140,18 @@ class AdminClient(NamedTuple):
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PermissionError):
                 raise CommandError(
-                    f"{self.socket} belongs to another account: run this as that account "
+                    f"{self.socket} belongs to another account: run the command as that account "
                     "(`sudo -u ACCOUNT`), or give --url http://HOST:9101",
                     REFUSED,
                 ) from None
             raise BrokerUnavailableError(
                 f"no broker answers on {self.socket or self.url}: {os_reason(error.os_error)}. "
-                "Start one with `phpmq-lite serve`, or name yours with --url or --data"
+                "Start one with `phpmq-lite serve`, or name it with --url or --data"
             ) from None
         except (aiohttp.ClientError, ValueError) as error:
             raise CommandError(
-                f"{self.socket or self.url} does not answer as an admin does "
-                f"({_ODD.get(type(error), str(error))}); PHPMQ has another port, phpmq://HOST:9100"
+                f"{self.socket or self.url} does not speak HTTP like an admin "
+                f"({_REASONS.get(type(error), str(error))}); PHPMQ has another port, phpmq://HOST:9100"
             ) from None
 
     def _headers(self, base: str, body: Any) -> dict[str, str]:
@@ -161,21 +161,25 @@ class AdminClient(NamedTuple):
         return made | ({"Origin": base} if body is not None else {})
 
 
-_ODD: Final[dict[type[Exception], str]] = {  # what aiohttp puts into words of its own
+_REASONS: Final[dict[type[Exception], str]] = {  # instead of the texts of aiohttp
     aiohttp.ServerDisconnectedError: "it closed the connection",
     aiohttp.ClientOSError: "the connection broke",
-    aiohttp.ClientResponseError: "its answer is not HTTP",
-    aiohttp.InvalidURL: "the address cannot be read",
+    aiohttp.ClientResponseError: "its response is not HTTP",
+    aiohttp.InvalidURL: "the address is invalid",
 }
 
 
-def _sent(body: Any) -> dict[str, Any]:
-    """Say how aiohttp is to send it; a file is sent piece by piece, however large."""
+def _request_body(body: Any) -> dict[str, Any]:
+    """Return the body for aiohttp; a file object is sent in pieces of any total size."""
     return {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
 
 
 def read_response(status: int, content: bytes) -> Any:
-    """Give the document of an answer, or raise what its problem means here."""
+    """Return the document of a response.
+
+    Raises:
+        CommandError: the response is a problem, with the exit code that it means.
+    """
     try:
         document = json.loads(content) if content else None
     except ValueError:
@@ -195,35 +199,35 @@ def read_response(status: int, content: bytes) -> Any:
 
 
 def _with_bound(text: str, field: object, bound: object) -> str:
-    """Add which input was wrong and what would be right, unless the text says it already."""
+    """Append the invalid field and its bound, unless the text has them."""
     said = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
         del said[0]
-        if bound and str(bound).split()[-1] in text:  # "le 20", of "less than or equal to 20"
+        if bound and str(bound).split()[-1] in text:  # the 20 of "less than or equal to 20"
             said = []
     return f"{text} ({': '.join(said)})" if said else text
 
 
 def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--data``, ``--config``, ``--set``, ``--url`` and ``--token-file``; gives ``node``."""
+    """Add ``--data``, ``--config``, ``--url`` and ``--token-file``; the command gets ``admin``."""
 
     @wraps(command)
     def find_first(
         given: SettingsArguments, url: str | None, token_file: Path | None, **others: Any
     ) -> None:
-        command(node=find_admin_client(given, url, token_file), **others)
+        command(admin=find_admin_client(given, url, token_file), **others)
 
-    return url_options(data_option(settings_options(find_first)))
+    return url_options(data_option(config_option(find_first)))
 
 
 def url_options(command: Command) -> Command:
-    """Add ``--url`` and ``--token-file``: a broker by its address, instead of its folder."""
+    """Add ``--url`` and ``--token-file``, which name a broker by its address."""
     for option in (
         click.option("--token-file", type=_TOKEN_FILE, help="File with an API token, for --url."),
         click.option(
             "--url", type=broker_url, metavar="URL",
-            help="The broker: its admin, as http://HOST:9101.  [default: the context in use, "
-            "--config or ./config.toml, ./phpmq-data, then http://127.0.0.1:9101]",
+            help="Admin of the broker, http://HOST:9101.  [default: the context in use, --config "
+            "or ./config.toml, ./phpmq-data, then http://127.0.0.1:9101]",
         ),
     ):  # fmt: skip
         command = option(command)
@@ -233,40 +237,42 @@ def url_options(command: Command) -> Command:
 def find_admin_client(
     given: SettingsArguments, url: str | None, token_file: Path | None
 ) -> AdminClient:
-    """Find the broker, the same for all commands.
+    """Find the broker; the order is the same for all commands.
 
-    The order: ``--url``, flags that name its folder or its settings, the context in use, the
-    settings with ``./config.toml``, ``./phpmq-data``, and last the default address of the admin.
+    It is ``--url``, flags that name its folder or its settings, the context in use, the settings
+    with ``./config.toml``, ``./phpmq-data``, and the default address of the admin.
 
     Raises:
-        UsageError: there is a token, but the broker is on this machine: over its socket anybody who
-            can open it is admin, so a viewer's token would have no effect.
-        CommandError: the address is that of a PHPMQ listener, which knows no commands.
+        UsageError: a token is given for a broker on this machine.  Its socket makes everyone who
+            can open it an admin, so a viewer's token would have no effect.
+        CommandError: the address is a PHPMQ listener, which cannot run commands.
     """
     context = None if url or given.names_broker else contexts.current_context()
     if context is not None and context.data is None:
         url, token_file = context.url or context.connect, token_file or context.token_file
     if url:
         if is_phpmq_url(url):
-            raise CommandError(f"{url} is a PHPMQ listener; this asks the admin: http://HOST:PORT")
+            raise CommandError(
+                f"{url} is a PHPMQ listener; this command needs the admin: http://HOST:PORT"
+            )
         return AdminClient(None, admin_url(url), read_token(token_file) if token_file else None)
     effective = given.load(data=context.data) if context else given.load()
     settings = effective.settings
     if effective.sources["data"] != "default" or settings.data.is_dir():
         if token_file is not None:
-            raise click.UsageError("--token-file goes with --url; the socket takes no token")
+            raise click.UsageError("--token-file needs --url; the control socket takes no token")
         return AdminClient(settings.data / "control.sock", settings=settings)
     url = admin_url_of(settings)
     if effective.sources["admin.listen"] == "default":
-        print_message(f"no broker is named, and there is no {settings.data} here: trying {url}")
+        print_message(f"no broker is named, and {settings.data} does not exist: trying {url}")
     return AdminClient(None, url, read_token(token_file) if token_file else None)
 
 
 def admin_url_of(settings: Settings) -> str:
-    """Return the URL of the first listener of the admin that a program here can reach.
+    """Return the URL of the admin's first TCP listener, as seen from this machine.
 
     Raises:
-        CommandError: there is none, or its port is any free one.
+        CommandError: there is none, or its port is not fixed.
     """
     admin = settings.admin
     ports = (one for one in admin.listen if one != "none" and not one.startswith("unix:"))
@@ -280,13 +286,13 @@ def admin_url_of(settings: Settings) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Read an API token from a file that only its owner can read.
+    """Return the API token in a file that only its owner can read.
 
     Raises:
-        CommandError: others can read it, or it is not UTF-8.
+        CommandError: others can read the file, or it is not UTF-8.
     """
     if path.stat().st_mode & 0o077:
-        raise CommandError(f"{path} can be read by others; chmod 600 it", REFUSED)
+        raise CommandError(f"{path} is readable by others: run chmod 600 {path}", REFUSED)
     try:
         return path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:

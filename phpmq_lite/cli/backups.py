@@ -1,4 +1,4 @@
-"""The commands ``backup`` and ``restore``."""
+"""The group ``backup``: create, list, restore and test."""
 
 import os
 import shutil
@@ -18,6 +18,7 @@ from phpmq_lite.cli.output import Column, confirm, output_option, print_message,
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
+    set_option,
     settings_options,
     startup_override_options,
 )
@@ -35,16 +36,16 @@ from phpmq_lite.storage.backup.backups import (
     read_backup,
     remove_old,
 )
-from phpmq_lite.storage.backup.restore import RestoreResult, WithdrawnAccess, drill
+from phpmq_lite.storage.backup.restore import WithdrawnAccess, drill
 from phpmq_lite.storage.backup.restore import restore as put_back
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, held_still
 from phpmq_lite.storage.integrity.wal_check import check_wal
 
-_ASK_EACH_S: Final = 1.0
+_POLL_S: Final = 1.0
 _COLUMNS: Final = (
     Column("id", "ID"),
     Column("bytes", "BYTES", is_number=True),
-    Column("messages", "ALIVE", is_number=True),
+    Column("messages", "LIVE", is_number=True),
     Column("settled", "SETTLED", is_number=True),
     Column("last_offset", "LAST OFFSET", is_number=True),
     Column("path", "FOLDER"),
@@ -53,34 +54,52 @@ _COLUMNS: Final = (
 Row = dict[str, Any]
 
 
-@click.command()
-@click.option("--list", "is_list", is_flag=True, help="Only list those that there are.")
+@click.group()
+def backup() -> None:
+    """Create, list, restore and test backups of the database."""
+
+
+@backup.command()
 @click.option(
-    "--to",
+    "--copy-to",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Put it into this folder on this machine too; nothing is removed there.",
+    help="Also copy it to this folder on this machine; nothing is removed there.",
 )
 @admin_client_options
+@set_option
 @output_option
-def backup(node: AdminClient, is_list: bool, to: Path | None, output: str | None) -> None:
-    """Make a backup: a whole copy of the database at one moment.
+def create(admin: AdminClient, copy_to: Path | None, output: str | None) -> None:
+    """Create a backup: a complete copy of the database at one moment.
 
-    A running broker makes it beside its work; of a stopped one the command makes it. It is checked
-    before it has a name; the oldest above backups.keep are removed. Prints what the new one holds.
+    A running broker creates it while it works; if the broker is stopped, this command does. The
+    copy is checked before it counts as a backup. Backups beyond backups.keep are removed, oldest
+    first.
     """
-    if to is not None and node.settings is None:
-        raise click.UsageError("--to copies on this machine; it cannot be used with --url")
-    is_running = node.settings is None or _is_running(node.settings)
-    if is_list:
-        rows = _items(node) if is_running else _listed(node.settings)
+    if copy_to is not None and admin.settings is None:
+        raise click.UsageError("--copy-to needs the data folder of the broker, not --url")
+    row = _request(admin) if _is_running(admin.settings) else _make(admin.settings)
+    if copy_to is not None:
+        row = _row(_copy(Path(row["path"]), copy_to))
+    write_rows([row], _COLUMNS, output, "")
+
+
+@backup.command(name="list")
+@admin_client_options
+@set_option
+@output_option
+def list_(admin: AdminClient, output: str | None) -> None:
+    """List the backups, newest first."""
+    if admin.settings is None or _is_running(admin.settings):
+        rows: list[Row] = admin.get("/backups")["items"]
     else:
-        rows = [_asked(node) if is_running else _made(node.settings)]
-        if to is not None:
-            rows = [_row(_copied(Path(rows[0]["path"]), to))]
-    write_rows(rows, _COLUMNS, output, "there is no backup")
+        rows = [_row(one) for one in list_backups(admin.settings.backups_folder)]
+    write_rows(rows, _COLUMNS, output, "no backups")
 
 
-def _is_running(settings: Settings) -> bool:
+def _is_running(settings: Settings | None) -> bool:
+    """Return whether the broker runs; ``settings`` are those of a broker on this machine."""
+    if settings is None:
+        return True
     if not (settings.data / DATABASE).exists():
         raise CommandError(f"there is no broker in {settings.data}", NOT_FOUND)
     try:
@@ -90,54 +109,45 @@ def _is_running(settings: Settings) -> bool:
         return True
 
 
-def _items(node: AdminClient) -> list[Row]:
-    items: list[Row] = node.get("/backups")["items"]
-    return items
-
-
-def _asked(node: AdminClient) -> Row:
-    """Have the broker make one; ask again and again where it takes long."""
-    told = node.post("/backups")
-    while told["is_running"]:
-        print_message("the backup is under way …")
-        time.sleep(_ASK_EACH_S)
-        told = node.get("/backups")
-    if told["error"]:
-        raise CommandError(told["error"])
-    items: list[Row] = told["items"]
-    name = told.get("made")
-    # An older broker does not say which; the first may be of a clock that was ahead.
+def _request(admin: AdminClient) -> Row:
+    """Let the broker create a backup, and wait for it."""
+    state = admin.post("/backups")
+    while state["is_running"]:
+        print_message("the backup is in progress …")
+        time.sleep(_POLL_S)
+        state = admin.get("/backups")
+    if state["error"]:
+        raise CommandError(state["error"])
+    items: list[Row] = state["items"]
+    name = state.get("made")
+    # An older broker does not name it; the first of the list may be from a clock that was ahead.
     made = [row for row in items if name is None or row["id"] == name]
     if not made:
-        raise CommandError(f"the backup {name or 'that was made'} is gone", NOT_FOUND)
+        raise CommandError(f"the backup {name or 'just created'} is gone", NOT_FOUND)
     return made[0]
 
 
-def _listed(settings: Settings | None) -> list[Row]:
-    return [] if settings is None else [_row(one) for one in list_backups(settings.backups_folder)]
-
-
-def _made(settings: Settings | None) -> Row:
-    """Make one of a database that nobody has open."""
+def _make(settings: Settings | None) -> Row:
+    """Create a backup of a database that no broker has open."""
     if settings is None:
-        raise CommandError("there is no broker on this machine", NOT_FOUND)
+        raise CommandError("no broker on this machine", NOT_FOUND)
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)
-        making = BackupMaker(
+        maker = BackupMaker(
             folder.database,
             settings.backups_folder,
             __version__,
             reserve=settings.storage.free_bytes,
             is_open=False,
         )
-        made = making.run()
+        made = maker.run()
     remove_old(settings.backups_folder, settings.backups.keep, made.manifest.id)
     return _row(made)
 
 
-def _copied(source: Path, to: Path) -> Backup:
-    """Copy a backup whole, and look at what arrived."""
+def _copy(source: Path, to: Path) -> Backup:
+    """Copy a backup to a folder, and check the copy."""
     made = read_backup(source)
     if made is None:
         raise CommandError(f"{source} is gone", NOT_FOUND)
@@ -160,100 +170,102 @@ def _copied(source: Path, to: Path) -> Backup:
 
 
 def _row(made: Backup) -> Row:
-    """Give what the API gives: there as here a schema is mostly one of payloads."""
-    told = asdict(made.manifest)
-    row = {"schema_version" if name == "schema" else name: told[name] for name in told}
+    """Return a backup with the members that the API has."""
+    manifest = asdict(made.manifest)
+    row = {"schema_version" if name == "schema" else name: manifest[name] for name in manifest}
     return {**row, "path": str(made.folder)}
 
 
-@click.command()
-@click.argument("backup")
-@click.option("--drill", "is_drill", is_flag=True, help="Only try it, in a folder of its own.")
+_backup = click.argument("source", metavar="BACKUP")
+
+
+@backup.command()
+@_backup
 @click.option(
     "--keep-tokens",
     is_flag=True,
-    help="Keep users, sessions and API tokens as the backup has them.",
+    help="Keep the users, sessions and API tokens of the backup unchanged.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @data_option
 @startup_override_options
 @output_option
 @settings_options
 def restore(
-    backup: str,
-    is_drill: bool,
-    keep_tokens: bool,
-    yes: bool,
-    output: str | None,
-    given: SettingsArguments,
+    source: str, keep_tokens: bool, yes: bool, output: str | None, given: SettingsArguments
 ) -> None:
-    """Put BACKUP in the place of the database of a stopped broker.
+    """Replace the database of a stopped broker by BACKUP.
 
     BACKUP is the id of a backup of this broker, its folder, or a database file, such as the
-    before-migration-NNNN.db of an upgrade. What was there is moved to replaced-<time>/ in the data
-    folder; nothing is deleted. Sessions end and API tokens are disabled unless the replaced
-    database says that they are still valid; --keep-tokens keeps them. With --drill the backup is
-    restored into a temporary folder, brought to this version's schema, recovered, checked, and
-    removed again.
+    before-migration-NNNN.db of an upgrade. The previous files are moved to replaced-<time>/ in the
+    data folder; nothing is deleted. Sessions end and API tokens are disabled unless the replaced
+    database shows that they are still valid; --keep-tokens keeps them.
     """
     settings = given.load().settings
-    source = _source(backup, settings)
-    if is_drill:
-        done = drill(source, migrations_folder(), tell=print_message)
-        for name in done.migrated:
-            print_message(f"applied {name}")
-    else:
-        if (settings.data / DATABASE).exists():
-            confirm(f"Replace the database in {settings.data}?", is_yes=yes)
-        done = put_back(
-            source,
-            settings.data,
-            allow_network_fs=settings.storage.allow_network_fs,
-            accept_loss=settings.storage.accept_loss,
-            keep_tokens=keep_tokens,
-            tell=print_message,
-        )
+    path = _find(source, settings)
+    if (settings.data / DATABASE).exists():
+        confirm(f"Replace the database in {settings.data}?", is_yes=yes)
+    done = put_back(
+        path,
+        settings.data,
+        allow_network_fs=settings.storage.allow_network_fs,
+        accept_loss=settings.storage.accept_loss,
+        keep_tokens=keep_tokens,
+        tell=print_message,
+    )
     print_checks(done.checks, output)
-    _conclude(done, source, is_drill=is_drill)
-
-
-def _conclude(done: RestoreResult, source: Path, *, is_drill: bool) -> None:
-    if is_drill:
-        if done.problems:
-            raise CommandError(f"a broker restored from {source} would be damaged", DAMAGED)
-        print_message(f"the drill passed: a broker could start on {source}")
-        return
     if done.aside is not None:
-        print_message(f"what was there is in {done.aside}")
+        print_message(f"the previous files are in {done.aside}")
     if done.withdrawn is not None:
         _show_withdrawn(done.withdrawn)
     print_message(f"{done.database} is restored; start the broker")
 
 
+@backup.command()
+@_backup
+@data_option
+@output_option
+@settings_options
+def test(source: str, output: str | None, given: SettingsArguments) -> None:
+    """Restore BACKUP to a temporary folder, and check the result.
+
+    The copy is upgraded to the schema of this version, recovered, checked and removed again.
+    Exit codes: 0 the backup can be restored, 65 it is damaged.
+    """
+    path = _find(source, given.load().settings)
+    done = drill(path, migrations_folder(), tell=print_message)
+    for name in done.migrated:
+        print_message(f"applied {name}")
+    print_checks(done.checks, output)
+    if done.problems:
+        raise CommandError(f"a broker restored from {path} would be damaged", DAMAGED)
+    print_message(f"the test passed: a broker can start from {path}")
+
+
 def _show_withdrawn(withdrawn: WithdrawnAccess) -> None:
-    """Name the access that ended, and why."""
+    """Print which sessions, tokens and users the restore changed, and why."""
     why = "were revoked since" if withdrawn.has_proof else "may have been revoked since"
     if withdrawn.sessions:
         print_message(f"ended {withdrawn.sessions} sessions that {why}")
     if withdrawn.tokens:
         print_message(
             f"disabled {len(withdrawn.tokens)} API tokens that {why}: "
-            f"{', '.join(withdrawn.tokens)}; make new ones with `phpmq-lite token add`, or restore "
-            "again with --keep-tokens"
+            f"{', '.join(withdrawn.tokens)}; create new ones with `phpmq-lite token create`, or "
+            "restore again with --keep-tokens"
         )
     if withdrawn.users:
         print_message(
-            "users with the password, role and queues of the replaced database, not of the "
-            f"backup: {', '.join(withdrawn.users)}"
+            "these users keep the password, role and queues of the replaced database: "
+            f"{', '.join(withdrawn.users)}"
         )
     elif not withdrawn.has_proof:
-        print_message("users and passwords are those of the backup; change what was changed since")
+        print_message("users and passwords are those of the backup; repeat later changes")
 
 
-def _source(backup: str, settings: Settings) -> Path:
-    path = Path(backup)
-    if not path.exists() and is_id(backup):
-        path = settings.backups_folder / backup
+def _find(source: str, settings: Settings) -> Path:
+    path = Path(source)
+    if not path.exists() and is_id(source):
+        path = settings.backups_folder / source
     if not path.exists():
-        raise click.BadParameter(f"there is no {path}", param_hint="BACKUP")
+        raise click.BadParameter(f"{path} does not exist", param_hint="BACKUP")
     return path

@@ -1,4 +1,4 @@
-"""Options and look-up of the PHPMQ connection for ``publish``, ``consume`` and others."""
+"""Options and lookup of the PHPMQ connection for ``publish``, ``consume`` and others."""
 
 import ssl
 import time
@@ -17,20 +17,20 @@ from phpmq_lite.cli.admin_client import WILDCARDS, AdminClient, find_admin_clien
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import is_phpmq_url
-from phpmq_lite.cli.settings_options import SettingsArguments, settings_options
+from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.client.blocking_client import BlockingClient, client_from_url
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 
 _TIMEOUT_S: Final = 30.0
-_LOOKED_AT: Final = 1_000  # queues that a name is compared with
-_RETRY_S: Final = 2.0  # between two tries to find the listener
+_COMPARED: Final = 1_000  # queues that a misspelled name is compared with
+_RETRY_S: Final = 2.0  # between two attempts to find the listener
 
 
 class ClientFactory(Protocol):
-    """Returns a closed client of the broker that the options name.
+    """Returns a client of the broker that the options name, not connected yet.
 
-    A patient one waits until the admin says where to connect.  ``queue`` must exist, as far as the
-    admin is asked: a consumer would create it.
+    With ``is_patient`` it retries until the admin answers.  If the admin is asked, ``queue`` must
+    exist: a consumer would create it.
     """
 
     def __call__(self, *, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
@@ -38,9 +38,9 @@ class ClientFactory(Protocol):
 
 
 def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
-    """Add ``--url``, TLS, ``--config`` and ``--set``; ``client()`` finds the broker.
+    """Add ``--url``, ``--data``, ``--config`` and the TLS files; the command gets ``client``.
 
-    ``reconnect`` is for those that leave it to the client to come back.
+    ``reconnect`` is whether the client reconnects by itself.
     """
 
     @wraps(command)
@@ -53,6 +53,10 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         given: SettingsArguments,
         **others: Any,
     ) -> None:
+        if given.data is not None and not given.data.is_dir():
+            hint = "; the content is --body" if "body" in others else ""
+            raise click.UsageError(f"--data: there is no data folder {given.data}{hint}")
+
         def client(*, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
             found, content_bytes = _find_listener(
                 given, url, token_file, is_patient=is_patient, queue=queue
@@ -66,12 +70,14 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
 
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     for option in (
-        click.option("--tls-key", type=file, help="Our private key, PEM."),
-        click.option("--tls-cert", type=file, help="Our certificate, PEM."),
-        click.option("--tls-ca", type=file, help="The authority to trust instead, PEM."),
+        click.option("--tls-key", type=file, help="Private key of --tls-cert, PEM."),
+        click.option("--tls-cert", type=file, help="Client certificate, PEM."),
+        click.option(
+            "--tls-ca", type=file, help="CA certificate to trust instead of the system's, PEM."
+        ),
     ):
         open_first = option(open_first)
-    return url_options(settings_options(open_first))
+    return url_options(data_option(config_option(open_first)))
 
 
 def _client(
@@ -90,10 +96,9 @@ def _find_listener(
     is_patient: bool,
     queue: str | None,
 ) -> tuple[str, int]:
-    """Return the URL of a PHPMQ listener and the longest body that it takes.
+    """Return the URL of a PHPMQ listener and its limit for a body, in bytes.
 
-    It is named by ``--url`` or the context in use, or learned from the admin of the broker that
-    all other commands talk to.
+    ``--url`` or the context in use names it; otherwise the admin of the broker does.
     """
     named = url
     if (
@@ -104,49 +109,49 @@ def _find_listener(
         named = context.connect
     if named is not None and is_phpmq_url(named):
         return named, given.load().settings.limits.max_content
-    node = find_admin_client(given, url, token_file)
-    found = _listeners(node, is_patient=is_patient)
-    if queue is not None and node.find(f"/queues/{encode_name(queue)}") is None:
-        raise CommandError(unknown_queue_text(queue, node), NOT_FOUND)
-    return listener_url(found["items"], _host_of(node)), found["content_bytes"]
+    admin = find_admin_client(given, url, token_file)
+    found = _listeners(admin, is_patient=is_patient)
+    if queue is not None and admin.find(f"/queues/{encode_name(queue)}") is None:
+        raise CommandError(unknown_queue_text(queue, admin), NOT_FOUND)
+    return listener_url(found["items"], _host_of(admin)), found["content_bytes"]
 
 
-def unknown_queue_text(queue: str, node: AdminClient) -> str:
-    """Return the error of a queue that does not exist, with the closest names."""
-    near = get_close_matches(queue, (row["name"] for row in node.list("/queues", _LOOKED_AT)))
+def unknown_queue_text(queue: str, admin: AdminClient) -> str:
+    """Return the error for a missing queue, with similar names."""
+    near = get_close_matches(queue, (row["name"] for row in admin.list("/queues", _COMPARED)))
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return f"there is no queue {queue!r}{hint} (--create waits for its first message)"
+    return f"there is no queue {queue!r}{hint} (--create creates it and waits)"
 
 
-def _listeners(node: AdminClient, *, is_patient: bool) -> dict[str, Any]:
-    is_told = False
+def _listeners(admin: AdminClient, *, is_patient: bool) -> dict[str, Any]:
+    is_reported = False
     while True:
         try:
-            found: dict[str, Any] = node.get("/listeners")
+            found: dict[str, Any] = admin.get("/listeners")
         except CommandError as error:
             if not is_patient or error.code != ERROR:
                 raise
-            if not is_told:
+            if not is_reported:
                 print_message(f"{error}; retrying")
-            is_told = True
+            is_reported = True
             time.sleep(_RETRY_S)
         else:
             return found
 
 
-def _host_of(node: AdminClient) -> str:
-    host = "localhost" if node.socket else urlsplit(node.url).hostname or ""
+def _host_of(admin: AdminClient) -> str:
+    host = "localhost" if admin.socket else urlsplit(admin.url).hostname or ""
     return f"[{host}]" if ":" in host else host
 
 
 def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
-    """Choose the first listener with TTL that can be reached from here, as a URL.
+    """Return the URL of the first listener with TTL that is reachable from here.
 
-    ``host`` is that of the admin's URL: it stands for a wildcard address, and only on the broker's
-    own machine can a Unix socket or a listener on loopback be used.
+    ``host`` is the host of the admin's URL; it replaces a wildcard address.  Unix sockets and
+    loopback listeners are reachable only if it is this machine.
 
     Raises:
-        CommandError: there is none.
+        CommandError: no listener is reachable.
     """
     is_here = _is_loopback(f"{host}:1")
     seen = []
@@ -166,8 +171,8 @@ def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
             continue
         return f"phpmq{'s' if one['transport'] == 'tls' else ''}://{name}:{port}"
     raise CommandError(
-        f"the broker has no PHPMQ listener with TTL that can be reached from here, only "
-        f"{', '.join(seen) or 'none'}; name one with --url phpmq://HOST:PORT"
+        f"no PHPMQ listener with TTL is reachable from here (listeners: "
+        f"{', '.join(seen) or 'none'}); name one with --url phpmq://HOST:PORT"
     )
 
 
@@ -184,5 +189,5 @@ def _tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SS
             file = cert
             context.load_cert_chain(cert, key)
     except ssl.SSLError:
-        raise CommandError(f"{file} is no PEM file that can be used here") from None
+        raise CommandError(f"{file} is not a valid PEM file") from None
     return context

@@ -9,7 +9,7 @@ import click
 
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
-from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.errors import CommandError, explain_rename
 from phpmq_lite.cli.parameters import duration
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.logs import escape
@@ -19,7 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
-_CLOCKS_DIFFER_S: Final = 60.0  # at most: those of the broker and of who asks
+_CLOCKS_DIFFER_S: Final = 60.0  # the clocks of the broker and of this machine
 
 _ages = {"type": duration, "metavar": "DURATION"}
 _counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
@@ -34,7 +34,7 @@ def threshold_options(
         for short, name, default in (("-c", "critical", critical), ("-w", "warning", warning)):
             command = click.option(
                 short, f"--{name}", name, default=default, show_default=True,
-                help=f"{name.capitalize()} from here on.", **kind,
+                help=f"{name.capitalize()} at this value and above.", **kind,
             )(command)  # fmt: skip
         return command
 
@@ -43,24 +43,24 @@ def threshold_options(
 
 @contextmanager
 def _wrong_use() -> Iterator[None]:
-    """Have wrong usage end with UNKNOWN: click's 2 would be critical to monitoring."""
+    """Exit with UNKNOWN after a usage error: click's code 2 means critical to monitoring."""
     try:
         yield
     except click.UsageError as error:
-        error.show()
+        explain_rename(error).show()
         raise click.exceptions.Exit(UNKNOWN) from None
 
 
 class MonitoringGroup(click.Group):
-    """A figure that cannot be read is unknown to monitoring, not an error of ours."""
+    """A group whose errors end with UNKNOWN, as monitoring expects."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the flags of the group itself."""
+        """Parse the options of the group itself."""
         with _wrong_use():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the check; what goes wrong ends with UNKNOWN and exit code 3."""
+        """Run the check; an error ends it with UNKNOWN and exit code 3."""
         try:
             with _wrong_use():
                 return super().invoke(ctx)
@@ -71,41 +71,47 @@ class MonitoringGroup(click.Group):
 
 @click.group(cls=MonitoringGroup)
 def check() -> None:
-    """Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown."""
+    """Check one figure, as a plugin of a monitoring system.
+
+    Exit codes: 0 OK, 1 warning, 2 critical, 3 unknown.
+    """
 
 
 def report_check(level: int, text: str) -> NoReturn:
-    """Print the line that monitoring shows, and end with its code."""
+    """Print the line that monitoring shows, and exit with its code."""
     click.echo(f"{WORDS[level]}: {text}")
     click.get_current_context().exit(level)
 
 
 def level_of(value: float, warning: float, critical: float) -> int:
-    """Give the level of a figure that is worse when it is higher."""
+    """Return the level of a figure for which higher is worse."""
     return CRITICAL if value >= critical else WARNING if value >= warning else OK
 
 
 @check.command()
 @admin_client_options
-def ready(node: AdminClient) -> None:
-    """Does the broker take messages? Critical, too, where nothing answers."""
+def ready(admin: AdminClient) -> None:
+    """Check whether the broker accepts messages. Critical if nothing answers."""
     try:
-        stats = node.get("/stats")
+        stats = admin.get("/stats")
     except BrokerUnavailableError as error:
-        report_check(CRITICAL, f"the broker does not take messages: {error}")
+        report_check(CRITICAL, f"the broker accepts no messages: {error}")
     reason = stats["storing_stopped"] or stats["publishing_stopped"]
     if stats["is_ready"] and not stats["is_draining"] and reason is None:
-        report_check(OK, "the broker takes messages")
-    report_check(CRITICAL, f"the broker does not take messages: {reason or stats['step']}")
+        report_check(OK, "the broker accepts messages")
+    report_check(CRITICAL, f"the broker accepts no messages: {reason or stats['step']}")
 
 
 @check.command()
 @click.argument("queue", required=False)
 @threshold_options(_counts, 1_000, 10_000)
 @admin_client_options
-def backlog(node: AdminClient, queue: str | None, warning: int, critical: int) -> None:
-    """How many messages are ready, in QUEUE or in the fullest one?"""
-    found = max(_queues(node, queue), key=lambda row: row["ready"], default=None)
+def backlog(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
+    """Check the number of ready messages.
+
+    Without QUEUE, of the queue with the most.
+    """
+    found = max(_queues(admin, queue), key=lambda row: row["ready"], default=None)
     if found is None:
         report_check(OK, "no queues")
     count = found["ready"]
@@ -116,12 +122,12 @@ def backlog(node: AdminClient, queue: str | None, warning: int, critical: int) -
 @click.argument("queue", required=False)
 @threshold_options(_ages, "5m", "1h")
 @admin_client_options
-def age(node: AdminClient, queue: str | None, warning: int, critical: int) -> None:
-    """How old is the oldest ready message, in QUEUE or anywhere?"""
-    rows = [row for row in _queues(node, queue) if row["oldest_age_s"] is not None]
+def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
+    """Check the age of the oldest ready message, of QUEUE or of all."""
+    rows = [row for row in _queues(admin, queue) if row["oldest_age_s"] is not None]
     found = max(rows, key=lambda row: row["oldest_age_s"], default=None)
     if found is None:
-        report_check(OK, "nothing waits")
+        report_check(OK, "no ready messages")
     oldest = found["oldest_age_s"]
     report_check(level_of(oldest, warning, critical), f"{oldest:,.0f} s in {escape(found['name'])}")
 
@@ -129,27 +135,28 @@ def age(node: AdminClient, queue: str | None, warning: int, critical: int) -> No
 @check.command()
 @click.argument("queue")
 @click.option(
-    "--least",
+    "--min",
+    "minimum",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Critical below this number.",
+    help="Critical if there are fewer.",
 )
 @admin_client_options
-def consumer(node: AdminClient, queue: str, least: int) -> None:
-    """Has QUEUE at least so many consumers?"""
-    count = _queues(node, queue)[0]["consumers"]
-    report_check(OK if count >= least else CRITICAL, f"{count:,} consumers of {escape(queue)}")
+def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
+    """Check the number of consumers of QUEUE."""
+    count = _queues(admin, queue)[0]["consumers"]
+    report_check(OK if count >= minimum else CRITICAL, f"{count:,} consumers of {escape(queue)}")
 
 
-@check.command()
+@check.command("dead-letters")
 @click.argument("queue", required=False)
 @threshold_options(_counts, 1, 100)
 @admin_client_options
-def dead(node: AdminClient, queue: str | None, warning: int, critical: int) -> None:
-    """How many dead letters are there, of QUEUE or of all?"""
-    counted = node.get("/stats") if queue is None else _queues(node, queue)[0]
-    count = counted["dead"]  # of all queues each record once, although several may share a queue
+def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
+    """Check the number of dead letters of QUEUE, or of all queues."""
+    counted = admin.get("/stats") if queue is None else _queues(admin, queue)[0]
+    count = counted["dead"]  # the total counts each once, even if queues share a dead-letter queue
     report_check(level_of(count, warning, critical), f"{count:,} dead letters")
 
 
@@ -160,7 +167,7 @@ def dead(node: AdminClient, queue: str | None, warning: int, critical: int) -> N
     type=click.FloatRange(0, 100),
     default=15.0,
     show_default=True,
-    help="Warning from here down.",
+    help="Warning at this percentage and below.",
 )
 @click.option(
     "-c",
@@ -168,12 +175,12 @@ def dead(node: AdminClient, queue: str | None, warning: int, critical: int) -> N
     type=click.FloatRange(0, 100),
     default=5.0,
     show_default=True,
-    help="Critical from here down.",
+    help="Critical at this percentage and below.",
 )
 @admin_client_options
-def disk(node: AdminClient, warning: float, critical: float) -> None:
-    """How many percent of the disk are free?"""
-    stats = node.get("/stats")
+def disk(admin: AdminClient, warning: float, critical: float) -> None:
+    """Check how many percent of the disk are free."""
+    stats = admin.get("/stats")
     share = 100 * stats["disk_free_bytes"] / max(1, stats["disk_bytes"])
     level = CRITICAL if share <= critical else WARNING if share <= warning else OK
     report_check(level, f"{share:.1f} % of the disk are free")
@@ -182,9 +189,9 @@ def disk(node: AdminClient, warning: float, critical: float) -> None:
 @check.command()
 @threshold_options(_ages, "26h", "50h")
 @admin_client_options
-def backup(node: AdminClient, warning: int, critical: int) -> None:
-    """How old is the newest backup? Warns of one whose time is still to come, too."""
-    found = node.get("/backups")
+def backup(admin: AdminClient, warning: int, critical: int) -> None:
+    """Check the age of the newest backup. Warns of a backup with a time in the future, too."""
+    found = admin.get("/backups")
     level, text = judge_newest_backup(found["items"], time.time(), warning, critical)
     failed = f"; the last one failed: {escape(found['error'])}" if found["error"] else ""
     report_check(max(level, WARNING) if failed else level, f"{text}{failed}")
@@ -193,22 +200,25 @@ def backup(node: AdminClient, warning: int, critical: int) -> None:
 def judge_newest_backup(
     items: list[dict[str, Any]], now_s: float, warning: float, critical: float
 ) -> tuple[int, str]:
-    """Judge the backups: a clock that was ahead, or is behind now, made some of them "new"."""
+    """Return the level and the text for the age of the newest backup.
+
+    A backup with a time in the future is ignored, with a warning: a clock was or is wrong.
+    """
     ages = [(now_s - item["made_at"] / 1_000, item["id"]) for item in items]
     ahead = [name for age_s, name in ages if age_s < -_CLOCKS_DIFFER_S]
     over = [(max(0.0, age_s), name) for age_s, name in ages if name not in ahead]
     if not items:
         return CRITICAL, "there is no backup"
-    level, text = WARNING, "nobody knows how old the newest backup is"
+    level, text = WARNING, "the age of the newest backup is unknown"
     if over:
         age_s, name = min(over)
         level, text = level_of(age_s, warning, critical), f"{name} is {age_s:,.0f} s old"
     if not ahead:
         return level, text
-    return max(level, WARNING), f"{text}; {', '.join(ahead)} has a time that is still to come"
+    return max(level, WARNING), f"{text}; {', '.join(ahead)} has a time in the future"
 
 
-def _queues(node: AdminClient, queue: str | None) -> list[dict[str, Any]]:
+def _queues(admin: AdminClient, queue: str | None) -> list[dict[str, Any]]:
     if queue is not None:
-        return [node.get(f"/queues/{encode_name(queue)}")]
-    return list(node.list("/queues"))
+        return [admin.get(f"/queues/{encode_name(queue)}")]
+    return list(admin.list("/queues"))

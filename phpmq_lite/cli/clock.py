@@ -1,4 +1,4 @@
-"""The group ``clock``: whether it was set, and the decision where it was far ahead at a start."""
+"""The group ``clock``: changes of the clock, and the decision about a large jump."""
 
 import click
 
@@ -15,26 +15,31 @@ COLUMNS = (
 
 @click.group()
 def clock() -> None:
-    """Show whether the clock was set; decide what counts then."""
+    """Show clock changes; decide what a doubtful one means."""
 
 
 @clock.command()
 @admin_client_options
 @output_option
-def show(node: AdminClient, output: str | None) -> None:
-    """Show how often the clock was set, and whether there is something to decide."""
-    write_rows([node.get("/clock")], COLUMNS, output, "")
+def show(admin: AdminClient, output: str | None) -> None:
+    """Show jumps of the clock, and whether one needs a decision."""
+    write_rows([admin.get("/clock")], COLUMNS, output, "")
 
 
 @clock.command()
 @click.argument("decision", type=click.Choice(["expire", "keep"]))
-@click.option("--reason", default="", help="For the audit.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--reason", default="", help="Reason, for the audit.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @admin_client_options
 @output_option
-def decide(node: AdminClient, decision: str, reason: str, yes: bool, output: str | None) -> None:
-    """Decide: expire (the clock is right, the time away counts) or keep (it was set)."""
+def decide(admin: AdminClient, decision: str, reason: str, yes: bool, output: str | None) -> None:
+    """Decide what a jump of the clock means.
+
+    expire: the time really passed, so messages expire. keep: the clock was set, so they do not.
+    """
     if decision == "expire":
-        count = node.get("/clock")["would_expire"] or 0
+        count = admin.get("/clock")["would_expire"] or 0
         confirm(f"Expire {count} messages?", is_yes=yes)
-    write_rows([node.post("/clock", {"decision": decision, "reason": reason})], COLUMNS, output, "")
+    write_rows(
+        [admin.post("/clock", {"decision": decision, "reason": reason})], COLUMNS, output, ""
+    )

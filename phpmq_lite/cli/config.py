@@ -1,4 +1,4 @@
-"""The commands ``init`` and ``config``: write a configuration file, show the settings."""
+"""The group ``config``: write a configuration file, show the settings."""
 
 import shlex
 from pathlib import Path
@@ -32,7 +32,7 @@ COLUMNS: Final = (
 
 @click.group()
 def config() -> None:
-    """Show the settings in force."""
+    """Create a configuration file; show the settings in force."""
 
 
 @config.command()
@@ -40,9 +40,9 @@ def config() -> None:
 @settings_options
 @output_option
 def show(output: str | None, given: SettingsArguments) -> None:
-    """List every setting with its value and where that comes from.
+    """List every setting with its value and the source of the value.
 
-    The order is: flag, environment, file, default. Secrets are masked.
+    A flag overrides the environment, which overrides the file. Secrets are masked.
     """
     effective = given.load()
     rows = [
@@ -57,14 +57,14 @@ def show(output: str | None, given: SettingsArguments) -> None:
     write_rows(rows, COLUMNS, output, "")
 
 
-@config.command()
+@config.command(hidden=True)
 def reference() -> None:
-    """Write the reference page of all settings, in Markdown."""
+    """Print the reference page of all settings, in Markdown."""
     click.echo(reference_page(), nl=False)
 
 
 def reference_page() -> str:
-    """Write the page ``docs/reference/settings.md``; a test compares."""
+    """Return the page ``docs/reference/settings.md``; a test compares them."""
     lines = [_HEAD]
     for section, group in settings.settings_by_section().items():
         if section:
@@ -81,11 +81,11 @@ def reference_page() -> str:
 _HEAD: Final = """\
 # Settings
 
-A value comes from a flag (`--set SECTION.NAME=VALUE`, or a flag of its own), else from the environment (`PHPMQ_SECTION__NAME`), else from a file that the environment hands over, else from the TOML file (`--config`, else the first of `$CONFIGURATION_DIRECTORY/config.toml`, `./config.toml` and `/etc/phpmq-lite/config.toml`), else it is the default.
-Files are handed over by `PHPMQ_SECTION__NAME_FILE`, which names one, and by systemd as a credential `section.name`. What is in it is the value; of a setting that is a path, the file itself.
-`phpmq-lite config show` tells what is in force, and why. `phpmq-lite init` writes a TOML file that explains them all.
+A value comes from the first of these that sets it: a flag (`--set SECTION.NAME=VALUE`, or one of its own), the environment (`PHPMQ_SECTION__NAME`), a file that the environment names, the TOML file (`--config`, else the first of `$CONFIGURATION_DIRECTORY/config.toml`, `./config.toml` and `/etc/phpmq-lite/config.toml`), the default.
+The environment names a file as `PHPMQ_SECTION__NAME_FILE`; systemd passes one as the credential `section.name`. The content of the file is the value; if the setting is a path, the value is the path of the file.
+`phpmq-lite config show` lists the settings in force and their sources. `phpmq-lite config init` creates a TOML file that explains them all.
 Sizes take units (`8 MiB`); lists are separated by commas, or TOML arrays.
-This page is written by `phpmq-lite config reference`."""  # noqa: E501 - Markdown: a sentence a line
+This page is made from the code."""  # noqa: E501 - Markdown: a sentence a line
 
 _TABLE: Final = "| setting | default | what |\n|---|---|---|"
 
@@ -93,24 +93,23 @@ _TABLE: Final = "| setting | default | what |\n|---|---|---|"
 CONFIG_FILE: Final = "config.toml"
 
 
-@click.command()
+@config.command()
 @click.argument("place", metavar="[FOLDER|FILE.toml|-]", default=".")
 @setting_option(
     "--data",
     "data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the database: this setting counts, as a whole path.",
+    help="Folder of the database, stored as an absolute path.",
 )
 @listener_options
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @collect_setting_flags
 def init(place: str, force: bool, given: SettingsArguments) -> None:
-    """Write a configuration file in which every setting is explained.
+    """Create a configuration file that explains every setting.
 
-    Each setting stands there with its default, as a comment; those that are given as flags count.
-    The file is config.toml in FOLDER, by default the current folder, where the broker and all
-    commands read it; - is standard output. It names files with passwords and keys and contains none
-    of these.
+    Settings given as flags are set; all others are comments with their defaults. The file is
+    config.toml in FOLDER, by default the current folder, where the broker and all commands read
+    it; - is standard output. It names the files of passwords and keys, and contains none.
     """
     values = dict(given.values)
     for name, value in values.items():
@@ -124,7 +123,7 @@ def init(place: str, force: bool, given: SettingsArguments) -> None:
         return
     path = Path(place) if place.endswith(".toml") else Path(place) / CONFIG_FILE
     _write(path, text, force=force)
-    _say_what_next(path)
+    _print_next_steps(path)
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
@@ -133,17 +132,17 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise CommandError(f"{path} is there already; --force writes over it", REFUSED) from None
+        raise CommandError(f"{path} already exists; overwrite it with --force", REFUSED) from None
 
 
-def _say_what_next(path: Path) -> None:
+def _print_next_steps(path: Path) -> None:
     is_found = path.absolute() in (settings.FOLDER_FILE.absolute(), settings.SYSTEM_FILE)
     flag = "" if is_found else f" --config {shlex.quote(str(path))}"
     print_message(f"wrote {path}; next:")
     print_message(f"  phpmq-lite doctor{flag}")
     print_message(f"  phpmq-lite serve{flag}")
-    told = settings.load(config=path).settings
+    found = settings.load(config=path).settings
     try:
-        check_wide_binds(told, lambda: has_admin(told.data / DATABASE))
+        check_wide_binds(found, lambda: has_admin(found.data / DATABASE))
     except SettingsError as error:
-        print_message(f"Before it starts: {error}")
+        print_message(f"Before the start: {error}")

@@ -17,8 +17,7 @@ from phpmq_lite.cli.parameters import broker_url, is_phpmq_url
 class BrokerContext:
     """Where a broker is: its data folder, or its URL with the file of an API token.
 
-    ``connect`` is the URL of its PHPMQ listener, where ``publish``, ``consume`` and their like are
-    not to learn it from the admin.
+    ``connect`` is the URL of its PHPMQ listener; None: ask the admin for it.
     """
 
     name: str
@@ -29,16 +28,16 @@ class BrokerContext:
 
 
 def contexts_file() -> Path:
-    """Say where contexts are kept."""
+    """Return the path of the file with the contexts."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "phpmq-lite" / "contexts.json"
 
 
 def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
-    """Give the name of the context in use, and all of them by name.
+    """Return the name of the context in use, and all contexts by name.
 
     Raises:
-        CommandError: the file is not what this program writes.
+        CommandError: the file cannot be read.
     """
     try:
         document = json.loads(contexts_file().read_text(encoding="utf-8"))
@@ -60,7 +59,7 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
 
 
 def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> None:
-    """Write all contexts; the old file stays whole until the new one is."""
+    """Replace the file with these contexts, atomically."""
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     rows = {name: _row(context) for name, context in sorted(contexts.items())}
@@ -71,7 +70,7 @@ def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> No
 
 
 def current_context() -> BrokerContext | None:
-    """Give the context in use, None where there is none."""
+    """Return the context in use; None if there is none."""
     name, contexts = load_contexts()
     return contexts.get(name) if name else None
 
@@ -90,7 +89,7 @@ COLUMNS: Final = (
 
 
 def _whole(url: str | None) -> str | None:
-    """Return an address that is the same from every folder."""
+    """Return an address that does not depend on the current folder."""
     if url is None or not url.startswith("unix:"):
         return url
     return f"unix:{Path(url.removeprefix('unix:')).absolute()}"
@@ -100,9 +99,9 @@ def _whole(url: str | None) -> str | None:
 def context() -> None:
     """Name brokers, and choose the one that commands talk to.
 
-    publish, consume, worker and outbox relay learn from the admin where the broker speaks PHPMQ;
-    add the context with a second --url, phpmq://HOST:PORT, if it is reached elsewhere. A flag that
-    names a broker (--url, --data, --config) wins over the context in use.
+    publish, consume, worker and outbox relay ask the admin for the PHPMQ listener; a second --url,
+    phpmq://HOST:PORT, names it if clients reach it elsewhere. A flag that names a broker (--url,
+    --data, --config) overrides the context in use.
     """
 
 
@@ -110,7 +109,7 @@ def context() -> None:
 @click.argument("name")
 @click.option(
     "--url", "urls", type=broker_url, multiple=True, metavar="URL",
-    help="The admin, as http://HOST:9101; a PHPMQ listener, as phpmq://HOST:9100. Repeatable.",
+    help="The admin, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
 )  # fmt: skip
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Its data folder.")
 @click.option(
@@ -118,12 +117,12 @@ def context() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with an API token.",
 )
-def add(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
-    """Remember a broker under a name; the first one is in use at once."""
+def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
+    """Store a broker under a name. The first one is used at once."""
     phpmq = [one for one in urls if is_phpmq_url(one)]
     admin = [one for one in urls if not is_phpmq_url(one)]
     if not (urls or data) or (admin and data):
-        raise click.UsageError("give one of --url and --data")
+        raise click.UsageError("give either --url or --data")
     if len(phpmq) > 1 or len(admin) > 1:
         raise click.UsageError("give --url once for the admin and once for the PHPMQ listener")
     in_use, found = load_contexts()
@@ -135,13 +134,13 @@ def add(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | 
         _whole(phpmq[0]) if phpmq else None,
     )
     save_contexts(in_use or name, found)
-    print_message(f"context {name} is remembered" + ("" if in_use else " and in use"))
+    print_message(f"context {name} is stored" + ("" if in_use else " and in use"))
 
 
 @context.command()
 @click.argument("name")
 def use(name: str) -> None:
-    """Choose the broker that commands talk to; a dash chooses none."""
+    """Choose the broker that commands talk to; - chooses none."""
     _, found = load_contexts()
     if name != "-" and name not in found:
         raise CommandError(f"there is no context {name!r}", NOT_FOUND)
@@ -151,19 +150,19 @@ def use(name: str) -> None:
 
 @context.command()
 @click.argument("name")
-def rm(name: str) -> None:
-    """Forget a broker."""
+def delete(name: str) -> None:
+    """Delete a context; the broker itself is not touched."""
     in_use, found = load_contexts()
     if found.pop(name, None) is None:
         raise CommandError(f"there is no context {name!r}", NOT_FOUND)
     save_contexts(None if in_use == name else in_use, found)
-    print_message(f"context {name} is forgotten")
+    print_message(f"context {name} is deleted")
 
 
-@context.command()
+@context.command("list")
 @output_option
-def ls(output: str | None) -> None:
-    """List the brokers that have a name."""
+def list_(output: str | None) -> None:
+    """List the contexts."""
     in_use, found = load_contexts()
     rows = [
         {
@@ -175,4 +174,9 @@ def ls(output: str | None) -> None:
         }
         for one in found.values()
     ]
-    write_rows(rows, COLUMNS, output, "no contexts; phpmq-lite context add NAME --url URL")
+    write_rows(
+        rows,
+        COLUMNS,
+        output,
+        "no contexts; create one with `phpmq-lite context create NAME --url URL`",
+    )

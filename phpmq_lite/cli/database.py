@@ -1,4 +1,4 @@
-"""The commands ``migrate``, ``verify`` and ``scrub``: upgrade and check the database."""
+"""The group ``database``: migrate, verify and scrub."""
 
 import sqlite3
 import time
@@ -29,28 +29,35 @@ from phpmq_lite.storage.integrity.verify import verify as verify_files
 _COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found", "Found"))
 
 
-@click.command()
+@click.group()
+def database() -> None:
+    """Upgrade the database, and check it for damage."""
+
+
+@database.command()
 @click.argument("path", required=False, type=click.Path(exists=True, path_type=Path))
 @data_option
 @output_option
 @settings_options
 def verify(path: Path | None, output: str | None, given: SettingsArguments) -> None:
-    """Check a database whose broker is stopped, or a backup; change nothing.
+    """Check a stopped database or a backup; change nothing.
 
-    Looks at the write-ahead log, the structure, every body, and whether the tables agree. PATH is
-    a backup, a database file or a data folder; without it, the data folder. A running broker is
-    checked by `phpmq-lite scrub`.
-    Exit codes: 0 all is well, 3 there never was a database, 65 something is damaged.
+    Checks the write-ahead log, the structure, every body, and whether the tables agree. PATH is a
+    backup, a database file or a data folder, by default that of the broker. `database scrub`
+    checks a running broker.
+    Exit codes: 0 no damage, 3 there never was a database, 65 damage was found.
     """
     if path is None:
         path = given.load().settings.data
     if (path / MANIFEST).is_file():
         backup = read_backup(path)
         if backup is None:
-            raise CommandError(f"{path / MANIFEST} cannot be read, or has no database", DAMAGED)
+            raise CommandError(
+                f"{path / MANIFEST} cannot be read, or its database is missing", DAMAGED
+            )
         check_copy(backup)
         path = backup.database
-    if _never_had_one(path):
+    if _has_no_history(path):
         raise CommandError(f"there is no database in {path}", NOT_FOUND)
     checks = verify_files(path)
     print_checks(checks, output)
@@ -58,15 +65,15 @@ def verify(path: Path | None, output: str | None, given: SettingsArguments) -> N
         raise CommandError(f"{path} is damaged", DAMAGED)
 
 
-def _never_had_one(path: Path) -> bool:
-    """Tell a wrong folder from one whose database is lost, which is damage."""
+def _has_no_history(path: Path) -> bool:
+    """Return whether a folder never had a database; a lost one is damage."""
     if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
         return False
     return not read_meta(path).has_messages
 
 
 def print_checks(checks: list[Check], output: str | None) -> None:
-    """Write a line for each check, and one more for each further problem."""
+    """Write one row for each check and each problem."""
     rows = []
     for check in checks:
         result = "damaged" if check.problems else "ok"
@@ -76,43 +83,45 @@ def print_checks(checks: list[Check], output: str | None) -> None:
             {"check": check.name, "result": "damaged", "found": problem}
             for problem in check.problems
         ]
-    write_rows(rows, _COLUMNS, output, "nothing was checked")
+    write_rows(rows, _COLUMNS, output, "no checks")
 
 
-@click.command()
-@click.option("--dry-run", is_flag=True, help="Only name what is pending.")
+@database.command()
+@click.option("--dry-run", is_flag=True, help="Print the pending migrations; apply none.")
 @data_option
 @startup_override_options
 @settings_options
 def migrate(dry_run: bool, given: SettingsArguments) -> None:
-    """Bring the database to this version's schema.
+    """Upgrade the database to the schema of this version.
 
-    The broker must be stopped. A copy of the database is made first. Prints the name of each
-    migration that was applied, or with --dry-run of each that is pending.
+    The broker must be stopped. The database is copied first. Prints the name of each migration
+    that was applied, or, with --dry-run, is pending.
     """
     settings = given.load().settings
     if not (settings.data / DATABASE).is_file():
-        raise CommandError(f"{settings.data} has no database; serve makes one", NOT_FOUND)
+        raise CommandError(
+            f"{settings.data} has no database; `phpmq-lite serve` creates one", NOT_FOUND
+        )
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_files(folder, accept_loss=settings.storage.accept_loss)
-        with _database(folder) as connection:
+        with _open(folder) as connection:
             names = _pending(connection) if dry_run else _apply(connection)
     for name in names:
         click.echo(name)
     if not names:
-        print_message("nothing is pending")
+        print_message("no migration is pending")
 
 
 @contextmanager
-def _database(folder: DataFolder) -> Iterator[sqlite3.Connection]:
-    """Open the database of a folder that is locked and whose WAL was looked at."""
+def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
+    """Open the database of a locked folder whose write-ahead log was checked."""
     connection = sqlite3.connect(folder.database, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")
         yield connection
     finally:
-        folder.record(is_running=False)  # ahead of the close, which removes the WAL
+        folder.record(is_running=False)  # before the close, which removes the WAL
         connection.close()
 
 
@@ -126,51 +135,53 @@ def _apply(connection: sqlite3.Connection) -> list[str]:
     )
 
 
-_ASK_EACH_S: Final = 0.5
+_POLL_S: Final = 0.5
 _SCRUB_COLUMNS: Final = (
     Column("bodies", "BODIES", is_number=True),
     Column("bytes", "BYTES", is_number=True),
-    Column("bad_alive", "BAD, ALIVE", is_number=True),
+    Column("bad_alive", "BAD, LIVE", is_number=True),
     Column("bad_settled", "BAD, SETTLED", is_number=True),
-    Column("structure", "FAULTS OF THE STRUCTURE", is_number=True),
+    Column("structure", "STRUCTURE FAULTS", is_number=True),
 )
 
 
-@click.command()
-@click.option("--status", "is_status", is_flag=True, help="Only tell what the last one found.")
-@click.option("--stop", "is_stop", is_flag=True, help="Give up the one under way.")
+@database.command()
+@click.option(
+    "--status", "is_status", is_flag=True, help="Print the result of the last scrub; start none."
+)
+@click.option("--stop", "is_stop", is_flag=True, help="Stop the scrub in progress.")
 @admin_client_options
 @output_option
-def scrub(node: AdminClient, is_status: bool, is_stop: bool, output: str | None) -> None:
-    """Have a running broker look at every body and at its database's structure.
+def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None) -> None:
+    """Check bodies and structure while the broker runs.
 
-    Waits for the end, and prints what was found. A damaged message that is ready is settled as
-    dead, reason crc; nothing is deleted.
-    Exit codes: 0 all is well, 65 something is damaged.
+    Waits for the end, and prints the result. A damaged message that is ready is settled as dead,
+    with the reason crc; nothing is deleted.
+    Exit codes: 0 no damage, 65 damage was found.
     """
     if is_stop:
-        node.call("DELETE", "/scrub", {})
+        admin.call("DELETE", "/scrub", {})
         return
-    told = node.get("/scrub") if is_status else _done(node)
-    last = told["last"] or {}
+    state = admin.get("/scrub") if is_status else _scrub(admin)
+    last = state["last"] or {}
     row = {
         **{name: last.get(name, 0) for name in ("bodies", "bytes", "bad_alive", "bad_settled")},
-        "structure": len(told["structure"]),
+        "structure": len(state["structure"]),
         "seqs": last.get("seqs", []),
-        "faults": told["structure"],
+        "faults": state["structure"],
     }
     write_rows([row], _SCRUB_COLUMNS, output, "")
     if row["bad_alive"] or row["bad_settled"] or row["structure"]:
         raise CommandError("the database is damaged", DAMAGED)
 
 
-def _done(node: AdminClient) -> dict[str, Any]:
-    """Begin one, and wait for its end."""
-    told: dict[str, Any] = node.post("/scrub")
-    before = told["last"]
-    while told["is_running"] or told["last"] == before:
-        time.sleep(_ASK_EACH_S)
-        told = node.get("/scrub")
-        if not told["is_running"] and told["now"] is None and told["last"] == before:
-            raise CommandError("the scrub was given up; the log says why")
-    return told
+def _scrub(admin: AdminClient) -> dict[str, Any]:
+    """Start a scrub, and wait for its end."""
+    state: dict[str, Any] = admin.post("/scrub")
+    before = state["last"]
+    while state["is_running"] or state["last"] == before:
+        time.sleep(_POLL_S)
+        state = admin.get("/scrub")
+        if not state["is_running"] and state["now"] is None and state["last"] == before:
+            raise CommandError("the scrub was stopped; the log says why")
+    return state

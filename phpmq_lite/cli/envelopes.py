@@ -1,4 +1,4 @@
-"""The groups ``envelope`` and ``schema``: create, check and show envelopes, without a broker."""
+"""The groups ``envelope`` and ``schema``, which need no broker."""
 
 import json
 import sys
@@ -45,9 +45,9 @@ _folder = click.argument(
 
 @click.group()
 def schema() -> None:
-    """Check schemas of payloads, and payloads by them.
+    """Check payload schemas, and payloads against them.
 
-    FOLDER has registry.json: {"schemas": [{"urn": "…", "schema": "FILE"}]}, and the files.
+    FOLDER contains registry.json, {"schemas": [{"urn": "…", "schema": "FILE"}]}, and the files.
     """
 
 
@@ -56,14 +56,15 @@ def schema() -> None:
 @output_option
 @click.pass_context
 def check(ctx: click.Context, folder: Path, output: str | None) -> None:
-    """Check that FOLDER can be used; exit 1 where it cannot.
+    """Check that a schema folder is valid.
 
-    A word of a schema that is not looked at is told, and is no error.
+    Exits with 1 if it is not. Keywords that the broker does not check are listed, and are not an
+    error.
     """
     from phpmq_lite.envelopes.schema_registry import read_registry
 
     found = read_registry(folder)
-    write_rows(_checked(found), CHECK_COLUMNS, output, "registry.json names no URN")
+    write_rows(_checked(found), CHECK_COLUMNS, output, "registry.json has no URN")
     if found.faults:
         ctx.exit(ERROR)
 
@@ -79,7 +80,7 @@ def _checked(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
         row = {"urn": urn, "version": entry.version, "file": entry.file}
         yield row | {"result": "ok", "pointer": "", "detail": ""}
         for pointer in entry.schema.unchecked:
-            yield row | {"result": "note", "pointer": pointer, "detail": "is not looked at"}
+            yield row | {"result": "note", "pointer": pointer, "detail": "keyword is not checked"}
 
 
 @schema.command()
@@ -90,16 +91,17 @@ def _checked(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
 )  # fmt: skip
 @click.option(
     "--plain", is_flag=True,
-    help="Nothing is encrypted yet: a string does not stand for what is marked x-gdpr-sensitive.",
+    help="Payloads are not encrypted: a string does not replace an x-gdpr-sensitive value.",
 )  # fmt: skip
 @output_option
 @click.pass_context
 def validate(
     ctx: click.Context, folder: Path, files: tuple[Path, ...], plain: bool, output: str | None
 ) -> None:
-    """Check the payloads of envelopes in files; exit 1 where one is wrong.
+    """Check the payloads of envelopes.
 
-    Each FILE has one envelope, - is standard input. A URN without a schema is not wrong.
+    Exits with 1 if one is invalid. Each FILE contains one envelope; - is standard input. A URN
+    without a schema is valid.
     """
     registry = read_valid_registry(folder)
     rows = [_validated(registry, path, is_on_wire=not plain) for path in files]
@@ -109,10 +111,10 @@ def validate(
 
 
 def read_valid_registry(folder: Path) -> "SchemaRegistry":
-    """Read a folder that has to be right.
+    """Return the registry of a valid folder.
 
     Raises:
-        RegistryError: it is not.
+        RegistryError: the folder is invalid.
     """
     from phpmq_lite.envelopes.schema_registry import RegistryError, read_registry
 
@@ -148,16 +150,17 @@ def _validated(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool) -> d
 @click.argument("new", type=click.Path(exists=True, path_type=Path))
 @output_option
 @click.pass_context
-def compat(ctx: click.Context, old: Path, new: Path, output: str | None) -> None:
-    """Tell what of NEW breaks those who know OLD; exit 1 where anything does.
+def compare(ctx: click.Context, old: Path, new: Path, output: str | None) -> None:
+    """List the differences between two schemas.
 
-    Both are files with a schema, or both are folders with a registry. What was valid under OLD is
-    valid under NEW where nothing breaks; what breaks needs a new URN.
+    Exits with 1 if one is breaking. OLD and NEW are two schema files or two schema folders. Without
+    a breaking difference, every payload that is valid under OLD is valid under NEW; a breaking one
+    needs a new URN.
     """
     if old.is_dir() != new.is_dir():
-        raise click.UsageError("OLD and NEW are two files, or two folders")
+        raise click.UsageError("OLD and NEW must be two files or two folders")
     rows = list(_compared(old, new))
-    write_rows(rows, COMPARISON_COLUMNS, output, "compatible: nothing differs that matters")
+    write_rows(rows, COMPARISON_COLUMNS, output, "compatible: no relevant difference")
     if any(row["level"] == "breaking" for row in rows):
         ctx.exit(ERROR)
 
@@ -171,9 +174,9 @@ def _compared(old: Path, new: Path) -> Iterator[dict[str, Any]]:
         if urn in after:
             yield from _changes(urn, before[urn].schema, after[urn].schema)
         else:
-            yield {"urn": urn, "level": "breaking", "pointer": "", "detail": "it is gone"}
+            yield {"urn": urn, "level": "breaking", "pointer": "", "detail": "the URN is removed"}
     for urn in sorted(after.keys() - before.keys()):
-        yield {"urn": urn, "level": "note", "pointer": "", "detail": "it is new"}
+        yield {"urn": urn, "level": "note", "pointer": "", "detail": "the URN is new"}
 
 
 def _schema_in(path: Path) -> "PayloadSchema":
@@ -202,7 +205,7 @@ PROBLEM_COLUMNS: Final = (
     Column("detail", "WHAT"),
 )
 HINT: Final = "hint"
-LAYERS: Final = {"poison": "A", "too_deep": "A"}  # the other reasons of a verdict are B's
+LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons of a verdict are B
 
 _file = click.argument(
     "path", metavar="FILE|-", default="-",
@@ -210,33 +213,33 @@ _file = click.argument(
 )  # fmt: skip
 _schemas = click.option(
     "--schemas", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with registry.json: the payload is checked by it too.",
+    help="Schema folder with registry.json, to check the payload against.",
 )  # fmt: skip
 _empty_list_data = click.option(
     "--empty-list-data", type=click.Choice(["php", "never", "always"]), default="php",
-    show_default=True, help="Where data: [] counts as {}.",
+    show_default=True, help="When data: [] counts as {}.",
 )  # fmt: skip
 
 
 @click.group()
 def envelope() -> None:
-    """Make, check and show BabelQueue envelopes."""
+    """Create, check and show BabelQueue envelopes."""
 
 
 @envelope.command()
 @click.argument("urn")
 @click.argument("data", metavar="JSON", default="{}")
-@click.option("--queue", default="default", show_default=True, help="The queue it is made for.")
-@click.option("--trace-id", help="Goes on with a trace.  [default: a new one]")
+@click.option("--queue", default="default", show_default=True, help="Queue of the envelope.")
+@click.option("--trace-id", help="Continue this trace.  [default: a new trace]")
 @_schemas
-def make(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path | None) -> None:
-    """Write an envelope to standard output; JSON is its data, - reads that from standard input.
+def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path | None) -> None:
+    """Create an envelope and print it.
 
-    For example: phpmq-lite envelope make urn:babel:orders:created '{"order_id": 1}' --queue
+    JSON is its data; - reads it from standard input.
+    For example: phpmq-lite envelope create urn:babel:orders:created '{"order_id": 1}' --queue
     orders | phpmq-lite publish orders -
     """
-    from phpmq_lite.envelopes.codec import encode
-    from phpmq_lite.envelopes.codec import make as make_envelope
+    from phpmq_lite.envelopes.codec import encode, make
     from phpmq_lite.envelopes.payload_schema import SchemaError, read_json
 
     content = read_input(Path("-")) if data == "-" else data.encode(errors="surrogateescape")
@@ -245,23 +248,25 @@ def make(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path | 
     except SchemaError as error:
         raise CommandError(f"data: {error.detail}") from None
     if not isinstance(payload, dict):
-        raise CommandError("data is not an object")
+        raise CommandError("data is not a JSON object")
     if schemas is not None:
         problem = read_valid_registry(schemas).check(urn.strip(), payload)
         if problem is not None:
             raise CommandError(f"{problem.reason}: {problem.detail}")
-    made = encode(make_envelope(urn, payload, queue=queue, trace_id=trace_id))
-    click.echo(made, nl=sys.stdout.isatty())  # a pipe gets the bytes and nothing else
+    made = encode(make(urn, payload, queue=queue, trace_id=trace_id))
+    click.echo(made, nl=sys.stdout.isatty())  # a pipe gets the exact bytes
 
 
-@envelope.command()
+@envelope.command("check")
 @_file
-@click.option("--consumer", is_flag=True, help="Only what keeps consumers from handling it.")
+@click.option(
+    "--consumer", is_flag=True, help="Only problems that keep consumers from handling it."
+)
 @_schemas
 @_empty_list_data
 @output_option
 @click.pass_context
-def lint(
+def check_envelope(
     ctx: click.Context,
     path: Path,
     consumer: bool,
@@ -269,16 +274,17 @@ def lint(
     empty_list_data: Any,
     output: str | None,
 ) -> None:
-    """Show everything that is wrong with an envelope; exit 1 if anything is.
+    """List all problems of an envelope.
 
-    Layer A: it cannot be read. B: no consumer may handle it. C: its producer owes more. A hint is
-    about the recommended form of the URN; it is never a reason to refuse, nor for exit 1.
+    Exits with 1 if there are any.
+    Layer A: it cannot be read. B: no consumer may handle it. C: the producer violates a rule. A
+    hint recommends another form of the URN; it does not count as a problem.
     """
     content = read_input(path)
     rows = list(_problems(content, schemas, empty_list_data))
     if consumer:
         rows = [row for row in rows if row["layer"] in "AB"]
-    write_rows(rows, PROBLEM_COLUMNS, output, "nothing is wrong")
+    write_rows(rows, PROBLEM_COLUMNS, output, "no problems")
     if any(row["layer"] != HINT for row in rows):
         ctx.exit(ERROR)
 
@@ -313,13 +319,16 @@ def layer_of(reason: str) -> str:
 @output_option
 @click.pass_context
 def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | None) -> None:
-    """Show what an envelope says, its verdict first; exit 1 where no consumer may handle it."""
+    """Show the verdict and the members of an envelope.
+
+    Exits with 1 if no consumer may handle it.
+    """
     from phpmq_lite.envelopes.verdict import validate
 
     content = read_input(path)
     verdict = validate(content, empty_list_data)
     problem = verdict.problem
-    said = {"verdict": "fine" if problem is None else f"{problem.reason}: {problem.detail}"}
+    said = {"verdict": "valid" if problem is None else f"{problem.reason}: {problem.detail}"}
     said |= {"tolerated": "data: [] is read as {}"} if verdict.is_tolerated else {}
     said |= {"warning": "; ".join(verdict.warnings)} if verdict.warnings else {}
     whole = said | {"envelope": _whole(content)}
@@ -330,7 +339,7 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
 
 
 def _whole(content: bytes) -> Any:
-    """Read the content for a look at it; None where it is no JSON."""
+    """Return the content as JSON; None if it is not JSON."""
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):

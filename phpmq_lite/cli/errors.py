@@ -1,8 +1,11 @@
-"""Errors that end a command: one line on standard error, and the exit code."""
+"""Errors that end a command: one line on standard error, and the exit code; renamed commands."""
 
 import errno
 import os
 from typing import Final
+
+import click
+from click.exceptions import NoSuchCommand
 
 from phpmq_lite.errors import (
     DataDamagedError,
@@ -22,7 +25,7 @@ REFUSED: Final = 4
 TIMED_OUT: Final = 5
 DAMAGED: Final = os.EX_DATAERR  # 65
 
-_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first that fits
+_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first match counts
     (PublishRefusedError, REFUSED),
     (RefusedError, REFUSED),
     (DataDamagedError, os.EX_DATAERR),  # 65
@@ -36,7 +39,7 @@ _EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first that fits
 ]
 
 
-_AROUND: Final = 20  # characters shown before and after what is not UTF-8
+_AROUND: Final = 20  # characters shown before and after the bytes that are not UTF-8
 
 
 class CommandError(Exception):
@@ -48,12 +51,12 @@ class CommandError(Exception):
 
 
 def expected_error(error: Exception) -> Exception | None:
-    """Find what we or the system raised on purpose, also in the group of a TaskGroup."""
+    """Return an error that a command may end with, also out of a TaskGroup's group; else None."""
     if isinstance(error, ExceptionGroup):
         found = [expected_error(inner) for inner in error.exceptions]
         return found[0] if all(found) else None
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        return None  # click ends quietly: the reader of our output has gone
+        return None  # click ends quietly: the reader of our output is gone
     is_ours = isinstance(error, CommandError | PhpmqError | OSError | UnicodeError)
     return error if is_ours else None
 
@@ -75,3 +78,98 @@ def describe_error(error: Exception) -> str:
         around = error.object[max(0, error.start - _AROUND) : error.end + _AROUND]
         return f"{around!r} is not UTF-8"
     return str(error) or type(error).__name__
+
+
+# Earlier commands and options -> what replaces them.  The key of an option may name its command.
+RENAMED: Final = {
+    "queues": "queue list",
+    "show": "queue show",
+    "purge": "queue purge",
+    "flush": "queue delete QUEUE --with-messages",
+    "flushall": "queue delete --all --with-messages",
+    "top": "queue top",
+    "monitor": "queue top",
+    "tail": "queue tail",
+    "queue ls": "queue list",
+    "queue rm": "queue delete",
+    "search": "message search",
+    "msg": "message",
+    "msg ls": "message list",
+    "msg get": "message show",
+    "msg rm": "message delete",
+    "msg requeue": "message requeue",
+    "msg release": "message release",
+    "msg move": "message move",
+    "msg restore": "message restore",
+    "expect": "message wait",
+    "export": "message export",
+    "import *": "message import FILE",
+    "import --queue": "message import --queue",
+    "import --dry-run": "message import --dry-run",
+    "import-beanstalkd": "import beanstalkd",
+    "import-initphp": "import initphp",
+    "dead": "dead-letter",
+    "dead ls": "dead-letter list",
+    "dead groups": "dead-letter list --by-cause",
+    "dead redrive": "dead-letter redrive",
+    "dead rm": "dead-letter delete",
+    "dead-letter redrive --filter": "--query",
+    "envelope make": "envelope create",
+    "envelope lint": "envelope check",
+    "schema compat": "schema compare",
+    "check consumer": "check consumers",
+    "check dead": "check dead-letters",
+    "backup --list": "backup list",
+    "backup --to": "backup create --copy-to",
+    "restore": "backup restore",
+    "restore --drill": "backup test",
+    "backup restore --drill": "backup test",
+    "migrate": "database migrate",
+    "verify": "database verify",
+    "scrub": "database scrub",
+    "init": "config init",
+    "user ls": "user list",
+    "user add": "user create",
+    "user passwd": "user set-password",
+    "user rm": "user delete",
+    "token ls": "token list",
+    "token add": "token create",
+    "token rm": "token revoke",
+    "context ls": "context list",
+    "context add": "context create",
+    "context rm": "context delete",
+    "--node": "--url",
+    "--connect": "--url",
+    "--tls": "--url phpmqs://HOST:PORT",
+    "--number": "--limit",
+    "--least": "--min",
+    "--apply": "--selection",
+    "--release-delay": "--app with connect(release_delay_s=...)",
+    "--backoff-base": "--backoff, or --app with connect(backoff=...)",
+    "--backoff-max": "--backoff, or --app with connect(backoff=...)",
+    "--backoff-multiplier": "--backoff, or --app with connect(backoff=...)",
+    "--set": "--config FILE, or PHPMQ_SECTION__NAME in the environment",
+}
+WORDS: Final = "phpmq_lite.words"  # key of the context's ``meta``: the arguments of this process
+
+
+def explain_rename(error: click.UsageError) -> click.UsageError:
+    """Return an error about an unknown command or option with its new name; others unchanged."""
+    context = error.ctx
+    if context is None:
+        return error
+    group = " ".join(context.command_path.split()[1:])
+    if isinstance(error, click.NoSuchOption):
+        keys = [f"{group} {error.option_name}", error.option_name]
+    elif isinstance(error, NoSuchCommand):
+        called = f"{group} {error.command_name}".strip()
+        words = context.meta.get(WORDS, ())
+        keys = [*(f"{called} {word}" for word in words), called, f"{group} *"]
+    else:
+        return error
+    new = next((RENAMED[key] for key in keys if key in RENAMED), None)
+    if new is None:
+        return error
+    if not new.startswith("--"):
+        new = f"`phpmq-lite {new}`"
+    return click.UsageError(f"{error.message} Use {new} instead.", ctx=context)

@@ -1,4 +1,4 @@
-"""The group ``frame``: look at bytes of the protocol, without a broker."""
+"""The group ``frame``: explains bytes of the protocol, without a broker."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from phpmq_lite.cli.parameters import read_input
 
 @click.group()
 def frame() -> None:
-    """Look at bytes of the PHPMQ protocol, without a broker."""
+    """Explain bytes of the PHPMQ protocol, without a broker."""
 
 
 @frame.command()
@@ -23,23 +23,23 @@ def frame() -> None:
 )  # fmt: skip
 @click.option(
     "--as", "encoding", type=click.Choice(["auto", "raw", "hex", "base64"]), default="auto",
-    show_default=True, help="How the bytes are written; auto takes what begins with H01 as raw.",
+    show_default=True, help="Encoding of the input; auto: raw if it starts with H01.",
 )  # fmt: skip
 @output_option
 @click.pass_context
 def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -> None:
-    """Explain bytes: each packet, revision, framing, and what the broker would do with them.
+    """Explain packets, revision, framing, and the broker's reaction.
 
-    FILE has the bytes of one direction of a connection, from its first byte on. Exit 1 if a byte
-    is wrong. For example: echo 483031303032303250… | phpmq-lite frame explain
+    FILE contains the bytes of one direction of a connection, from its first byte. Exits with 1 if
+    a byte is invalid. For example: echo 483031303032303250… | phpmq-lite frame explain
     """
-    from phpmq_lite.server import frame_explanation as explaining
+    from phpmq_lite.server import frame_explanation
 
     try:
-        data = explaining.pasted_bytes(read_input(path), encoding)
-    except explaining.UnreadableError as error:
+        data = frame_explanation.pasted_bytes(read_input(path), encoding)
+    except frame_explanation.UnreadableError as error:
         raise CommandError(str(error)) from None
-    found = explaining.as_data(explaining.explain_bytes(data))
+    found = frame_explanation.as_data(frame_explanation.explain_bytes(data))
     style = output_format(output)
     if style in ("json", "jsonl"):
         write_record(found, style)
@@ -64,12 +64,12 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"   {escape_hidden(one['outcome'])}"
     if found["begun"] is not None:
         yield ""
-        yield f"{len(found['frames']) + 1}. not whole"
+        yield f"{len(found['frames']) + 1}. incomplete"
         yield from _pieces(found["begun"])
     yield ""
     wrong = found["wrong"]
     if wrong is not None:
-        yield f"wrong byte at offset {wrong['offset']:,}: {wrong['code']}"
+        yield f"invalid byte at offset {wrong['offset']:,}: {wrong['code']}"
         yield f"   {escape_hidden(wrong['detail'])}"
         yield f"   expected {wrong['expected']}"
         parts = (escape_hidden(wrong[name]) for name in ("before", "bad", "after"))

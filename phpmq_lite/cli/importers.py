@@ -1,4 +1,4 @@
-"""The commands that import messages from beanstalkd and InitPHP Queue."""
+"""The group ``import``: messages from beanstalkd and InitPHP Queue."""
 
 import sqlite3
 from collections import deque
@@ -35,27 +35,27 @@ _COUNTS: Final = (
     Column("before", "BEFORE", is_number=True),  # stored by an earlier run
 )
 _STORED: Final = Column("stored", "STORED", is_number=True)
-_NAMED: Final = 10  # errors that are shown one by one; a paused queue may refuse a million
+_NAMED: Final = 10  # errors that are printed; a paused queue may refuse a million
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
 
 
 @dataclass(slots=True, frozen=True)
 class ImportItem:
-    """A message as it was found, and what becomes of it."""
+    """A message of the source, and how it is imported."""
 
-    group: tuple[str, str, str]  # what it is counted with, see Tally
+    group: tuple[str, str, str]  # counted together, see ImportCounts
     name: str  # for errors: "jobs row 7 for orders"
-    message: KeyedMessage | None  # None: a worker there has it
-    problem: str | None = None  # what is wrong with an envelope
+    message: KeyedMessage | None  # None: a worker has reserved it
+    problem: str | None = None  # of an invalid envelope
 
 
 @dataclass(slots=True)
 class ImportCounts:
-    """Counts by group; ``heads`` are the keys and titles of a group's three parts."""
+    """Counts by group; ``heads`` are the columns of a group's three names."""
 
     heads: tuple[Column, Column, Column]
     journal: ImportJournal | None
-    judged: tuple[Column, ...] = ()  # what is shown of envelopes
+    judged: tuple[Column, ...] = ()  # additional columns for envelopes
     waiting: int = 0  # to be published
     stored: int = 0
     held: int = 0
@@ -63,7 +63,7 @@ class ImportCounts:
     _groups: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
     def count(self, item: ImportItem) -> bool:
-        """Count what was found; tell whether it is to be published."""
+        """Count an item; return whether it is to be published."""
         group = self._group(item)
         group["found"] += 1
         if item.problem is not None:
@@ -81,28 +81,28 @@ class ImportCounts:
         return False
 
     def store(self, item: ImportItem) -> None:
-        """Count what the broker has now."""
+        """Count a stored item."""
         self._group(item)["stored"] += 1
         self.stored += 1
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the groups, in the order in which they were seen first."""
+        """Return the counts of each group, in order of appearance."""
         return list(self._groups.values())
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of a table of the groups."""
+        """The columns of the table of groups."""
         return (*self.heads, *_COUNTS, *self.judged, _STORED)
 
     def end(self, *, is_dry: bool) -> None:
-        """Say what was done.
+        """Print the totals.
 
         Raises:
-            CommandError: something could not be stored.
+            CommandError: an item could not be stored.
         """
         if self.held:
             print_message(
-                f"{self.held:,} left out: a worker has reserved them; run this again later"
+                f"{self.held:,} skipped: a worker has reserved them; run the import again later"
             )
         print_message(
             f"{self.waiting:,} would be published" if is_dry else f"{self.stored:,} stored"
@@ -121,7 +121,7 @@ class ImportCounts:
 def publish_items(
     client: BlockingClient, items: Sequence[ImportItem], tally: ImportCounts
 ) -> list[bool]:
-    """Count all, publish what is to be published, in order; tell of each whether it is stored.
+    """Count and publish items in order; return whether each is stored.
 
     Raises:
         CommandError: the broker does not answer.
@@ -135,7 +135,7 @@ def publish_items(
     is_stored = [item.message is not None for item in items]
     for at, outcome in zip(due, outcomes, strict=True):
         if isinstance(outcome, NoAnswerError):
-            raise CommandError(f"{outcome}; run this again, nothing is stored twice")
+            raise CommandError(f"{outcome}; run the import again, nothing is stored twice")
         if outcome is None:
             tally.store(items[at])
         else:
@@ -151,14 +151,14 @@ def journal_option(command: Command) -> Command:
     return click.option(
         "--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Remember in FILE what is stored, so that a run next week leaves it out too. "
-        "One for each broker.",
+        help="Record stored messages in FILE, so that a later import skips them. Use one file per "
+        "broker.",
     )(command)  # fmt: skip
 
 
 @contextmanager
 def open_journal(path: Path | None) -> Iterator[ImportJournal | None]:
-    """Open the journal, where there is to be one."""
+    """Open the journal; yield None without a path."""
     if path is None:
         yield None
     else:
@@ -166,32 +166,41 @@ def open_journal(path: Path | None) -> Iterator[ImportJournal | None]:
             yield journal
 
 
-_AT_ONCE: Final = 500
-_AT_ONCE_BYTES: Final = 32 << 20  # what a batch may need, were all jobs as large as they may be
-_FEWEST: Final = 16
-_HEADS: Final = (Column("tube", "TUBE"), Column("state", "STATE"), Column("target", "TO"))
+_BATCH: Final = 500
+_BATCH_BYTES: Final = 32 << 20  # of a batch whose jobs all have the maximum size
+_SMALLEST_BATCH: Final = 16
+_BEANSTALKD_HEADS: Final = (
+    Column("tube", "TUBE"),
+    Column("state", "STATE"),
+    Column("target", "TO"),
+)
 
 
 def beanstalkd_address(value: str) -> BrokerAddress:
-    """Give where a beanstalkd is; a click type."""
+    """Return the address of a beanstalkd; a click type."""
     try:
         target = parse_address(value, default=beanstalkd.DEFAULT_PORT)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if target.path:
-        raise click.BadParameter(f"{value!r} is no HOST:PORT")
+        raise click.BadParameter(f"{value!r} is not HOST:PORT")
     return target
 
 
 def tube_mapping(value: str) -> tuple[str, str]:
-    """Give both names of ``mails=mail.out``; a click type."""
+    """Return both names of ``mails=mail.out``; a click type."""
     tube, sign, queue = value.partition("=")
     if not sign or not tube or not queue:
-        raise click.BadParameter(f"{value!r} is no TUBE=QUEUE")
+        raise click.BadParameter(f"{value!r} is not TUBE=QUEUE")
     return tube, queue
 
 
-@click.command("import-beanstalkd")
+@click.group("import")
+def import_() -> None:
+    """Import messages from beanstalkd or InitPHP Queue."""
+
+
+@import_.command("beanstalkd")
 @click.argument("source", type=beanstalkd_address, metavar="HOST[:PORT]")
 @click.option(
     "--tube", "tubes", multiple=True, metavar="NAME",
@@ -199,14 +208,14 @@ def tube_mapping(value: str) -> tuple[str, str]:
 )  # fmt: skip
 @click.option(
     "--map", "names", type=tube_mapping, multiple=True, metavar="TUBE=QUEUE",
-    help="Jobs of TUBE to QUEUE, where it is to be called otherwise. Repeatable.",
+    help="Publish the jobs of TUBE to QUEUE.  [default: the name of the tube] Repeatable.",
 )  # fmt: skip
-@click.option("--move", is_flag=True, help="Delete there what is stored here.")
+@click.option("--move", is_flag=True, help="Delete each job in beanstalkd once it is stored.")
 @journal_option
-@click.option("--dry-run", is_flag=True, help="Show what would be published; publish nothing.")
+@click.option("--dry-run", is_flag=True, help="Count what would be published; publish nothing.")
 @output_option
 @client_options
-def import_beanstalkd(
+def beanstalkd_command(
     client: ClientFactory,
     source: BrokerAddress,
     tubes: tuple[str, ...],
@@ -216,19 +225,21 @@ def import_beanstalkd(
     dry_run: bool,
     output: str | None,
 ) -> None:
-    """Publish the jobs of a running beanstalkd: a copy, or with --move a move.
+    """Copy or, with --move, move the jobs of a running beanstalkd.
 
-    Ready jobs go to the queue of the tube's name, the most urgent first, then the oldest; delayed
-    ones to QUEUE.retry with the rest of their delay, buried ones to QUEUE.dlq. What a worker has
-    reserved is left out. With --move each is deleted there once it is stored here; workers may go
-    on there meanwhile. A second run within the broker's window of keys stores nothing twice, but a
-    job that was delayed then and is ready now; with --journal that neither.
+    Ready jobs go to the queue with the name of the tube, most urgent first, then oldest; delayed
+    ones to QUEUE.retry with the rest of their delay, buried ones to QUEUE.dlq. Reserved jobs are
+    skipped. Workers may continue in beanstalkd during a move. Repeating the import within the
+    broker's deduplication window stores no job twice, except one that was delayed and is now
+    ready; with --journal, none at all.
     """
     with beanstalkd.connect_beanstalkd(source) as server, open_journal(journal_path) as journal:
         missing = sorted({*tubes, *(tube for tube, _ in names)} - {*server.tubes()})
         if missing:
             raise CommandError(f"beanstalkd has no tube {missing[0]!r}", NOT_FOUND)
-        run = BeanstalkdImport(server, dict(names), ImportCounts(_HEADS, journal), is_move=move)
+        run = BeanstalkdImport(
+            server, dict(names), ImportCounts(_BEANSTALKD_HEADS, journal), is_move=move
+        )
         try:
             if dry_run:
                 run.preview(tubes)
@@ -238,48 +249,48 @@ def import_beanstalkd(
             if run.tally.rows():
                 write_rows(run.tally.rows(), run.tally.columns, output, "")
         if not dry_run:
-            run.tell()
+            run.report()
     run.tally.end(is_dry=dry_run)
 
 
 @dataclass(slots=True)
 class BeanstalkdImport:
-    """One run: from where to which queues, and how far it is."""
+    """One import: the source, the target queues, and the counts."""
 
     server: BeanstalkdClient
     names: Mapping[str, str]
     tally: ImportCounts
     is_move: bool
-    gone: int = 0  # between the look round and the reading
+    gone: int = 0  # after they were listed, before they were read
     deleted: int = 0
-    taken: int = 0  # stored here, and reserved by a worker there before they could be deleted
+    taken: int = 0  # stored, but reserved by a worker before they could be deleted
 
     def preview(self, tubes: Sequence[str]) -> None:
-        """Count what would be published, without reading a body."""
+        """Count what would be published, without reading bodies."""
         for lot, job_ids in beanstalkd.find_jobs(self.server, tubes).items():
             for job_id in job_ids:
                 self.tally.count(self._item(BeanstalkdJob(job_id, lot.tube, lot.state, 0, 0)))
 
     def publish(self, client: BlockingClient, tubes: Sequence[str]) -> None:
-        """Publish all, piece by piece; what is stored is deleted there before the next piece."""
+        """Publish all jobs in batches; a move deletes each batch before the next one."""
         is_held = self.is_move and self.server.can_reserve
         if self.is_move and not is_held:
             print_message(
-                "this beanstalkd cannot reserve a job by its id: its workers should be stopped"
+                "this beanstalkd cannot reserve a job by id: stop its workers during the move"
             )
         lots = beanstalkd.find_jobs(self.server, tubes)
         wanted = ((lot, job_id) for lot, job_ids in lots.items() for job_id in job_ids)
         total = sum(map(len, lots.values()))
-        at_once = max(_FEWEST, min(_AT_ONCE, _AT_ONCE_BYTES // self.server.max_job_bytes))
+        batch_size = max(_SMALLEST_BATCH, min(_BATCH, _BATCH_BYTES // self.server.max_job_bytes))
         with client, progress_bar("import", total) as advance:
-            while piece := list(islice(wanted, at_once)):
-                found = self.server.take(piece, is_held=is_held)
+            while batch := list(islice(wanted, batch_size)):
+                found = self.server.take(batch, is_held=is_held)
                 jobs = [job for job in found if job is not None]
                 self.gone += len(found) - len(jobs)
                 is_stored = publish_items(client, [self._item(job) for job in jobs], self.tally)
                 if self.is_move:
                     self._delete([job for job, done in zip(jobs, is_stored, strict=True) if done])
-                advance(len(piece))
+                advance(len(batch))
 
     def _delete(self, jobs: Sequence[BeanstalkdJob]) -> None:
         deleted = self.server.delete([job.job_id for job in jobs])
@@ -293,28 +304,22 @@ class BeanstalkdImport:
         group = (job.tube, job.state, queue if message is None else message.queue)
         return ImportItem(group, f"job {job.job_id} of tube {job.tube}", message)
 
-    def tell(self) -> None:
-        """Say what became of the jobs there."""
+    def report(self) -> None:
+        """Print what happened to the jobs in beanstalkd."""
         if self.gone:
-            print_message(
-                f"{self.gone:,} were gone before they were read: a worker was done with them"
-            )
+            print_message(f"{self.gone:,} skipped: a worker finished them before they were read")
         if not self.is_move:
-            print_message(
-                "beanstalkd has all its jobs still: --move deletes there what is stored here"
-            )
+            print_message("the jobs remain in beanstalkd; --move deletes those that are stored")
             return
         if self.taken:
             print_message(
-                f"{self.taken:,} were taken by a worker there too: they may be handled twice"
+                f"{self.taken:,} were also reserved by a worker: they may be handled twice"
             )
-        print_message(
-            f"{self.deleted:,} deleted in beanstalkd, which has {self.server.jobs():,} left"
-        )
+        print_message(f"{self.deleted:,} deleted in beanstalkd; {self.server.jobs():,} left")
 
 
-_IMPORT_INITPHP_AT_ONCE_BYTES: Final = 4 << 20
-_IMPORT_INITPHP_HEADS: Final = (
+_INITPHP_BATCH_BYTES: Final = 4 << 20
+_INITPHP_HEADS: Final = (
     Column("table", "TABLE"),
     Column("queue", "QUEUE"),
     Column("target", "TO"),
@@ -322,46 +327,48 @@ _IMPORT_INITPHP_HEADS: Final = (
 
 
 def timezone(name: str) -> ZoneInfo:
-    """Give a time zone; a click type."""
+    """Return a time zone; a click type."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
-        raise click.BadParameter(f"{name!r} is no time zone; write Europe/Berlin") from None
+        raise click.BadParameter(f"{name!r} is not a time zone; write Europe/Berlin") from None
 
 
 def column_mapping(value: str) -> tuple[str, str]:
-    """Give both names of ``payload=body``; a click type."""
+    """Return both names of ``payload=body``; a click type."""
     name, sign, column = value.partition("=")
     known = {*initphp.REQUIRED, *initphp.OPTIONAL["jobs"], *initphp.OPTIONAL["failed"]}
     if not sign or not column or name.removeprefix("failed.") not in known:
-        raise click.BadParameter(f"{value!r} is no NAME=COLUMN with NAME of {', '.join(known)}")
+        raise click.BadParameter(f"{value!r} is not NAME=COLUMN with a NAME of {', '.join(known)}")
     return name, column
 
 
-@click.command("import-initphp")
+@import_.command("initphp")
 @click.argument("database", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--table", default="jobs", show_default=True, help="The table of jobs.")
-@click.option("--failed-table", help="That of failed jobs.  [default: TABLE_failed]")
-@click.option("--no-failed", is_flag=True, help="Leave the failed jobs alone.")
+@click.option("--table", default="jobs", show_default=True, help="Table of jobs.")
+@click.option("--failed-table", help="Table of failed jobs.  [default: TABLE_failed]")
+@click.option("--no-failed", is_flag=True, help="Skip the failed jobs.")
 @click.option(
     "--column", "columns", type=column_mapping, multiple=True, metavar="NAME=COLUMN",
-    help="Where a column is called otherwise: payload=body; failed.payload=body for the table "
-    "of failed jobs alone. Repeatable.",
+    help="Another name of a column, as payload=body; failed.payload=body for the table of failed "
+    "jobs alone. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--timezone", "zone", type=timezone, default="UTC", show_default=True,
-    help="The time zone of the PHP processes, in which the tables' times are.",
+    help="Time zone of the PHP processes, and so of the times in the tables.",
 )  # fmt: skip
 @click.option(
     "--retry-after", "reserved_s", type=duration, default="90s", show_default=True,
     metavar="DURATION",
-    help="A job that a worker reserved less than this ago is left out.",
+    help="Skip jobs that a worker reserved less than this ago.",
 )  # fmt: skip
 @journal_option
-@click.option("--dry-run", is_flag=True, help="Show what would be published; connect to nobody.")
+@click.option(
+    "--dry-run", is_flag=True, help="Count what would be published; connect to no broker."
+)
 @output_option
 @client_options
-def import_initphp(
+def initphp_command(
     client: ClientFactory,
     database: Path,
     table: str,
@@ -374,11 +381,11 @@ def import_initphp(
     dry_run: bool,
     output: str | None,
 ) -> None:
-    """Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.
+    """Copy the jobs and failed jobs of an InitPHP Queue database.
 
     Stop its workers first. The database is only read. Jobs that wait for a retry go to
-    QUEUE.retry with the rest of their delay, failed ones to QUEUE.dlq. Each has a key of its own:
-    a second run within the broker's window of keys stores nothing twice.
+    QUEUE.retry with the rest of their delay, failed ones to QUEUE.dlq. Repeating the import within
+    the broker's deduplication window stores no job twice.
     """
     layout = TableMapping(
         table,
@@ -388,10 +395,10 @@ def import_initphp(
     )
     kinds: tuple[Kind, ...] = ("jobs",) if no_failed else ("jobs", "failed")
     with open_journal(journal_path) as journal:
-        tally = ImportCounts(_IMPORT_INITPHP_HEADS, journal, (NOT_VALID,))
+        tally = ImportCounts(_INITPHP_HEADS, journal, (NOT_VALID,))
         try:
             with closing(initphp.open_source(database)) as source:
-                for kind in kinds:  # all that is missing is said before the first is stored
+                for kind in kinds:  # report missing columns before anything is stored
                     initphp.find_columns(source, kind, layout)
                 now_ms, name = wall_ms(), str(database.resolve())
                 items = (
@@ -423,7 +430,7 @@ def _item(planned: PlannedMessage, layout: TableMapping) -> ImportItem:
 def _publish(
     client: BlockingClient, batches: Iterable[list[ImportItem]], tally: ImportCounts
 ) -> None:
-    """Publish all, batch by batch, in the order of the rows."""
+    """Publish all batches, in the order of the rows."""
     with client, progress_bar("import", None) as advance:
         for batch in batches:
             publish_items(client, batch, tally)
@@ -431,13 +438,13 @@ def _publish(
 
 
 def _batches(items: Iterable[ImportItem]) -> Iterator[list[ImportItem]]:
-    """Cut into what is sent at once."""
+    """Group items into batches."""
     batch: list[ImportItem] = []
     size = 0
     for item in items:
         batch.append(item)
         size += 0 if item.message is None else len(item.message.content)
-        if len(batch) == _AT_ONCE or size >= _IMPORT_INITPHP_AT_ONCE_BYTES:
+        if len(batch) == _BATCH or size >= _INITPHP_BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:

@@ -1,4 +1,4 @@
-"""The commands ``tail`` and ``expect``, which read the broker's event stream."""
+"""``queue tail`` and ``message wait``, which follow the events of the broker."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import click
@@ -16,25 +16,30 @@ from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, read_
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import duration
-from phpmq_lite.cli.queues import _LOOK_S, _LOOKS
+
+_POLL_S: Final = 1.0  # between two requests without a stream
+_POLLS: Final = 30  # before a stream is requested again
 
 
 @click.command()
 @click.argument("queue")
-@click.option("--kind", multiple=True, help="Only these: publish, dispatch, ack, ….  Repeatable.")
-@click.option("-n", "--number", type=click.IntRange(min=1), help="Stop after so many.")
+@click.option(
+    "--kind", multiple=True, help="Only these events: publish, dispatch, ack, ….  Repeatable."
+)
+@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @admin_client_options
-def tail(node: AdminClient, queue: str, kind: tuple[str, ...], number: int | None) -> None:
-    """Show what happens in QUEUE as it happens, one JSON line each; Ctrl-C ends it.
+def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | None) -> None:
+    """Print the events of QUEUE as they happen.
 
-    It ends with an error when the broker stops and when the queue is removed.
+    Each event is a JSON line. Ctrl-C ends it; the stop of the broker or the deletion of the queue
+    ends it with an error.
     """
 
     async def follow() -> None:
-        left = number
-        async for update in topic_updates(node, f"tail:{queue}"):
+        left = limit
+        async for update in topic_updates(admin, f"tail:{queue}"):
             if update.get("missed"):
-                print_message(f"{update['missed']:,} not shown")
+                print_message(f"{update['missed']:,} events were skipped")
             for row in update.get("rows", ()):
                 if kind and row.get("kind") not in kind:
                     continue
@@ -48,68 +53,66 @@ def tail(node: AdminClient, queue: str, kind: tuple[str, ...], number: int | Non
         asyncio.run(follow())
 
 
-async def topic_updates(node: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield the updates of a topic as the pages get them, none twice.
+async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
+    """Yield the updates of a topic as the pages receive them, each once.
 
-    The broker ends each stream after some time, and lets no more than some be open: this goes on
-    where the last one ended, and where it gets none it looks once a second.
+    The broker limits how many streams are open, and for how long: this continues where the last
+    one ended, and polls once a second while it gets no stream.
 
     Raises:
-        CommandError: the broker stops, cannot be reached any more, or has no such thing any more.
+        CommandError: the broker stops or is unreachable, or the topic no longer exists.
     """
     seen: str | None = None
-    looks: int | None = None  # to come before the next stream is asked for; None: none was refused
+    polls: int | None = None  # before the next stream is requested; None: none was refused yet
     while True:
-        # It says what is wrong, which a stream that has begun cannot.
-        async with node.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
+        # A stream that has begun cannot report a problem; this request can.
+        async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
             found = read_response(response.status, await response.read())
         feed, seen = seen, found.pop("id")
         if feed and feed.partition("-")[0] != seen.partition("-")[0]:
             print_message(
-                "the broker has forgotten what was shown: some rows may be missing or come twice"
+                "the broker no longer knows what was shown: events may be missing or repeated"
             )
         yield found
-        if not looks:
+        if not polls:
             asked, since = {"topic": topic}, {"Last-Event-ID": seen}
-            async with node.open(
+            async with admin.open(
                 "GET", "/events", query=asked, timeout_s=None, headers=since
             ) as response:
                 if response.status == 204:
-                    if looks is None:
-                        print_message(
-                            "the broker has no place for another stream: looking once a second"
-                        )
-                    looks = _LOOKS
+                    if polls is None:
+                        print_message("the broker has too many streams open: polling once a second")
+                    polls = _POLLS
                 else:
                     async for event in _events(response):
                         seen = event.get("id", seen)
                         yield json.loads(event["data"])
-        looks = looks and looks - 1
-        await asyncio.sleep(_LOOK_S)
+        polls = polls and polls - 1
+        await asyncio.sleep(_POLL_S)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, str]]:
-    """Yield the events of a stream, each with its fields, until the broker says that it ends."""
+    """Yield the fields of each event until the broker ends the stream."""
     if response.status != 200:
         read_response(response.status, await response.read())
     event: dict[str, str] = {}
     async for line in _lines(response):
         if line:
-            name, _, value = line.partition(":")  # a comment has no name: it keeps the line open
+            name, _, value = line.partition(":")  # keep-alive comments have no name
             event[name] = value.removeprefix(" ")
             continue
         if event.get("event") == "bye":
             if json.loads(event["data"])["reason"] == "stopping":
-                raise CommandError("the broker stops")
+                raise CommandError("the broker is stopping")
             return
         if "data" in event:
             yield event
         event = {}
-    raise CommandError("the broker has closed the connection")
+    raise CommandError("the broker closed the connection")
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """Yield whole lines, however long."""
+    """Yield complete lines of any length."""
     rest = b""
     async for piece in response.content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
@@ -117,7 +120,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
             yield line.decode("utf-8", "replace").rstrip("\r")
 
 
-_TURN_S = 60  # the longest that one request waits
+_REQUEST_S: Final = 60  # one request waits at most this long
 
 
 @click.command()
@@ -125,16 +128,22 @@ _TURN_S = 60  # the longest that one request waits
 @click.argument("query", default="")
 @click.option(
     "--until", type=click.Choice(["published", "settled"]), default="published", show_default=True,
-    help="What has to happen.",
+    help="The event to wait for.",
 )  # fmt: skip
-@click.option("--after", metavar="CURSOR", help="Only what happened after this moment.")
+@click.option("--after", metavar="CURSOR", help="Count events since this moment, from --cursor.")
 @click.option(
-    "--timeout", "timeout_s", type=duration, default="30s", show_default=True, help="Then exit 5."
+    "--timeout",
+    "timeout_s",
+    type=duration,
+    default="30s",
+    show_default=True,
+    metavar="DURATION",
+    help="Exit with 5 after this time.",
 )
-@click.option("--cursor", is_flag=True, help="Print the cursor of now, for --after, and end.")
+@click.option("--cursor", is_flag=True, help="Print the current cursor, for --after, and exit.")
 @admin_client_options
-def expect(
-    node: AdminClient,
+def wait(
+    admin: AdminClient,
     queue: str,
     query: str,
     until: str,
@@ -142,30 +151,30 @@ def expect(
     timeout_s: int,
     cursor: bool,
 ) -> None:
-    """Wait until a message of QUEUE matches QUERY; print it.
+    """Wait until a message of QUEUE matches QUERY, and print it.
 
-    Without --after only what happens from now on counts.
+    Without --after, only events from now on count.
     """
     if cursor:
-        _, now = asyncio.run(_wait(node, {"until": until, "timeout": 0}, 0))
+        _, now = asyncio.run(_wait(admin, {"until": until, "timeout": 0}, 0))
         click.echo(now)
         return
     ends_s = time.monotonic() + timeout_s
-    text = f"{queue_search(queue)} {query}".strip()  # the name alone, whatever marks it has
+    text = f"{queue_search(queue)} {query}".strip()  # the name may have wildcards
     while (left_s := ends_s - time.monotonic()) > 0:
-        turn_s = min(_TURN_S, max(1, round(left_s)))
-        asked: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": turn_s}
-        found, after = asyncio.run(_wait(node, asked, turn_s))
+        wait_s = min(_REQUEST_S, max(1, round(left_s)))
+        asked: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": wait_s}
+        found, after = asyncio.run(_wait(admin, asked, wait_s))
         if found is not None:
             click.echo(json.dumps(found))
             return
-    raise CommandError(f"nothing matched within {timeout_s} s", TIMED_OUT)
+    raise CommandError(f"no message matched within {timeout_s} s", TIMED_OUT)
 
 
 async def _wait(
-    node: AdminClient, asked: dict[str, Any], turn_s: int
+    admin: AdminClient, asked: dict[str, Any], wait_s: int
 ) -> tuple[object | None, str | None]:
-    async with node.open("GET", "/wait", query=asked, timeout_s=turn_s + 30) as response:
+    async with admin.open("GET", "/wait", query=asked, timeout_s=wait_s + 30) as response:
         content = await response.read()
         if response.status == 204:
             return None, response.headers.get("X-Cursor")

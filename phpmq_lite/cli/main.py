@@ -1,198 +1,143 @@
-"""The root command: finds and imports the command that was called; shell completion."""
+"""The root command: imports the command that was called; shell completion."""
 
-from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 from click.exceptions import NoSuchCommand
 
 from phpmq_lite import __version__, installation
-from phpmq_lite.cli.errors import describe_error, exit_code_of, expected_error
+from phpmq_lite.cli.errors import (
+    WORDS,
+    describe_error,
+    exit_code_of,
+    expected_error,
+    explain_rename,
+)
 
 
 class CommandEntry(NamedTuple):
-    """A command that is imported when it is used; ``help`` is shown without importing it."""
+    """A command that is imported when it is called; ``help`` is shown without importing it."""
 
     module: str
     help: str
-    attribute: str = ""  # of the module, where it is not called like the command
+    attribute: str = ""  # name in the module, if it differs from the command's
 
 
 SECTIONS: Final = {  # of the help
     "Broker": {
         "serve": CommandEntry("phpmq_lite.cli.serve", "Run the broker."),
-        "init": CommandEntry(
-            "phpmq_lite.cli.config",
-            "Write a configuration file in which every setting is explained.",
-        ),
         "doctor": CommandEntry(
-            "phpmq_lite.cli.doctor", "Look whether a broker can run here, and say what to do."
+            "phpmq_lite.cli.doctor",
+            "Check whether a broker can run here; suggest remedies.",
         ),
         "status": CommandEntry(
-            "phpmq_lite.cli.status", "Show whether the broker works, and its figures."
+            "phpmq_lite.cli.status",
+            "Show whether the broker accepts messages, and its main figures.",
         ),
         "check": CommandEntry(
             "phpmq_lite.cli.checks",
-            "Check a figure for monitoring: exit 0 fine, 1 warning, 2 critical, 3 unknown.",
+            "Check one figure, as a plugin of a monitoring system.",
         ),
-        "config": CommandEntry("phpmq_lite.cli.config", "Show the settings in force."),
+        "config": CommandEntry(
+            "phpmq_lite.cli.config", "Create a configuration file; show the settings in force."
+        ),
         "clock": CommandEntry(
-            "phpmq_lite.cli.clock", "Show whether the clock was set; decide what counts then."
+            "phpmq_lite.cli.clock", "Show clock changes; decide what a doubtful one means."
         ),
         "bench": CommandEntry("phpmq_lite.cli.bench", "Measure throughput and latency."),
     },
     "Messages": {
         "publish": CommandEntry(
-            "phpmq_lite.cli.publish_consume", "Publish messages, each confirmed."
+            "phpmq_lite.cli.publish_consume", "Publish messages and wait until they are stored."
         ),
         "consume": CommandEntry(
-            "phpmq_lite.cli.publish_consume", "Take messages from a queue and print them."
+            "phpmq_lite.cli.publish_consume", "Consume messages from a queue and print them."
         ),
-        "search": CommandEntry(
-            "phpmq_lite.cli.messages", "Find messages, alive and settled, the newest first."
+        "message": CommandEntry(
+            "phpmq_lite.cli.messages",
+            "Search, show, move, delete, export and import messages.",
+        ),
+        "dead-letter": CommandEntry(
+            "phpmq_lite.cli.dead_letters", "List, redrive and delete dead letters.", "dead_letter"
         ),
         "trace": CommandEntry(
-            "phpmq_lite.cli.messages",
-            "Show the messages of a trace over all queues, the newest first.",
-        ),
-        "msg": CommandEntry(
-            "phpmq_lite.cli.messages", "Look at messages; requeue, move, delete or restore them."
-        ),
-        "tail": CommandEntry(
-            "phpmq_lite.cli.live_events",
-            "Show what happens in QUEUE as it happens, one JSON line each; Ctrl-C ends it.",
-        ),
-        "expect": CommandEntry(
-            "phpmq_lite.cli.live_events", "Wait until a message of QUEUE matches QUERY; print it."
-        ),
-        "export": CommandEntry(
-            "phpmq_lite.cli.transfer", "Write all messages that match QUERY to standard output."
-        ),
-        "import": CommandEntry(
-            "phpmq_lite.cli.transfer",
-            "Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.",  # noqa: E501
-            "import_",
+            "phpmq_lite.cli.messages", "Show the messages of one trace in all queues, newest first."
         ),
     },
     "Queues": {
-        "queues": CommandEntry(
-            "phpmq_lite.cli.queues", "List the queues, or those that match GLOB."
-        ),
-        "show": CommandEntry(
-            "phpmq_lite.cli.queues", "Show one queue: its figures and its settings."
-        ),
         "queue": CommandEntry(
-            "phpmq_lite.cli.queues", "List, show, set, purge, pause and remove queues."
-        ),
-        "purge": CommandEntry("phpmq_lite.cli.queues", "Delete the messages of a queue."),
-        "flush": CommandEntry(
-            "phpmq_lite.cli.queues",
-            "Delete all messages of a queue, held ones too, and the queue unless it is pinned.",
-        ),
-        "flushall": CommandEntry(
-            "phpmq_lite.cli.queues", "Do as flush does, with every queue that is not pinned."
-        ),
-        "top": CommandEntry(
-            "phpmq_lite.cli.queues",
-            "Show the busiest queues, again and again; Ctrl-C ends it.",
-        ),
-        "monitor": CommandEntry(
-            "phpmq_lite.cli.queues",
-            "Show the busiest queues, again and again; Ctrl-C ends it.",
-            "top",
-        ),
-        "dead": CommandEntry(
-            "phpmq_lite.cli.dead_letters", "List dead letters, send them back to their queue."
+            "phpmq_lite.cli.queues", "List, create, configure, pause, purge and delete queues."
         ),
     },
     "Applications": {
         "worker": CommandEntry(
-            "phpmq_lite.cli.worker", "Work on the envelopes of QUEUE with handlers by URN."
+            "phpmq_lite.cli.worker", "Handle the envelopes of a queue with an app's handlers."
         ),
         "outbox": CommandEntry(
-            "phpmq_lite.cli.outbox", "Send what services wrote into their outbox tables."
+            "phpmq_lite.cli.outbox", "Publish the rows of an outbox table in a service's database."
         ),
         "envelope": CommandEntry(
-            "phpmq_lite.cli.envelopes", "Make, check and show BabelQueue envelopes."
+            "phpmq_lite.cli.envelopes", "Create, check and show BabelQueue envelopes."
         ),
         "schema": CommandEntry(
-            "phpmq_lite.cli.envelopes", "Check schemas of payloads, and payloads by them."
+            "phpmq_lite.cli.envelopes", "Check payload schemas, and payloads against them."
         ),
         "frame": CommandEntry(
-            "phpmq_lite.cli.frames", "Look at bytes of the PHPMQ protocol, without a broker."
+            "phpmq_lite.cli.frames", "Explain bytes of the PHPMQ protocol, without a broker."
         ),
     },
     "History in Spark": {
         "pipeline": CommandEntry(
-            "phpmq_lite.cli.pipeline", "Read the history with Spark: archive, metrics, replay."
+            "phpmq_lite.cli.pipeline.commands",
+            "Archive, measure and replay the history with Spark.",
         ),
     },
     "Data": {
         "backup": CommandEntry(
-            "phpmq_lite.cli.backups", "Make a backup: a whole copy of the database at one moment."
+            "phpmq_lite.cli.backups", "Create, list, restore and test backups of the database."
         ),
-        "restore": CommandEntry(
-            "phpmq_lite.cli.backups", "Put BACKUP in the place of the database of a stopped broker."
+        "database": CommandEntry(
+            "phpmq_lite.cli.database", "Upgrade the database, and check it for damage."
         ),
-        "verify": CommandEntry(
-            "phpmq_lite.cli.database",
-            "Check a database whose broker is stopped, or a backup; change nothing.",
-        ),
-        "scrub": CommandEntry(
-            "phpmq_lite.cli.database",
-            "Have a running broker look at every body and at its database's structure.",
-        ),
-        "migrate": CommandEntry(
-            "phpmq_lite.cli.database", "Bring the database to this version's schema."
+        "import": CommandEntry(
+            "phpmq_lite.cli.importers",
+            "Import messages from beanstalkd or InitPHP Queue.",
+            "import_",
         ),
     },
     "Access": {
         "user": CommandEntry(
-            "phpmq_lite.cli.accounts", "List, add and remove users; change their passwords."
+            "phpmq_lite.cli.accounts", "List, create and delete users; set their passwords."
         ),
-        "token": CommandEntry("phpmq_lite.cli.accounts", "List, add and revoke API tokens."),
+        "token": CommandEntry("phpmq_lite.cli.accounts", "List, create and revoke API tokens."),
         "context": CommandEntry(
             "phpmq_lite.cli.contexts", "Name brokers, and choose the one that commands talk to."
-        ),
-    },
-    "Moving in": {
-        "import-initphp": CommandEntry(
-            "phpmq_lite.cli.importers",
-            "Publish what waits in the tables jobs and jobs_failed of an InitPHP Queue database.",
-            "import_initphp",
-        ),
-        "import-beanstalkd": CommandEntry(
-            "phpmq_lite.cli.importers",
-            "Publish the jobs of a running beanstalkd: a copy, or with --move a move.",
-            "import_beanstalkd",
         ),
     },
     "Shell": {
         "completion": CommandEntry(
             "phpmq_lite.cli.main",
-            'Print the completion script: eval "$(phpmq-lite completion bash)".',
+            "Print the completion script of a shell.",
         ),
     },
 }
 COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in group.items()}
 
-_RENAMED: Final = {"--node": "--url", "--connect": "--url", "--tls": "--url phpmqs://HOST:PORT"}
 
+class RootGroup(click.Group):
+    """The root command: imports a command when it is called; its help imports none.
 
-class LazyGroup(click.Group):
-    """Imports a command when it is called: the help of ``entries`` imports none."""
-
-    entries: ClassVar[Mapping[str, CommandEntry]]
-    sections: ClassVar[Mapping[str, Mapping[str, CommandEntry]]] = {}  # of the help
+    Expected errors end a command with one line and an exit code.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands, in the order of their use."""
-        return list(self.entries)
+        """Return the names of the commands, in the order of the help."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command; the function is called like the command."""
-        entry = self.entries.get(cmd_name)
+        """Import a command and return it; None if it does not exist."""
+        entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
         command: click.Command = getattr(import_module(entry.module), entry.attribute or cmd_name)
@@ -201,36 +146,32 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called; an unknown one is answered with those close to it."""
+        """Find the command to call; the error for an unknown one suggests similar names."""
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
-            raise NoSuchCommand(error.command_name, possibilities=self.entries, ctx=ctx) from None
+            raise NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands, section by section, without importing one."""
-        width = max(map(len, self.entries))
-        for section, entries in (self.sections or {"Commands": self.entries}).items():
+        width = max(map(len, COMMANDS))
+        for section, entries in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl([(name.ljust(width), entries[name].help) for name in entries])
+                formatter.write_dl(
+                    [(name.ljust(width), entry.help) for name, entry in entries.items()]
+                )
 
-
-class RootGroup(LazyGroup):
-    """All commands; knows what each of our errors means outside."""
-
-    entries = COMMANDS
-    sections = SECTIONS
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options of the root command; keep the words for ``explain_rename``."""
+        ctx.meta[WORDS] = list(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what is raised on purpose ends it with a line and an exit code."""
+        """Run the command; an expected error ends it with one line and an exit code."""
         try:
             return super().invoke(ctx)
-        except click.NoSuchOption as unknown:
-            if now := _RENAMED.get(unknown.option_name):
-                raise click.NoSuchOption(
-                    unknown.option_name, f"{unknown.message} It is {now} now.", ctx=unknown.ctx
-                ) from None
-            raise
+        except click.UsageError as wrong:
+            raise explain_rename(wrong) from None
         except Exception as raised:
             error = expected_error(raised)
             if error is None:
@@ -243,7 +184,7 @@ class RootGroup(LazyGroup):
     cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done, 1 error, 2 usage, 3 not found, 4 refused, 5 timed out; "
-    "65 damaged data, 74 unknown outcome of a commit, 78 settings refused.",
+    "65 damaged data, 74 unknown outcome of a commit, 78 invalid settings.",
 )
 @click.version_option(
     f"{__version__} ({installation.kind()})",
@@ -253,7 +194,7 @@ class RootGroup(LazyGroup):
     message="%(prog)s %(version)s",
 )
 def root_command() -> None:
-    """PHPMQ Lite, a message broker that keeps everything in SQLite."""
+    """PHPMQ Lite, a message broker that stores everything in SQLite."""
 
 
 def main() -> None:
@@ -264,12 +205,12 @@ def main() -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script: eval "$(phpmq-lite completion bash)"."""
-    from click.shell_completion import get_completion_class
+    """Print the completion script of a shell.
 
-    pass
+    For example, in ~/.bashrc: eval "$(phpmq-lite completion bash)"
+    """
+    from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)
     if found is not None:
-        made = found(root_command, {}, "phpmq-lite", "_PHPMQ_LITE_COMPLETE")
-        click.echo(made.source())
+        click.echo(found(root_command, {}, "phpmq-lite", "_PHPMQ_LITE_COMPLETE").source())

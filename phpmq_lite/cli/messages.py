@@ -1,4 +1,4 @@
-"""The commands ``msg``, ``search`` and ``trace``; actions on messages by id or by query."""
+"""The group ``message`` and ``trace``; actions on messages by id or by query."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ import click
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, read_response
 from phpmq_lite.cli.errors import NOT_FOUND, REFUSED, CommandError
+from phpmq_lite.cli.live_events import wait
 from phpmq_lite.cli.output import (
     Column,
     ColumnOverflow,
@@ -25,32 +26,35 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import duration
 from phpmq_lite.cli.progress import progress_bar
+from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_LOOK_S: Final = 0.5  # between two looks at the progress
+_POLL_S: Final = 0.5  # between two requests for the progress
 
 
 def bulk_options(command: Command) -> Command:
-    """Add ``--query``, ``--dry-run``, ``--apply``, ``--yes`` and ``--reason``."""
+    """Add ``--query``, ``--dry-run``, ``--selection``, ``--yes`` and ``--reason``."""
     for option in (
-        click.option("--reason", default="", help="Why, for the audit."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--reason", default="", help="Reason, for the audit."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option(
-            "--apply", "token", metavar="TOKEN", help="Act on what a --dry-run has selected."
+            "--selection", "token", metavar="TOKEN", help="The messages that a --dry-run selected."
         ),
         click.option(
-            "--dry-run", is_flag=True, help="Print what would be concerned, and a token; act not."
+            "--dry-run",
+            is_flag=True,
+            help="Print what --query selects, and a token for --selection.",
         ),
-        click.option("--query", metavar="QUERY", help="All that match a search, instead of IDs."),
+        click.option("--query", metavar="QUERY", help="All messages that match, instead of IDs."),
     ):
         command = option(command)
     return command
 
 
 def act_on_messages(
-    node: AdminClient,
+    admin: AdminClient,
     action: str,
     ids: tuple[str, ...],
     *,
@@ -61,20 +65,20 @@ def act_on_messages(
     reason: str,
     **options: Any,
 ) -> None:
-    """Do one action to messages by id, or to all that match; prints what became of each id.
+    """Apply an action to messages by id, or to all that match; print the results.
 
-    ``options`` are members of the request: ``ttl_s``, ``target``, ….
+    ``options`` are members of the request, such as ``ttl_s`` and ``target``.
     """
     given = {key: value for key, value in options.items() if value is not None}
     if sum((bool(ids), query is not None, token is not None)) != 1:
-        raise click.UsageError("give message ids, or --query, or --apply")
+        raise click.UsageError("give message ids, --query or --selection")
     if ids:
         if dry_run:
-            raise click.UsageError("--dry-run goes with --query")
-        _act_on_each(node, action, ids, given)
+            raise click.UsageError("--dry-run needs --query")
+        _act_on_each(admin, action, ids, given)
         return
     if token is None:
-        selection = node.post("/selections", {"q": query})
+        selection = admin.post("/selections", {"q": query})
         preview_selection(selection)
         if dry_run:
             click.echo(selection["token"])
@@ -83,24 +87,24 @@ def act_on_messages(
             return
         token, given = selection["token"], given | _confirmed(action, selection, is_yes=yes)
     elif dry_run:
-        raise click.UsageError("--dry-run and --apply do not go together")
-    elif (selection := read_selection(node, token)) is not None and selection["to_confirm"]:
-        given |= _confirmed(action, selection, is_yes=yes)  # else the preview was enough
-    run_bulk_job(node, {"token": token, "action": action, "reason": reason} | given)
+        raise click.UsageError("--dry-run and --selection cannot be combined")
+    elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
+        given |= _confirmed(action, selection, is_yes=yes)  # else the dry run was enough
+    run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
 
 
 def _act_on_each(
-    node: AdminClient, action: str, ids: tuple[str, ...], given: dict[str, Any]
+    admin: AdminClient, action: str, ids: tuple[str, ...], given: dict[str, Any]
 ) -> None:
-    """Go on behind a message that cannot be acted on; end with the worst exit code.
+    """Apply an action to each message; skip refused ones, and end with the highest exit code.
 
     Raises:
-        CommandError: the broker does not answer, or has a defect: the next would fare no better.
+        CommandError: the broker does not answer or failed, so the rest would fail, too.
     """
     worst = 0
     for message_id in ids:
         try:
-            done = node.post(f"/messages/{quote(message_id, safe='')}/{action}", given)
+            done = admin.post(f"/messages/{quote(message_id, safe='')}/{action}", given)
         except CommandError as error:
             text = f"{escape(message_id)}: {error}"
             worst = max(worst, error.code)
@@ -118,37 +122,37 @@ def _confirmed(action: str, selection: dict[str, Any], *, is_yes: bool) -> dict[
     return {"confirm": str(selection["count"])}
 
 
-def read_selection(node: AdminClient, token: str) -> dict[str, Any] | None:
-    """Give a selection again; None where it is gone, though its job may still be known."""
-    found: dict[str, Any] | None = node.find(f"/selections/{quote(token, safe='')}")
+def read_selection(admin: AdminClient, token: str) -> dict[str, Any] | None:
+    """Return a stored selection; None if it is gone, even if its job is still known."""
+    found: dict[str, Any] | None = admin.find(f"/selections/{quote(token, safe='')}")
     return found
 
 
 def preview_selection(selection: dict[str, Any]) -> None:
-    """Say on standard error what a selection has: the preview of the pages, in words."""
+    """Print the counts of a selection to standard error."""
     print_message(
-        format_message_count(selection["count"]) + ("" if selection["is_complete"] else " at least")
+        ("" if selection["is_complete"] else "at least ") + format_message_count(selection["count"])
     )
     for title, key in (("queue", "by_queue"), ("state", "by_state"), ("URN", "by_urn")):
         for name, count in selection[key].items():
             if name:
                 print_message(f"  {title} {escape(name)}: {count:,}")
-    print_message("later arrivals are not included")
+    print_message("messages that arrive later are not included")
 
 
-def run_bulk_job(node: AdminClient, request: dict[str, Any]) -> None:
-    """Begin a job, follow it to its end, and print what came of it.
+def run_bulk_job(admin: AdminClient, request: dict[str, Any]) -> None:
+    """Start a bulk job, wait for its end, and print the result.
 
     Raises:
-        CommandError: it was stopped before it was done.
+        CommandError: the job ended before it was done.
     """
-    job = follow_bulk_job(node, node.post("/bulk", request))
+    job = follow_bulk_job(admin, admin.post("/bulk", request))
     write_record(job, None)
     report_bulk_job(job)
 
 
-def follow_bulk_job(node: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
-    """Follow a job to its end; give it as it is then."""
+def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
+    """Wait for the end of a job; return its last state."""
     with progress_bar(str(job["action"]), job["total"]) as advance:
         seen = 0
         while True:
@@ -156,16 +160,22 @@ def follow_bulk_job(node: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
             seen = job["done"]
             if job["state"] != "running":
                 return job
-            time.sleep(_LOOK_S)
-            job = node.get(f"/bulk/{job['job']}")
+            time.sleep(_POLL_S)
+            job = admin.get(f"/bulk/{job['job']}")
 
 
 def report_bulk_job(job: dict[str, Any]) -> None:
-    """Say what was skipped; raise CommandError where the job did not come to its end."""
+    """Print what was skipped.
+
+    Raises:
+        CommandError: the job ended before it was done.
+    """
     for why, count in job["skipped"].items():
         print_message(f"{count:,} skipped: {why}")
     if job["state"] != "done":
-        raise CommandError(f"the work was {job['state']} after {job['done']:,}", REFUSED)
+        raise CommandError(
+            f"the job was {job['state']} after {format_message_count(job['done'])}", REFUSED
+        )
 
 
 MESSAGE_COLUMNS: Final = (
@@ -180,93 +190,100 @@ MESSAGE_COLUMNS: Final = (
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]...")
 _ttl = click.option(
-    "--ttl", "ttl_s", type=duration, metavar="DURATION", help="New time to live; 0: never expires."
+    "--ttl",
+    "ttl_s",
+    type=duration,
+    metavar="DURATION",
+    help="New time to live; 0: no expiry.",
 )
-_number = click.option(
-    "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most."
-)
+_limit = click.option(
+    "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
+    help="Print at most N.",
+)  # fmt: skip
 
 
-@click.command()
+@click.group()
+def message() -> None:
+    """Search, show, move, delete, export and import messages."""
+
+
+@message.command()
 @click.argument("query", default="")
-@_number
+@_limit
 @admin_client_options
 @output_option
-def search(node: AdminClient, query: str, limit: int, output: str | None) -> None:
-    """Find messages, alive and settled, the newest first.
+def search(admin: AdminClient, query: str, limit: int, output: str | None) -> None:
+    """Search live and settled messages, newest first.
 
-    QUERY is what the pages take: `state:dead queue:mail* data.order_id:1042 -urn:test:* "text"`.
-    In a narrow terminal the table leaves columns out; `-o jsonl` has all of them.
+    QUERY has the syntax of the pages: `state:dead queue:mail* data.order_id:1042 -urn:test:*`.
+    A narrow terminal hides columns of the table; `-o jsonl` has all.
     """
-    rows = list(node.list("/messages", limit, q=query))
+    rows = list(admin.list("/messages", limit, q=query))
     write_rows(rows, MESSAGE_COLUMNS, output, "")
     if not rows:
-        _explain_nothing(node, query)
+        _explain_nothing(admin, query)
 
 
-def _explain_nothing(node: AdminClient, query: str) -> None:
-    """Print that nothing matches and, for plain words, that they are searched in bodies."""
+def _explain_nothing(admin: AdminClient, query: str) -> None:
+    """Print that nothing matches; for a plain word, also how to search for a queue."""
     word = query.strip()
     hint = ""
     if word and not any(sign in word for sign in ':" '):
-        is_queue = node.find(f"/queues/{encode_name(word)}") is not None
+        is_queue = admin.find(f"/queues/{encode_name(word)}") is not None
         hint = (
             f"; to list the messages of that queue: queue:{word}"
             if is_queue
-            else (f"; a word is looked for in bodies, queue:{word}* in names of queues")
+            else f"; a plain word is searched in bodies, queue:{word}* in names of queues"
         )
     print_message(f"nothing matches{hint}")
 
 
 @click.command()
 @click.argument("trace_id")
-@_number
+@_limit
 @admin_client_options
 @output_option
-def trace(node: AdminClient, trace_id: str, limit: int, output: str | None) -> None:
-    """Show the messages of a trace over all queues, the newest first.
+def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> None:
+    """Show the messages of one trace in all queues, newest first.
 
-    TRACE_ID is the member trace_id of the envelopes; `search` and `msg get` show it.
+    TRACE_ID is the member trace_id of an envelope; `message show` prints it.
     """
-    rows = list(node.list(f"/traces/{encode_name(trace_id)}", limit))
+    rows = list(admin.list(f"/traces/{encode_name(trace_id)}", limit))
     write_rows(rows, MESSAGE_COLUMNS, output, "")
     if not rows:
         raise CommandError(f"no message has the trace id {trace_id!r}", NOT_FOUND)
 
 
-@click.group()
-def msg() -> None:
-    """Look at messages; requeue, move, delete or restore them."""
-
-
-@msg.command()
+@message.command(name="list")
 @click.argument("queue")
-@click.option("--state", type=click.Choice(["ready", "dispatched"]), help="Only these.")
-@_number
+@click.option("--state", type=click.Choice(["ready", "dispatched"]), help="Only this state.")
+@_limit
 @admin_client_options
 @output_option
-def ls(node: AdminClient, queue: str, state: str | None, limit: int, output: str | None) -> None:
-    """List the messages of a queue in order."""
+def list_(
+    admin: AdminClient, queue: str, state: str | None, limit: int, output: str | None
+) -> None:
+    """List the live messages of a queue, in order of delivery."""
     path = f"/queues/{encode_name(queue)}/messages"
-    write_rows(node.list(path, limit, state=state), MESSAGE_COLUMNS, output, f"{queue} is empty")
+    write_rows(admin.list(path, limit, state=state), MESSAGE_COLUMNS, output, f"{queue} is empty")
 
 
-@msg.command()
+@message.command()
 @click.argument("id", metavar="ID")
-@click.option("--body", is_flag=True, help="The body alone, as it was sent.")
+@click.option("--body", is_flag=True, help="Print the body alone, byte for byte.")
 @admin_client_options
-def get(node: AdminClient, id: str, body: bool) -> None:
-    """Show one message, alive or settled, as JSON; or its body."""
+def show(admin: AdminClient, id: str, body: bool) -> None:
+    """Show one live or settled message as JSON; or its body."""
     path = f"/messages/{quote(id, safe='')}"
     if body:
-        asyncio.run(_copy_body(node, f"{path}/body"))
+        asyncio.run(_copy_body(admin, f"{path}/body"))
     else:
-        click.echo(json.dumps(node.get(path), indent=2))
+        click.echo(json.dumps(admin.get(path), indent=2))
 
 
-async def _copy_body(node: AdminClient, path: str) -> None:
-    """Write a body to standard output; without ``download`` the broker gives its beginning."""
-    async with node.open("GET", path, query={"download": 1}) as response:
+async def _copy_body(admin: AdminClient, path: str) -> None:
+    """Write a body to standard output; without ``download`` the broker sends its beginning only."""
+    async with admin.open("GET", path, query={"download": 1}) as response:
         if response.status != 200:
             read_response(response.status, await response.read())
         async for piece in response.content.iter_any():
@@ -274,54 +291,59 @@ async def _copy_body(node: AdminClient, path: str) -> None:
         named = response.content_disposition
     sys.stdout.buffer.flush()
     if named is not None and (named.filename or "").endswith(".damaged"):
-        print_message("the body is damaged: its checksum is another one")
+        print_message("the body is damaged: its checksum does not match")
 
 
-@msg.command()
+@message.command()
 @_ids
 @_ttl
 @bulk_options
 @admin_client_options
-def requeue(node: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
-    """Put messages at the end of their queue."""
-    act_on_messages(node, "requeue", ids, ttl_s=ttl_s, **bulk)
+def requeue(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
+    """Move messages to the end of their queue."""
+    act_on_messages(admin, "requeue", ids, ttl_s=ttl_s, **bulk)
 
 
-@msg.command()
+@message.command()
 @_ids
 @bulk_options
 @admin_client_options
-def release(node: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
-    """Take dispatched messages back from their consumers, to their old place."""
-    act_on_messages(node, "release", ids, **bulk)
+def release(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
+    """Release dispatched messages, back to their place in the queue."""
+    act_on_messages(admin, "release", ids, **bulk)
 
 
-@msg.command()
+@message.command()
 @click.argument("queue")
 @_ids
-@click.option("--create", is_flag=True, help="Make the queue if it is not there.")
+@click.option("--create", is_flag=True, help="Create QUEUE if it does not exist.")
 @bulk_options
 @admin_client_options
-def move(node: AdminClient, queue: str, ids: tuple[str, ...], create: bool, **bulk: Any) -> None:
+def move(admin: AdminClient, queue: str, ids: tuple[str, ...], create: bool, **bulk: Any) -> None:
     """Move messages to the end of QUEUE."""
-    act_on_messages(node, "move", ids, target=queue, create=create or None, **bulk)
+    act_on_messages(admin, "move", ids, target=queue, create=create or None, **bulk)
 
 
-@msg.command()
+@message.command()
 @_ids
-@click.option("--dispatched", is_flag=True, help="Also what consumers hold.")
+@click.option("--dispatched", is_flag=True, help="Also delete messages that consumers hold.")
 @bulk_options
 @admin_client_options
-def rm(node: AdminClient, ids: tuple[str, ...], dispatched: bool, **bulk: Any) -> None:
-    """Delete messages; the history keeps them, `msg restore` brings them back."""
-    act_on_messages(node, "delete", ids, dispatched=dispatched or None, **bulk)
+def delete(admin: AdminClient, ids: tuple[str, ...], dispatched: bool, **bulk: Any) -> None:
+    """Delete messages. The history keeps them; `message restore` restores them."""
+    act_on_messages(admin, "delete", ids, dispatched=dispatched or None, **bulk)
 
 
-@msg.command()
+@message.command()
 @_ids
 @_ttl
 @bulk_options
 @admin_client_options
-def restore(node: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
-    """Bring deleted messages back to their old place, as new messages."""
-    act_on_messages(node, "restore", ids, ttl_s=ttl_s, **bulk)
+def restore(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
+    """Restore deleted messages to their place, as new messages."""
+    act_on_messages(admin, "restore", ids, ttl_s=ttl_s, **bulk)
+
+
+message.add_command(wait)
+message.add_command(export)
+message.add_command(import_)

@@ -17,23 +17,23 @@ _DURATION: Final = re.compile(r"([0-9]{1,15}) *([smhdw]?)")
 
 
 def duration(value: str) -> int:
-    """Give the seconds of ``90``, ``90s``, ``15m``, ``1h``, ``7d`` or ``2w``; a click type."""
+    """Return the seconds of ``90``, ``90s``, ``15m``, ``1h``, ``7d`` or ``2w``; a click type."""
     found = _DURATION.fullmatch(value.strip())
     if found is None:
-        raise click.BadParameter(f"{value!r} is no duration; write 90, 90s, 15m, 1h, 7d or 2w")
+        raise click.BadParameter(f"{value!r} is not a duration; write 90, 90s, 15m, 1h, 7d or 2w")
     return int(found[1]) * _UNITS_S[found[2]]
 
 
 def assignment(value: str) -> tuple[str, str]:
-    """Give name and value of ``limits.credit=100``; a click type."""
+    """Return the name and the value of ``limits.credit=100``; a click type."""
     name, sign, given = value.partition("=")
     if not sign or not name.strip():
-        raise click.BadParameter(f"{value!r} is no SECTION.NAME=VALUE")
+        raise click.BadParameter(f"{value!r} is not SECTION.NAME=VALUE")
     return name.strip(), given
 
 
 def admin_url(value: str) -> str:
-    """Give an address of an admin that says how to speak to it; a click type."""
+    """Return the URL of an admin; a click type."""
     if "://" not in value:
         raise click.BadParameter(
             f"{value!r} has no scheme; write http://{value} for the admin, "
@@ -45,7 +45,7 @@ def admin_url(value: str) -> str:
     except ValueError:  # of a port or an IPv6 address
         is_right = False
     if not is_right:
-        raise click.BadParameter(f"{value!r} is no address; write http://HOST:PORT")
+        raise click.BadParameter(f"{value!r} is not an address; write http://HOST:PORT")
     return value
 
 
@@ -68,37 +68,23 @@ def is_phpmq_url(url: str) -> bool:
 
 
 def read_input(path: Path) -> bytes:
-    """Read a file whole; ``-`` is standard input.
+    """Return the content of a file; ``-`` is standard input.
 
     Raises:
-        UsageError: standard input is a terminal, where nobody would know when to stop.
+        UsageError: standard input is a terminal.
     """
     if str(path) != "-":
         return path.read_bytes()
     if is_terminal():
-        raise click.UsageError("nothing to read: give a file, or pipe into standard input")
+        raise click.UsageError("nothing to read: give a file, or pipe to standard input")
     return sys.stdin.buffer.read()
 
 
-def parse_rate(text: str | None) -> int | None:
-    """Give the number of ``20/s`` or ``20``; a number of the command line.
-
-    Raises:
-        click.BadParameter: it is neither.
-    """
-    if text is None:
-        return None
-    number = text.removesuffix("/s")
-    if not number.isdecimal() or not int(number):
-        raise click.BadParameter(f"{text!r} is no rate; write 20/s", param_hint="--rate")
-    return int(number)
-
-
 def time_ms(value: str) -> int:
-    """Give Unix milliseconds, whole seconds; a click type.
+    """Return Unix milliseconds of a time, to the second; a click type.
 
-    Reads ``2026-01-31``, ``2026-01-31T08:00``, ``…+01:00``, UTC without an offset, or ``2h`` for
-    ago: that is another time at each run.
+    The time is ``2026-01-31``, ``2026-01-31T08:00`` or ``…+01:00``, in UTC without an offset; or a
+    duration before now, as ``2h``.
     """
     try:
         at = datetime.fromisoformat(value)
@@ -107,14 +93,14 @@ def time_ms(value: str) -> int:
             return (int(time.time()) - duration(value)) * 1_000
         except click.BadParameter:
             raise click.BadParameter(
-                f"{value!r} is no time; write 2026-01-31, 2026-01-31T08:00, …+01:00, or 2h for ago"
+                f"{value!r} is not a time; write 2026-01-31, 2026-01-31T08:00, …+01:00, or 2h (ago)"
             ) from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) * 1_000
 
 
 def messages_per_second(value: str) -> float:
-    """Give the messages a second of ``20/s`` or ``20``; a click type."""
+    """Return the messages per second of ``20/s`` or ``20``; a click type."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(?:/s)?", value.strip())
     if found is None or not float(found[1]):
-        raise click.BadParameter(f"{value!r} is no rate; write 20/s")
+        raise click.BadParameter(f"{value!r} is not a rate; write 20/s")
     return float(found[1])

@@ -1,4 +1,4 @@
-"""The group ``queue``, its short forms, and ``top``."""
+"""The group ``queue``, with its live table ``top``."""
 
 import sys
 import time
@@ -9,9 +9,11 @@ import click
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import REFUSED, CommandError
+from phpmq_lite.cli.live_events import tail
 from phpmq_lite.cli.output import (
     Column,
     confirm,
+    format_cell,
     format_message_count,
     output_option,
     print_message,
@@ -33,76 +35,76 @@ QUEUE_COLUMNS: Final = (
     Column("consumers", "CONSUMERS", is_number=True),
 )
 
-_DIGITS: Final = 20  # of a number; what SQLite stores has 19
+_DIGITS: Final = 20  # of a number; SQLite stores at most 19
 
 _name = click.argument("name", metavar="QUEUE")
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _side = click.option(
     "--side",
     type=click.Choice(["delivery", "publishing"]),
     default="delivery",
     show_default=True,
-    help="What is paused: delivery to consumers, or publishing.",
+    help="Delivery to consumers, or publishing.",
 )
 
 
 def queue_path(name: str, action: str = "") -> str:
-    """Give the path of a queue in the API, and of an action on it."""
+    """Return the API path of a queue, or of an action on it."""
     return f"/queues/{encode_name(name)}" + (f"/{action}" if action else "")
 
 
 @click.group()
 def queue() -> None:
-    """List, show, set, purge, pause and remove queues."""
+    """List, create, configure, pause, purge and delete queues."""
 
 
-@click.command()
+@queue.command(name="list")
 @click.argument("pattern", default="", metavar="[GLOB]")
 @admin_client_options
 @output_option
-def queues(node: AdminClient, pattern: str, output: str | None) -> None:
-    """List the queues, or those that match GLOB."""
+def list_(admin: AdminClient, pattern: str, output: str | None) -> None:
+    """List all queues, or those that match GLOB."""
     empty = f"no queue matches {pattern!r}" if pattern else "no queues yet"
-    write_rows(node.list("/queues", q=pattern or None), QUEUE_COLUMNS, output, empty)
-
-
-@click.command()
-@_name
-@admin_client_options
-@output_option
-def show(node: AdminClient, name: str, output: str | None) -> None:
-    """Show one queue: its figures and its settings."""
-    write_record(node.get(queue_path(name)), output)
+    write_rows(admin.list("/queues", q=pattern or None), QUEUE_COLUMNS, output, empty)
 
 
 @queue.command()
 @_name
 @admin_client_options
-def create(node: AdminClient, name: str) -> None:
-    """Make a queue; publishing to it makes it too."""
-    node.call("PUT", queue_path(name), {})
-    print_message(f"{name} is there")
+@output_option
+def show(admin: AdminClient, name: str, output: str | None) -> None:
+    """Show one queue: its figures and its settings."""
+    write_record(admin.get(queue_path(name)), output)
+
+
+@queue.command()
+@_name
+@admin_client_options
+def create(admin: AdminClient, name: str) -> None:
+    """Create a queue. The first publish to a queue creates it, too."""
+    admin.call("PUT", queue_path(name), {})
+    print_message(f"{name} exists")
 
 
 @queue.command(name="set")
 @_name
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @admin_client_options
-def set_(node: AdminClient, name: str, settings: tuple[str, ...]) -> None:
-    """Change settings of a queue; NAME= alone goes back to the default."""
+def set_(admin: AdminClient, name: str, settings: tuple[str, ...]) -> None:
+    """Change settings of a queue; NAME= restores the default."""
     changes: dict[str, Any] = {}
     for text in settings:
         key, sign, value = text.partition("=")
         if not sign:
-            raise click.UsageError(f"{text!r} is no NAME=VALUE")
-        changes[key] = _value(key, value)
-    write_record(node.call("PATCH", queue_path(name), changes), None)
+            raise click.UsageError(f"{text!r} is not NAME=VALUE")
+        changes[key] = _parse_value(key, value)
+    write_record(admin.call("PATCH", queue_path(name), changes), None)
 
 
-def _value(name: str, text: str) -> Any:
-    """Read what was typed as the kind that the setting has; nothing is the default.
+def _parse_value(name: str, text: str) -> Any:
+    """Return the text as the type that the setting has; None, the default, if it is empty.
 
-    What does not fit is sent as it is: the broker says what the setting takes.
+    A text of another type is returned unchanged: the broker says what the setting takes.
     """
     if text == "":
         return None
@@ -110,50 +112,87 @@ def _value(name: str, text: str) -> Any:
     if known is not None and known.type is bool and text in ("true", "false"):
         return text == "true"
     if known is not None and known.type is int and text.removeprefix("-").isdecimal():
-        if len(text) > _DIGITS:  # Python converts no more than some thousand
+        if len(text) > _DIGITS:  # Python refuses to convert more than 4,300
             raise click.UsageError(f"{name}: a number has at most {_DIGITS} digits")
         return int(text)
     return text
 
 
-@click.command()
+@queue.command()
 @_name
-@click.option("--dispatched", is_flag=True, help="Also what consumers hold.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), help="Only the n oldest.")
+@click.option("--dispatched", is_flag=True, help="Also delete messages that consumers hold.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), help="Only the N oldest.", metavar="N")
 @_yes
 @admin_client_options
-def purge(node: AdminClient, name: str, dispatched: bool, limit: int | None, yes: bool) -> None:
+def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, yes: bool) -> None:
     """Delete the messages of a queue.
 
-    They stay in the history as deleted, for its retention time.
+    The history keeps them as deleted, for its retention time.
     """
     kind = "ready and dispatched" if dispatched else "ready"
     what = f"all {kind}" if limit is None else f"the {limit:,} oldest {kind}"
     confirm(f"Delete {what} messages of {name}?", is_yes=yes)
     asked = {"dispatched": dispatched} | ({"limit": limit} if limit else {})
-    print_message(
-        f"{format_message_count(node.post(queue_path(name, 'purge'), asked)['settled'])} deleted"
-    )
+    settled = admin.post(queue_path(name, "purge"), asked)["settled"]
+    print_message(f"{format_message_count(settled)} deleted")
 
 
 @queue.command()
-@_name
+@click.argument("name", metavar="QUEUE", required=False)
+@click.option("--with-messages", is_flag=True, help="Delete all its messages first.")
+@click.option("--all", "is_all", is_flag=True, help="All queues that are not pinned.")
 @_yes
 @admin_client_options
-def rm(node: AdminClient, name: str, yes: bool) -> None:
-    """Remove a queue that is empty, not pinned, and has no consumers."""
-    confirm(f"Remove {name}?", is_yes=yes)
-    node.call("DELETE", queue_path(name))
-    print_message(f"{name} is removed")
+def delete(
+    admin: AdminClient, name: str | None, with_messages: bool, is_all: bool, yes: bool
+) -> None:
+    """Delete a queue that is empty, not pinned, and has no consumers.
+
+    With --with-messages, its messages are deleted first, those that consumers hold, too. They are
+    deleted even if the queue must stay because it is pinned or has consumers.
+    """
+    if is_all != (name is None):
+        raise click.UsageError("give the name of a queue, or --all")
+    what = "all queues that are not pinned" if name is None else f"the queue {name}"
+    confirm(f"Delete {what}{' and all messages' if with_messages else ''}?", is_yes=yes)
+    if name is not None:
+        _delete(admin, name, with_messages=with_messages)
+        return
+    for row in list(admin.list("/queues")):
+        if not admin.get(queue_path(row["name"]))["settings"]["pinned"]:
+            _delete(admin, row["name"], with_messages=with_messages, may_stay=True)
+
+
+def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: bool = False) -> None:
+    """Delete a queue; say on standard error why it stays, if it may.
+
+    Raises:
+        CommandError: the queue cannot be deleted, and has lost no messages and must not stay.
+    """
+    deleted = ""
+    if with_messages:
+        settled = admin.post(queue_path(name, "purge"), {"dispatched": True})["settled"]
+        deleted = f"{format_message_count(settled)} of {name} deleted; "
+    try:
+        admin.call("DELETE", queue_path(name))
+    except CommandError as error:
+        if error.code != REFUSED or not (with_messages or may_stay):
+            raise
+        print_message(f"{deleted}the queue {name} stays: {error}")
+    else:
+        print_message(f"{deleted}the queue {name} is deleted")
 
 
 @queue.command()
 @_name
 @_side
 @admin_client_options
-def pause(node: AdminClient, name: str, side: str) -> None:
-    """Stop delivery or publishing of a queue; it stays so over a restart."""
-    node.post(queue_path(name, "pause"), {"side": side})
+def pause(admin: AdminClient, name: str, side: str) -> None:
+    """Pause delivery or publishing until it is resumed.
+
+    A restart of the broker does not resume it.
+    """
+    admin.post(queue_path(name, "pause"), {"side": side})
     print_message(f"{side} of {name} is paused")
 
 
@@ -161,91 +200,47 @@ def pause(node: AdminClient, name: str, side: str) -> None:
 @_name
 @_side
 @admin_client_options
-def resume(node: AdminClient, name: str, side: str) -> None:
-    """Let delivery or publishing of a queue go on."""
-    node.post(queue_path(name, "resume"), {"side": side})
-    print_message(f"{side} of {name} goes on")
+def resume(admin: AdminClient, name: str, side: str) -> None:
+    """Resume delivery or publishing."""
+    admin.post(queue_path(name, "resume"), {"side": side})
+    print_message(f"{side} of {name} is resumed")
 
 
-@click.command()
-@_name
-@_yes
-@admin_client_options
-def flush(node: AdminClient, name: str, yes: bool) -> None:
-    """Delete all messages of a queue, held ones too, and the queue unless it is pinned."""
-    confirm(f"Delete all messages of {name}, and the queue?", is_yes=yes)
-    _flush(node, name)
-
-
-@click.command()
-@_yes
-@admin_client_options
-def flushall(node: AdminClient, yes: bool) -> None:
-    """Do as flush does, with every queue that is not pinned."""
-    confirm("Delete all messages of all queues that are not pinned?", is_yes=yes)
-    for row in list(node.list("/queues")):
-        if not node.get(queue_path(row["name"]))["settings"]["pinned"]:
-            _flush(node, row["name"])
-
-
-def _flush(node: AdminClient, name: str) -> None:
-    settled = node.post(queue_path(name, "purge"), {"dispatched": True})["settled"]
-    try:
-        node.call("DELETE", queue_path(name))
-    except CommandError as error:
-        if error.code != REFUSED:
-            raise
-        print_message(
-            f"{format_message_count(settled)} of {name} deleted; the queue stays: {error}"
-        )
-        return
-    print_message(f"{format_message_count(settled)} of {name} deleted, and the queue")
-
-
-queue.add_command(queues, "ls")
-queue.add_command(show)
-queue.add_command(purge)
-
+queue.add_command(tail)
 
 _BUSIEST: Final = 30  # queues that top shows
-_LOOK_S: Final = 1.0  # between two looks without a stream
-_LOOKS: Final = 30  # before a stream is asked for again
 
 
-@click.command()
-@click.option("--once", is_flag=True, help="Print it once and end.")
+@queue.command()
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option(
     "--every", "every_s", type=click.FloatRange(0.2), default=1.0, show_default=True,
-    help="Seconds between two looks.",
+    metavar="SECONDS", help="Time between two updates.",
 )  # fmt: skip
 @admin_client_options
-def top(node: AdminClient, once: bool, every_s: float) -> None:
-    """Show the busiest queues, again and again; Ctrl-C ends it."""
+def top(admin: AdminClient, once: bool, every_s: float) -> None:
+    """Show the busiest queues, updated until Ctrl-C."""
     from rich.console import Console
     from rich.live import Live
 
     if once or not sys.stdout.isatty():
-        Console(width=None if sys.stdout.isatty() else 120).print(_table(node))
+        Console(width=None if sys.stdout.isatty() else 120).print(_table(admin))
         return
-    with Live(_table(node), screen=True, auto_refresh=False) as live:
+    with Live(_table(admin), screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(every_s)
-                live.update(_table(node), refresh=True)
+                live.update(_table(admin), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _table(node: AdminClient) -> Any:
+def _table(admin: AdminClient) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from phpmq_lite.cli.output import format_cell
-
-    pass
-
-    stats = node.get("/stats")
-    rows = list(node.list("/queues", _BUSIEST, sort="-in"))
+    stats = admin.get("/stats")
+    rows = list(admin.list("/queues", _BUSIEST, sort="-in"))
     title = (
         f"{stats['ready']:,} ready · {stats['dispatched']:,} dispatched · {stats['dead']:,} dead"
         f" · in {stats['published_per_s']:,.0f}/s · out {stats['acked_per_s']:,.0f}/s"

@@ -1,4 +1,4 @@
-"""``serve``: run the broker until it is told to stop."""
+"""``serve``: runs the broker until a signal stops it."""
 
 import gc
 
@@ -22,25 +22,25 @@ from phpmq_lite.cli.settings_options import (
     "--log-level",
     "log.level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="The least that is logged.  [default: info]",
+    help="Lowest level that is logged.  [default: info]",
 )
 @setting_option(
     "--log-format",
     "log.format",
     type=click.Choice(["auto", "json", "console"]),
-    help="How; auto is console on a terminal, else json.  [default: auto]",
+    help="Log format; auto: console on a terminal, else json.  [default: auto]",
 )
 @settings_options
 @click.pass_context
 def serve(ctx: click.Context, given: SettingsArguments) -> None:
     """Run the broker.
 
-    Prints one line per listener when it is ready. SIGTERM drains and stops, a second one at once;
-    SIGHUP reads log level, retention, room, limits, audit, metrics and ui settings anew, and
-    certificates.
-    Exit codes: 0 stopped, 65 damaged data, 74 a failing disk, 78 settings refused.
+    Prints one line per listener when it is ready. SIGTERM drains and stops; a second one stops at
+    once. SIGHUP reloads certificates and the settings of the log level, retention, disk space,
+    limits, audit, metrics and pages.
+    Exit codes: 0 stopped, 65 damaged data, 74 failing disk, 78 invalid settings.
     """
-    gc.disable()  # the service enables it: what is imported stays, and was looked at for 60 ms
+    gc.disable()  # the service enables it; collecting imported modules takes 60 ms
     from phpmq_lite import logs, process
 
     effective = given.load()

@@ -14,63 +14,72 @@ from phpmq_lite.cli.parameters import assignment
 Command = Callable[..., None]
 
 _NAMING: Final = frozenset({"data", "admin.listen", "tcp.listen", "tcp.legacy_listen"})
-_MARK: Final = "setting__"  # what the parameters of such flags are called by: setting__tcp__listen
+_MARK: Final = "setting__"  # prefix of their parameters: setting__tcp__listen
 
 
 class SettingsArguments(NamedTuple):
-    """The settings that were given, by name, and the file; ``load`` finds the rest of them."""
+    """Settings of the command line by name, and the configuration file."""
 
     values: Mapping[str, object]
-    config: Path | None = None  # None: the usual places
+    config: Path | None = None  # None: the default places
 
     @property
     def names_broker(self) -> bool:
-        """Return whether a flag says which broker is meant; it wins over the context in use."""
+        """Return whether a flag names the broker; it overrides the context in use."""
         return self.config is not None or not _NAMING.isdisjoint(self.values)
 
     @property
     def data(self) -> Path | None:
-        """The folder of the database, where it was given."""
+        """The folder of the database, if a flag names it."""
         folder = self.values.get("data")
         return None if folder is None else Path(str(folder))
 
-    def load(self, **instead: object) -> settings.EffectiveSettings:
-        """Read the settings as ``read`` does; warnings go to standard error."""
-        effective = self.read(**instead)
+    def load(self, **overrides: object) -> settings.EffectiveSettings:
+        """Return the settings in force; print warnings to standard error."""
+        effective = self.read(**overrides)
         for warning in effective.warnings:
             print_message(f"warning: {warning}")
         return effective
 
-    def read(self, **instead: object) -> settings.EffectiveSettings:
-        """Read the settings; ``instead`` has some that count above all others."""
-        return settings.load({**self.values, **instead}, self.config)
+    def read(self, **overrides: object) -> settings.EffectiveSettings:
+        """Return the settings in force; ``overrides`` have the highest priority."""
+        return settings.load({**self.values, **overrides}, self.config)
 
 
 def settings_options(command: Command) -> Command:
     """Add ``--config`` and ``--set``; the command gets ``given``."""
-    command = click.option(
+    return set_option(config_option(command))
+
+
+def set_option(command: Command) -> Command:
+    """Add ``--set`` to a command that has ``--config``."""
+    return click.option(
         "--set",
         "assignments",
         type=assignment,
         multiple=True,
         metavar="SECTION.NAME=VALUE",
-        help="Any setting; `phpmq-lite config show` lists them. Repeatable.",
-    )(collect_setting_flags(command))
-    return click.option(
-        "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="TOML file with settings.  [default: ./config.toml, if there is one]",
+        help="Set any setting; `phpmq-lite config show` lists them. Repeatable.",
     )(command)
 
 
-def collect_setting_flags(command: Command) -> Command:
-    """Give the command, as ``given``, what the flags of settings say that are added around it.
+def config_option(command: Command) -> Command:
+    """Add ``--config``; the command gets ``given``."""
+    return click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="TOML file with settings.  [default: ./config.toml, if it exists]",
+    )(collect_setting_flags(command))
 
-    A flag of its own wins over ``--set``; what was not given is not there.
+
+def collect_setting_flags(command: Command) -> Command:
+    """Pass the flags of settings to the command, as ``given``; those that are not set are left out.
+
+    A flag of its own overrides ``--set``.
     """
 
     @wraps(command)
-    def gather(
+    def collect(
         *args: Any,
         config: Path | None = None,
         assignments: tuple[tuple[str, str], ...] = (),
@@ -84,11 +93,11 @@ def collect_setting_flags(command: Command) -> Command:
                 values[setting] = list(value) if isinstance(value, tuple) else value
         command(*args, given=SettingsArguments(values, config), **others)
 
-    return gather
+    return collect
 
 
 def setting_option(flag: str, setting: str, **options: Any) -> Callable[[Command], Command]:
-    """Give a flag of its own to a setting; ``options`` are those of ``click.option``."""
+    """Return an option that sets one setting; ``options`` are those of ``click.option``."""
     return click.option(flag, _MARK + setting.replace(".", "__"), **options)
 
 
@@ -108,7 +117,7 @@ def listener_options(command: Command) -> Command:
         ("--legacy-listen", "tcp.legacy_listen",
          "PHPMQ for clients of the older revision, without TTL.  [default: 127.0.0.1:9102]"),
         ("--listen", "tcp.listen",
-         "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks one. Repeatable."
+         "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks a free one. Repeatable."
          "  [default: 127.0.0.1:9100]"),
     ):  # fmt: skip
         option = setting_option(flag, setting, multiple=True, metavar="ADDRESS", help=help_text)
@@ -117,12 +126,12 @@ def listener_options(command: Command) -> Command:
 
 
 def startup_override_options(command: Command) -> Command:
-    """Add the flags by which an operator accepts what would refuse the start."""
+    """Add the flags that allow a start which is refused by default."""
     for flag, setting, help_text in (
         ("--accept-loss", "storage.accept_loss",
-         "Go on although files are damaged, with what is left of them, this once."),
+         "Continue with what is left of damaged files, this once."),
         ("--allow-network-fs", "storage.allow_network_fs",
-         "Start on a network file system, whose locks may lie."),
+         "Allow a network file system, whose locks are unreliable."),
     ):  # fmt: skip
         option = setting_option(flag, setting, is_flag=True, default=None, help=help_text)
         command = option(command)

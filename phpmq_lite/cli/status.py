@@ -1,4 +1,4 @@
-"""``status``: one broker at a glance."""
+"""``status``: the main figures of a broker."""
 
 import time
 
@@ -13,16 +13,16 @@ from phpmq_lite.cli.output import output_format, output_option, write_record
 @click.command()
 @admin_client_options
 @output_option
-def status(node: AdminClient, output: str | None) -> None:
-    """Show whether the broker works, and its figures.
+def status(admin: AdminClient, output: str | None) -> None:
+    """Show whether the broker accepts messages, and its main figures.
 
-    Exits with 1 if it takes no messages now; `phpmq-lite check ready` is for monitoring.
+    Exits with 1 if it accepts no messages; use `phpmq-lite check ready` for monitoring.
     """
-    stats = node.get("/stats")
-    stats["broker"] = str(node.socket or node.url)
-    stats["listeners"] = [one["address"] for one in node.get("/listeners")["items"]]
+    stats = admin.get("/stats")
+    stats["broker"] = str(admin.socket or admin.url)
+    stats["listeners"] = [one["address"] for one in admin.get("/listeners")["items"]]
     stopped = stats["storing_stopped"] or stats["publishing_stopped"]
-    takes_messages = stats["is_ready"] and not stats["is_draining"] and stopped is None
+    accepts_messages = stats["is_ready"] and not stats["is_draining"] and stopped is None
     if output_format(output) != "table":
         write_record(stats, output)
     else:
@@ -31,7 +31,7 @@ def status(node: AdminClient, output: str | None) -> None:
         write_record(
             {
                 "broker": f"phpmq-lite {stats['version']} on {stats['broker']}",
-                "state": "ready" if takes_messages else stopped or stats["step"],
+                "state": "ready" if accepts_messages else stopped or stats["step"],
                 "running for": formats.format_duration(up_ms),
                 "listeners": ", ".join(stats["listeners"]),
                 "queues": f"{stats['queues']:,}",
@@ -46,5 +46,5 @@ def status(node: AdminClient, output: str | None) -> None:
             },
             output,
         )
-    if not takes_messages:
+    if not accepts_messages:
         click.get_current_context().exit(ERROR)

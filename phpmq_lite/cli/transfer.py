@@ -1,4 +1,4 @@
-"""``export`` and ``import``: messages as JSON lines or CSV, out of a broker and into one."""
+"""``message export`` and ``message import``: messages as JSON lines or CSV."""
 
 import asyncio
 import json
@@ -15,32 +15,31 @@ from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.progress import progress_bar
 
-_PIECE: Final = 500  # messages in one request
-_PIECE_BYTES: Final = 1_000_000  # any broker takes 1 MiB, whatever its limit of a content is
+_BATCH: Final = 500  # messages per request
+_BATCH_BYTES: Final = 1_000_000  # every broker accepts 1 MiB, whatever limits.max_content is
 
 
 @click.command()
 @click.argument("query", default="")
 @click.option(
     "--format", "style", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True,
-    help="JSON lines carry the bodies and can be imported.",
+    help="jsonl has the bodies and can be imported.",
 )  # fmt: skip
 @admin_client_options
-def export(node: AdminClient, query: str, style: str) -> None:
+def export(admin: AdminClient, query: str, style: str) -> None:
     """Write all messages that match QUERY to standard output.
 
-    JSON lines end with a line that says `complete`; without it the export was cut off.
+    JSON lines end with a line `{"complete": true}`; without it the export is incomplete.
     """
-    lines = asyncio.run(_copy(node, query, style))
-    print_message(
-        f"{format_message_count(max(0, lines - 1))} exported"
-    )  # one line is the head or the end
+    lines = asyncio.run(_copy(admin, query, style))
+    messages = max(0, lines - 1)  # one line is the header or the end
+    print_message(f"{format_message_count(messages)} exported")
 
 
-async def _copy(node: AdminClient, query: str, style: str) -> int:
+async def _copy(admin: AdminClient, query: str, style: str) -> int:
     lines, last = 0, b""
     asked = {"q": query, "format": style}
-    async with node.open("GET", "/export", query=asked, timeout_s=None) as response:
+    async with admin.open("GET", "/export", query=asked, timeout_s=None) as response:
         if response.status != 200:
             read_response(response.status, await response.read())
         total = int(response.headers.get("X-Total-Count", 0)) or None
@@ -53,35 +52,36 @@ async def _copy(node: AdminClient, query: str, style: str) -> int:
                 last = (last + piece)[-200:]
     sys.stdout.buffer.flush()
     if style == "jsonl" and b'"complete": true' not in last.replace(b'":t', b'": t'):
-        raise CommandError("the export was cut off: its last line does not say complete")
+        raise CommandError('the export is incomplete: its last line is not {"complete": true}')
     return lines
 
 
 @click.command("import")
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--queue", help="Into this queue, whatever the lines say.")
-@click.option("--dry-run", is_flag=True, help="Check all lines, store nothing.")
+@click.option("--queue", help="Import into this queue instead of the queue of each line.")
+@click.option("--dry-run", is_flag=True, help="Check all lines; publish nothing.")
 @admin_client_options
-def import_(node: AdminClient, file: Any, queue: str | None, dry_run: bool) -> None:
-    """Publish the messages of FILE: an export, or lines of {queue, content, encoding, ttl_s}.
+def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> None:
+    """Publish the messages of a file.
 
-    All lines are read and checked before the first is stored; those of an export whose content was
-    gone are left out. Where the broker refuses one even so, as too large or as its queue is full,
-    it ends there and says how many are stored, and with which line to go on.
+    FILE is an export, or has a line {"queue", "content", "encoding", "ttl_s"} for each message.
+    All lines are checked before the first message is stored. Lines of an export without content are
+    skipped. If the broker refuses a message, because it is too large or its queue is full, the
+    import stops and prints how many messages are stored, and the line to continue with.
     """
     messages = list(_messages(file, queue))
     if dry_run:
-        print_message(f"{format_message_count(len(messages))} can be imported")
+        print_message(f"{format_message_count(len(messages))} are valid")
         return
     stored = 0
     with progress_bar("import", len(messages)) as advance:
         for part in _parts(message for _, message in messages):
             try:
-                count, refusal = asyncio.run(_send(node, part))
+                count, refusal = asyncio.run(_send(admin, part))
             except CommandError:
                 print_message(
-                    f"{format_message_count(stored)} stored, from the beginning of it; of the next "
-                    f"{len(part):,}, from line {messages[stored][0]} on, it is not known; then:"
+                    f"{format_message_count(stored)} stored; the next {len(part):,}, from line "
+                    f"{messages[stored][0]} on, may or may not be stored"
                 )
                 raise
             stored += count
@@ -89,36 +89,36 @@ def import_(node: AdminClient, file: Any, queue: str | None, dry_run: bool) -> N
             if refusal is not None:
                 if stored:
                     print_message(
-                        f"{format_message_count(stored)} stored, from the beginning of it; "
-                        f"the next is in line {messages[stored][0]}; then:"
+                        f"{format_message_count(stored)} stored; continue with line "
+                        f"{messages[stored][0]}"
                     )
                 raise refusal
     print_message(f"{format_message_count(stored)} stored")
 
 
-async def _send(node: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
-    """Store messages in their order; give how many are stored, and why the rest is not.
+async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
+    """Store messages in order; return how many are stored, and the error of the next one.
 
     Raises:
-        CommandError: there is no answer that tells it.
+        CommandError: the broker did not say how many are stored.
     """
-    async with node.open("POST", "/import", _document(part)) as response:
+    async with admin.open("POST", "/import", _document(part)) as response:
         status, content = response.status, await response.read()
         stored = response.headers.get("X-Stored-Count")
     try:
         return int(read_response(status, content)["stored"]), None
     except CommandError as error:
-        if stored is None and 500 <= status <= 504:  # it may have come half way
+        if stored is None and 500 <= status <= 504:  # some may be stored
             raise
         return int(stored or 0), error
 
 
 def _parts(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
-    """Cut into requests, which stay small whatever the bodies are; one body may be larger."""
+    """Yield batches of encoded messages, within ``_BATCH_BYTES`` unless one message is larger."""
     part: list[bytes] = []
     size = 0
     for line in map(_line, messages):
-        if part and (len(part) == _PIECE or size + len(line) > _PIECE_BYTES):
+        if part and (len(part) == _BATCH or size + len(line) > _BATCH_BYTES):
             yield part
             part, size = [], 0
         part.append(line)
@@ -128,7 +128,7 @@ def _parts(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
 
 
 def _line(message: dict[str, Any]) -> bytes:
-    """Write a message as a broker takes it that takes its content in base64, so no longer."""
+    """Encode a message as JSON, its content in base64 if that is shorter."""
     content = message["content"].encode()
     text = json.dumps(message, ensure_ascii=False)
     if message.get("encoding") != "base64" and len(text.encode()) > len(content) * 4 // 3:
@@ -142,24 +142,28 @@ def _document(part: list[bytes]) -> bytes:
 
 
 def _messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each line and its message, once it is known to be one."""
+    """Yield the line number and the message of each valid line.
+
+    Raises:
+        CommandError: a line is not a message.
+    """
     from phpmq_lite.admin.resources.imports import problem_with
 
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
     gone = 0
-    for number, line in enumerate(file, 1):  # bytes: text is read ahead, past the line at fault
+    for number, line in enumerate(file, 1):  # bytes: text is decoded ahead
         if not line.strip():
             continue
         try:
             found = json.loads(line.decode())
         except UnicodeDecodeError as error:
-            where = f"{name}: line {number} is not UTF-8, at its byte {error.start + 1}"
-            raise CommandError(f"{where}; was the file cut off?") from None
+            where = f"{name}: line {number} is not UTF-8 at byte {error.start + 1}"
+            raise CommandError(f"{where}; is the file truncated?") from None
         except ValueError as error:
             raise CommandError(f"{name}: line {number} is not JSON: {error}") from None
         if not isinstance(found, dict):
-            raise CommandError(f"{name}: line {number} is no JSON object")
+            raise CommandError(f"{name}: line {number} is not a JSON object")
         if found.get("complete") is True:
             is_complete = True
             continue
@@ -169,17 +173,13 @@ def _messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any
             continue
         target = queue or found.get("queue")
         if not isinstance(found.get("content"), str) or not isinstance(target, str):
-            raise CommandError(f"{name}: line {number} has no content, or names no queue")
+            raise CommandError(f"{name}: line {number} has no content or no queue")
         message = {key: found[key] for key in ("content", "encoding", "ttl_s") if key in found}
         message |= {"queue": target}
         if wrong := problem_with(message):
             raise CommandError(f"{name}: line {number}: {wrong}")
         yield number, message
     if gone:
-        print_message(
-            f"{format_message_count(gone)} left out: the export has no content of them any more"
-        )
+        print_message(f"{format_message_count(gone)} skipped: the export has no content for them")
     if has_ids and not is_complete:
-        print_message(
-            f"{name} looks like an export without its end: no line says complete; was it cut off?"
-        )
+        print_message(f'{name} is an incomplete export: it has no line {{"complete": true}}')

@@ -1,4 +1,4 @@
-"""``worker``: an app's handlers on a queue, in this process or in several."""
+"""``worker``: runs the handlers of an app on a queue, in one process or several."""
 
 import os
 import signal
@@ -24,87 +24,77 @@ from phpmq_lite.cli.parameters import duration
 if TYPE_CHECKING:
     from babelqueue import BabelQueue
 
-    from phpmq_lite.envelopes.retry_delays import RetryDelays
     from phpmq_lite.envelopes.transport import EventHook
 
-_RESTART_S: Final = 1.0  # after a process of ours was killed
-_ENDS: Final = {  # reason of an outcome -> what it says at the end
-    "stopped": "it was told to stop",
-    "exit": "a handler ended it",
-    "jobs": "so many were asked for",
-    "runtime": "it ran for as long as it may",
-    "memory": "it has as much memory as it may",
-    "orphaned": "the worker that began it is gone",
+_RESTART_S: Final = 1.0  # before a killed process is replaced
+_REASONS: Final = {  # of an outcome -> text for the user
+    "stopped": "a signal arrived",
+    "exit": "a handler exited",
+    "jobs": "limit of jobs reached",
+    "runtime": "limit of the run time reached",
+    "memory": "limit of memory reached",
+    "orphaned": "the parent process has ended",
     "empty": "the queue is empty",
 }
 _STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
 def _queue_name(value: str) -> str:
-    """Give the name of a queue, if one can be called that; a click type.
+    """Return a valid queue name; a click type.
 
-    The worker would else be refused in each of its turns, and go on.
+    Otherwise the broker would refuse each attempt of the worker to consume.
     """
     from phpmq_lite.queue_settings import name_problem
 
     if (problem := name_problem(value)) is not None:
-        raise click.BadParameter(f"the name of the queue {problem}")
+        raise click.BadParameter(f"the queue name {problem}")
     return value
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what is about the run; handlers and back-off have options of their own."""
+    """Add the options of the process; those that override the app are separate."""
     seconds = click.FloatRange(min=0)
     for option in (
         click.option("--log-format", type=click.Choice(["auto", "json", "console"]),
                      default="auto", help="auto: console on a terminal, else JSON."),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
-                     default="info", show_default=True, help="The least that is written."),
+                     default="info", show_default=True, help="Lowest level that is logged."),
         click.option("--parent", type=int, default=0, hidden=True),
         click.option("--processes", type=click.IntRange(min=1, max=256), default=1,
-                     show_default=True, help="So many workers, each in a process of its own."),
+                     show_default=True, metavar="N", help="Number of worker processes."),
         click.option("--credit", type=click.IntRange(min=1), default=1, show_default=True,
-                     help="Messages held at a time, the one being handled included."),
+                     metavar="N",
+                     help="Messages held at a time, including the one being handled."),
         click.option("--shutdown-timeout", type=seconds, metavar="SECONDS",
-                     help="A handler has so long after SIGTERM.  [default: the app's, 30]"),
-        click.option("--reserve-timeout", type=click.FloatRange(min=0.05), default=1.0,
-                     show_default=True, metavar="SECONDS", help="One wait for a message."),
-        click.option("--stop-when-empty", is_flag=True, help="End after one wait in vain."),
+                     help="Time for the handler after SIGTERM.  [default: the app's, 30]"),
+        click.option("--stop-when-empty", is_flag=True, help="Exit when the queue is empty."),
         click.option("--memory-limit", type=str, metavar="SIZE",
-                     help="End when the process has so much memory: 256MiB."),
+                     help="Exit when the process uses more memory, as 256MiB."),
         click.option("--max-runtime", type=duration, default="0", metavar="DURATION",
-                     help="End after so long: 90s, 15m, 1h."),
+                     help="Exit after this time, as 90s, 15m or 1h."),
         click.option("--max-jobs", type=click.IntRange(min=0), default=0, metavar="N",
-                     help="End after so many messages."),
-        click.option("--once", is_flag=True, help="End after one message."),
+                     help="Exit after N messages."),
+        click.option("--once", is_flag=True, help="Exit after one message."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
 def _app_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what overrides the app; without them its own values count."""
-    seconds = click.FloatRange(min=0)
+    """Add the options that override the app."""
     for option in (
         click.option("--idempotency", type=click.Path(dir_okay=False, path_type=Path),
-                     metavar="FILE", help="Handle each meta.id once: an SQLite file remembers."),
+                     metavar="FILE", help="Handle each meta.id once; FILE is a database of them."),
         click.option("--drop-exhausted", is_flag=True,
-                     help="Run an app without dead letters: what fails for good is dropped."),
+                     help="Allow an app without dead letters: exhausted messages are dropped."),
         click.option("--dead-letter-queue", type=_queue_name, metavar="NAME",
-                     help="Where dead letters go.  [default: the app's, QUEUE.dlq]"),
-        click.option("--release-delay", type=seconds, metavar="SECONDS",
-                     help="Of --on-unknown release.  [default: the app's, 5]"),
+                     help="Queue for dead letters.  [default: the app's, QUEUE.dlq]"),
         click.option("--on-unknown", type=click.Choice(_STRATEGIES),
-                     help="What becomes of a URN without a handler.  [default: the app's, fail]"),
-        click.option("--backoff-max", type=seconds, metavar="SECONDS", help="Not above this."),
-        click.option("--backoff-multiplier", type=click.FloatRange(min=1), default=2.0,
-                     show_default=True, help="Grows by this."),
-        click.option("--backoff-base", type=seconds, metavar="SECONDS",
-                     help="Instead of a list: grows from here, with full jitter."),
+                     help="Action for a URN without a handler.  [default: the app's, fail]"),
         click.option("--backoff", metavar="SECONDS,…",
-                     help="Before each further run, the last repeats.  [default: 1,5,15]"),
+                     help="Delays before each retry; the last one repeats.  [default: 1,5,15]"),
         click.option("--max-attempts", type=click.IntRange(min=1),
-                     help="Runs of one message.  [default: the app's, 3]"),
+                     metavar="N", help="Attempts per message.  [default: the app's, 3]"),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -112,16 +102,18 @@ def _app_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @click.option("--app", "app_name", required=True, metavar="MODULE:ATTR",
-              help="The app: made by phpmq_lite.envelopes.connect, or of the SDK.")  # fmt: skip
-@click.option("--queue", type=_queue_name, metavar="NAME", help="Instead of the app's.")
+              help="The app, from phpmq_lite.envelopes.connect() or the SDK.")  # fmt: skip
+@click.option(
+    "--queue", type=_queue_name, metavar="NAME", help="Queue to consume.  [default: the app's]"
+)
 @_options
 @_app_options
 @partial(client_options, reconnect=False)
 def worker(client: ClientFactory, app_name: str, queue: str | None, **options: Any) -> None:
-    """Work on the envelopes of QUEUE with handlers by URN.
+    """Handle the envelopes of a queue with an app's handlers.
 
-    SIGTERM lets the handler finish; a second one gives its message back and ends at once. Events
-    go to standard error, a JSON line each. Ends with 0, or with the code a handler exits with.
+    SIGTERM lets the running handler finish; a second one requeues its message and exits at once.
+    Events are JSON lines on standard error. The exit code is 0, or that of a handler that exits.
     """
     if options["processes"] > 1:
         sys.exit(_supervise(options["processes"]))
@@ -136,27 +128,28 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
         app,
         queue,
         limits=_limits(options),
-        reserve_timeout_s=options["reserve_timeout"],
         drop_exhausted=options["drop_exhausted"],
     )
-    print_message(f"{format_message_count(outcome.jobs)} handled; {_ENDS[outcome.reason]}")
+    print_message(f"{format_message_count(outcome.jobs)} handled; {_REASONS[outcome.reason]}")
 
 
 def load_app(name: str) -> "BabelQueue":
-    """Import ``module:attr``, also from the folder we are in; a factory is called."""
+    """Return the app ``module:attr``, also from the current folder; a factory is called."""
     from babelqueue import BabelQueue
 
     module_name, sign, attribute = name.partition(":")
     if not sign or not attribute or not all(map(str.isidentifier, module_name.split("."))):
-        raise click.BadParameter(f"{name!r} is no MODULE:ATTR", param_hint="--app")
+        raise click.BadParameter(f"{name!r} is not MODULE:ATTR", param_hint="--app")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # something that it imports is missing
-        raise click.BadParameter(f"no module {module_name!r}", param_hint="--app") from None
+            raise  # the module exists, but imports a missing one
+        raise click.BadParameter(
+            f"there is no module {module_name!r}", param_hint="--app"
+        ) from None
     try:
         app = found
         for part in attribute.split("."):
@@ -171,12 +164,14 @@ def load_app(name: str) -> "BabelQueue":
             raise click.BadParameter(f"{name}: {error}", param_hint="--app") from None
         made = made()
     if not isinstance(made, BabelQueue):
-        raise click.BadParameter(f"{name} is a {type(made).__name__}, no app", param_hint="--app")
+        raise click.BadParameter(
+            f"{name} is a {type(made).__name__}, not an app", param_hint="--app"
+        )
     return made
 
 
 def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
-    """Put the app on our transport; one of ``connect`` keeps its address unless told otherwise."""
+    """Set our transport; an app of ``connect()`` keeps its own unless flags differ."""
     from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
     from phpmq_lite.envelopes.transport import PhpmqTransport, WorkerEvents, log_event
     from phpmq_lite.envelopes.worker_connection import WorkerConnection
@@ -187,12 +182,12 @@ def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any
         link = WorkerConnection(client(is_patient=True), options["credit"])
         app.transport = PhpmqTransport(link, WorkerEvents(_write), delays=delays)
         return
-    if _is_given("url", "tls_ca", "tls_cert", "config"):
+    if _is_given("url", "tls_ca", "tls_cert", "config", "setting__data"):
         transport.link = WorkerConnection(client(is_patient=True), transport.link.credit)
     if _is_given("credit"):
         transport.link.credit = options["credit"]
     own = transport.events.hook
-    transport.events.hook = _write if own is log_event else partial(_tell_both, own)
+    transport.events.hook = _write if own is log_event else partial(_write_both, own)
 
 
 def _is_given(*names: str) -> bool:
@@ -206,13 +201,14 @@ def _write(level: str, event: str, context: Mapping[str, Any]) -> None:
     getattr(logs.get_logger("worker"), level)(event, **context)
 
 
-def _tell_both(own: "EventHook", level: Any, event: str, context: Mapping[str, Any]) -> None:
+def _write_both(own: "EventHook", level: Any, event: str, context: Mapping[str, Any]) -> None:
     _write(level, event, context)
     own(level, event, context)
 
 
 def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
     from phpmq_lite.envelopes.idempotency import SqliteIdempotencyStore
+    from phpmq_lite.envelopes.retry_delays import parse_delays
     from phpmq_lite.envelopes.transport import PhpmqTransport
 
     transport = app.transport
@@ -220,14 +216,15 @@ def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
     for option, attribute in (
         ("max_attempts", "max_attempts"),
         ("on_unknown", "on_unknown_urn"),
-        ("release_delay", "unknown_urn_release_delay"),
         ("shutdown_timeout", "shutdown_timeout"),
     ):
         if options[option] is not None:
             setattr(app, attribute, options[option])
-    delays = _delays(options)
-    if delays is not None:
-        transport.delays = delays
+    if options["backoff"] is not None:
+        try:
+            transport.delays = parse_delays(options["backoff"])
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--backoff") from None
     if options["dead_letter_queue"] is not None:
         app.dead_letter_enabled = True
         app.dead_letter_queue = transport.dead_letter_queue = options["dead_letter_queue"]
@@ -237,25 +234,6 @@ def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
             store.open()
         except sqlite3.Error as error:
             raise CommandError(f"cannot open {options['idempotency']}: {error}") from None
-
-
-def _delays(options: Mapping[str, Any]) -> "RetryDelays | None":
-    from phpmq_lite.envelopes.retry_delays import RetryDelays, parse_delays
-
-    text, base_s = options["backoff"], options["backoff_base"]
-    if text is not None and base_s is not None:
-        raise click.UsageError("--backoff and --backoff-base do not go together")
-    if text is not None:
-        try:
-            return parse_delays(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--backoff") from None
-    if base_s is None:
-        if options["backoff_max"] is not None:
-            raise click.UsageError("--backoff-max needs --backoff-base")
-        return None
-    longest_s = options["backoff_max"] or 0.0
-    return RetryDelays(base_s=base_s, multiplier=options["backoff_multiplier"], max_s=longest_s)
 
 
 def _limits(options: Mapping[str, Any]) -> Any:
@@ -277,7 +255,7 @@ def _bytes(text: str | None) -> int:
         return 0 if text is None else int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
         raise click.BadParameter(
-            f"{text!r} is no size; write 256MiB", param_hint="--memory-limit"
+            f"{text!r} is not a size; write 256MiB", param_hint="--memory-limit"
         ) from None
 
 
@@ -285,51 +263,51 @@ def _bytes(text: str | None) -> int:
 
 
 class _WorkerProcesses:
-    """Workers in processes of their own, with the arguments of this one."""
+    """Runs workers in child processes, with the arguments of this process."""
 
     def __init__(self, number: int) -> None:
         self._command = [
             sys.executable, "-m", "phpmq_lite", *sys.argv[1:],
             "--processes", "1", "--parent", str(os.getpid()),
         ]  # fmt: skip
-        self._is_ending = Event()
+        self._is_stopping = Event()
         self.running: list[subprocess.Popen[bytes]] = []
         self._number = number
 
-    def begin(self) -> None:
-        """Start them; signals are passed on by then."""
+    def start(self) -> None:
+        """Start the workers.  Signals must already be forwarded."""
         for _ in range(self._number):
             self._add()
 
     def _add(self) -> None:
-        if self._is_ending.is_set():
+        if self._is_stopping.is_set():
             return
-        child = self._start()
+        child = self._spawn()
         self.running.append(child)
-        if self._is_ending.is_set():  # the signal came in between
+        if self._is_stopping.is_set():  # a signal arrived in between
             child.terminate()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        # a session of its own: Ctrl-C at the terminal reaches it through us, and once
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        # a session of its own: Ctrl-C at the terminal reaches it once, through this process
         return subprocess.Popen(self._command, start_new_session=True)
 
     def forward(self, number: int, _frame: object) -> None:
-        """Pass a signal on."""
-        self._is_ending.set()
+        """Forward a signal to all workers, and stop replacing them."""
+        self._is_stopping.set()
         for child in self.running:
             if child.poll() is None:
                 child.send_signal(number)
 
     def wait(self) -> int:
-        """Return when all have ended; one that was killed is replaced."""
+        """Wait for all workers; replace one that was killed. Return the highest exit code."""
         code = 0
         while self.running:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             for child in [child for child in self.running if child.poll() is not None]:
                 self.running.remove(child)
-                if child.returncode < 0 and not self._is_ending.is_set():
+                if child.returncode < 0 and not self._is_stopping.is_set():
                     print_message(
-                        f"a worker was ended by signal {-child.returncode}, starting another"
+                        f"a worker was killed by signal {-child.returncode}; starting another"
                     )
                     time.sleep(_RESTART_S)
                     self._add()
@@ -342,5 +320,5 @@ def _supervise(number: int) -> int:
     children = _WorkerProcesses(number)
     for wanted in (signal.SIGTERM, signal.SIGINT):
         signal.signal(wanted, children.forward)
-    children.begin()
+    children.start()
     return children.wait()

@@ -166,7 +166,7 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
         yield (
             f"{reaches} and needs an admin user: name a file with the first password in "
             "admin.initial_password_file, or start on loopback and make one with "
-            "`phpmq-lite user add NAME` or at /setup"
+            "`phpmq-lite user create NAME` or at /setup"
         )
     if not (admin.tls_cert or admin.trusted_proxies or admin.plaintext):
         yield (

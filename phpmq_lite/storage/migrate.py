@@ -11,7 +11,7 @@ A new migration:
 4. ``tests/integration/test_upgrade.py`` opens a database of each older version.  Add rows of the
    tables that your migration changes.
 
-Synchronous: it runs in the writer's thread, and in ``phpmq-lite migrate``.
+Synchronous: it runs in the writer's thread, and in ``phpmq-lite database migrate``.
 """
 
 import hashlib

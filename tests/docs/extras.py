@@ -183,7 +183,7 @@ EXTRAS: Final = {
     "docs/operate/operations.md": Extra(
         {
             "systemctl stop": lambda walk: walk.broker.terminate(),
-            "phpmq-lite scrub": lambda walk: walk.broker.start(),
+            "phpmq-lite database scrub": lambda walk: walk.broker.start(),
         }
     ),
     "docs/guides/php.md": Extra(
@@ -197,7 +197,7 @@ EXTRAS: Final = {
     ),
     "docs/guides/pipeline.md": Extra({"phpmq-lite pipeline run --bodies": dead_letter}),
     "docs/guides/migrate.md": Extra(
-        {"from_php_mq.py phpmq": php_mq, "import-initphp": initphp, ":11300 --dry-run": beanstalkd},
+        {"from_php_mq.py phpmq": php_mq, "import initphp": initphp, ":11300 --dry-run": beanstalkd},
         look_at_moved,
     ),
     "examples/README.md": Extra(after=look_at_examples),

@@ -87,7 +87,7 @@ def _described(call: ApiCall, models: Container[str]) -> str:
 
 
 def _command(words: str) -> str:
-    return "-".join(["phpmq-lite", *words.split()])
+    return "-".join(["phpmq-lite", *words.partition(" --")[0].split()])
 
 
 def _model(name: str, schemas: dict[str, Any], models: Container[str]) -> str:

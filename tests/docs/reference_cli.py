@@ -17,8 +17,9 @@ _HEAD: Final = """\
 Every command of `phpmq-lite`, as `--help` says it. This page is made from the code by
 `python -m tests.docs.references`; a test compares.
 
-What a command gives goes to standard output, what it has to say to standard error. On a terminal
-lists are tables, elsewhere JSON lines; `-o` says otherwise.
+Results go to standard output, messages to standard error. Lists are tables on a terminal and JSON
+lines elsewhere; `-o` chooses another format. An earlier name of a command or an option fails with
+the name that replaces it.
 
 {epilog}
 
@@ -27,7 +28,7 @@ lists are tables, elsewhere JSON lines; `-o` says otherwise.
 Every command that needs a broker finds it in the same order:
 
 1. **A flag that names it**: `--url http://HOST:9101`, the address of its admin, with `--token-file`
-   if it has users; or `--data`, `--config` or `--set` with its folder or its addresses.
+   if it has users; or `--data` or `--config` with its folder or its addresses.
 2. **The context in use** (`phpmq-lite context`).
 3. **The settings**: `./config.toml` and the other places of [the settings](settings.md), if they
    name a folder (`data`) or an address (`admin.listen`).

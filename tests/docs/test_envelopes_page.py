@@ -67,7 +67,7 @@ def test_commands_publish_an_envelope_to_the_queue_that_it_names() -> None:
         (options, queue)
         for page in pages.PAGES
         for options, queue in re.findall(
-            r"envelope make ([^|\n]*)\| *phpmq-lite publish (\S+)", pages.text_of(page)
+            r"envelope create ([^|\n]*)\| *phpmq-lite publish (\S+)", pages.text_of(page)
         )
     ]
     assert len(found) > 1

@@ -15,7 +15,7 @@ from tests.docs.snippets import Walk, in_terminal, is_like, walk
 PAGE = """\
 # Title
 
-    phpmq-lite queues
+    phpmq-lite queue list
 
 It prints:
 
@@ -53,7 +53,7 @@ A picture, which nobody runs:
 
 def test_page_is_taken_apart() -> None:
     assert taken_apart("page.md", PAGE) == [
-        Block("page.md", "Title", 3, "bash", "phpmq-lite queues\n", output="nothing yet\n"),
+        Block("page.md", "Title", 3, "bash", "phpmq-lite queue list\n", output="nothing yet\n"),
         Block("page.md", "Files", 14, "python", "app = None\n", file="handlers.py"),
         Block("page.md", "Files", 18, "python", "print(1)\n", output="1\n"),
         Block("page.md", "Files", 34, "bash", "ls\n"),

@@ -202,7 +202,7 @@ def run(adversary: str | None, count: int, *, is_idle: bool = False) -> Run:
 
 def _target(broker: BrokerProcess, name: str, queues: str) -> Target:
     """Return the broker for somebody with a token of their own, made by way of control.sock."""
-    asked = ("token", "add", name, "--role", "operator", "--queues", queues)
+    asked = ("token", "create", name, "--role", "operator", "--queues", queues)
     done = subprocess.run(
         [sys.executable, "-m", "phpmq_lite", *asked, "--data", str(broker.data)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,

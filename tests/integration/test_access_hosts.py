@@ -136,21 +136,21 @@ async def test_command_line_makes_the_first_admin(tmp_path: Path) -> None:
         file = tmp_path / "password"
         file.write_text(PASSWORD + "\n")
         where = ("--data", str(home.data))
-        await run("user", "add", "anna", "--password-file", str(file), *where)
-        secret = (await run("token", "add", "ci", "--expires", "30d", *where)).strip()
-        listed = json.loads(await run("user", "ls", "-o", "json", *where))
+        await run("user", "create", "anna", "--password-file", str(file), *where)
+        secret = (await run("token", "create", "ci", "--expires", "30d", *where)).strip()
+        listed = json.loads(await run("user", "list", "-o", "json", *where))
         assert [(user["name"], user["role"]) for user in listed] == [("anna", "admin")]
         async with HttpUser(home.url) as me, HttpUser(home.url, secret) as program:
             assert (await me.log_in("anna")).status == 303
             assert (await program.get("/api/v1/queues")).status == 200
             file.write_text(OTHER)
-            await run("user", "passwd", "anna", "--password-file", str(file), *where)
+            await run("user", "set-password", "anna", "--password-file", str(file), *where)
             assert (await me.get("/account")).status == 303
-            await run("token", "rm", "ci", "--yes", *where)
+            await run("token", "revoke", "ci", "--yes", *where)
             assert (await program.get("/api/v1/queues")).status == 401
-        assert "ci" not in await run("token", "ls", "-o", "csv", *where)
+        assert "ci" not in await run("token", "list", "-o", "csv", *where)
         with pytest.raises(AssertionError, match="only admin"):
-            await run("user", "rm", "anna", "--yes", *where)
+            await run("user", "delete", "anna", "--yes", *where)
 
 
 async def run(*arguments: str) -> str:

@@ -55,7 +55,7 @@ def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> N
         arguments = ("--url", url, "--workloads", "publish", "--data", str(tmp_path))
         code, stdout, _ = invoke(*arguments, "-o", "json")
         listed = CliRunner().invoke(
-            root_command, ["queues", "--data", str(broker.data), "-o", "json"]
+            root_command, ["queue", "list", "--data", str(broker.data), "-o", "json"]
         )
     assert code == 0
     [rate] = json.loads(stdout)["rates"]

@@ -57,14 +57,14 @@ def metrics(broker: BrokerProcess) -> dict[str, float]:
 def test_backup_of_a_running_broker_is_made_listed_checked_and_drilled(
     run: Run, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    [made] = rows(run("backup"))
+    [made] = rows(run("backup", "create"))
     assert (made["messages"], made["settled"]) == (5, 0)
-    assert rows(run("backup", "--list")) == [made]
-    assert {row["result"] for row in rows(run("verify", made["path"]))} == {"ok"}
-    assert "the drill passed" in run("restore", made["id"], "--drill").stderr
-    [copy] = rows(run("backup", "--to", str(tmp_path / "elsewhere")))
+    assert rows(run("backup", "list")) == [made]
+    assert {row["result"] for row in rows(run("database", "verify", made["path"]))} == {"ok"}
+    assert "the test passed" in run("backup", "test", made["id"]).stderr
+    [copy] = rows(run("backup", "create", "--copy-to", str(tmp_path / "elsewhere")))
     assert Path(copy["path"]) == tmp_path / "elsewhere" / copy["id"]
-    assert {row["result"] for row in rows(run("verify", copy["path"]))} == {"ok"}
+    assert {row["result"] for row in rows(run("database", "verify", copy["path"]))} == {"ok"}
     assert metrics(broker)["phpmq_backup_last_success_timestamp_seconds"] == pytest.approx(
         copy["made_at"] / 1_000
     )
@@ -76,48 +76,48 @@ def test_backup_of_a_running_broker_is_made_listed_checked_and_drilled(
 def test_backup_of_a_clock_that_was_ahead_is_not_taken_for_the_new_one(
     run: Run, tmp_path: Path
 ) -> None:
-    [made] = rows(run("backup"))
+    [made] = rows(run("backup", "create"))
     ahead = Path(made["path"]).with_name("20990101T000000Z")
     shutil.copytree(made["path"], ahead)
     told = json.loads((ahead / "manifest.json").read_bytes())
     told |= {"id": ahead.name, "made_at": 4_070_908_800_000}
     (ahead / "manifest.json").write_text(json.dumps(told))
     try:
-        [copy] = rows(run("backup", "--to", str(tmp_path / "elsewhere")))
-        [new] = rows(run("backup"))
-        listed = [row["id"] for row in rows(run("backup", "--list"))]
+        [copy] = rows(run("backup", "create", "--copy-to", str(tmp_path / "elsewhere")))
+        [new] = rows(run("backup", "create"))
+        listed = [row["id"] for row in rows(run("backup", "list"))]
         shown = run("check", "backup", code=1).stdout
     finally:
         shutil.rmtree(ahead)
     assert ahead.name not in (copy["id"], new["id"])
     assert {ahead.name, copy["id"], new["id"]} <= set(listed)
     assert shown.startswith(f"WARNING: {new['id']} is ")
-    assert "20990101T000000Z has a time that is still to come" in shown
+    assert "20990101T000000Z has a time in the future" in shown
 
 
 def test_rows_of_a_backup_have_the_same_members_whoever_made_it(run: Run, tmp_path: Path) -> None:
-    [by_broker] = rows(run("backup"))
-    [copied] = rows(run("backup", "--to", str(tmp_path / "elsewhere")))
+    [by_broker] = rows(run("backup", "create"))
+    [copied] = rows(run("backup", "create", "--copy-to", str(tmp_path / "elsewhere")))
     assert list(by_broker) == list(copied)
     assert by_broker["schema_version"] == copied["schema_version"]
 
 
 def test_commands_for_a_stopped_broker_refuse_a_running_one(run: Run) -> None:
-    assert "is in use" in run("verify", code=1).stderr
-    [made] = rows(run("backup"))
-    assert "is in use" in run("restore", made["id"], "--yes", code=1).stderr
+    assert "is in use" in run("database", "verify", code=1).stderr
+    [made] = rows(run("backup", "create"))
+    assert "is in use" in run("backup", "restore", made["id"], "--yes", code=1).stderr
 
 
 def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProcess) -> None:
-    assert rows(run("scrub"))[0]["bodies"] == 5
+    assert rows(run("database", "scrub"))[0]["bodies"] == 5
     with closing(sqlite3.connect(broker.data / "phpmq.db")) as stranger, stranger:
         stranger.execute("UPDATE body SET content = x'00' WHERE seq = 2")
-    [found] = rows(run("scrub", code=65))
+    [found] = rows(run("database", "scrub", code=65))
     assert (found["bad_alive"], found["seqs"]) == (1, [2])
     assert metrics(broker)["phpmq_damage_found"] == 1
     [dead] = AdminClient(broker.data / "control.sock").get("/messages", q="reason:crc")["items"]
     assert (dead["state"], dead["queue"]) == ("dead", "orders")
-    assert rows(run("scrub"))[0]["bad_alive"] == 0  # once it is settled it is known
+    assert rows(run("database", "scrub"))[0]["bad_alive"] == 0  # once it is settled it is known
     assert metrics(broker)["phpmq_damage_found"] == 0
     with SocketClient(broker.port) as peer:
         peer.consume("orders", 10)
@@ -125,7 +125,7 @@ def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProce
 
 
 def test_scrub_that_is_not_under_way_cannot_be_stopped(run: Run) -> None:
-    assert "No scrub is under way" in run("scrub", "--stop", code=4).stderr
+    assert "No scrub is under way" in run("database", "scrub", "--stop", code=4).stderr
 
 
 def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> None:
@@ -143,14 +143,14 @@ def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> No
         assert result.exit_code == code, result.output + result.stderr
         return result
 
-    assert {row["result"] for row in rows(call("verify"))} == {"ok"}
-    [made] = rows(call("backup"))
+    assert {row["result"] for row in rows(call("database", "verify"))} == {"ok"}
+    [made] = rows(call("backup", "create"))
     assert "schema_version" in made
-    assert rows(call("backup", "--list")) == [made]
+    assert rows(call("backup", "list")) == [made]
     (data / "phpmq.db").write_bytes(b"")
-    assert "empty" in call("migrate", code=65).stderr
-    call("verify", code=65)
-    call("restore", made["id"], "--yes")
+    assert "empty" in call("database", "migrate", code=65).stderr
+    call("database", "verify", code=65)
+    call("backup", "restore", made["id"], "--yes")
     with broker_process(data) as it, SocketClient(it.port) as peer:
         peer.consume("orders", 1)
         assert peer.bodies(1) == [b"mine"]
@@ -158,9 +158,9 @@ def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> No
 
 def test_command_names_what_is_not_there(tmp_path: Path) -> None:
     for arguments, code in (
-        (["restore", "20260101T000000Z"], 2),
-        (["backup"], 3),
-        (["verify"], 3),
+        (["backup", "restore", "20260101T000000Z"], 2),
+        (["backup", "create"], 3),
+        (["database", "verify"], 3),
     ):
         line = [*arguments, "--data", str(tmp_path / "nothing")]
         assert CliRunner().invoke(root_command, line).exit_code == code
@@ -168,7 +168,9 @@ def test_command_names_what_is_not_there(tmp_path: Path) -> None:
 
 def test_verify_tells_a_wrong_folder_from_a_database_that_is_lost(tmp_path: Path) -> None:
     def verified(path: Path) -> Result:
-        return CliRunner().invoke(root_command, ["verify", str(path)], catch_exceptions=False)
+        return CliRunner().invoke(
+            root_command, ["database", "verify", str(path)], catch_exceptions=False
+        )
 
     result = verified(tmp_path)
     assert (result.exit_code, result.stderr) == (
@@ -181,7 +183,7 @@ def test_verify_tells_a_wrong_folder_from_a_database_that_is_lost(tmp_path: Path
 def test_verify_of_what_is_no_database_says_so_in_each_line(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("no database, whatever it is called\n" * 500)
-    result = CliRunner().invoke(root_command, ["verify", str(path)])
+    result = CliRunner().invoke(root_command, ["database", "verify", str(path)])
     assert result.exit_code == 65
     assert all(row["found"] for row in rows(result))
 
@@ -191,12 +193,12 @@ def test_backup_of_an_older_broker_is_the_first_of_its_list(
 ) -> None:
     told = {"is_running": False, "error": None, "items": [{"id": "b"}, {"id": "a"}]}
     monkeypatch.setattr(AdminClient, "post", lambda *_: told)
-    result = CliRunner().invoke(root_command, ["backup", "--url", "http://127.0.0.1:9"])
+    result = CliRunner().invoke(root_command, ["backup", "create", "--url", "http://127.0.0.1:9"])
     assert rows(result) == [{"id": "b"}]
 
 
 def test_download_of_a_backup_is_noted(run: Run, broker: BrokerProcess) -> None:
-    [made] = rows(run("backup"))
+    [made] = rows(run("backup", "create"))
     address = f"{broker.admin[0]}system/backups/{made['id']}"
     with urllib.request.urlopen(address) as answer:
         assert answer.read(15) == b"SQLite format 3"

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.main import root_command
+from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process
 
 Run = Callable[..., Result]
@@ -49,7 +50,7 @@ def run(broker: BrokerProcess) -> Run:
 
 def listed(run: Run, queue: str) -> dict[str, object]:
     """Give the row of a queue."""
-    rows = [json.loads(line) for line in run("queues", "-o", "jsonl").stdout.splitlines()]
+    rows = [json.loads(line) for line in run("queue", "list", "-o", "jsonl").stdout.splitlines()]
     return next(row for row in rows if row["name"] == queue)
 
 
@@ -59,7 +60,7 @@ def counts(run: Run, queue: str) -> tuple[object, object, object]:
 
 
 def test_what_was_published_is_consumed(run: Run, queue: str, broker: BrokerProcess) -> None:
-    published = run("publish", queue, "--data", "hellö")
+    published = run("publish", queue, "--body", "hellö")
     assert (published.exit_code, published.stdout) == (0, "")
     assert published.stderr == f"1 message stored in {queue} by the broker on {broker.phpmq[0]}\n"
     consumed = run("consume", queue, "-n", "1")
@@ -88,35 +89,37 @@ def test_publish_makes_a_message_of_each_line(run: Run, queue: str, broker: Brok
 
 
 def test_publish_repeats(run: Run, queue: str) -> None:
-    assert run("publish", queue, "--data", "x", "--count", "2500").exit_code == 0
+    assert run("publish", queue, "--body", "x", "--count", "2500").exit_code == 0
     assert counts(run, queue) == (2500, 0, 0)
 
 
 def test_publish_gives_a_time_to_live(run: Run, queue: str) -> None:
-    run("publish", queue, "--data", "x", "--ttl", "1h")
+    run("publish", queue, "--body", "x", "--ttl", "1h")
     row = json.loads(run("consume", queue, "-n", "1", "--format", "json").stdout)
     assert 3_590 <= row["ttl_s"] <= 3_600
 
 
 def test_publish_tells_why_it_was_refused(run: Run, queue: str) -> None:
-    run("publish", queue, "--data", "x")
+    run("publish", queue, "--body", "x")
     run("queue", "pause", queue, "--side", "publishing")
-    refused = run("publish", queue, "--data", "y")
+    refused = run("publish", queue, "--body", "y")
     assert refused.exit_code == 4
     assert refused.stderr.startswith("Error: publish refused: ")
     run("queue", "resume", queue, "--side", "publishing")
-    assert run("publish", queue, "--data", "y").exit_code == 0
+    assert run("publish", queue, "--body", "y").exit_code == 0
 
 
-def test_publish_refuses_content_above_the_limit(run: Run, queue: str) -> None:
-    refused = run("publish", queue, "--set", "limits.max_content=3", "--data", "four")
+def test_publish_refuses_content_above_the_limit(run: Run, queue: str, tmp_path: Path) -> None:
+    config = tmp_path / "limits.toml"
+    config.write_text("[limits]\nmax_content = 3\n")
+    refused = run("publish", queue, "--config", str(config), "--body", "four")
     assert refused.exit_code == 1
     assert refused.stderr == "Error: content is 4 bytes, the limit is 3\n"
 
 
 def test_publish_says_that_nobody_answers(tmp_path: Path) -> None:
     where = f"unix:{tmp_path}/no.sock"
-    result = CliRunner().invoke(root_command, ["publish", "q", "--data", "x", "--url", where])
+    result = CliRunner().invoke(root_command, ["publish", "q", "--body", "x", "--url", where])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: cannot connect to {where}: ")
 
@@ -124,18 +127,18 @@ def test_publish_says_that_nobody_answers(tmp_path: Path) -> None:
 def test_consume_refuses_a_queue_that_does_not_exist(
     run: Run, queue: str, broker: BrokerProcess
 ) -> None:
-    run("publish", queue, "--data", "x")
-    here = ["--set", f"data={broker.data}"]
+    run("publish", queue, "--body", "x")
+    here = ["--data", str(broker.data)]
     typo = queue.replace("consume", "comsume")
     refused = CliRunner().invoke(root_command, ["consume", typo, "-n", "1", *here])
     assert refused.exit_code == 3
     assert f"there is no queue {typo!r}; did you mean {queue!r}" in refused.stderr
-    assert typo not in run("queues", "-o", "jsonl").stdout
+    assert typo not in run("queue", "list", "-o", "jsonl").stdout
     taken = CliRunner().invoke(root_command, ["consume", queue, "-n", "1", *here])
     assert taken.stdout == "x\n"
     wait = ["consume", typo, "-n", "1", "--create", "--timeout", "0", *here]
     assert CliRunner().invoke(root_command, wait).exit_code == 5
-    assert typo in run("queues", "-o", "jsonl").stdout
+    assert typo in run("queue", "list", "-o", "jsonl").stdout
 
 
 def test_consume_takes_no_more_than_asked_for(run: Run, queue: str) -> None:
@@ -155,7 +158,7 @@ def test_consume_without_ack_gives_back(run: Run, queue: str) -> None:
 
 
 def test_consume_exits_with_5_when_too_little_came(run: Run, queue: str) -> None:
-    run("publish", queue, "--data", "x")
+    run("publish", queue, "--body", "x")
     result = run("consume", queue, "-n", "2", "--timeout", "0.1")
     assert (result.exit_code, result.stdout) == (5, "x\n")
     assert counts(run, queue) == (0, 0, 0)
@@ -164,7 +167,7 @@ def test_consume_exits_with_5_when_too_little_came(run: Run, queue: str) -> None
 def test_consume_ends_well_after_the_timeout_when_no_number_was_asked_for(
     run: Run, queue: str
 ) -> None:
-    run("publish", queue, "--data", "x")
+    run("publish", queue, "--body", "x")
     result = run("consume", queue, "--timeout", "0.1")
     assert (result.exit_code, result.stdout) == (0, "x\n")
 
@@ -201,7 +204,7 @@ def test_exec_requeues_what_failed(run: Run, queue: str) -> None:
 
 
 def test_exec_that_cannot_run_gives_back(run: Run, queue: str) -> None:
-    run("publish", queue, "--data", "a")
+    run("publish", queue, "--body", "a")
     result = run("consume", queue, "-n", "1", "--exec", "/no/such/program")
     assert result.exit_code == 1
     assert result.stderr == "Error: /no/such/program: No such file or directory\n"
@@ -209,40 +212,40 @@ def test_exec_that_cannot_run_gives_back(run: Run, queue: str) -> None:
 
 
 def test_queues_are_listed_in_every_format(run: Run, queue: str) -> None:
-    run("publish", queue, "--data", "x")
-    as_json = {row["name"]: row for row in json.loads(run("queues", "-o", "json").stdout)}
-    as_csv = csv.DictReader(io.StringIO(run("queues", "-o", "csv").stdout))
+    run("publish", queue, "--body", "x")
+    as_json = {row["name"]: row for row in json.loads(run("queue", "list", "-o", "json").stdout)}
+    as_csv = csv.DictReader(io.StringIO(run("queue", "list", "-o", "csv").stdout))
     assert {row["name"] for row in as_csv} == as_json.keys()
     assert as_json[queue]["ready"] == 1
-    table = run("queue", "ls", "-o", "table").stdout
+    table = run("queue", "list", "-o", "table").stdout
     assert table.startswith("QUEUE ")
     assert queue in table
 
 
 def test_list_goes_on_over_pages(run: Run, queue: str) -> None:
     for i in range(3):
-        run("publish", f"{queue}.{i}", "--data", "x")
+        run("publish", f"{queue}.{i}", "--body", "x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("phpmq_lite.cli.admin_client._PAGE", 1)
-        names = [json.loads(line)["name"] for line in run("queues").stdout.splitlines()]
+        names = [json.loads(line)["name"] for line in run("queue", "list").stdout.splitlines()]
     assert [n for n in names if n.startswith(queue)] == [f"{queue}.{i}" for i in range(3)]
     assert len(names) == len(set(names))
 
 
 def test_purge_deletes_and_tells_how_many(run: Run, queue: str) -> None:
-    run("publish", queue, "--data", "x", "--count", "3")
-    result = run("purge", queue, "--yes")
+    run("publish", queue, "--body", "x", "--count", "3")
+    result = run("queue", "purge", queue, "--yes")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "3 messages deleted\n")
     assert counts(run, queue) == (0, 0, 0)
 
 
 def test_purge_of_an_unknown_queue_exits_with_3(run: Run, queue: str) -> None:
-    assert run("purge", queue, "--yes").exit_code == 3
+    assert run("queue", "purge", queue, "--yes").exit_code == 3
 
 
 def test_purge_asks_first(run: Run, queue: str) -> None:
-    run("publish", queue, "--data", "x")
-    assert run("purge", queue).exit_code == 2
+    run("publish", queue, "--body", "x")
+    assert run("queue", "purge", queue).exit_code == 2
     assert counts(run, queue) == (1, 0, 0)
 
 
@@ -253,24 +256,24 @@ def test_dead_letters_are_listed_and_redriven(run: Run, broker: BrokerProcess, q
     with connect_blocking(broker.phpmq[0]) as client, client.consume(queue, 2, 10) as deliveries:
         for _ in range(2):
             next(deliveries).dead_letter()
-    rows = [json.loads(line) for line in run("dead", "ls").stdout.splitlines()]
+    rows = [json.loads(line) for line in run("dead-letter", "list").stdout.splitlines()]
     row = next(row for row in rows if row["origin"] == queue)
     assert (row["queue"], row["count"]) == (f"{queue}.dlq", 2)
-    result = run("dead", "redrive", queue, "-n", "1")
-    assert (result.exit_code, result.stderr) == (0, "1 message published again\n")
+    result = run("dead-letter", "redrive", queue, "-n", "1")
+    assert (result.exit_code, result.stderr) == (0, "1 message redriven\n")
     assert counts(run, queue) == (1, 0, 1)
-    assert run("dead", "redrive", f"{queue}.dlq").exit_code == 0
+    assert run("dead-letter", "redrive", f"{queue}.dlq").exit_code == 0
     assert run("consume", queue, "-n", "2").stdout == "a\nb\n"
 
 
 def test_node_may_be_an_address(broker: BrokerProcess, run: Run, queue: str) -> None:
-    run("publish", queue, "--data", "x")
-    result = CliRunner().invoke(root_command, ["queues", "--url", broker.admin[0]])
+    run("publish", queue, "--body", "x")
+    result = CliRunner().invoke(root_command, ["queue", "list", "--url", broker.admin[0]])
     assert queue in [json.loads(line)["name"] for line in result.stdout.splitlines()]
 
 
 def test_nobody_answers_when_no_broker_runs(tmp_path: Path) -> None:
-    result = CliRunner().invoke(root_command, ["queues", "--data", str(tmp_path)])
+    result = CliRunner().invoke(root_command, ["queue", "list", "--data", str(tmp_path)])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: no broker answers on {tmp_path}/control.sock: No such")
 
@@ -280,13 +283,15 @@ def test_socket_is_private(broker: BrokerProcess) -> None:
 
 
 def test_migrate_is_refused_while_the_broker_runs(run: Run) -> None:
-    result = run("migrate")
+    result = run("database", "migrate")
     assert result.exit_code == 1
     assert "in use" in result.stderr
 
 
 def test_migrate_of_no_database_exits_with_3(tmp_path: Path) -> None:
-    result = CliRunner().invoke(root_command, ["migrate", "--data", str(tmp_path / "no")])
+    result = CliRunner().invoke(
+        root_command, ["database", "migrate", "--data", str(tmp_path / "no")]
+    )
     assert result.exit_code == 3
     assert not (tmp_path / "no").exists()
 
@@ -304,9 +309,9 @@ def test_serve_ends_with_0_on_sigterm_and_leaves_nothing_to_migrate(tmp_path: Pa
     with broker_process(data, "--admin", "none") as broker:
         assert broker.admin == []
         assert broker.terminate() == 0
-    result = CliRunner().invoke(root_command, ["migrate", "--data", str(data)])
+    result = CliRunner().invoke(root_command, ["database", "migrate", "--data", str(data)])
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "nothing is pending\n"
+    assert result.stderr == "no migration is pending\n"
     with broker_process(data, "--admin", "none") as broker:
         assert broker.terminate() == 0
 
@@ -314,7 +319,7 @@ def test_serve_ends_with_0_on_sigterm_and_leaves_nothing_to_migrate(tmp_path: Pa
 def test_consume_without_end_stops_well_when_interrupted(
     run: Run, broker: BrokerProcess, queue: str
 ) -> None:
-    run("publish", queue, "--data", "x")
+    run("publish", queue, "--body", "x")
     command = [
         sys.executable,
         "-m",
@@ -333,5 +338,27 @@ def test_consume_without_end_stops_well_when_interrupted(
         finally:
             process.kill()  # it would wait for ever, and the next tests with it
     assert process.returncode == 0
-    assert err == f"1 message taken from {queue}\n".encode()
+    assert err == f"1 message consumed from {queue}\n".encode()
     assert counts(run, queue) == (0, 0, 0)
+
+
+def test_tls_files_are_the_authority_and_the_certificate_of_the_client(tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path)
+    root, _ = authority.make("root", "-addext", "basicConstraints=critical,CA:TRUE")
+    leaf = ("-addext", "basicConstraints=CA:FALSE")
+    server, client = (authority.make(name, *leaf, issuer="root") for name in ("server", "client"))
+    settings = {"tls_cert": server[0], "tls_key": server[1], "tls_client_ca": root}
+    flags = [text for name, path in settings.items() for text in ("--set", f"tcp.{name}={path}")]
+    with broker_process(tmp_path / "data", "--admin", "none", *flags) as broker:
+        url = ["--url", f"phpmqs://localhost:{broker.port}"]
+        trust = ["--tls-ca", str(root)]
+        known = [*trust, "--tls-cert", str(client[0]), "--tls-key", str(client[1])]
+
+        def call(*arguments: str) -> Result:
+            return CliRunner().invoke(root_command, [*arguments, *url])
+
+        assert call("publish", "q", "--body", "x", *known).exit_code == 0
+        assert call("consume", "q", "-n", "1", *known).stdout == "x\n"
+        for missing in ([], trust):
+            refused = call("publish", "q", "--body", "x", *missing)
+            assert (refused.exit_code, "Error: " in refused.stderr) == (1, True)

@@ -30,37 +30,37 @@ def run(broker: BrokerProcess) -> RunCommand:
 
 def selected(run: RunCommand, queue: str, count: int) -> str:
     """Publish and select so many; give the token."""
-    run("publish", queue, "--data", "x", "--count", str(count))
-    return run("msg", "rm", "--query", f"queue:{queue}", "--dry-run").stdout.strip()
+    run("publish", queue, "--body", "x", "--count", str(count))
+    return run("message", "delete", "--query", f"queue:{queue}", "--dry-run").stdout.strip()
 
 
 def ready(run: RunCommand, queue: str) -> object:
-    return json.loads(run("show", queue, "-o", "json").stdout)["ready"]
+    return json.loads(run("queue", "show", queue, "-o", "json").stdout)["ready"]
 
 
 def test_many_that_were_looked_at_are_acted_on_when_it_is_confirmed(
     run: RunCommand, queue: str
 ) -> None:
     token = selected(run, queue, 5)
-    refused = run("msg", "rm", "--apply", token, code=2)
+    refused = run("message", "delete", "--selection", token, code=2)
     assert "without a terminal this needs --yes" in refused.stderr
     assert ready(run, queue) == 5
-    job = json.loads(run("msg", "rm", "--apply", token, "--yes").stdout)
+    job = json.loads(run("message", "delete", "--selection", token, "--yes").stdout)
     assert (job["state"], job["done"]) == ("done", 5)
 
 
 def test_few_that_were_looked_at_need_no_more(run: RunCommand, queue: str) -> None:
-    job = json.loads(run("msg", "rm", "--apply", selected(run, queue, 2)).stdout)
+    job = json.loads(run("message", "delete", "--selection", selected(run, queue, 2)).stdout)
     assert (job["state"], job["done"]) == ("done", 2)
 
 
 def test_each_id_is_tried_and_each_error_names_its_id(run: RunCommand, queue: str) -> None:
-    run("publish", queue, "--data", "x", "--count", "3")
+    run("publish", queue, "--body", "x", "--count", "3")
     first, second, third = (
-        json.loads(line)["id"] for line in run("msg", "ls", queue).stdout.split("\n")[:3]
+        json.loads(line)["id"] for line in run("message", "list", queue).stdout.split("\n")[:3]
     )
-    run("msg", "rm", second)
-    result = run("msg", "rm", first, second, "a b?#", third, code=3)
+    run("message", "delete", second)
+    result = run("message", "delete", first, second, "a b?#", third, code=3)
     assert len(result.stdout.splitlines()) == 2
     assert f"Error: {second}: " in result.stderr
     assert "Error: a b?#: " in result.stderr
@@ -68,11 +68,11 @@ def test_each_id_is_tried_and_each_error_names_its_id(run: RunCommand, queue: st
 
 
 def test_id_is_one_part_of_the_address_whatever_is_in_it(run: RunCommand, queue: str) -> None:
-    run("publish", queue, "--data", "x")
-    message_id = json.loads(run("msg", "ls", queue).stdout)["id"]
+    run("publish", queue, "--body", "x")
+    message_id = json.loads(run("message", "list", queue).stdout)["id"]
     for wrong in ("a b", f"{message_id}?", f"{message_id}#x", f"{message_id}/events"):
-        run("msg", "get", wrong, code=3)
-        run("msg", "rm", wrong, code=3)
+        run("message", "show", wrong, code=3)
+        run("message", "delete", wrong, code=3)
 
 
 def test_name_that_is_not_utf_8_is_one_line(run: RunCommand) -> None:
@@ -83,13 +83,13 @@ def test_name_that_is_not_utf_8_is_one_line(run: RunCommand) -> None:
 def test_password_that_is_not_utf_8_is_one_line(run: RunCommand, tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_bytes("pässwörter von früher".encode("latin-1"))
-    result = run("user", "add", "eve", "--password-file", str(path), code=1)
+    result = run("user", "create", "eve", "--password-file", str(path), code=1)
     assert result.stderr == f"Error: the password in {path} is not UTF-8\n"
 
 
 def test_list_in_which_nothing_matches_says_so(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
-    assert run("queue", "ls", "zzz", "-o", "table").stderr == "no queue matches 'zzz'\n"
+    assert run("queue", "list", "zzz", "-o", "table").stderr == "no queue matches 'zzz'\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\0" * 1_500_000, "größer".encode()])
@@ -98,23 +98,26 @@ def test_body_is_written_whole(run: RunCommand, queue: str, tmp_path: Path, cont
     path.write_bytes(content)
     queue = queue.partition("[")[0] + str(len(content))
     run("publish", queue, str(path))
-    message_id = json.loads(run("msg", "ls", queue).stdout)["id"]
-    assert run("msg", "get", message_id, "--body").stdout_bytes == content
-    run("msg", "get", message_id[::-1], "--body", code=3)
+    message_id = json.loads(run("message", "list", queue).stdout)["id"]
+    assert run("message", "show", message_id, "--body").stdout_bytes == content
+    run("message", "show", message_id[::-1], "--body", code=3)
 
 
 def test_unknown_token_is_not_found(run: RunCommand) -> None:
-    assert "This selection is gone" in run("msg", "rm", "--apply", "a/b", "--yes", code=3).stderr
+    assert (
+        "This selection is gone"
+        in run("message", "delete", "--selection", "a/b", "--yes", code=3).stderr
+    )
 
 
-@pytest.mark.parametrize("flags", [("--rate", "10/s"), ("--rate", "10/s", "--filter", "origin:b*")])
+@pytest.mark.parametrize("flags", [("--rate", "10/s"), ("--rate", "10/s", "--query", "origin:b*")])
 def test_redrive_ends_when_all_are_published_again(
     run: RunCommand, queue: str, flags: tuple[str, ...]
 ) -> None:
     run("queue", "create", queue)
     run("queue", "set", queue, "on_expire=dead_letter")
-    after = run("expect", f"{queue}.dlq", "--cursor").stdout.strip()
-    run("publish", queue, "--data", "y", "--ttl", "1s", "--count", "25")
-    run("expect", f"{queue}.dlq", "--after", after, "--timeout", "10s")
-    assert "25 messages published again" in run("dead", "redrive", queue, *flags).stderr
+    after = run("message", "wait", f"{queue}.dlq", "--cursor").stdout.strip()
+    run("publish", queue, "--body", "y", "--ttl", "1s", "--count", "25")
+    run("message", "wait", f"{queue}.dlq", "--after", after, "--timeout", "10s")
+    assert "25 messages redriven" in run("dead-letter", "redrive", queue, *flags).stderr
     assert ready(run, f"{queue}.dlq") == 0

@@ -25,18 +25,18 @@ def run(*arguments: str) -> Result:
 
 
 def test_first_context_is_in_use_until_another_is_chosen() -> None:
-    run("add", "here", "--data", "/var/lib/phpmq")
-    run("add", "there", "--url", "https://mq.example")
+    run("create", "here", "--data", "/var/lib/phpmq")
+    run("create", "there", "--url", "https://mq.example")
     assert contexts.current_context() == contexts.BrokerContext("here", data=Path("/var/lib/phpmq"))
     run("use", "there")
-    rows = [json.loads(line) for line in run("ls", "-o", "jsonl").stdout.splitlines()]
+    rows = [json.loads(line) for line in run("list", "-o", "jsonl").stdout.splitlines()]
     assert [(row["name"], row["in_use"]) for row in rows] == [("here", False), ("there", True)]
-    run("rm", "there")
+    run("delete", "there")
     assert contexts.current_context() is None
 
 
 def test_file_of_contexts_is_for_its_owner_only() -> None:
-    run("add", "here", "--data", "/tmp")
+    run("create", "here", "--data", "/tmp")
     assert contexts.contexts_file().stat().st_mode & 0o077 == 0
 
 
@@ -48,21 +48,21 @@ def test_unknown_context_is_not_found() -> None:
 def test_damaged_file_is_named() -> None:
     contexts.contexts_file().parent.mkdir(parents=True)
     contexts.contexts_file().write_text("[]")
-    result = run("ls")
+    result = run("list")
     assert result.exit_code == 1
     assert "contexts.json cannot be read" in result.stderr
 
 
 def test_command_goes_to_the_broker_of_the_context() -> None:
-    run("add", "there", "--url", "http://127.0.0.1:9")
-    result = CliRunner().invoke(root_command, ["queues"])
+    run("create", "there", "--url", "http://127.0.0.1:9")
+    result = CliRunner().invoke(root_command, ["queue", "list"])
     assert "no broker answers on http://127.0.0.1:9" in result.stderr
 
 
 def test_address_without_a_scheme_is_a_wrong_use() -> None:
     for arguments in (
-        ["context", "add", "x", "--url", "mq:9601"],
-        ["queues", "--url", "mq:9601"],
+        ["context", "create", "x", "--url", "mq:9601"],
+        ["queue", "list", "--url", "mq:9601"],
     ):
         result = CliRunner().invoke(root_command, arguments)
         assert result.exit_code == 2
@@ -72,14 +72,14 @@ def test_address_without_a_scheme_is_a_wrong_use() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://mq", "http://", "http://mq:x", "http://[::1"])
 def test_address_of_no_admin_is_a_wrong_use(url: str) -> None:
-    result = run("add", "x", "--url", url)
+    result = run("create", "x", "--url", url)
     assert result.exit_code == 2
     assert "write http://HOST:PORT" in result.stderr
 
 
 def test_context_without_a_scheme_that_is_remembered_is_a_wrong_use() -> None:
     contexts.save_contexts("x", {"x": contexts.BrokerContext("x", url="mq:9601")})
-    result = CliRunner().invoke(root_command, ["queues"])
+    result = CliRunner().invoke(root_command, ["queue", "list"])
     assert (result.exit_code, "write http://mq:9601" in result.stderr) == (2, True)
 
 
@@ -88,18 +88,18 @@ def test_token_file_does_not_go_with_a_data_folder(tmp_path: Path, in_use: bool)
     path = tmp_path / "token"
     path.touch(0o600)
     if in_use:
-        run("add", "here", "--data", str(tmp_path))
+        run("create", "here", "--data", str(tmp_path))
     where = [] if in_use else ["--data", str(tmp_path)]
-    result = CliRunner().invoke(root_command, ["queues", "--token-file", str(path), *where])
+    result = CliRunner().invoke(root_command, ["queue", "list", "--token-file", str(path), *where])
     assert result.exit_code == 2
-    assert "--token-file goes with --url" in result.stderr
+    assert "--token-file needs --url" in result.stderr
 
 
 def test_token_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("phpmq_x", encoding="utf-16")
     path.chmod(0o600)
-    arguments = ["queues", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
+    arguments = ["queue", "list", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
     result = CliRunner().invoke(root_command, arguments)
     assert (result.exit_code, result.stderr) == (
         1, f"Error: {path} is not UTF-8; a token is plain text\n"
@@ -110,16 +110,16 @@ def test_token_file_must_be_private(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("phpmq_x")
     path.chmod(0o644)
-    arguments = ["queues", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
+    arguments = ["queue", "list", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
     result = CliRunner().invoke(root_command, arguments)
     assert result.exit_code == 4
-    assert "can be read by others" in result.stderr
+    assert "is readable by others" in result.stderr
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["publish", "q", "--data", "x"],
+        ["publish", "q", "--body", "x"],
         ["consume", "q", "-n", "1"],
         ["worker", "--app", "some:app"],
         ["outbox", "relay", "--once", "--database", "app.db"],
@@ -134,7 +134,7 @@ def test_command_that_speaks_phpmq_goes_to_the_broker_of_the_context(
     given: list[str] = []
     monkeypatch.setattr(broker_connection, "_client", lambda url, *_, **__: given.append(url))
     monkeypatch.setattr(worker, "load_app", lambda _: BabelQueue("memory://", queue="q"))
-    run("add", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example")
+    run("create", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example")
     for flags, expected in (
         ([], "phpmq://mq.example"),
         (["--url", "phpmqs://other:1"], "phpmqs://other:1"),
@@ -148,7 +148,7 @@ def test_app_of_a_worker_that_has_an_address_needs_none_of_a_context(
 ) -> None:
     where = f"unix:{tmp_path}/no.sock"
     monkeypatch.setattr(worker, "load_app", lambda _: envelopes.connect(where, queue="q"))
-    run("add", "prod", "--url", "https://mq.example")
+    run("create", "prod", "--url", "https://mq.example")
     result = CliRunner().invoke(
         root_command, ["worker", "--app", "some:app", "--max-runtime", "1s"]
     )
@@ -157,29 +157,30 @@ def test_app_of_a_worker_that_has_an_address_needs_none_of_a_context(
 
 
 def test_flags_that_name_a_broker_win_over_the_context(tmp_path: Path) -> None:
-    run("add", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example:9100")
+    run("create", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example:9100")
     where = f"unix:{tmp_path}/no.sock"
     data = tmp_path / "data"
+    data.mkdir()
     config = tmp_path / "settings.toml"
     config.write_text(f'data = "{data}"\n')
     for more, named in (
         (["--url", where], where),
-        (["--set", f"data={data}"], f"{data}/control.sock"),
+        (["--data", str(data)], f"{data}/control.sock"),
         (["--config", str(config)], f"{data}/control.sock"),
     ):
-        result = CliRunner().invoke(root_command, ["publish", "q", "--data", "x", *more])
+        result = CliRunner().invoke(root_command, ["publish", "q", "--body", "x", *more])
         assert named in result.stderr
 
 
 def test_listener_of_a_context_is_checked_and_whole() -> None:
-    assert "is no address" in run("add", "x", "--url", "phpmq://a:b").stderr
-    run("add", "x", "--data", "/d", "--url", "unix:mq.sock")
-    run("add", "y", "--url", "phpmqs://[::1]")
-    rows = [json.loads(line) for line in run("ls", "-o", "jsonl").stdout.splitlines()]
+    assert "is no address" in run("create", "x", "--url", "phpmq://a:b").stderr
+    run("create", "x", "--data", "/d", "--url", "unix:mq.sock")
+    run("create", "y", "--url", "phpmqs://[::1]")
+    rows = [json.loads(line) for line in run("list", "-o", "jsonl").stdout.splitlines()]
     assert [row["connect"] for row in rows] == [f"unix:{Path.cwd()}/mq.sock", "phpmqs://[::1]"]
     run("use", "y")
-    asked = CliRunner().invoke(root_command, ["queues"])
-    assert "phpmqs://[::1] is a PHPMQ listener; this asks the admin" in asked.stderr
+    asked = CliRunner().invoke(root_command, ["queue", "list"])
+    assert "phpmqs://[::1] is a PHPMQ listener; this command needs the admin" in asked.stderr
 
 
 @pytest.fixture
@@ -191,7 +192,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-ASKING = (["queues"], ["publish", "q", "--data", "x"], ["consume", "q", "-n", "1"])
+ASKING = (["queue", "list"], ["publish", "q", "--body", "x"], ["consume", "q", "-n", "1"])
 
 
 @pytest.mark.parametrize("arguments", ASKING)
@@ -209,13 +210,13 @@ def test_every_command_looks_for_the_broker_in_one_order(
         admin_client, "admin_url_of", lambda _: "http://127.0.0.1:9"
     )  # instead of 9101
     default = asked()
-    assert "no broker is named, and there is no phpmq-data here: trying http://127.0.0.1" in default
+    assert "no broker is named, and phpmq-data does not exist: trying http://127.0.0.1" in default
     assert "no broker answers on http://127.0.0.1:9" in default
     (folder / "phpmq-data").mkdir()
     assert "no broker answers on phpmq-data/control.sock" in asked()
     (folder / "config.toml").write_text(f'data = "{folder}/other"\n')
     assert f"no broker answers on {folder}/other/control.sock" in asked()
-    run("add", "there", "--url", "http://127.0.0.1:10")
+    run("create", "there", "--url", "http://127.0.0.1:10")
     assert "no broker answers on http://127.0.0.1:10" in asked()
     arguments = [*arguments, "--url", "http://127.0.0.1:11"]
     assert "no broker answers on http://127.0.0.1:11" in asked()
@@ -226,7 +227,7 @@ def test_commands_read_the_address_of_the_admin_from_config_toml(
 ) -> None:
     monkeypatch.setattr(settings.loading, "SYSTEM_FILE", folder / "none.toml")
     (folder / "config.toml").write_text('[admin]\nlisten = ["127.0.0.1:9"]\n')
-    result = CliRunner().invoke(root_command, ["queues"])
+    result = CliRunner().invoke(root_command, ["queue", "list"])
     words = "Error: no broker answers on http://127.0.0.1:9: Connection refused. Start one with"
     assert result.stderr.startswith(words)
 
@@ -236,10 +237,10 @@ def test_publish_and_consume_learn_the_listener_from_the_broker(tmp_path: Path) 
     data = tmp_path / "data"
     with broker_process(data, "--admin", "127.0.0.1:0") as broker:
         admin = broker.admin[0]
-        for where in (["--set", f"data={data}"], ["--url", admin], []):
+        for where in (["--data", str(data)], ["--url", admin], []):
             if not where:
-                run("add", "there", "--url", admin)
-            stored = CliRunner().invoke(root_command, ["publish", "q", "--data", "x", *where])
+                run("create", "there", "--url", admin)
+            stored = CliRunner().invoke(root_command, ["publish", "q", "--body", "x", *where])
             assert stored.stderr == f"1 message stored in q by the broker on {broker.phpmq[0]}\n"
             taken = CliRunner().invoke(root_command, ["consume", "q", "-n", "1", *where])
             assert (taken.stdout, taken.exit_code) == ("x\n", 0)
@@ -248,17 +249,17 @@ def test_publish_and_consume_learn_the_listener_from_the_broker(tmp_path: Path) 
 def test_broker_and_commands_read_what_init_wrote(folder: Path) -> None:
     """Its folder, its admin and its only listener, a Unix socket, are in ./config.toml alone."""
     flags = ["--data", "store", "--listen", "unix:mq.sock", "--legacy-listen", "none"]
-    written = CliRunner().invoke(root_command, ["init", *flags, "--admin", "none"])
+    written = CliRunner().invoke(root_command, ["config", "init", *flags, "--admin", "none"])
     assert written.stderr.endswith("  phpmq-lite doctor\n  phpmq-lite serve\n")
     serve = [sys.executable, "-m", "phpmq_lite", "serve"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as broker:
         try:
             assert broker.stdout is not None
             assert broker.stdout.readline() == "listening phpmq unix:mq.sock\n"
-            stored = CliRunner().invoke(root_command, ["publish", "q", "--data", "x"])
+            stored = CliRunner().invoke(root_command, ["publish", "q", "--body", "x"])
             where = f"unix:{folder}/mq.sock"
             assert stored.stderr == f"1 message stored in q by the broker on {where}\n"
-            listed = CliRunner().invoke(root_command, ["queues", "-o", "jsonl"])
+            listed = CliRunner().invoke(root_command, ["queue", "list", "-o", "jsonl"])
             assert json.loads(listed.stdout)["ready"] == 1
             assert (folder / "store" / "phpmq.db").exists()
         finally:
@@ -267,7 +268,7 @@ def test_broker_and_commands_read_what_init_wrote(folder: Path) -> None:
 
 def test_config_toml_of_another_program_is_named(folder: Path) -> None:
     (folder / "config.toml").write_text("baseURL = 'https://example.org'\n")
-    result = CliRunner().invoke(root_command, ["queues"])
+    result = CliRunner().invoke(root_command, ["queue", "list"])
     assert result.exit_code == 78
     assert "baseURL in config.toml is not a setting" in result.stderr
     assert "name yours with --config" in result.stderr
@@ -277,14 +278,15 @@ def test_publish_asks_for_a_token_where_there_are_users(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
         here, url = ["--data", str(broker.data)], ["--url", broker.admin[0]]
         CliRunner().invoke(
-            root_command, ["user", "add", "anna", "--role", "admin", "--password-file", "-", *here],
+            root_command,
+            ["user", "create", "anna", "--role", "admin", "--password-file", "-", *here],
             input="a long password", catch_exceptions=False,
         )  # fmt: skip
-        publish = ["publish", "q", "--data", "x", *url]
+        publish = ["publish", "q", "--body", "x", *url]
         refused = CliRunner().invoke(root_command, publish)
         assert refused.exit_code == 4
         assert "this broker has users: give --token-file FILE" in refused.stderr
-        made = CliRunner().invoke(root_command, ["token", "add", "t", "--role", "viewer", *here])
+        made = CliRunner().invoke(root_command, ["token", "create", "t", "--role", "viewer", *here])
         token = tmp_path / "token"
         token.touch(0o600)
         token.write_text(made.stdout)

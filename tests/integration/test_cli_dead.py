@@ -15,14 +15,14 @@ def die(run: RunCommand, queue: str) -> str:
     """Make the one record of a message that expired; gives its id."""
     run("queue", "create", queue)
     run("queue", "set", queue, "on_expire=dead_letter")
-    run("publish", queue, "--data", "{}", "--ttl", "1s")
-    run("expect", f"{queue}.dlq", "--timeout", "10s")
+    run("publish", queue, "--body", "{}", "--ttl", "1s")
+    run("message", "wait", f"{queue}.dlq", "--timeout", "10s")
     [record] = alive(run, f"{queue}.dlq")
     return record
 
 
 def alive(run: RunCommand, queue: str) -> list[str]:
-    return [str(row["id"]) for row in rows(run("msg", "ls", queue))]
+    return [str(row["id"]) for row in rows(run("message", "list", queue))]
 
 
 def test_only_records_are_deleted_by_a_search(run: RunCommand, queue: str) -> None:
@@ -30,21 +30,21 @@ def test_only_records_are_deleted_by_a_search(run: RunCommand, queue: str) -> No
     ids = fill(run, queue)
     mine = f"queue:{queue}*"
     for q in (f"queue:{queue}", f"{mine} -origin:{queue}", f"{mine} origin:other"):
-        run("dead", "rm", "--query", q, "--yes")
+        run("dead-letter", "delete", "--query", q, "--yes")
     assert (alive(run, queue), len(alive(run, f"{queue}.dlq"))) == (ids, 1)
-    run("dead", "rm", "--query", mine, "--yes")
+    run("dead-letter", "delete", "--query", mine, "--yes")
     assert (alive(run, queue), alive(run, f"{queue}.dlq")) == (ids, [])
-    assert "colour" in run("dead", "rm", "--query", "colour:red", "--yes", code=4).stderr
+    assert "colour" in run("dead-letter", "delete", "--query", "colour:red", "--yes", code=4).stderr
 
 
 def test_only_records_are_deleted_by_their_ids(run: RunCommand, queue: str) -> None:
     record = die(run, queue)
     ids = fill(run, queue)
-    said = run("dead", "rm", ids[1], record, ids[0], code=4).stderr
+    said = run("dead-letter", "delete", ids[1], record, ids[0], code=4).stderr
     assert all(f"{refused} is no dead letter" in said for refused in ids[:2])
     assert (alive(run, queue), alive(run, f"{queue}.dlq")) == (ids, [])
-    run("dead", "rm", ids[0], code=4)
-    run("dead", "rm", "f" * 32, code=3)
+    run("dead-letter", "delete", ids[0], code=4)
+    run("dead-letter", "delete", "f" * 32, code=3)
     assert alive(run, queue) == ids
 
 
@@ -52,11 +52,11 @@ def test_only_a_selection_of_records_is_deleted(run: RunCommand, queue: str) -> 
     die(run, queue)
     ids = fill(run, queue)
     mine = ("--query", f"queue:{queue}*", "--dry-run")
-    token = run("msg", "rm", *mine).stdout.strip()
-    run("dead", "rm", "--apply", token, "--yes", code=4)
+    token = run("message", "delete", *mine).stdout.strip()
+    run("dead-letter", "delete", "--selection", token, "--yes", code=4)
     assert (alive(run, queue), len(alive(run, f"{queue}.dlq"))) == (ids, 1)
-    token = run("dead", "rm", *mine).stdout.strip()
-    run("dead", "rm", "--apply", token, "--yes")
+    token = run("dead-letter", "delete", *mine).stdout.strip()
+    run("dead-letter", "delete", "--selection", token, "--yes")
     assert (alive(run, queue), alive(run, f"{queue}.dlq")) == (ids, [])
 
 
@@ -72,9 +72,9 @@ def test_counts_say_how_many_records_were_looked_at(
         return {"items": items, "looked": 5, "total": 15_022}
 
     monkeypatch.setattr(AdminClient, "get", get)
-    shown, groups = run("dead", "ls"), run("dead", "groups")
+    shown, groups = run("dead-letter", "list"), run("dead-letter", "list", "--by-cause")
     assert rows(shown) == [{"queue": "a.dlq", "origin": "a", "reason": "failed", "count": 5}]
     assert rows(groups) == items
     assert asked == [{"deep": "true"}] * 2
     for said in (shown, groups):
-        assert said.stderr == "counts are of the newest 5 of 15,022 records\n"
+        assert said.stderr == "counted the newest 5 of 15,022 dead letters\n"

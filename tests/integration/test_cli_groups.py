@@ -38,68 +38,70 @@ def rows(result: Result) -> list[dict[str, Any]]:
 def fill(run: RunCommand, queue: str, count: int = 3) -> list[str]:
     """Publish {"n": 0} and on; give the ids in order."""
     for at in range(count):
-        run("publish", queue, "--data", f'{{"n": {at}}}')
-    return [row["id"] for row in rows(run("msg", "ls", queue))]
+        run("publish", queue, "--body", f'{{"n": {at}}}')
+    return [row["id"] for row in rows(run("message", "list", queue))]
 
 
 def test_queue_is_made_set_shown_and_removed(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     run("queue", "set", queue, "max_messages=2", "note=of the tests")
-    shown = json.loads(run("show", queue, "-o", "json").stdout)
+    shown = json.loads(run("queue", "show", queue, "-o", "json").stdout)
     assert shown["settings"]["max_messages"] == 2
     assert shown["settings"]["note"] == "of the tests"
     wrong = run("queue", "set", queue, "max_messages=-1", code=4)
     assert "max_messages" in wrong.stderr
-    run("queue", "rm", queue, "--yes")
-    run("show", queue, code=3)
+    run("queue", "delete", queue, "--yes")
+    run("queue", "show", queue, code=3)
 
 
 def test_messages_are_requeued_moved_deleted_and_restored(run: RunCommand, queue: str) -> None:
     first, second, third = fill(run, queue)
-    run("msg", "requeue", first)
-    assert [row["id"] for row in rows(run("msg", "ls", queue))] == [second, third, first]
-    run("msg", "move", f"{queue}.other", second, "--create")
-    assert [row["id"] for row in rows(run("msg", "ls", f"{queue}.other"))] == [second]
-    run("msg", "rm", third)
-    assert json.loads(run("msg", "get", third).stdout)["state"] == "deleted"
-    answer = json.loads(run("msg", "restore", third).stdout)
-    assert [row["id"] for row in rows(run("msg", "ls", queue))] == [answer["new_id"], first]
-    assert run("msg", "get", answer["new_id"], "--body").stdout == '{"n": 2}'
+    run("message", "requeue", first)
+    assert [row["id"] for row in rows(run("message", "list", queue))] == [second, third, first]
+    run("message", "move", f"{queue}.other", second, "--create")
+    assert [row["id"] for row in rows(run("message", "list", f"{queue}.other"))] == [second]
+    run("message", "delete", third)
+    assert json.loads(run("message", "show", third).stdout)["state"] == "deleted"
+    answer = json.loads(run("message", "restore", third).stdout)
+    assert [row["id"] for row in rows(run("message", "list", queue))] == [answer["new_id"], first]
+    assert run("message", "show", answer["new_id"], "--body").stdout == '{"n": 2}'
 
 
 def test_bulk_is_previewed_then_applied_to_what_was_seen(run: RunCommand, queue: str) -> None:
     fill(run, queue)
-    preview = run("msg", "rm", "--query", f"queue:{queue}", "--dry-run")
+    preview = run("message", "delete", "--query", f"queue:{queue}", "--dry-run")
     token = preview.stdout.strip()
     assert "3 messages" in preview.stderr
-    run("publish", queue, "--data", "later")
-    job = json.loads(run("msg", "rm", "--apply", token).stdout)
+    run("publish", queue, "--body", "later")
+    job = json.loads(run("message", "delete", "--selection", token).stdout)
     assert (job["state"], job["done"]) == ("done", 3)
-    assert len(rows(run("msg", "ls", queue))) == 1
+    assert len(rows(run("message", "list", queue))) == 1
 
 
 def test_bulk_without_a_terminal_needs_yes(run: RunCommand, queue: str) -> None:
     fill(run, queue, 1)
-    run("msg", "rm", "--query", f"queue:{queue}", code=2)
-    run("msg", "rm", "--query", f"queue:{queue}", "--yes")
-    assert rows(run("msg", "ls", queue)) == []
+    run("message", "delete", "--query", f"queue:{queue}", code=2)
+    run("message", "delete", "--query", f"queue:{queue}", "--yes")
+    assert rows(run("message", "list", queue)) == []
 
 
 def test_search_finds_by_a_value_in_the_body(run: RunCommand, queue: str) -> None:
     ids = fill(run, queue)
-    found = rows(run("search", f"queue:{queue} data.n:1"))
+    found = rows(run("message", "search", f"queue:{queue} data.n:1"))
     assert [row["id"] for row in found] == [ids[1]]
-    assert "colour" in run("search", "colour:red", code=4).stderr
+    assert "colour" in run("message", "search", "colour:red", code=4).stderr
 
 
 def test_dead_letters_are_grouped_and_redriven(run: RunCommand, queue: str) -> None:
-    run("publish", queue, "--data", "x")
+    run("publish", queue, "--body", "x")
     run("queue", "set", queue, "on_expire=dead_letter")
-    run("publish", queue, "--data", "y", "--ttl", "1s")
-    run("expect", f"{queue}.dlq", "--timeout", "10s")
-    group = next(row for row in rows(run("dead", "groups")) if row["origin"] == queue)
+    run("publish", queue, "--body", "y", "--ttl", "1s")
+    run("message", "wait", f"{queue}.dlq", "--timeout", "10s")
+    group = next(
+        row for row in rows(run("dead-letter", "list", "--by-cause")) if row["origin"] == queue
+    )
     assert (group["reason"], group["count"]) == ("expired", 1)
-    assert "1 message " in run("dead", "redrive", queue, "--rate", "100/s").stderr
+    assert "1 message " in run("dead-letter", "redrive", queue, "--rate", "100/s").stderr
 
 
 def test_dead_letters_of_a_queue_that_names_another_place_are_redriven(
@@ -109,30 +111,30 @@ def test_dead_letters_of_a_queue_that_names_another_place_are_redriven(
     run("queue", "create", queue)
     run("queue", "set", queue, "on_expire=dead_letter", f"dead_letter_queue={place}")
     for name in (queue, place):
-        run("publish", queue, "--data", "x", "--ttl", "1s")
-        run("expect", place, "--timeout", "10s")
-        assert "1 message " in run("dead", "redrive", name).stderr
-    run("dead", "redrive", "nothing", code=3)
+        run("publish", queue, "--body", "x", "--ttl", "1s")
+        run("message", "wait", place, "--timeout", "10s")
+        assert "1 message " in run("dead-letter", "redrive", name).stderr
+    run("dead-letter", "redrive", "nothing", code=3)
 
 
 def test_expect_finds_what_was_published_after_a_cursor(run: RunCommand, queue: str) -> None:
-    run("publish", queue, "--data", '{"n": 1}')
-    after = run("expect", queue, "--cursor").stdout.strip()
-    run("publish", queue, "--data", '{"n": 2}')
-    found = json.loads(run("expect", queue, "data.n:>0", "--after", after).stdout)
+    run("publish", queue, "--body", '{"n": 1}')
+    after = run("message", "wait", queue, "--cursor").stdout.strip()
+    run("publish", queue, "--body", '{"n": 2}')
+    found = json.loads(run("message", "wait", queue, "data.n:>0", "--after", after).stdout)
     assert found["preview"] == '{"n": 2}'
-    run("expect", queue, "data.n:3", "--after", after, "--timeout", "1s", code=5)
+    run("message", "wait", queue, "data.n:3", "--after", after, "--timeout", "1s", code=5)
 
 
 def test_export_is_imported_as_it_was(run: RunCommand, queue: str, tmp_path: Path) -> None:
     fill(run, queue)
-    exported = run("export", f"queue:{queue}").stdout
+    exported = run("message", "export", f"queue:{queue}").stdout
     assert json.loads(exported.splitlines()[-1])["complete"] is True
     path = tmp_path / "messages.jsonl"
     path.write_text(exported)
-    assert "3 messages can be imported" in run("import", str(path), "--dry-run").stderr
-    assert "cut off" not in run("import", str(path), "--queue", f"{queue}.again").stderr
-    again = rows(run("msg", "ls", f"{queue}.again"))
+    assert "3 messages are valid" in run("message", "import", str(path), "--dry-run").stderr
+    assert "cut off" not in run("message", "import", str(path), "--queue", f"{queue}.again").stderr
+    again = rows(run("message", "list", f"{queue}.again"))
     assert sorted(row["preview"] for row in again) == ['{"n": 0}', '{"n": 1}', '{"n": 2}']
 
 
@@ -151,29 +153,29 @@ def test_import_stores_nothing_where_a_late_line_is_wrong(
 ) -> None:
     good = json.dumps({"content": "x", "queue": queue})
     lines = [*[good] * 501, json.dumps({"queue": queue} | wrong)]
-    assert told in run("import", "-", *flags, code=1, input="\n".join(lines)).stderr
-    assert [row["name"] for row in rows(run("queues", queue))] == []
+    assert told in run("message", "import", "-", *flags, code=1, input="\n".join(lines)).stderr
+    assert [row["name"] for row in rows(run("queue", "list", queue))] == []
 
 
 def test_import_says_where_an_export_seems_cut_off(run: RunCommand, queue: str) -> None:
     fill(run, queue)
-    lines = run("export", f"queue:{queue}").stdout.splitlines()[:-1]
-    result = run("import", "-", "--dry-run", input="\n".join(lines))
-    assert "looks like an export without its end" in result.stderr
-    assert "3 messages can be imported" in result.stderr
+    lines = run("message", "export", f"queue:{queue}").stdout.splitlines()[:-1]
+    result = run("message", "import", "-", "--dry-run", input="\n".join(lines))
+    assert "is an incomplete export" in result.stderr
+    assert "3 messages are valid" in result.stderr
 
 
 def test_import_that_is_cut_off_says_what_is_stored(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     run("queue", "set", queue, "max_messages=500")
     good = json.dumps({"content": "x", "queue": queue})
-    result = run("import", "-", code=4, input="\n".join([good] * 501))
-    assert "500 messages stored, from the beginning" in result.stderr
+    result = run("message", "import", "-", code=4, input="\n".join([good] * 501))
+    assert "500 messages stored; continue with line 501" in result.stderr
 
 
 def test_export_as_csv_has_a_head(run: RunCommand, queue: str) -> None:
     fill(run, queue, 1)
-    lines = run("export", f"queue:{queue}", "--format", "csv").stdout.splitlines()
+    lines = run("message", "export", f"queue:{queue}", "--format", "csv").stdout.splitlines()
     assert len(lines) == 2
     assert "queue" in lines[0].split(",")
 
@@ -181,19 +183,19 @@ def test_export_as_csv_has_a_head(run: RunCommand, queue: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["ready"], 0, "OK: the broker takes messages"),
+        (["ready"], 0, "OK: the broker accepts messages"),
         (["backlog", "-w", "2", "-c", "5"], 1, "WARNING: 3 ready in"),
         (["backlog", "-w", "1", "-c", "2"], 2, "CRITICAL: 3 ready in"),
         (["age", "-w", "1h", "-c", "2h"], 0, "OK: "),
-        (["consumer"], 2, "CRITICAL: 0 consumers of"),
-        (["dead"], 0, "OK: 0 dead letters"),
+        (["consumers"], 2, "CRITICAL: 0 consumers of"),
+        (["dead-letters"], 0, "OK: 0 dead letters"),
     ],
 )
 def test_check_ends_with_the_code_of_its_level(
     run: RunCommand, arguments: list[str], code: int, words: str
 ) -> None:
     name = "g.checked"
-    if not rows(run("queues", name)):
+    if not rows(run("queue", "list", name)):
         fill(run, name)
     named = [] if arguments[0] == "ready" else [name]
     result = run("check", arguments[0], *named, *arguments[1:], code=code)
@@ -207,26 +209,40 @@ def test_check_of_the_disk_says_how_much_is_free(run: RunCommand) -> None:
 def test_flush_deletes_messages_and_queue_but_not_a_pinned_one(run: RunCommand, queue: str) -> None:
     fill(run, queue)
     run("queue", "set", queue, "pinned=true")
-    assert "the queue stays" in run("flush", queue, "--yes").stderr
+    assert (
+        f"the queue {queue} stays"
+        in run("queue", "delete", "--with-messages", queue, "--yes").stderr
+    )
     run("queue", "set", queue, "pinned=false")
-    run("flush", queue, "--yes")
-    run("show", queue, code=3)
+    run("queue", "delete", "--with-messages", queue, "--yes")
+    run("queue", "show", queue, code=3)
 
 
 def test_top_prints_the_queues_once(run: RunCommand, queue: str) -> None:
     fill(run, queue, 1)
-    assert "ready ·" in run("top", "--once").stdout
+    assert "ready ·" in run("queue", "top", "--once").stdout
 
 
 def test_tail_shows_what_happens(broker: BrokerProcess, run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
-    command = [sys.executable, "-m", "phpmq_lite", "tail", queue, "-n", "2", "--kind", "publish"]
+    command = [
+        sys.executable,
+        "-m",
+        "phpmq_lite",
+        "queue",
+        "tail",
+        queue,
+        "-n",
+        "2",
+        "--kind",
+        "publish",
+    ]
     with subprocess.Popen(
         [*command, "--data", str(broker.data)], stdout=subprocess.PIPE, text=True
     ) as tail:
         try:
             while tail.poll() is None:  # until it has begun to look
-                run("publish", queue, "--data", "x")
+                run("publish", queue, "--body", "x")
             shown = [json.loads(line) for line in tail.stdout or ()]
         finally:
             tail.kill()

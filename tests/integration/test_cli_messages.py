@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phpmq_lite import settings
+from phpmq_lite.cli.errors import RENAMED
 from phpmq_lite.cli.main import COMMANDS, SECTIONS, root_command
 from tests.support.fork_server import BrokerProcess, broker_process
 
@@ -17,10 +18,16 @@ RAW = re.compile(  # what Python, pydantic, aiohttp and OpenSSL say to programme
     r"\[Errno|Traceback|pydantic|ValidationError|Input should|Extra inputs|String should"
     r"|Value error|byte string|Connect call|_ssl\.c|WRONG_VERSION|object at 0x|\[SSL"
 )
-NO_BROKER = ("init", "completion", "serve", "bench", "config", "context", "doctor", "verify",
-             "migrate", "restore", "envelope", "schema", "frame", "outbox", "pipeline", "worker",
-             "import-initphp", "import-beanstalkd")  # fmt: skip
-VALUES = {"shell": "bash", "decision": "keep", "settings": "max_deliveries=3", "id": "0" * 32}
+NO_BROKER = {"completion", "serve", "bench", "config", "context", "doctor", "database verify",
+             "database migrate", "backup restore", "backup test", "envelope", "schema", "frame",
+             "outbox", "pipeline", "worker", "import"}  # fmt: skip
+VALUES = {
+    "shell": "bash",
+    "name": "x",
+    "decision": "keep",
+    "settings": "max_deliveries=3",
+    "id": "0" * 32,
+}
 
 
 def leaves(
@@ -37,8 +44,9 @@ def leaves(
         yield from leaves(inner, (*path, name), context)
 
 
+CONTEXT = click.Context(root_command)
 LEAVES = dict(leaves(root_command))
-ASKING = [path for path in LEAVES if path[0] not in NO_BROKER]
+ASKING = [path for path in LEAVES if not {path[0], " ".join(path)} & NO_BROKER]
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +75,8 @@ def whole(path: tuple[str, ...]) -> list[str]:
     line += [
         VALUES.get(one.name or "", "x")
         for one in LEAVES[path].params
-        if isinstance(one, click.Argument) and (one.required or one.nargs == -1)
+        if isinstance(one, click.Argument)
+        if one.required or one.nargs == -1 or one.name == "name"
     ]
     flags = [flag for one in LEAVES[path].params for flag in one.opts]
     return [*line, *(["--yes"] if "--yes" in flags else [])]
@@ -85,9 +94,9 @@ def test_unknown_option_is_named_by_every_command(path: tuple[str, ...]) -> None
 @pytest.mark.parametrize("path", ASKING, ids=" ".join)
 def test_broker_that_is_down_is_named_with_what_to_do(path: tuple[str, ...]) -> None:
     result = ask(*whole(path), "--url", "http://127.0.0.1:9")
-    if path == ("user", "passwd"):  # without a terminal it wants more before it asks
-        assert "needs --password-file" in result.stderr
-    elif path == ("import",):  # of no lines
+    if path == ("user", "set-password"):  # without a terminal it wants more before it asks
+        assert "--password-file is required" in result.stderr
+    elif path == ("message", "import"):  # of no lines
         assert result.exit_code == 0
     else:
         assert "no broker answers on http://127.0.0.1:9: Connection refused" in result.output
@@ -96,28 +105,28 @@ def test_broker_that_is_down_is_named_with_what_to_do(path: tuple[str, ...]) -> 
 
 
 BAD_VALUES = [
-    (["queues", "--set", "limits.credit=x"], 78, "limits.credit is 'x', it must be"),
-    (["queues", "--set", "limits.memory=blah"], 78, "it must be a size, such as 512 MiB"),
-    (["queues", "--set", "tcp.open=perhaps"], 78, "it must be true or false"),
-    (["queues", "--set", "tcp.allow=x"], 78, "it must be a network, such as 10.0.0.0/8"),
-    (["queues", "--config", __file__], 78, "is not valid TOML"),
-    (["queues", "--url", "https://127.0.0.1:{admin}"], 1, "it does not speak TLS"),
-    (["queues", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not answer as an admin does"),
-    (["queues", "--url", "http://127.0.0.1:{admin}/no"], 3, "Check --url"),
-    (["queues", "--url", "http://nowhere.invalid"], 1, "no broker answers on http://nowhere"),
-    (["queues", "--url", "phpmq://127.0.0.1:{phpmq}"], 1, "this asks the admin"),
-    (["publish", "q", "--data", "x", "--url", "phpmqs://127.0.0.1:{phpmq}"], 1, "cannot connect"),
-    (["publish", "q", "--data", "x", "--url", "phpmq://127.0.0.1:9"], 1, "Connection refused"),
-    (["publish", "q", "--data", "x", "--url", "unix:/none"], 1, "No such file or directory"),
+    (["backup", "list", "--set", "limits.credit=x"], 78, "limits.credit is 'x', it must be"),
+    (["backup", "list", "--set", "limits.memory=blah"], 78, "it must be a size, such as 512 MiB"),
+    (["backup", "list", "--set", "tcp.open=perhaps"], 78, "it must be true or false"),
+    (["backup", "list", "--set", "tcp.allow=x"], 78, "it must be a network, such as 10.0.0.0/8"),
+    (["queue", "list", "--config", __file__], 78, "is not valid TOML"),
+    (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "it does not speak TLS"),
+    (["queue", "list", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not speak HTTP"),
+    (["queue", "list", "--url", "http://127.0.0.1:{admin}/no"], 3, "--url does not seem"),
+    (["queue", "list", "--url", "http://nowhere.invalid"], 1, "no broker answers on http://nowhere"),
+    (["queue", "list", "--url", "phpmq://127.0.0.1:{phpmq}"], 1, "this command needs the admin"),
+    (["publish", "q", "--body", "x", "--url", "phpmqs://127.0.0.1:{phpmq}"], 1, "cannot connect"),
+    (["publish", "q", "--body", "x", "--url", "phpmq://127.0.0.1:9"], 1, "Connection refused"),
+    (["publish", "q", "--body", "x", "--url", "unix:/none"], 1, "No such file or directory"),
     (["publish", "q", "/none"], 1, "/none: No such file or directory"),
-    (["publish", "q", "--data", "x", "--tls-cert", __file__, "--url", "phpmqs://a"], 1, "no PEM"),
-    (["import-beanstalkd", "127.0.0.1:9"], 1, "beanstalkd at 127.0.0.1:9: Connection refused"),
+    (["publish", "q", "--body", "x", "--tls-cert", __file__, "--url", "phpmqs://a"], 1, "PEM"),
+    (["import", "beanstalkd", "127.0.0.1:9"], 1, "beanstalkd at 127.0.0.1:9: Connection refused"),
     (["queue", "set", "q", "max_deliveries=x", "{here}"], 4, "max_deliveries must be a whole"),
     (["queue", "set", "q", "max_deliveries=-1", "{here}"], 4, "max_deliveries must be at least 0"),
     (["queue", "set", "q", "no_such=1", "{here}"], 4, "no_such is unknown"),
     (["queue", "set", "q", "on_expire=x", "{here}"], 4, "on_expire must be history, dead_letter"),
-    (["search", "x" * 3000, "{here}"], 4, "Error: q has more than 2000 characters.\n"),
-    (["msg", "requeue", "0" * 32, "--ttl", "9999999999", "{here}"], 4, "ttl_s must be at most"),
+    (["message", "search", "x" * 3000, "{here}"], 4, "Error: q has more than 2000 characters.\n"),
+    (["message", "requeue", "0" * 32, "--ttl", "9999999999", "{here}"], 4, "ttl_s must be at most"),
     (["bench", "--url", "127.0.0.1:1"], 2, "write phpmq://HOST:PORT"),
 ]  # fmt: skip
 
@@ -136,6 +145,12 @@ def test_bad_value_is_named_in_our_words(
     assert result.exit_code == code
 
 
+def test_content_given_as_data_is_pointed_to_body() -> None:
+    result = ask("publish", "q", "--data", '{"id": 1}')
+    assert 'there is no data folder {"id": 1}; the content is --body' in result.stderr
+    assert result.exit_code == 2
+
+
 @pytest.mark.parametrize("name", [name for name in COMMANDS if len(name) > 3])
 def test_typo_in_a_command_gets_the_command(name: str) -> None:
     result = ask(name[:2] + name[3:])
@@ -150,9 +165,43 @@ def test_typo_in_a_group_gets_its_command() -> None:
     assert (result.exit_code, "'ready'" in result.stderr) == (3, True)
 
 
-def test_option_of_an_earlier_name_gets_the_new_one() -> None:
-    assert "It is --url now" in ask("queues", "--node", "http://127.0.0.1:9").stderr
-    assert "It is --url now" in ask("publish", "q", "--connect", "127.0.0.1:9").stderr
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ("queues", "`phpmq-lite queue list`"),
+        ("flushall --yes", "`phpmq-lite queue delete --all --with-messages`"),
+        ("queue ls", "`phpmq-lite queue list`"),
+        ("msg get x", "`phpmq-lite message show`"),
+        ("dead groups", "`phpmq-lite dead-letter list --by-cause`"),
+        ("import lines.jsonl", "`phpmq-lite message import FILE`"),
+        ("import --queue q lines.jsonl", "`phpmq-lite message import --queue`"),
+        ("restore x --drill", "`phpmq-lite backup test`"),
+        ("backup --to x", "`phpmq-lite backup create --copy-to`"),
+        ("check consumer q", "`phpmq-lite check consumers`"),
+        ("publish q --connect 127.0.0.1:9", "--url"),
+        ("queue list --node http://127.0.0.1:9", "--url"),
+        ("queue list --set data=x", "--config FILE"),
+        ("message delete --apply x", "--selection"),
+    ],
+)
+def test_earlier_command_or_option_gets_the_new_one(earlier: str, now: str) -> None:
+    result = ask(*earlier.split())
+    assert f" Use {now}" in result.stderr
+    assert result.exit_code == (3 if earlier.startswith("check") else 2)
+
+
+def test_each_replacement_of_an_earlier_name_exists() -> None:
+    for earlier, new in RENAMED.items():
+        words = new.split()
+        names = tuple(word for word in words if word.islower() and not word.startswith("--"))
+        options = {word for word in words if word.startswith("--")}
+        if names and not new.startswith("--"):
+            command = LEAVES.get(names) or root_command.get_command(CONTEXT, names[0])
+            assert command is not None, earlier
+            assert options <= {name for one in command.params for name in one.opts}, earlier
+        elif new.startswith("--"):
+            known = {name for one in LEAVES.values() for param in one.params for name in param.opts}
+            assert words[0].strip(",") in known, earlier
 
 
 def test_help_has_the_commands_in_sections() -> None:
@@ -179,11 +228,11 @@ def test_trace_shows_the_messages_of_all_queues(broker: BrokerProcess) -> None:
     trace_id = "51ca578a-7ebc-4976-8a46-4dec711329fd"
     here = ["--data", str(broker.data)]
     for queue in ("first", "second"):
-        envelope = ask("envelope", "make", "urn:babel:a:b", "--trace-id", trace_id).stdout
+        envelope = ask("envelope", "create", "urn:babel:a:b", "--trace-id", trace_id).stdout
         url = ["--url", f"phpmq://{broker.phpmq[0]}"]
         ask("queue", "create", queue, *here)
         ask("queue", "set", queue, "payload_policy=observe", *here)
-        ask("publish", queue, "--data", envelope, *url)
+        ask("publish", queue, "--body", envelope, *url)
     rows = [json.loads(line) for line in ask("trace", trace_id, *here).stdout.splitlines()]
     assert [row["queue"] for row in rows] == ["second", "first"]
     missing = ask("trace", "nowhere", *here)
@@ -194,6 +243,6 @@ def test_trace_shows_the_messages_of_all_queues(broker: BrokerProcess) -> None:
 def test_search_without_hits_says_how_to_search_for_a_queue(broker: BrokerProcess) -> None:
     here = ["--data", str(broker.data)]
     ask("queue", "create", "orders", *here)
-    assert "queue:orders" in ask("search", "orders", *here).stderr
-    assert "queue:nowhere*" in ask("search", "nowhere", *here).stderr
-    assert ask("search", "state:dead", *here).stderr == "nothing matches\n"
+    assert "queue:orders" in ask("message", "search", "orders", *here).stderr
+    assert "queue:nowhere*" in ask("message", "search", "nowhere", *here).stderr
+    assert ask("message", "search", "state:dead", *here).stderr == "nothing matches\n"

@@ -37,17 +37,19 @@ def run(broker: BrokerProcess) -> RunCommand:
 def test_expect_looks_at_the_queue_of_this_name_alone(
     run: RunCommand, name: str, other: str
 ) -> None:
-    after = run("expect", "--cursor", "--", name).stdout.strip()
-    run("publish", "--data", "other", "--", other)
-    run("publish", "--data", "mine", "--", name)
-    found = json.loads(run("expect", "--after", after, "--timeout", "5s", "--", name).stdout)
+    after = run("message", "wait", "--cursor", "--", name).stdout.strip()
+    run("publish", "--body", "other", "--", other)
+    run("publish", "--body", "mine", "--", name)
+    found = json.loads(
+        run("message", "wait", "--after", after, "--timeout", "5s", "--", name).stdout
+    )
     assert found["preview"] == "mine"
 
 
 def test_settings_take_texts_that_look_like_numbers(run: RunCommand) -> None:
     run("queue", "create", "looks")
     run("queue", "set", "looks", "note=42", "owner=true", "dead_letter_queue=7", "pinned=true")
-    settings = json.loads(run("show", "looks", "-o", "json").stdout)["settings"]
+    settings = json.loads(run("queue", "show", "looks", "-o", "json").stdout)["settings"]
     shown = [settings[name] for name in ("note", "owner", "dead_letter_queue", "pinned")]
     assert shown == ["42", "true", "7", True]
     refused = run("queue", "set", "looks", "max_messages=many", code=4)

@@ -23,7 +23,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with broker_process(data, "--admin", "127.0.0.1:0") as running:
         added = CliRunner().invoke(
             root_command,
-            ["user", "add", "anna", "--password-file", "-", "--data", str(data)],
+            ["user", "create", "anna", "--password-file", "-", "--data", str(data)],
             input="a long password for anna\n",
         )
         assert added.exit_code == 0, added.output
@@ -31,7 +31,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def token_file(broker: BrokerProcess, folder: Path, role: str) -> Path:
-    arguments = ["token", "add", f"{role}-{folder.name}", "--role", role, "--data"]
+    arguments = ["token", "create", f"{role}-{folder.name}", "--role", role, "--data"]
     made = CliRunner().invoke(root_command, [*arguments, str(broker.data)])
     assert made.exit_code == 0, made.output
     path = folder / role
@@ -99,7 +99,7 @@ def test_doctor_tells_a_database_from_another_file(doctor: Doctor, tmp_path: Pat
     arguments = ["pipeline", "doctor", "-o", "jsonl", "--out", str(tmp_path / "out"), "--path"]
     done = CliRunner().invoke(root_command, [*arguments, str(tmp_path / "notes.txt")])
     assert done.exit_code == 1
-    assert "this is no SQLite database" in done.stdout
+    assert "it is not an SQLite database" in done.stdout
 
 
 def test_status_asks_the_broker_where_no_summary_lies_here(
@@ -136,4 +136,4 @@ def test_app_ids_are_listed_and_transferred(broker: BrokerProcess) -> None:
     [row] = [json.loads(line) for line in run("app-ids", "-o", "jsonl").stdout.splitlines()]
     assert (row["app_id"], row["owner"], row["version"]) == ("nightly", "control", 7)
     assert "belongs to anna" in run("transfer", "nightly", "--to", "anna").stderr
-    assert "belongs to the next who" in run("transfer", "nightly").stderr
+    assert "belongs to the next user who" in run("transfer", "nightly").stderr

@@ -40,7 +40,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
 
 
 def envelope_file(run: Run, path: Path, data: str = '{"order_id": 1}', urn: str = URN) -> Path:
-    path.write_bytes(run("envelope", "make", urn, data).stdout_bytes)
+    path.write_bytes(run("envelope", "create", urn, data).stdout_bytes)
     return path
 
 
@@ -88,7 +88,7 @@ def test_payloads_of_files_are_judged(run: Run, folder: Path, tmp_path: Path) ->
 
 
 def test_payload_of_standard_input_is_judged(run: Run, folder: Path) -> None:
-    content = run("envelope", "make", URN, "{}").stdout_bytes
+    content = run("envelope", "create", URN, "{}").stdout_bytes
     [row] = rows(run("schema", "validate", folder, "-", code=1, input=content))
     assert row["detail"] == "/data/order_id is missing"
 
@@ -114,58 +114,63 @@ def test_two_versions_are_compared(run: Run, tmp_path: Path) -> None:
     write(old, ORDER)
     write(mild, ORDER | {"properties": ORDER["properties"] | {"note": {}}})  # type: ignore[operator]
     write(hard, ORDER | {"properties": {}})
-    assert rows(run("schema", "compat", old, old)) == []
-    assert [row["level"] for row in rows(run("schema", "compat", old, mild))] == ["note"]
-    [row] = rows(run("schema", "compat", old, hard, code=1))
+    assert rows(run("schema", "compare", old, old)) == []
+    assert [row["level"] for row in rows(run("schema", "compare", old, mild))] == ["note"]
+    [row] = rows(run("schema", "compare", old, hard, code=1))
     assert (row["level"], row["pointer"]) == ("breaking", "/data/order_id")
-    assert json.loads(run("schema", "compat", old, hard, "-o", "json", code=1).stdout) == [row]
+    assert json.loads(run("schema", "compare", old, hard, "-o", "json", code=1).stdout) == [row]
 
 
 def test_two_folders_are_compared(run: Run, folder: Path, tmp_path: Path) -> None:
     new = write_folder(tmp_path / "new", {"urn:new": "order.json"}, order=ORDER)
-    found = rows(run("schema", "compat", folder, new, code=1))
+    found = rows(run("schema", "compare", folder, new, code=1))
     assert [(row["urn"], row["level"]) for row in found] == [(URN, "breaking"), ("urn:new", "note")]
-    run("schema", "compat", folder, new / "order.json", code=2)
+    run("schema", "compare", folder, new / "order.json", code=2)
 
 
 def test_what_is_no_schema_is_not_compared(run: Run, tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     write(old, ORDER)
     write(new, {"properties": {"a": 1}})
-    assert "/properties/a" in run("schema", "compat", old, new, code=1).stderr
+    assert "/properties/a" in run("schema", "compare", old, new, code=1).stderr
 
 
 # -- envelope
 
 
 def test_envelope_is_made_right(run: Run) -> None:
-    made = run("envelope", "make", URN, '{"n": 1, "s": "ü"}', "--queue", "orders")
+    made = run("envelope", "create", URN, '{"n": 1, "s": "ü"}', "--queue", "orders")
     found = decode(made.stdout_bytes)
     assert (found["job"], found["data"]) == (URN, {"n": 1, "s": "ü"})
     assert (found["meta"]["queue"], found["attempts"]) == ("orders", 0)
     assert not made.stdout.endswith("\n")
-    assert rows(run("envelope", "lint", "-", input=made.stdout_bytes)) == []
+    assert rows(run("envelope", "check", "-", input=made.stdout_bytes)) == []
 
 
 def test_envelope_takes_up_a_trace_and_reads_its_data_from_a_pipe(run: Run) -> None:
     trace = "7b3f1c2a-0000-4000-8000-000000000001"
-    made = run("envelope", "make", URN, "-", "--trace-id", trace, input='{"n": 1}')
+    made = run("envelope", "create", URN, "-", "--trace-id", trace, input='{"n": 1}')
     assert decode(made.stdout_bytes)["trace_id"] == trace
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [("[]", "not an object"), ("{", "not JSON"), ('{"a": 1, "a": 2}', "repeated"), ("NaN", "NaN")],
+    [
+        ("[]", "not a JSON object"),
+        ("{", "not JSON"),
+        ('{"a": 1, "a": 2}', "repeated"),
+        ("NaN", "NaN"),
+    ],
 )
 def test_envelope_is_not_made_of_what_is_no_object(run: Run, data: str, words: str) -> None:
-    result = run("envelope", "make", URN, data, code=1)
+    result = run("envelope", "create", URN, data, code=1)
     assert words in result.stderr
     assert result.stdout == ""
 
 
 def test_envelope_is_made_by_its_schema(run: Run, folder: Path) -> None:
-    run("envelope", "make", URN, '{"order_id": 1}', "--schemas", folder)
-    result = run("envelope", "make", URN, "{}", "--schemas", folder, code=1)
+    run("envelope", "create", URN, '{"order_id": 1}', "--schemas", folder)
+    result = run("envelope", "create", URN, "{}", "--schemas", folder, code=1)
     assert "/data/order_id is missing" in result.stderr
 
 
@@ -178,7 +183,7 @@ def test_envelope_is_made_by_its_schema(run: Run, folder: Path) -> None:
     ],
 )
 def test_lint_names_layer_and_reason(run: Run, content: bytes, layer: str, reason: str) -> None:
-    found = rows(run("envelope", "lint", "-", code=1, input=content))
+    found = rows(run("envelope", "check", "-", code=1, input=content))
     assert (found[0]["layer"], found[0]["reason"]) == (layer, reason)
 
 
@@ -186,40 +191,40 @@ def test_lint_leaves_producers_alone_for_consumers(run: Run) -> None:
     content = (
         b'{"job": "u", "trace_id": "t", "data": {}, "meta": {"schema_version": 1}, "attempts": 0}'
     )
-    found = rows(run("envelope", "lint", "-", code=1, input=content))
+    found = rows(run("envelope", "check", "-", code=1, input=content))
     assert {row["layer"] for row in found} == {"C", "hint"}
-    assert rows(run("envelope", "lint", "-", "--consumer", input=content)) == []
+    assert rows(run("envelope", "check", "-", "--consumer", input=content)) == []
 
 
 @pytest.mark.parametrize(
     "urn", ["App\\Jobs\\UserRegistered", "users.registered", "urn:babel:Orders:Created"]
 )
 def test_lint_hints_at_the_convention_with_exit_code_0(run: Run, urn: str) -> None:
-    made = run("envelope", "make", urn, "{}").stdout_bytes
-    [hint] = rows(run("envelope", "lint", "-", input=made))
+    made = run("envelope", "create", urn, "{}").stdout_bytes
+    [hint] = rows(run("envelope", "check", "-", input=made))
     assert (hint["layer"], hint["reason"], hint["pointer"]) == ("hint", "convention", "/job")
-    assert rows(run("envelope", "lint", "-", "--consumer", input=made)) == []
+    assert rows(run("envelope", "check", "-", "--consumer", input=made)) == []
 
 
 def test_lint_looks_at_the_payload_too(run: Run, folder: Path, tmp_path: Path) -> None:
     file = envelope_file(run, tmp_path / "e.json", '{"order_id": "1"}')
-    run("envelope", "lint", file)
-    [row] = rows(run("envelope", "lint", file, "--schemas", folder, code=1))
+    run("envelope", "check", file)
+    [row] = rows(run("envelope", "check", file, "--schemas", folder, code=1))
     assert (row["layer"], row["reason"]) == ("B", "schema_mismatch")
 
 
 def test_lint_reads_an_empty_list_as_it_is_told(run: Run) -> None:
-    made = decode(run("envelope", "make", URN, "{}").stdout_bytes)
+    made = decode(run("envelope", "create", URN, "{}").stdout_bytes)
     made["data"] = []
     content = json.dumps(made)
-    run("envelope", "lint", "-", "--consumer", code=1, input=content)
-    run("envelope", "lint", "-", "--consumer", "--empty-list-data", "always", input=content)
+    run("envelope", "check", "-", "--consumer", code=1, input=content)
+    run("envelope", "check", "-", "--consumer", "--empty-list-data", "always", input=content)
 
 
 def test_envelope_is_shown(run: Run, tmp_path: Path) -> None:
     file = envelope_file(run, tmp_path / "e.json")
     shown = json.loads(run("envelope", "show", file, "-o", "json").stdout)
-    assert shown["verdict"] == "fine"
+    assert shown["verdict"] == "valid"
     assert shown["envelope"]["job"] == URN
     assert json.loads(run("envelope", "show", file).stdout) == shown
     table = run("envelope", "show", file, "-o", "table").stdout

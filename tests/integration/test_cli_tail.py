@@ -25,7 +25,7 @@ async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
 @asynccontextmanager
 async def tail(tmp_path: Path, queue: str) -> AsyncIterator[Process]:
     """Run the command in a process of its own."""
-    given = ["-m", "phpmq_lite", "tail", queue, "--kind", "publish"]
+    given = ["-m", "phpmq_lite", "queue", "tail", queue, "--kind", "publish"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *given, "--data", str(tmp_path / "data"), stdout=PIPE, stderr=PIPE
     )
@@ -83,7 +83,7 @@ async def test_tail_without_a_place_for_its_stream_looks_once_a_second(
 ) -> None:
     monkeypatch.setattr(live_feeds, "STREAMS_OF_CONTROL", 0)
     said = await check_all_shown(site, tmp_path, 40)
-    assert said == "the broker has no place for another stream: looking once a second\n"
+    assert said == "the broker has too many streams open: polling once a second\n"
 
 
 @pytest.mark.usefixtures("site")
@@ -115,4 +115,4 @@ async def test_tail_ends_with_an_error_when_the_broker_stops(tmp_path: Path) -> 
         async with tail(tmp_path, "orders") as process:
             await publish_until_shown(site, process)
             site.broker.service.stop()
-            assert await ended(process) == (1, "Error: the broker stops\n")
+            assert await ended(process) == (1, "Error: the broker is stopping\n")

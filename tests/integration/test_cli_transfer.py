@@ -42,15 +42,18 @@ def run(broker: BrokerProcess) -> Run:
 def test_largest_body_comes_back_whatever_is_in_it(run: Run, mark: str) -> None:
     queue = f"large.{ord(mark)}"
     content = mark * (MAX_CONTENT // len(mark.encode()))
-    run("import", "-", input=json.dumps({"queue": queue, "content": content}))
-    exported = run("export", f"queue:{queue}").stdout
+    run("message", "import", "-", input=json.dumps({"queue": queue, "content": content}))
+    exported = run("message", "export", f"queue:{queue}").stdout
     assert json.loads(exported.splitlines()[0])["content"] == content
-    assert "1 message stored" in run("import", "-", "--queue", "back", input=exported).stderr
+    assert (
+        "1 message stored"
+        in run("message", "import", "-", "--queue", "back", input=exported).stderr
+    )
 
 
 def test_many_bodies_in_other_letters_are_sent_in_small_requests(run: Run) -> None:
     lines = [json.dumps({"queue": "letters", "content": "я" * 2_000})] * 600
-    assert "600 messages stored" in run("import", "-", input="\n".join(lines)).stderr
+    assert "600 messages stored" in run("message", "import", "-", input="\n".join(lines)).stderr
 
 
 def test_import_that_is_cut_off_says_with_which_line_to_go_on(run: Run) -> None:
@@ -59,16 +62,14 @@ def test_import_that_is_cut_off_says_with_which_line_to_go_on(run: Run) -> None:
     lines = [
         json.dumps({"queue": ("room", "full")[at % 2], "content": str(at)}) for at in range(1_000)
     ]
-    result = run("import", "-", code=4, input="\n\n".join(lines))
-    assert "601 messages stored, from the beginning of it; the next is in line 1203;" in (
-        result.stderr
-    )
-    rows = map(json.loads, run("queues").stdout.splitlines())
+    result = run("message", "import", "-", code=4, input="\n\n".join(lines))
+    assert "601 messages stored; continue with line 1203" in (result.stderr)
+    rows = map(json.loads, run("queue", "list").stdout.splitlines())
     counts = {row["name"]: row["ready"] for row in rows}
     assert (counts["room"], counts["full"]) == (301, 300)
     rest = "\n\n".join(lines).split("\n")[1_202:]
     run("queue", "set", "full", "max_messages=")
-    assert "399 messages stored" in run("import", "-", input="\n".join(rest)).stderr
+    assert "399 messages stored" in run("message", "import", "-", input="\n".join(rest)).stderr
 
 
 def test_line_whose_content_was_gone_is_left_out(run: Run) -> None:
@@ -76,16 +77,18 @@ def test_line_whose_content_was_gone_is_left_out(run: Run) -> None:
         json.dumps({"id": "0" * 32, "queue": "gone", "content": content})
         for content in (None, "x", None)
     ]
-    result = run("import", "-", input="\n".join([*lines, '{"complete": true, "count": 3}']))
-    assert "2 messages left out" in result.stderr
+    result = run(
+        "message", "import", "-", input="\n".join([*lines, '{"complete": true, "count": 3}'])
+    )
+    assert "2 messages skipped" in result.stderr
     assert "1 message stored" in result.stderr
 
 
 def test_import_without_a_broker_says_what_is_not_known() -> None:
     line = json.dumps({"queue": "a", "content": "x"})
     result = CliRunner().invoke(
-        root_command, ["import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"
+        root_command, ["message", "import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"
     )
     assert result.exit_code == 1
-    told = "0 messages stored, from the beginning of it; of the next 1, from line 2 on, it is not"
+    told = "0 messages stored; the next 1, from line 2 on, may or may not be stored"
     assert told in result.stderr

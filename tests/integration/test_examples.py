@@ -395,7 +395,7 @@ def test_babelqueue_worker_mails_and_puts_aside(broker: BrokerProcess) -> None:
         )  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "phpmq_lite", "worker", "--app", "handlers:app", "--url",
-         f"phpmq://{address}", "--backoff", "0", "--stop-when-empty", "--reserve-timeout", "0.3"],
+         f"phpmq://{address}", "--backoff", "0", "--stop-when-empty"],
         cwd=folder, env=environment, check=True, timeout=60, text=True, capture_output=True,
     )  # fmt: skip
     assert "mail to anna@example.org, trace " in done.stdout

@@ -1,4 +1,4 @@
-"""``import-beanstalkd`` from a real beanstalkd into a real broker."""
+"""``import beanstalkd`` from a real beanstalkd into a real broker."""
 
 import json
 import signal
@@ -49,7 +49,8 @@ def tube() -> str:
 
 def run(broker: BrokerProcess, source: BeanstalkdServer, *flags: str) -> Result:
     where = [
-        "import-beanstalkd",
+        "import",
+        "beanstalkd",
         source.address,
         "--url",
         f"phpmq://{broker.phpmq[0]}",
@@ -112,7 +113,7 @@ def test_copy_arrives_by_priority_and_leaves_beanstalkd_as_it_was(
     done = run(broker, source)
     assert done.exit_code == 0
     assert done.stderr == (
-        "beanstalkd has all its jobs still: --move deletes there what is stored here\n5 stored\n"
+        "the jobs remain in beanstalkd; --move deletes those that are stored\n5 stored\n"
     )
     assert_all_arrived(broker, tube)
     assert states(source) == before == {"ready": 3, "delayed": 1, "buried": 1, "reserved": 0}
@@ -129,7 +130,7 @@ def test_move_empties_beanstalkd(
     fill(source, tube)
     done = run(broker, source, "--move")
     assert done.exit_code == 0
-    assert done.stderr == "5 deleted in beanstalkd, which has 0 left\n5 stored\n"
+    assert done.stderr == "5 deleted in beanstalkd; 0 left\n5 stored\n"
     assert_all_arrived(broker, tube)
     assert sum(states(source).values()) == 0
 
@@ -166,8 +167,8 @@ def test_job_that_a_worker_has_stays_with_it(
     done = run(broker, source, "--move")
     assert done.exit_code == 0
     assert done.stderr == (
-        "1 deleted in beanstalkd, which has 1 left\n"
-        "1 left out: a worker has reserved them; run this again later\n1 stored\n"
+        "1 deleted in beanstalkd; 1 left\n"
+        "1 skipped: a worker has reserved them; run the import again later\n1 stored\n"
     )
     assert [body for body, _ in take(broker, tube)] == [b"free"]
     assert source.server.ask([b"delete %d" % held, b"delete %d" % free])[0].words == [b"DELETED"]
@@ -214,7 +215,7 @@ def test_journal_leaves_out_what_an_earlier_run_stored(
     source.put(tube, b"new")
     assert run(broker, source, *journal, "--dry-run").stderr.endswith("1 would be published\n")
     done = run(broker, source, *journal, "--move")
-    assert done.stderr == "2 deleted in beanstalkd, which has 0 left\n1 stored\n"
+    assert done.stderr == "2 deleted in beanstalkd; 0 left\n1 stored\n"
     assert [body for body, _ in take(broker, tube)] == [b"old", b"new"]
 
 
@@ -268,10 +269,12 @@ def test_ids_of_a_new_beanstalkd_are_no_repetition(
 
 
 def test_job_that_cannot_be_stored_stays_ready_and_the_rest_goes_on(
-    broker: BrokerProcess, source: BeanstalkdServer, tube: str
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
     source.put(tube, b"x" * 2_000, b"small")
-    done = run(broker, source, "--move", "--set", "limits.max_content=1024")
+    config = tmp_path / "limits.toml"
+    config.write_text("[limits]\nmax_content = 1024\n")
+    done = run(broker, source, "--move", "--config", str(config))
     assert done.exit_code == 1
     assert f"job 1 of tube {tube}: " in done.stderr
     assert done.stderr.endswith("1 stored\nError: 1 could not be stored\n")
@@ -306,7 +309,7 @@ def test_jobs_of_an_older_beanstalkd_are_moved_without_a_reservation(
 
     monkeypatch.setattr(BeanstalkdClient, "__init__", older)
     done = run(broker, source, "--move")
-    assert done.stderr.startswith("this beanstalkd cannot reserve a job by its id")
+    assert done.stderr.startswith("this beanstalkd cannot reserve a job by id")
     assert done.exit_code == 0
     assert_all_arrived(broker, tube)
 
@@ -344,7 +347,7 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
         for _ in range(3):
             mover = ForkedProcess(
                 [
-                    "phpmq_lite", "import-beanstalkd", source.address,
+                    "phpmq_lite", "import", "beanstalkd", source.address,
                     "--url", f"phpmq://{broker.phpmq[0]}", "--move",
                 ],
                 stderr=stderr,
@@ -366,7 +369,7 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
     [
         (["--tube", "none"], 3, "beanstalkd has no tube 'none'"),
         (["--map", "none=some"], 3, "beanstalkd has no tube 'none'"),
-        (["--map", "none"], 2, "'none' is no TUBE=QUEUE"),
+        (["--map", "none"], 2, "'none' is not TUBE=QUEUE"),
         (["--url", "phpmq://127.0.0.1:1"], 1, "127.0.0.1:1"),
     ],
 )
@@ -390,8 +393,8 @@ def test_address_of_no_beanstalkd_is_named(broker: BrokerProcess) -> None:
         ("127.0.0.1:1", "beanstalkd at 127.0.0.1:1: "),
         (broker.phpmq[0], "beanstalkd closed the connection"),
         ("127.0.0.1:port", "is no address"),
-        ("unix:/tmp/socket", "is no HOST:PORT"),
+        ("unix:/tmp/socket", "is not HOST:PORT"),
     ):
-        done = CliRunner().invoke(root_command, ["import-beanstalkd", address])
+        done = CliRunner().invoke(root_command, ["import", "beanstalkd", address])
         assert done.exit_code != 0
         assert message in done.stderr

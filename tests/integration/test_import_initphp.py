@@ -1,4 +1,4 @@
-"""``import-initphp`` from an SQLite file into a real broker."""
+"""``import initphp`` from an SQLite file into a real broker."""
 
 import json
 import sqlite3
@@ -88,7 +88,15 @@ def fill(database: Path, queue: str) -> list[bytes]:
 
 
 def run(broker: BrokerProcess, database: Path, *flags: str) -> Result:
-    where = ["import-initphp", str(database), "--url", f"phpmq://{broker.phpmq[0]}", "-o", "jsonl"]
+    where = [
+        "import",
+        "initphp",
+        str(database),
+        "--url",
+        f"phpmq://{broker.phpmq[0]}",
+        "-o",
+        "jsonl",
+    ]
     return CliRunner().invoke(root_command, [*where, *flags], catch_exceptions=False)
 
 
@@ -110,7 +118,7 @@ def test_jobs_keep_bytes_attempts_and_delay_and_failed_ones_their_error(
     done = run(broker, database)
     assert done.exit_code == 0
     assert done.stderr == (
-        "1 left out: a worker has reserved them; run this again later\n5 stored\n"
+        "1 skipped: a worker has reserved them; run the import again later\n5 stored\n"
     )
     assert take(broker, queue) == [(bodies[0], 0), (bodies[1], 0)]
     ((retried, left_s),) = take(broker, f"{queue}.retry")

@@ -20,7 +20,6 @@ from tests.support.killed_relay import PLACES
 
 URN = "urn:babel:orders:created"
 ROWS = 60
-BATCH = 10
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +84,10 @@ def test_relay_sends_what_was_committed_byte_for_byte(
     with closing(sqlite3.connect(database)) as connection:
         Outbox(connection, queue=queue).publish(URN, {"n": 3})  # never committed
     done = relay(broker, database)
-    assert (done.exit_code, done.stderr) == (0, "2 sent\n")
+    assert (done.exit_code, done.stderr) == (0, "2 published\n")
     with connect_blocking(broker.phpmq[0]) as client, client.consume(queue) as deliveries:
         assert [next(deliveries).body, next(deliveries).body] == bodies(database)
-    assert relay(broker, database).stderr == "0 sent\n"
+    assert relay(broker, database).stderr == "0 published\n"
 
 
 def test_row_that_is_not_allowed_stays_and_status_shows_it(
@@ -100,7 +99,7 @@ def test_row_that_is_not_allowed_stays_and_status_shows_it(
     done = relay(broker, database)
     assert done.exit_code == 1
     assert "content is 9000000 bytes, the limit is 8388608" in done.stderr
-    assert done.stderr.endswith("Error: 1 stay; `phpmq-lite outbox status` shows them\n")
+    assert done.stderr.endswith("Error: 1 left; `phpmq-lite outbox status` shows them\n")
     assert stored(broker, queue) == [1, 3]
     (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
     assert (row["queue"], row["waiting"], row["failing"]) == (queue, 1, 1)
@@ -116,7 +115,10 @@ def test_row_without_a_queue_is_named_and_fails(
         connection.execute("UPDATE phpmq_outbox SET queue = '' WHERE seq = 1")
     done = relay(broker, database)
     assert done.exit_code == 1
-    assert " for no queue stays: a queue name has 1 to 255 bytes, not 0\n1 sent\n" in done.stderr
+    assert (
+        " for no queue is not published: a queue name has 1 to 255 bytes, not 0\n1 published\n"
+        in done.stderr
+    )
     assert stored(broker, queue) == [2]
     (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
     assert (row["queue"], row["waiting"], row["failing"]) == ("", 1, 1)
@@ -135,7 +137,7 @@ def test_paused_queue_keeps_its_rows_and_its_order(
     sell(database, other, 4)
     done = relay(broker, database)
     assert done.exit_code == 1
-    assert "1 sent\n" in done.stderr
+    assert "1 published\n" in done.stderr
     assert "paused" in done.stderr
     resume = ["queue", "resume", queue, "--side", "publishing", "--data", str(broker.data)]
     assert CliRunner().invoke(root_command, resume).exit_code == 0
@@ -150,7 +152,7 @@ def killed(
     arguments = [
         "tests.support.killed_relay", place, str(times),
         *(["mutant"] if is_mutant else []), "--", "outbox", "relay", "--once",
-        "--lease", "0s", "--batch", str(BATCH), "--url", f"phpmq://{broker.phpmq[0]}",
+        "--url", f"phpmq://{broker.phpmq[0]}",
         "--database", str(database),
     ]  # fmt: skip
     with database.with_name("killed.log").open("a", encoding="utf-8") as log:
@@ -175,7 +177,7 @@ def test_kill_finds_a_relay_with_other_keys_each_time(
     """A test that cannot fail is worth nothing."""
     sell(database, queue, *range(ROWS))
     assert killed(broker, database, place, 1, is_mutant=True) == -signal.SIGKILL
-    assert relay(broker, database, "--lease", "0s").exit_code == 0
+    assert relay(broker, database).exit_code == 0
     assert len(stored(broker, queue)) > ROWS
 
 
@@ -186,7 +188,8 @@ def test_two_relays_at_once_send_each_row_once_and_in_order(
     for name in queues:
         sell(database, name, *range(40))
     command = [
-        sys.executable, "-m", "phpmq_lite", "outbox", "relay", "--batch", "3", "--interval", "0.01",
+        sys.executable, "-m", "tests.support.killed_relay", "nowhere", "1", "--",
+        "outbox", "relay", "--interval", "0.01",
         "--url", f"phpmq://{broker.phpmq[0]}", "--database", str(database),
     ]  # fmt: skip
     relays = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -230,7 +233,7 @@ def test_relay_goes_on_when_the_broker_comes_back(tmp_path: Path, database: Path
             process.terminate()
             _, said = process.communicate(timeout=60)
     assert (first, second) == ([1], [2, 3])
-    assert (process.returncode, said) == (0, "3 sent\n")
+    assert (process.returncode, said) == (0, "3 published\n")
 
 
 def test_missing_table_is_named_and_can_be_made(broker: BrokerProcess, tmp_path: Path) -> None:
@@ -243,8 +246,8 @@ def test_missing_table_is_named_and_can_be_made(broker: BrokerProcess, tmp_path:
         "Error: empty.sqlite has no table phpmq_outbox; `phpmq-lite outbox init` creates it\n",
     )
     assert run("init", "--database", str(path)).exit_code == 0
-    assert relay(broker, path).stderr == "0 sent\n"
-    assert run("status", "--database", str(path), "-o", "table").stderr == "nothing waits\n"
+    assert relay(broker, path).stderr == "0 published\n"
+    assert run("status", "--database", str(path), "-o", "table").stderr == "no rows are waiting\n"
 
 
 def test_file_that_is_no_database_is_one_line(broker: BrokerProcess, tmp_path: Path) -> None:

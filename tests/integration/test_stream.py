@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from phpmq_lite.cli.signals import Interruption
+from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import BufferedSocket
 
 
@@ -26,9 +26,9 @@ def test_signal_that_interrupts_no_system_call_is_heard() -> None:
     ours, theirs = socket.socketpair()
     stream = BufferedSocket(ours)
     sender = threading.Thread(target=signal_this_thread)
-    with theirs, Interruption() as interruption:
+    with theirs, StopRequest() as stop:
         sender.start()
-        assert interruption.wait(wait_for_ever) is None
-    assert interruption.is_asked
+        assert stop.interruptible(wait_for_ever) is None
+    assert stop.is_requested
     sender.join()
     stream.close()

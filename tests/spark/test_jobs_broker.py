@@ -196,7 +196,15 @@ def test_queues_that_are_too_many_for_a_request_are_read(
 def test_token_that_may_only_look_keeps_the_summary_here_and_says_so(
     spark: SparkSession, broker_of_jobs: BrokerProcess, tmp_path: Path
 ) -> None:
-    arguments = ["token", "add", "viewer", "--role", "viewer", "--data", str(broker_of_jobs.data)]
+    arguments = [
+        "token",
+        "create",
+        "viewer",
+        "--role",
+        "viewer",
+        "--data",
+        str(broker_of_jobs.data),
+    ]
     token = CliRunner().invoke(root_command, arguments, catch_exceptions=False).stdout.strip()
     viewing = SourceConnection(broker_of_jobs.admin[0], token)
     settle(broker_of_jobs, "seen", 5)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from phpmq_lite.client.publish_each import KeyedMessage, Outcome, publish_each
 from phpmq_lite.envelopes import outbox_relay
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 
+BATCH = 10
 PLACES = ("leased", "half sent", "sent", "answered", "marked")
 
 
@@ -54,6 +56,9 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
     patch.object(SqliteOutboxStore, "lease_rows", lease_rows).start()
     patch.object(SqliteOutboxStore, "mark_published", mark).start()
     patch.object(command, "publish_each", send).start()
+    patch.object(command, "Relay", partial(outbox_relay.Relay, batch=BATCH)).start()
+    if place in PLACES:  # the next relay takes over at once
+        patch.object(command, "SqliteOutboxStore", partial(SqliteOutboxStore, lease_s=0)).start()
     if is_mutant:
         numbers = count()
         prefix = os.urandom(8).hex()

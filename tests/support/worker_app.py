@@ -4,14 +4,19 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from phpmq_lite.envelopes import worker
 from phpmq_lite.envelopes.app import connect
+
+worker.run_worker = partial(worker.run_worker, reserve_timeout_s=0.2)  # tests wait less
 
 app = connect(
     f"phpmq://127.0.0.1:{os.environ['TEST_PORT']}", queue=os.environ["TEST_QUEUE"],
     backoff=json.loads(os.environ.get("TEST_BACKOFF", "[1, 2, 3]")), max_attempts=4,
+    release_delay_s=60,
 )  # fmt: skip
 _RUNS = Path(os.environ["TEST_RUNS"])
 

@@ -17,7 +17,7 @@ from phpmq_lite.storage.read.accounts import User
 FILE: Final = "setup-token"  # in the data folder
 HOW: Final = (
     "Open /setup with the token in the file setup-token of the data folder, or run "
-    "`phpmq-lite user add NAME` on this machine."
+    "`phpmq-lite user create NAME` on this machine."
 )
 
 SETTING: Final = "admin.initial_password_file"

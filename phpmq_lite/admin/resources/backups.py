@@ -199,12 +199,13 @@ _SCRUB: Final = "/api/v1/scrub"
 API_ROUTES: Final = (
     Route("GET", _BACKUPS, Role.ADMIN, "api-backups", list_backups, gives=BackupsView),
     Route("POST", _BACKUPS, Role.ADMIN, "api-backup", make_backup, "backup.make",
-          gives=BackupsView, status=201, cli="backup"),
-    Route("GET", _SCRUB, Role.VIEWER, "api-scrub", get_scrub, gives=ScrubView, cli="scrub"),
+          gives=BackupsView, status=201, cli="backup create"),
+    Route("GET", _SCRUB, Role.VIEWER, "api-scrub", get_scrub,
+          gives=ScrubView, cli="database scrub"),
     Route("POST", _SCRUB, Role.ADMIN, "api-scrub-start", start_scrub, "scrub.start",
-          gives=ScrubView, status=202, cli="scrub"),
+          gives=ScrubView, status=202, cli="database scrub"),
     Route("DELETE", _SCRUB, Role.ADMIN, "api-scrub-stop", stop_scrub, "scrub.stop",
-          gives=ScrubView, status=202, cli="scrub"),
+          gives=ScrubView, status=202, cli="database scrub"),
 )  # fmt: skip
 
 

@@ -106,11 +106,11 @@ async def list_groups(request: web.Request) -> web.StreamResponse:
 GROUP_ROUTES: Final = (
     Route(
         "GET", "/api/v1/dead", Role.VIEWER, "api-dead", list_groups,
-        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead ls",
+        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead-letter list",
     ),
     Route(
         "GET", "/api/v1/dead/groups", Role.VIEWER, "api-dead-groups", list_groups,
-        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead groups",
+        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead-letter list --by-cause",
     ),
 )  # fmt: skip
 
@@ -266,6 +266,6 @@ API_ROUTES: Final = (
         "dead.redrive",
         takes=RedriveInput,
         gives=RedrivenView,
-        cli="dead redrive",
+        cli="dead-letter redrive",
     ),
 )

@@ -259,7 +259,7 @@ async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
 ROUTES: Final = (
     Route(
         "POST", "/api/v1/import", Role.OPERATOR, "api-import", import_messages, "message.import",
-        takes=ImportInput, takes_lines=True, gives=ImportView, status=201, cli="import",
+        takes=ImportInput, takes_lines=True, gives=ImportView, status=201, cli="message import",
         has_content=True, values=VALUES_MAX,
     ),
 )  # fmt: skip

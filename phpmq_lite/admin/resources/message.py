@@ -201,7 +201,7 @@ API_ROUTES: Final = (
         list_queue_messages,
         query=MessagesQuery,
         gives=ListPage[MessageView],
-        cli="msg ls",
+        cli="message list",
     ),
     Route(
         "GET",
@@ -211,7 +211,7 @@ API_ROUTES: Final = (
         search_messages,
         query=SearchInput,
         gives=FoundMessagesView,
-        cli="search",
+        cli="message search",
     ),
     Route(
         "GET",
@@ -220,7 +220,7 @@ API_ROUTES: Final = (
         "api-message",
         get_message,
         gives=MessageDetailView,
-        cli="msg get",
+        cli="message show",
     ),
     Route(
         "GET",
@@ -230,7 +230,7 @@ API_ROUTES: Final = (
         get_body,
         query=BodyInput,
         gives=BodyView,
-        cli="msg get",
+        cli="message show",
     ),
     Route(
         "GET",

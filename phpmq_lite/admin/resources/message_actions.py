@@ -176,24 +176,24 @@ ACTIONS: Final = {
         "The message moves to the end of its queue and keeps its id. If a consumer holds it, that "
         "consumer loses it: its acknowledgement is ignored once another consumer holds the "
         "message.",
-        "msg requeue", lambda _row, _now: [("ttl_field", ("it keeps its deadline",))],
+        "message requeue", lambda _row, _now: [("ttl_field", ("it keeps its deadline",))],
     ),
     Action.RELEASE: ActionDefinition(
         ActionInput, "Return a dispatched message to its place in the queue.",
         "The message returns to its place in the queue. The consumer that holds it may still "
-        "acknowledge it until another consumer holds it.", "msg release",
+        "acknowledge it until another consumer holds it.", "message release",
     ),
     Action.MOVE: ActionDefinition(
         MoveInput, "Move a ready message to the end of another queue.",
         "The message moves to the end of the other queue. It keeps its id and its deadline.",
-        "msg move",
+        "message move",
         lambda _row, _now: [("target_field", ("To the queue", True)), ("create_field", ())],
     ),
     Action.DELETE: ActionDefinition(
         DeleteInput, "Settle a message as deleted.",
         "The message is settled as deleted and stays in the history for the retention time. Undo "
         "restores it to its place, as a new message.",
-        "msg rm", _delete_fields, is_danger=True,
+        "message delete", _delete_fields, is_danger=True,
     ),
     Action.REDRIVE: ActionDefinition(
         RedriveOneInput, "Publish a dead-letter record again to the queue where it was "
@@ -204,7 +204,7 @@ ACTIONS: Final = {
     Action.RESTORE: ActionDefinition(
         TtlInput, "Restore a deleted message to its old place, as a new message.",
         "The message returns to its old place as a new message. The deleted one stays in the "
-        "history.", "msg restore", _restore_fields,
+        "history.", "message restore", _restore_fields,
     ),
     Action.ERASE: ActionDefinition(
         ActionInput, "Erase the body of a settled message permanently. Its row stays.",

@@ -385,7 +385,7 @@ _Q: Final = "/api/v1/queues/{q}"
 API_ROUTES: Final = (
     Route(
         "GET", "/api/v1/queues", Role.VIEWER, "api-queues", list_queues,
-        query=QueueQuery, gives=ListPage[QueueView], cli="queue ls",
+        query=QueueQuery, gives=ListPage[QueueView], cli="queue list",
     ),
     Route(
         "GET", _Q, Role.VIEWER, "api-queue", get_queue, gives=QueueDetailView, cli="queue show",
@@ -400,7 +400,7 @@ API_ROUTES: Final = (
     ),
     Route(
         "DELETE", _Q, Role.OPERATOR, "api-queue-remove", remove_queue, "queue.remove",
-        status=204, cli="queue rm",
+        status=204, cli="queue delete",
     ),
     Route(
         "POST", f"{_Q}/purge", Role.OPERATOR, "api-purge", purge_queue, "queue.purge",

@@ -168,7 +168,7 @@ async def _page(
             found.rows if found is not None else (),
             dead_letter_queues_named(status_of(request).queues),
         ),
-        command=f"phpmq-lite search {shlex.quote(typed)}",
+        command=f"phpmq-lite message search {shlex.quote(typed)}",
         views=views[:VIEWS_SHOWN],
     )
 

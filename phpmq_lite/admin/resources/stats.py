@@ -163,7 +163,9 @@ def _point(bucket: TrendBucket, at_ms: int) -> PointView:
 
 
 ROUTES: Final = (
-    Route("GET", "/api/v1/stats", Role.VIEWER, "api-stats", get_stats, gives=StatsView, cli="top"),
+    Route(
+        "GET", "/api/v1/stats", Role.VIEWER, "api-stats", get_stats, gives=StatsView, cli="status"
+    ),
     Route(
         "GET", "/api/v1/stats/history", Role.VIEWER, "api-stats-history", get_stats_history,
         query=StatsHistoryQuery, gives=StatsHistoryView,

@@ -96,7 +96,7 @@ API_ROUTES: Final = (
         "api-tokens",
         list_tokens,
         gives=ListPage[TokenView],
-        cli="token ls",
+        cli="token list",
     ),
     Route(
         "POST",
@@ -108,7 +108,7 @@ API_ROUTES: Final = (
         takes=TokenInput,
         gives=NewTokenView,
         status=201,
-        cli="token add",
+        cli="token create",
     ),
     Route(
         "DELETE",
@@ -118,7 +118,7 @@ API_ROUTES: Final = (
         revoke_token,
         "token.remove",
         gives=TokenView,
-        cli="token rm",
+        cli="token revoke",
     ),
 )
 

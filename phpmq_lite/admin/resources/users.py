@@ -105,7 +105,7 @@ def _named(request: web.Request) -> User:
 _PATH: Final = "/api/v1/users"
 API_ROUTES: Final = (
     Route(
-        "GET", _PATH, Role.ADMIN, "api-users", list_users, gives=ListPage[UserView], cli="user ls"
+        "GET", _PATH, Role.ADMIN, "api-users", list_users, gives=ListPage[UserView], cli="user list"
     ),
     Route(
         "POST",
@@ -117,7 +117,7 @@ API_ROUTES: Final = (
         takes=UserInput,
         gives=UserView,
         status=201,
-        cli="user add",
+        cli="user create",
     ),
     Route("GET", f"{_PATH}/{{name}}", Role.ADMIN, "api-user", get_user, gives=UserView),
     Route(
@@ -129,7 +129,7 @@ API_ROUTES: Final = (
         "user.change",
         takes=UserChangeInput,
         gives=UserView,
-        cli="user passwd",
+        cli="user set-password",
     ),
     Route(
         "DELETE",
@@ -139,7 +139,7 @@ API_ROUTES: Final = (
         delete_user,
         "user.remove",
         gives=UserView,
-        cli="user rm",
+        cli="user delete",
     ),
 )
 

@@ -238,6 +238,6 @@ ROUTES: Final = (
         wait_for_message,
         query=WaitQuery,
         gives=MessageView,
-        cli="expect",
+        cli="message wait",
     ),
 )

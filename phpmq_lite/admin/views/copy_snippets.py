@@ -61,13 +61,13 @@ def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
         Snippet("run", "Archive, compute, compact", f"phpmq-lite pipeline run {url}"),
     ]
     if needs_token:
-        add = "phpmq-lite token add pipeline --role operator > token"
+        add = "phpmq-lite token create pipeline --role operator > token"
         made.insert(1, Snippet("token", "A token, on the broker's machine", add))
     return made
 
 
 def _cli(where: str, port: int) -> str:
-    return f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --data '{CONTENT}'"
+    return f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --body '{CONTENT}'"
 
 
 def _curl(base: str) -> str:
@@ -172,7 +172,7 @@ def _message_cli(queue: str, content: bytes, ttl_s: int | None) -> str:
     )
     if not _is_plain(content):
         return f"echo {_base64(content)} | base64 -d | {command} -"
-    return f"{command} --data {_shell_text(content)}"
+    return f"{command} --body {_shell_text(content)}"
 
 
 def _frame(queue: str, content: bytes, message_id: str, ttl_s: int | None) -> str:

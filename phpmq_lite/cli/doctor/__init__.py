@@ -1,8 +1,8 @@
-"""``doctor``: look whether a broker can run here, or how the one that runs is, and say what to do.
+"""``doctor``: checks whether a broker can run here, or how a running one is; suggests remedies.
 
-A file for each part of the world looked at.  In each the functions that judge take facts and give
-findings, and ``check_…`` gathers the facts.  Nothing is changed: one small file is written to the
-data folder and removed, to see how long the disk takes.
+There is one file per subject.  In each, ``check_…`` gathers facts, and ``…_finding`` turns facts
+into findings.  Nothing is changed, except for a small file in the data folder that is written and
+removed to measure the disk.
 """
 
 from collections.abc import Iterator
@@ -25,18 +25,18 @@ from phpmq_lite.cli.settings_options import (
 @settings_options
 @output_option
 def doctor(output: str | None, given: SettingsArguments) -> None:
-    """Look whether a broker can run here, and say what to do.
+    """Check whether a broker can run here; suggest remedies.
 
-    Looks at the installation, settings, data folder, disk, database, ports, certificates, limits,
-    clock and backups, with a broker running or not. Run it with the account and the flags of the
+    Checks the installation, settings, data folder, disk, database, ports, certificates, limits,
+    clock and backups, whether the broker runs or not. Run it with the account and the flags of the
     broker. It changes nothing.
-    Exit codes: 0 nothing is bad, 1 something is.
+    Exit codes: 0 no problem, 1 at least one problem.
     """
     report_findings(list(run_checks(given)), output)
 
 
 def run_checks(given: SettingsArguments) -> Iterator[Finding]:
-    """Look at one part of the world after another; each works without the others."""
+    """Yield the findings of all checks; each check works without the others."""
     from phpmq_lite.cli.doctor import database, host, installation, listeners
     from phpmq_lite.cli.doctor import settings as setting_checks
 

@@ -47,9 +47,9 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def _running(settings: Settings, pid: str) -> Finding:
-    node = AdminClient(DataFolder.seen(settings.data).control_socket)
+    admin = AdminClient(DataFolder.seen(settings.data).control_socket)
     try:
-        stats = node.call("GET", "/stats", timeout_s=_TIMEOUT_S)
+        stats = admin.call("GET", "/stats", timeout_s=_TIMEOUT_S)
     except CommandError as error:
         if isinstance(error, BrokerUnavailableError) and error.code == REFUSED:
             return warn("broker", f"pid {pid} is not ready: {error}", "it starts: look again soon")
@@ -99,7 +99,8 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
         return bad(
             name,
             "; ".join(seen.problems),
-            "`phpmq-lite verify` says more, `phpmq-lite restore` puts a backup in its place",
+            "inspect it with `phpmq-lite database verify`, or replace it with `phpmq-lite backup "
+            "restore`",
         )
     if seen.refusal:
         return bad(name, seen.refusal, "until then a start is refused with exit code 1")
@@ -127,7 +128,7 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
             f"{text}; {count} {plural(count, 'migration waits', 'migrations wait')}",
             "the next start applies them, and keeps a copy from before",
         )
-    return ok(name, f"{text}, closed cleanly", "`phpmq-lite verify` looks at everything")
+    return ok(name, f"{text}, closed cleanly", "`phpmq-lite database verify` looks at everything")
 
 
 def find_leftovers(path: Path) -> list[LeftoverFiles]:
@@ -190,7 +191,7 @@ def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same:
         return warn(
             NAME,
             f"none in {folder}",
-            "`phpmq-lite backup` makes one, backups.every_h makes them by the clock",
+            "`phpmq-lite backup create` makes one, backups.every_h makes them by the clock",
         )
     text = f"the newest is {formats.format_duration(age_ms)} old, in {folder}"
     if every_h and age_ms > 2 * every_h * _HOUR_MS:
@@ -201,5 +202,7 @@ def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same:
         )
     if not every_h and age_ms > OLD_MS:
         return warn(NAME, text, "backups.every_h makes them by the clock")
-    hint = "a disk that dies takes both: set backups.folder, or `phpmq-lite backup --to`"
+    hint = (
+        "a disk that dies takes both: set backups.folder, or `phpmq-lite backup create --copy-to`"
+    )
     return ok(NAME, text, hint if is_same else "")

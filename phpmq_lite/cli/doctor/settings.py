@@ -41,7 +41,9 @@ def refused_finding(error: SettingsError) -> Finding:
 def read_finding(path: Path | None, changed: int) -> Finding:
     """Tell where the settings come from."""
     where = "no file" if path is None else str(path)
-    hint = "`phpmq-lite init` writes a file in which each is explained" if path is None else ""
+    hint = (
+        "`phpmq-lite config init` writes a file in which each is explained" if path is None else ""
+    )
     return ok(NAME, f"{where}, {changed} set, the others are the defaults", hint)
 
 

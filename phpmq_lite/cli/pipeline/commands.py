@@ -1,4 +1,4 @@
-"""The commands of ``pipeline`` but ``doctor``: jobs, replay, status, keys, package."""
+"""The group ``pipeline``: jobs, replay, status, keys of exactly-once writes, package."""
 
 import json
 import sys
@@ -15,6 +15,7 @@ from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import duration, messages_per_second, time_ms
+from phpmq_lite.cli.pipeline.doctor import doctor
 from phpmq_lite.cli.pipeline.job_runner import PipelineJob, run_jobs, source_connection
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.spark import executor_zip
@@ -25,9 +26,19 @@ from phpmq_lite.spark.source_options import DELETED, OUTCOMES
 if TYPE_CHECKING:
     from phpmq_lite.spark.jobs.options import ReplayOptions
 
-_continuous = click.option(
-    "--continuous", is_flag=True, help="Go on until Ctrl-C or SIGTERM, not only once."
-)
+
+@click.group()
+def pipeline() -> None:
+    """Archive, measure and replay the history with Spark.
+
+    Needs the extra `spark` and Java 17 or newer (the extra `java`, if none is installed);
+    `phpmq-lite pipeline doctor` prints what is missing and how to install it.
+    """
+
+
+pipeline.add_command(doctor)
+
+_continuous = click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM.")
 _every = click.option(
     "--every",
     "every_s",
@@ -35,39 +46,39 @@ _every = click.option(
     default="60s",
     show_default=True,
     metavar="DURATION",
-    help="With --continuous: from the end of a round to the next.",
+    help="With --continuous: pause between two rounds.",
 )
 
 
 def starting_offset(value: str) -> str:
-    """Take ``earliest``, ``latest`` or an offset; a click type."""
+    """Return ``earliest``, ``latest`` or an offset; a click type."""
     if value in ("earliest", "latest") or (value.isascii() and value.isdigit()):
         return value
-    raise click.BadParameter(f"{value!r} is no offset; write earliest, latest or a number")
+    raise click.BadParameter(f"{value!r} is not an offset; write earliest, latest or a number")
 
 
 def _archive_options(command: Any) -> Any:
-    """Add what is about reading the history; `archive` and `run` have it."""
+    """Add the options of reading the history, for ``archive`` and ``run``."""
     for option in (
         click.option("--accept-gap", is_flag=True,
-                     help="Go on where retention took rows that were not archived yet."),
+                     help="Continue if retention removed rows before they were archived."),
         click.option("--partitions", type=click.IntRange(min=1), metavar="N",
-                     help="Ranges that are read at the same time."
+                     help="Ranges that are read in parallel."
                      "  [default: 1 to 50,000 offsets, then 2; more above 2,000,000]"),
         click.option("--max-offsets", type=click.IntRange(min=1), default=1_000_000,
                      show_default=True, metavar="N", help="Offsets of one batch."),
         click.option("--starting", type=starting_offset, default="earliest", show_default=True,
                      metavar="OFFSET",
-                     help="Where the very first run begins: earliest, latest or the first offset"
-                     " to archive."),
+                     help="Start of the first run: earliest, latest or the first offset to"
+                     " archive."),
         click.option("--queue-pattern", metavar="GLOB", help="Only queues that match."),
         click.option("--queue", "queues", multiple=True, metavar="NAME",
-                     help="Only this queue. Repeatable; an archive keeps to what it began with."),
+                     help="Only this queue. Repeatable; an archive keeps its first selection."),
         click.option("--outcome", "outcomes", multiple=True,
                      type=click.Choice(OUTCOMES),
-                     help="Only messages that ended so. Repeatable; without deleted, retention of"
-                     " deleted messages is no gap."),
-        click.option("--bodies", is_flag=True, help="Keep the bodies too: replay needs them."),
+                     help="Only messages with this outcome. Repeatable; without deleted, retention"
+                     " of deleted messages is not a gap."),
+        click.option("--bodies", is_flag=True, help="Archive the bodies, too; replay needs them."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -107,7 +118,7 @@ def _compact(target: PipelineTarget) -> PipelineJob:
     )
 
 
-@click.command()
+@pipeline.command()
 @_archive_options
 @_continuous
 @_every
@@ -116,10 +127,10 @@ def _compact(target: PipelineTarget) -> PipelineJob:
 def archive(
     target: PipelineTarget, continuous: bool, every_s: int, output: str | None, **given: Any
 ) -> None:
-    """Carry the history into Parquet: OUT/archive/date=…/batch=…, each offset exactly once.
+    """Archive the history as Parquet, each offset exactly once.
 
-    Goes on where the last run stopped. Rows that retention took before they were archived are an
-    error, unless --accept-gap.
+    The files are OUT/archive/date=…/batch=…. Continues after the last run. Rows that retention
+    removed before they were archived are an error, unless --accept-gap.
     """
     source_connection(target)
     job = _archive(target, **given)
@@ -127,16 +138,16 @@ def archive(
 
 
 def utc_date(value: str) -> date:
-    """Give the day of ``2026-01-31``; a click type."""
+    """Return the date ``2026-01-31``; a click type."""
     try:
         return date.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no date; write 2026-01-31") from None
+        raise click.BadParameter(f"{value!r} is not a date; write 2026-01-31") from None
 
 
-@click.command()
+@pipeline.command()
 @click.option("--date", "dates", type=utc_date, multiple=True, metavar="YYYY-MM-DD",
-              help="Compute this day (UTC) anew, touched or not. Repeatable.")  # fmt: skip
+              help="Recompute this day (UTC) in any case. Repeatable.")  # fmt: skip
 @_continuous
 @_every
 @output_option
@@ -148,25 +159,29 @@ def metrics(
     every_s: int,
     output: str | None,
 ) -> None:
-    """Compute the metrics of the archive per queue and minute: OUT/metrics/TABLE/date=….
+    """Compute metrics per queue and minute from the archive.
 
-    Each date that new rows touch is computed anew and overwritten whole.
+    The files are OUT/metrics/TABLE/date=…. Each date with new rows is recomputed and replaced
+    completely.
     """
     source_connection(target)
     job = _metrics(target, dates)
     run_jobs(target, [job], every_s=every_s if continuous else None, output=output)
 
 
-@click.command()
+@pipeline.command()
 @output_option
 @target_options
 def compact(target: PipelineTarget, output: str | None) -> None:
-    """Join the small files of the archive's closed dates; counts are compared before the swap."""
+    """Merge the small files of past dates of the archive.
+
+    Rows are counted and compared before the files are replaced.
+    """
     source_connection(target)
     run_jobs(target, [_compact(target)], output=output)
 
 
-@click.command()
+@pipeline.command()
 @_archive_options
 @_continuous
 @_every
@@ -175,21 +190,24 @@ def compact(target: PipelineTarget, output: str | None) -> None:
 def run(
     target: PipelineTarget, continuous: bool, every_s: int, output: str | None, **given: Any
 ) -> None:
-    """Archive, metrics and compact in one session: for a timer, or --continuous."""
+    """Run archive, metrics and compact in one session.
+
+    For a timer, or with --continuous.
+    """
     source_connection(target)
     jobs = [_archive(target, **given), _metrics(target), _compact(target)]
     run_jobs(target, jobs, every_s=every_s if continuous else None, output=output)
 
 
-@click.command()
+@pipeline.command()
 @click.argument("queue")
 @click.option("--subscription", metavar="NAME", default="pipeline", show_default=True,
-              help="Who holds the messages until they are acknowledged.")  # fmt: skip
+              help="Holder of the messages until they are acknowledged.")  # fmt: skip
 @click.option("--max-messages", type=click.IntRange(1, 100_000), default=10_000,
               show_default=True, metavar="N", help="Messages of one batch.")  # fmt: skip
 @click.option("--accept-gap", is_flag=True,
-              help="Go on where somebody released what a batch under way had claimed;"
-              " it comes again.")  # fmt: skip
+              help="Continue if messages of an unfinished batch were released; they are"
+              " consumed again.")  # fmt: skip
 @_continuous
 @_every
 @output_option
@@ -204,15 +222,16 @@ def consume(
     every_s: int,
     output: str | None,
 ) -> None:
-    """Take the messages of QUEUE into Parquet: OUT/consumed/QUEUE, acknowledged after the batch.
+    """Consume a queue into Parquet; acknowledge each batch.
 
-    At least once; a repeated batch overwrites itself. Needs the role operator.
+    The files are in OUT/consumed/QUEUE. Delivery is at least once; a repeated batch overwrites
+    itself. Needs the role operator.
     """
     source_connection(target)
     from phpmq_lite.spark.jobs.options import ConsumeOptions
 
     if target.url is None:
-        raise click.UsageError("consume asks the broker: give --url and no --path")
+        raise click.UsageError("consume needs the broker: use --url instead of --path")
     options = ConsumeOptions(
         connection=source_connection(target),
         out=target.out,
@@ -235,7 +254,7 @@ _SELECTORS: Final = (
 REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 
 
-@click.command()
+@pipeline.command()
 @click.option(
     "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue. Repeatable."
 )
@@ -243,27 +262,31 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 @click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled then or later.")
 @click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before then.")
 @click.option("--outcome", "outcomes", type=click.Choice(REPLAY_OUTCOMES), multiple=True,
-              help="Only these. Repeatable.  [default: all]")  # fmt: skip
-@click.option("--reason", "reasons", multiple=True, metavar="TEXT", help="Only this. Repeatable.")
-@click.option("--urn", "urns", multiple=True, metavar="URN", help="Only this. Repeatable.")
-@click.option("--trace", "traces", multiple=True, metavar="ID", help="Only this. Repeatable.")
-@click.option("--where", metavar="SQL", help="Only rows for which this expression of Spark's SQL "
-              "is true, as \"size > 1000 AND reason = 'failed'\".")  # fmt: skip
+              help="Only this outcome. Repeatable.  [default: all]")  # fmt: skip
 @click.option(
-    "--to", "to_queue", metavar="QUEUE", help="Where they go.  [default: their own queue]"
+    "--reason", "reasons", multiple=True, metavar="TEXT", help="Only this reason. Repeatable."
+)
+@click.option("--urn", "urns", multiple=True, metavar="URN", help="Only this URN. Repeatable.")
+@click.option(
+    "--trace", "traces", multiple=True, metavar="ID", help="Only this trace id. Repeatable."
+)
+@click.option("--where", metavar="SQL", help="Only rows that match this Spark SQL expression, as "
+              "\"size > 1000 AND reason = 'failed'\".")  # fmt: skip
+@click.option(
+    "--to", "to_queue", metavar="QUEUE", help="Target queue.  [default: the queue of each message]"
 )
 @click.option("--ttl", "ttl_s", type=duration, metavar="DURATION",
-              help="Their time to live.  [default: the queue's]")  # fmt: skip
+              help="Time to live.  [default: the queue's]")  # fmt: skip
 @click.option(
-    "--rate", type=messages_per_second, metavar="N/s", help="At most so many a second, as 20/s."
+    "--rate", type=messages_per_second, metavar="N/s", help="At most N a second, as 20/s."
 )
 @click.option("--source", type=click.Choice(["archive", "history"]), default="archive",
               show_default=True,
-              help="From Parquet, or from what the broker still keeps.")  # fmt: skip
+              help="The Parquet archive, or the history that the broker still has.")  # fmt: skip
 @click.option("--name", metavar="NAME",
-              help="Of the stored plan; without a selection, goes on with that one."
-              "  [default: made from the selection]")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Count by queue and publish nothing.")
+              help="Name of the stored plan; without a selection, continue that plan."
+              "  [default: derived from the selection]")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Count messages by queue; publish nothing.")
 @output_option
 @target_options
 def replay(
@@ -273,23 +296,23 @@ def replay(
     output: str | None,
     **selection: Any,
 ) -> None:
-    """Put messages that were settled into queues again.
+    """Publish settled messages again.
 
-    From the archive it needs `archive --bodies`. The plan is stored and goes in pieces of at most
-    10,000 messages, each published once: a run that was interrupted goes on where it stopped when
-    it is repeated, or with --name alone. Envelopes lose their dead letter block and begin at 0
-    attempts; their id and their trace stay. Times are UTC.
+    A replay from the archive needs `archive --bodies`. The plan is stored, and published in pieces
+    of at most 10,000 messages, each exactly once: to continue an interrupted run, repeat it, or
+    use --name alone. Envelopes lose their dead-letter block and restart at 0 attempts; they keep
+    their id and trace. Times are UTC.
     """
     source = source_connection(target)
     from phpmq_lite.spark.jobs.options import ReplayOptions
 
     if target.url is None:
-        raise click.UsageError("replay publishes to the broker: give --url and no --path")
+        raise click.UsageError("replay needs the broker: use --url instead of --path")
     if since_ms is not None and until_ms is not None and since_ms >= until_ms:
-        raise click.UsageError("--since is not before --until")
+        raise click.UsageError("--since must be before --until")
     is_selected = any((since_ms, until_ms, *(selection[name] for name in _SELECTORS)))
     if not is_selected:
-        _check_going_on(**selection)
+        _check_continuation(**selection)
     options = ReplayOptions(
         connection=source,
         out=target.out,
@@ -298,31 +321,33 @@ def replay(
         until_ms=until_ms,
         **selection,
     )
-    for line in _told(target, options):
+    for line in _describe(target, options):
         print_message(line)
     run_jobs(target, [PipelineJob("replay", options, is_noted=not options.dry_run)], output=output)
 
 
-def _check_going_on(**selection: Any) -> None:
-    """Refuse what without a selection is none, or would be passed over.
+def _check_continuation(**selection: Any) -> None:
+    """Check the options of a replay without a selection.
 
     Raises:
-        UsageError: there is no name, or a target that the stored plan has already.
+        UsageError: the name is missing, or an option would override the stored plan.
     """
     if selection["name"] is None:
         raise click.UsageError(
-            "name a selection: everything that ever was is hardly meant; or a stored replay, --name"
+            "select messages (as --queue or --since), or continue a stored replay with --name"
         )
     if selection["to_queue"] is not None or selection["ttl_s"] is not None:
-        raise click.UsageError("--to and --ttl go with a selection; --name alone takes the stored")
+        raise click.UsageError(
+            "--to and --ttl need a selection; --name alone uses those of the plan"
+        )
 
 
-def _told(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
-    """Say what is selected by absolute times, under which name, and how to go on.
+def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
+    """Yield lines with the absolute times, the name, and how to continue.
 
     Raises:
-        RefusedError: the plans stored in a folder of this machine speak against it; on other
-            storage the job finds that out.
+        RefusedError: it conflicts with the plans in a folder of this machine; on other storage
+            the job detects that.
     """
     from phpmq_lite.spark.jobs import replay_plans
     from phpmq_lite.spark.results_folder import open_results
@@ -335,12 +360,12 @@ def _told(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
         if plan is not None:
             options = replay_plans.with_planned_selection(plan, options)
             sent = plan.rows_of(replay_plans.sent_pieces(files, plan))
-            yield f"going on with the replay {name}: {sent:,} of {plan.rows:,} messages are sent"
+            yield f"continuing the replay {name}: {sent:,} of {plan.rows:,} messages are published"
     for word, at_ms in (("since", options.since_ms), ("until", options.until_ms)):
         if at_ms is not None:
             yield f"settled {word} {replay_plans.time_text(at_ms)}"
     if plan is None and not options.dry_run:
-        yield f"the replay's name is {name}; to go on after an interruption: --name {name}"
+        yield f"the name of the replay is {name}; to continue it later: --name {name}"
 
 
 JOB_COLUMNS: Final = (
@@ -361,37 +386,38 @@ GAP_COLUMNS: Final = (
 )
 
 
-@click.command()
+@pipeline.command()
 @click.option("--gaps", "lists_gaps", is_flag=True,
-              help="List the gaps that were accepted, instead of the jobs.")  # fmt: skip
+              help="List the accepted gaps instead of the jobs.")  # fmt: skip
 @output_option
 @target_options
 def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None:
-    """Show the jobs and how far they are behind; needs neither Spark nor Java.
+    """Show the jobs and their lag, without Spark or Java.
 
-    Reads the summary of the last run, from --out or from the broker, and asks the broker where
-    its history ends.
+    Reads the summary of the last run from --out or the broker, and the end of the history from
+    the broker.
     """
     summary = read_summary(target)
     style = output or ("table" if sys.stdout.isatty() else "jsonl")
     if lists_gaps:
         write_rows(gap_rows(target, summary or {}), GAP_COLUMNS, style, "no gap was accepted")
         return
-    bounds, trouble = _bounds(target)
+    bounds, problem = _bounds(target)
     if summary is None:
         raise CommandError(
-            f"no run has left a summary in {target.out}: phpmq-lite pipeline run", NOT_FOUND
+            f"{target.out} has no summary of a run; start one with `phpmq-lite pipeline run`",
+            NOT_FOUND,
         )
     write_rows(job_rows(summary, bounds), JOB_COLUMNS, style, "no job has run yet")
     if style == "table":
         for line in status_notes(summary, bounds, time.time() * 1_000):
             click.echo(line)
-    if trouble:
-        print_message(f"the end of the history is not known: {trouble}")
+    if problem:
+        print_message(f"the end of the history is unknown: {problem}")
 
 
 def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the accepted gaps, the newest first: of the ledger, or of the summary."""
+    """Return the accepted gaps, newest first, from the ledger or the summary."""
     folder = target.out_folder
     found = summary.get("gaps", [])
     if folder is not None and folder.is_dir():
@@ -400,7 +426,7 @@ def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, 
 
 
 def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
-    """Read ``summary.json`` beside the results, else ask the broker; None where there is none."""
+    """Return ``summary.json`` of the results, or the broker's copy; None if there is none."""
     folder = target.out_folder
     try:
         if folder is not None:
@@ -410,7 +436,7 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
     if target.url is None:
         return None
     try:
-        found: dict[str, Any] = target.node.get("/pipeline/insights")
+        found: dict[str, Any] = target.admin.get("/pipeline/insights")
     except CommandError as error:
         if error.code == NOT_FOUND:
             return None
@@ -422,22 +448,22 @@ def _document(text: str, folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(text)
     except ValueError as error:
-        raise CommandError(f"{folder / 'summary.json'} is no JSON: {error}") from None
+        raise CommandError(f"{folder / 'summary.json'} is not JSON: {error}") from None
     return found
 
 
 def _bounds(target: PipelineTarget) -> tuple[dict[str, Any] | None, str | None]:
-    """Ask where the history ends; the second says why that is not known."""
+    """Return the bounds of the history, or None and the reason."""
     if target.url is None:
         return None, None
     try:
-        return target.node.get("/pipeline/history/bounds"), None
+        return target.admin.get("/pipeline/history/bounds"), None
     except CommandError as error:
         return None, str(error)
 
 
 def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Give a row per job: the summary's, with ``finished`` as text and ``behind`` in offsets."""
+    """Return a row per job, with ``finished`` as text and ``behind`` in offsets."""
     end = bounds["hi"] if bounds and bounds["history_id"] == summary.get("history_id") else None
     return [
         {
@@ -454,7 +480,7 @@ def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dic
 def status_notes(
     summary: dict[str, Any], bounds: dict[str, Any] | None, now_ms: float
 ) -> list[str]:
-    """Say what the table does not: age, archive, another history."""
+    """Return lines about the age of the run, the archive, gaps, and another history."""
     finished_at = summary.get("finished_at") or 0
     found = [f"last run: {time_text(finished_at)} UTC, {_age((now_ms - finished_at) / 1_000)} ago"]
     archive = summary.get("archive") or {}
@@ -465,24 +491,24 @@ def status_notes(
         )
     if archive.get("gaps"):
         found.append(
-            f"accepted gaps: {archive['gaps']:,}, up to {archive['missing']:,} rows are missing in"
-            " the archive (status --gaps lists them)"
+            f"accepted gaps: {archive['gaps']:,}, with up to {archive['missing']:,} missing rows"
+            " (status --gaps lists them)"
         )
     if bounds and summary.get("history_id") not in (None, bounds["history_id"]):
         found.append(
-            "the broker's history is another one than the archive's: it was restored or replaced"
+            "the archive belongs to another history: the broker's database was restored or replaced"
         )
     elif bounds and archive:
         has_deleted = not archive.get("outcomes") or DELETED in archive["outcomes"]
         lo = max(bounds["lo"], bounds["lo_deleted"] if has_deleted else 0)
         missing = lo - (archive.get("offset") or 0)
         if missing > 0:
-            found.append(f"retention took up to {missing:,} rows before they were archived")
+            found.append(f"retention removed up to {missing:,} rows before they were archived")
     return found
 
 
 def time_text(at_ms: float | None) -> str | None:
-    """Write Unix milliseconds as a UTC time to the second."""
+    """Format Unix milliseconds as a UTC time to the second."""
     if not at_ms:
         return None
     return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"
@@ -504,49 +530,50 @@ APP_ID_COLUMNS: Final = (
 )
 
 
-@click.command(name="app-ids")
+@pipeline.command(name="app-ids")
 @admin_client_options
 @output_option
-def app_ids(node: AdminClient, output: str | None) -> None:
-    """List the keys of exactly-once writes (a stream's query id, or txnAppId) and their owners.
+def app_ids(admin: AdminClient, output: str | None) -> None:
+    """List the keys of exactly-once writes, and their owners.
 
-    One without an owner belongs to the next user who publishes under it.
+    A key is the query id of a stream, or its txnAppId. A key without an owner belongs to the next
+    user who publishes with it.
     """
-    rows = [{**row, "at": time_text(row["at_ms"])} for row in node.list("/pipeline/app-ids")]
-    write_rows(rows, APP_ID_COLUMNS, output, "nothing was published with a key")
+    rows = [{**row, "at": time_text(row["at_ms"])} for row in admin.list("/pipeline/app-ids")]
+    write_rows(rows, APP_ID_COLUMNS, output, "no keys")
 
 
-@click.command()
+@pipeline.command()
 @click.argument("app_id")
 @click.option(
     "--to",
     "owner",
     metavar="USER",
-    help="A user, or 'token NAME' for who made that token; without: the next who publishes.",
+    help="A user, or 'token NAME' for its creator.  [default: the next user who publishes]",
 )
 @admin_client_options
-def transfer(node: AdminClient, app_id: str, owner: str | None) -> None:
-    """Transfer APP_ID, the key of exactly-once writes, to another user.
+def transfer(admin: AdminClient, app_id: str, owner: str | None) -> None:
+    """Transfer the key APP_ID of exactly-once writes to another user.
 
-    Only its owner can publish under it; needs an admin.
+    Only the owner of a key can publish with it. Needs the role admin.
     """
-    done = node.post("/pipeline/app-ids/transfer", {"app_id": app_id, "owner": owner})
-    print_message(f"{app_id} belongs to {done['owner'] or 'the next who publishes under it'}")
+    done = admin.post("/pipeline/app-ids/transfer", {"app_id": app_id, "owner": owner})
+    print_message(f"{app_id} belongs to {done['owner'] or 'the next user who publishes with it'}")
 
 
-@click.command()
+@pipeline.command()
 @click.option(
     "--to",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="File, or the folder for it.  [default: .]",
+    help="File or folder to write to.  [default: .]",
 )
 def package(to: Path) -> None:
-    """Build the zip for --py-files; prints its path.
+    """Build the zip for --py-files, and print its path.
 
-    For sessions of your own on a cluster: spark-submit --py-files ZIP, or
-    spark.sparkContext.addPyFile(ZIP) before the first query. The pipeline's own commands ship it
-    themselves. The same code gives the same bytes.
+    For your own sessions on a cluster: spark-submit --py-files ZIP, or
+    spark.sparkContext.addPyFile(ZIP) before the first query. The pipeline commands ship it
+    themselves. The same code always gives the same bytes.
     """
     path = executor_zip.build_zip(to / executor_zip.zip_name() if to.is_dir() else to)
     print_message(f"{path.stat().st_size:,} bytes, sha256 {executor_zip.sha256_of(path)}")

@@ -1,9 +1,9 @@
-"""``pipeline doctor``: what a run needs, checked one by one, with a hint where it is missing."""
+"""``pipeline doctor``: checks what a run needs, with a remedy for each problem."""
 
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,19 +25,19 @@ from phpmq_lite.cli.pipeline.job_runner import probe
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.errors import PhpmqError, os_reason
 
-_WITHOUT: Final = "exports go through Python: a half to a fifth of the rows/s"
+_WITHOUT: Final = "exports use Python, at 20 to 50 % of the rows/s"
 OPTIONAL: Final = {"adbc-driver-manager": _WITHOUT, "adbc-driver-sqlite": _WITHOUT}
 BROKER_TIMEOUT_S: Final = 10.0
 
 
 @click.command()
-@click.option("--start", is_flag=True, help="Start Spark too, and read from the broker with it.")
+@click.option("--start", is_flag=True, help="Also start Spark and read from the broker.")
 @output_option
 @target_options
 def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
-    """Check Java, Python, versions, the broker and write access, with a hint each.
+    """Check Java, Python, packages, broker and write access.
 
-    Exit 1 where something is missing that a run needs.
+    Exit codes: 0 a run can start, 1 something is missing.
     """
     findings = list(check_pipeline(target))
     if start and all(one.state != BAD for one in findings):
@@ -46,7 +46,7 @@ def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
 
 
 def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
-    """Check one thing after another; each works without the others."""
+    """Yield the findings of independent checks."""
     yield check_python()
     for needed in requirements("spark"):
         yield _package(needed)
@@ -79,26 +79,26 @@ def _java() -> Finding:
 
 
 def _master(master: str) -> Finding:
-    """Try the TCP port of a standalone master; others are Spark's to judge."""
+    """Check the TCP port of a standalone master; other masters are not checked."""
     parts = urlsplit(master)
     if parts.scheme != "spark":
-        return Finding("master", WARN, master, "not checked: only local and spark:// are")
+        return Finding("master", WARN, master, "only local and spark:// masters are checked")
     try:
         socket.create_connection((parts.hostname or "", parts.port or 7077), timeout=5).close()
     except OSError as error:
         return Finding(
-            "master", BAD, f"{master}: {os_reason(error)}", "is it started, and reachable?"
+            "master", BAD, f"{master}: {os_reason(error)}", "start it, or check the address"
         )
     hint = f"every executor needs Python {sys.version_info[0]}.{sys.version_info[1]} and pyarrow"
     return Finding("master", OK, master, hint)
 
 
 def _broker(target: PipelineTarget) -> Iterator[Finding]:
-    """Ask for the bounds and for no rows (viewer), then for something that only an operator may."""
+    """Check access as a viewer (bounds, an empty export), then as an operator."""
     where = str(target.url)
 
     def ask(path: str, method: str = "GET", **query: object) -> Any:
-        return target.node.call(method, f"/pipeline/{path}", None, query, BROKER_TIMEOUT_S)
+        return target.admin.call(method, f"/pipeline/{path}", None, query, BROKER_TIMEOUT_S)
 
     try:
         bounds = ask("history/bounds")
@@ -111,18 +111,22 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
     end = bounds["hi"]
     try:
         ask("history/arrow", "HEAD", lo=end, hi=end)
-        yield Finding("export", OK, "the broker hands out its history")
+        yield Finding("export", OK, "the broker exports its history")
     except CommandError as error:
-        is_bad = error.code == ERROR  # else it is busy, perhaps
-        hint = "install its extra export where the broker runs, and restart it" if is_bad else ""
+        is_bad = error.code == ERROR  # otherwise it may be busy
+        hint = "install the extra export on the broker's machine, and restart it" if is_bad else ""
         yield Finding("export", BAD if is_bad else WARN, str(error), hint)
     try:
         ask("claims/state", subscription="pipeline")
     except CommandError as error:
         if error.code == REFUSED:
-            yield Finding("role", WARN, "viewer", "replay, consume and writing need an operator")
+            yield Finding(
+                "role", WARN, "viewer", "replay, consume and writing need the role operator"
+            )
             return
-        if error.code != NOT_FOUND:  # no such subscription yet: but we may ask
+        if (
+            error.code != NOT_FOUND
+        ):  # the subscription does not exist yet, but the request was allowed
             yield Finding("role", WARN, f"unknown: {error}")
             return
     yield Finding("role", OK, "operator")
@@ -130,26 +134,28 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
 
 def _broker_hint(error: CommandError) -> str:
     if error.code == REFUSED:
-        return "a token: phpmq-lite token add --role operator, then --token-file"
+        return (
+            "create a token with `phpmq-lite token create NAME --role operator`; use --token-file"
+        )
     if error.code == NOT_FOUND:
-        return "does this broker have the pipeline? It came with the version after 0.1"
-    return "start it with phpmq-lite serve, or say --url (the admin's address, not port 9100)"
+        return "the broker has no pipeline API: upgrade it"
+    return "start it with `phpmq-lite serve`, or give --url (the admin, not port 9100)"
 
 
 def _database(path: Path) -> Iterator[Finding]:
     with path.open("rb") as file:
         fine = file.read(16) == b"SQLite format 3\0"
     yield Finding(
-        "database", OK if fine else BAD, str(path), "" if fine else "this is no SQLite database"
+        "database", OK if fine else BAD, str(path), "" if fine else "it is not an SQLite database"
     )
 
 
 def _results(target: PipelineTarget) -> Finding:
-    """Write and remove a file where the results go."""
+    """Check that a file can be written to the folder of the results."""
     folder = target.out_folder
     if folder is None:
-        return Finding("results", WARN, target.out, "not checked: only Spark reaches it")
-    hint = "" if target.is_local else "every executor must reach this folder under this path"
+        return Finding("results", WARN, target.out, "not checked: only Spark can reach it")
+    hint = "" if target.is_local else "every executor must see this folder at this path"
     probe = folder / f".doctor-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,18 +163,17 @@ def _results(target: PipelineTarget) -> Finding:
         probe.unlink()
     except OSError as error:
         return Finding(
-            "results", BAD, f"{folder}: {error.strerror}", "give --out a folder of yours"
+            "results",
+            BAD,
+            f"{folder}: {error.strerror}",
+            "give --out a folder that you can write to",
         )
     return Finding("results", OK, str(folder), hint)
 
 
 def _session(target: PipelineTarget) -> Finding:
-    """Start a session and count a few rows of the source."""
-    return _tried("Spark", lambda: probe(target))
-
-
-def _tried(check: str, do: Callable[[], Any]) -> Finding:
+    """Start a session, and count some rows of the source."""
     try:
-        return Finding(check, OK, str(do()))
+        return Finding("Spark", OK, probe(target))
     except (CommandError, PhpmqError) as error:
-        return Finding(check, BAD, str(error))
+        return Finding("Spark", BAD, str(error))

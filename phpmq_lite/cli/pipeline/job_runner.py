@@ -37,10 +37,10 @@ _TRACING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def require_spark() -> None:
-    """Say which extra is missing, before anything is imported that needs it.
+    """Check that the extra ``spark`` is installed.
 
     Raises:
-        CommandError: a package of the extra `spark` is not installed.
+        CommandError: a package of it is missing.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -51,11 +51,11 @@ def require_spark() -> None:
 
 
 def source_connection(target: PipelineTarget) -> "SourceConnection":
-    """Give what Spark's processes need to reach the broker.
+    """Return how Spark's processes reach the broker.
 
     Raises:
         CommandError: the extra `spark` is not installed.
-        PhpmqError: the address is none, or a database file is meant for a cluster.
+        PhpmqError: the address is invalid, or a database file is used on a cluster.
     """
     require_spark()
     from phpmq_lite.spark.source_options import SourceConnection
@@ -69,9 +69,9 @@ def source_connection(target: PipelineTarget) -> "SourceConnection":
 
 @contextmanager
 def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[SparkSession]":
-    """Start Spark and end it; the JVM and all that it starts write to the log.
+    """Start a Spark session and stop it at the end; the JVM writes to the log.
 
-    A master that is not local gets our own code as a zip: its executors import it from there.
+    On a cluster our code is shipped as a zip, from which the executors import it.
     """
     from phpmq_lite.spark import java
     from phpmq_lite.spark import session as sessions
@@ -100,9 +100,9 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
 
 @contextmanager
 def _logged(file: Path) -> Iterator[None]:
-    """Send what Python's libraries log to the log: py4j logs a traceback for a Ctrl-C.
+    """Redirect Python's loggers to the file: py4j logs a traceback for a Ctrl-C.
 
-    Two loggers of PySpark's write each error of a query to standard error, with Java's trace.
+    Two loggers of PySpark write each query error to standard error, with its Java stack trace.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
@@ -127,7 +127,7 @@ def _handlers(name: str, handlers: list[logging.Handler]) -> list[logging.Handle
 
 
 def probe(target: PipelineTarget) -> str:
-    """Start Spark, read some rows of the history with it, and say how many there were."""
+    """Start Spark, read some rows of the history, and return their number as a text."""
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
@@ -150,7 +150,7 @@ _COLUMNS: Final = (
 
 
 class PipelineJob(NamedTuple):
-    """A job by its module's name, and its options; ``is_noted``: the summary tells of it."""
+    """A job by its module's name, and its options; ``is_noted``: it appears in the summary."""
 
     name: str
     options: "JobOptions"
@@ -158,7 +158,7 @@ class PipelineJob(NamedTuple):
 
 
 class JobOutcome(NamedTuple):
-    """What a job answered, and how long it took."""
+    """The result of a job, and its duration."""
 
     result: "JobResult"
     seconds: float
@@ -175,63 +175,65 @@ def run_jobs(
 
     Args:
         target: where to read and write, and which Spark.
-        jobs: in their order; the first that fails ends the command.
-        every_s: seconds from the end of a round to the next; None for one round.
-        output: format of the results; rounds write JSON lines unless told otherwise.
+        jobs: in order; the first failure ends the command.
+        every_s: seconds between two rounds; None for one round.
+        output: format of the results; JSON lines by default if there are rounds.
     """
     finished: list[JobOutcome] = []
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
         spark = stack.enter_context(spark_session(target, progress))
-        stopping = StopRequest(progress.note)
-        with stopping.heard():
-            for done in _rounds(spark, jobs, progress, stopping, every_s):
+        stop = StopRequest(progress.note)
+        with stop:
+            for done in _rounds(spark, jobs, progress, stop, every_s):
                 if every_s is None:
                     finished = done
                 else:
                     _show(done, output or "jsonl")
     if every_s is None:
         _show(finished, output)
-    if stopping.signal == signal.SIGINT:
-        raise CommandError("stopped after the batch; run it again to go on", INTERRUPTED)
+    if stop.signal == signal.SIGINT:
+        raise CommandError(
+            "stopped after the batch; run the command again to continue", INTERRUPTED
+        )
 
 
 def _rounds(
     spark: "SparkSession",
     jobs: Sequence[PipelineJob],
     progress: JobProgress,
-    stopping: StopRequest,
+    stop: StopRequest,
     every_s: float | None,
 ) -> Iterator[list[JobOutcome]]:
-    """Yield what each round did; ends early when asked to stop."""
+    """Yield the outcomes of each round, until a stop is requested."""
     while True:
-        yield _round(spark, jobs, progress, stopping)
-        if every_s is None or stopping():
+        yield _round(spark, jobs, progress, stop)
+        if every_s is None or stop():
             return
         progress("waiting")
-        stopping.wait(every_s)
-        if stopping():
+        stop.sleep(every_s)
+        if stop():
             return
 
 
 def _round(
-    spark: "SparkSession", jobs: Sequence[PipelineJob], progress: JobProgress, stopping: StopRequest
+    spark: "SparkSession", jobs: Sequence[PipelineJob], progress: JobProgress, stop: StopRequest
 ) -> list[JobOutcome]:
-    """Run each job once; the summary is written also where one fails."""
+    """Run each job once; write the summary even if one fails."""
     done: list[JobOutcome] = []
     runs: list[JobRun] = []
     try:
         for job in jobs:
-            if stopping():
+            if stop():
                 break
-            done.append(_run(spark, job, progress, stopping, runs))
+            done.append(_run(spark, job, progress, stop, runs))
     except Exception as first:
-        if stopping.is_cut:
+        if stop.is_aborted:
             raise
         try:
             _summarize(spark, jobs, runs, progress)
-        except Exception as error:  # the job's own error is the one to tell
+        except Exception as error:  # report the error of the job itself
             if _text_of(error) != _text_of(first):
                 progress.note(f"the summary was not written: {_text_of(error)}")
         raise
@@ -243,15 +245,15 @@ def _run(
     spark: "SparkSession",
     job: PipelineJob,
     progress: JobProgress,
-    stopping: StopRequest,
+    stop: StopRequest,
     runs: "list[JobRun]",
 ) -> JobOutcome:
-    """Run a job and note in ``runs`` how it ended."""
+    """Run a job, and append its end to ``runs``."""
     progress(job.name)
     began_ms, began_s = _now_ms(), time.monotonic()
     try:
         run = import_module(f"phpmq_lite.spark.jobs.{job.name}").run
-        result: JobResult = run(spark, job.options, progress, stopping)
+        result: JobResult = run(spark, job.options, progress, stop)
     except Exception as error:
         if job.is_noted:
             runs.append(_run_of(job.name, "failed", began_ms, error=_text_of(error)))
@@ -265,7 +267,7 @@ def _run(
 def _summarize(
     spark: "SparkSession", jobs: Sequence[PipelineJob], runs: "list[JobRun]", progress: JobProgress
 ) -> None:
-    """Write the summary; what did not work is a note."""
+    """Write the summary; report problems as notes."""
     from phpmq_lite.spark import insights_summary
 
     if not runs:
@@ -290,7 +292,7 @@ def _run_of(
 
 
 def _text_of(error: Exception) -> str:
-    """Give what a page shows of an error."""
+    """Return the text of an error for the page Insights."""
     return str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
 
 
@@ -300,14 +302,14 @@ def _now_ms() -> int:
 
 def _show(done: Sequence[JobOutcome], output: str | None) -> None:
     style = output or ("table" if sys.stdout.isatty() else "jsonl")
-    write_rows([row_of(one, style) for one in done], _COLUMNS, style, "nothing was done")
+    write_rows([row_of(one, style) for one in done], _COLUMNS, style, "no jobs")
     for result, _ in done:
         for note in result.notes:
             click.echo(f"{result.job}: {note}", err=True)
 
 
 def row_of(done: JobOutcome, style: str) -> dict[str, Any]:
-    """Give a row of output; tables and CSV have the details as one text."""
+    """Return a row of output; tables and CSV have the details as one text."""
     result = done.result
     details: Any = dict(result.details)
     if style in ("table", "csv"):

@@ -16,13 +16,13 @@ from phpmq_lite.errors import PhpmqError
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _RAISED: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
-_JAVA: Final = tuple(  # in this order; of each the last
+_JAVA: Final = tuple(  # in this order; the last match of each
     re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
     for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
 )
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
 _STATE: Final = re.compile(r";?\s*SQLSTATE: \w+;?")
-_PLUMBING: Final = (  # says only that something below failed
+_PLUMBING: Final = (  # wrappers that name no cause
     "Py4JJavaError",
     "PythonException",
     "SparkException",
@@ -34,9 +34,9 @@ _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The 
 
 
 def cause_of(text: str) -> str:
-    """Give the cause in one line: of a worker if one failed, else of Java, else the first line.
+    """Return the cause in one line: of a Python worker, else of Java, else the first line.
 
-    Errors of ours are their sentence alone; others have their name before it.
+    Our own errors are shown without their name.
     """
     for traceback in reversed(text.split(_TRACEBACK)[1:]):
         found = _raised(traceback)
@@ -51,7 +51,7 @@ def cause_of(text: str) -> str:
 
 
 def _raised(traceback: str) -> str | None:
-    """Find what a traceback ends with: its first line that is not indented, and what follows."""
+    """Return the exception at the end of a traceback, with the lines of its message."""
     lines = traceback.splitlines()[1:]
     at = next((n for n, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
     match = _RAISED.match(lines[at]) if at < len(lines) else None
@@ -74,7 +74,7 @@ def _line(name: str, text: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Drop Spark's condition names and states, join the lines, keep it short."""
+    """Remove Spark's condition names and SQL states, join the lines, and limit the length."""
     text = " ".join(_STATE.sub("", _CONDITION.sub("", text)).split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
@@ -84,11 +84,11 @@ INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 
 @contextmanager
 def explain_spark_errors(target: PipelineTarget) -> Iterator[None]:
-    """Turn what Spark raises into its cause and the name of the log; the whole goes there."""
+    """Replace errors of Spark by their cause; write the complete error to the log."""
     try:
         yield
     except KeyboardInterrupt:
-        raise CommandError("interrupted; run it again to go on", INTERRUPTED) from None
+        raise CommandError("interrupted; run the command again to continue", INTERRUPTED) from None
     except (PhpmqError, CommandError, click.ClickException) as error:
         if error.__cause__ is not None:
             _write_trace(target.log, error.__cause__)
@@ -108,7 +108,7 @@ def _write_trace(file: Path, error: BaseException) -> None:
 
 
 def spark_error_text(error: Exception) -> str | None:
-    """Give the sentence for an error of Spark's; None for what is none."""
+    """Return one line for an error of Spark; None for other errors."""
     module = type(error).__module__.partition(".")[0]
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
         return "Spark's JVM has ended"
@@ -116,5 +116,5 @@ def spark_error_text(error: Exception) -> str | None:
         return None
     sentence = cause_of(str(error))
     if sentence.startswith("ModuleNotFoundError: No module named 'phpmq_lite"):
-        return f"{sentence}: the executors have no phpmq_lite; ship it, see `pipeline package`"
+        return f"{sentence}: the executors lack phpmq_lite; see `phpmq-lite pipeline package`"
     return sentence

@@ -151,9 +151,9 @@ def _refuse(folder: DataFolder, found: int, *, accept_loss: bool) -> None:
     copies = keep_damaged(folder, loss, f"crc32:{found:08x}")
     if not accept_loss:
         raise DataDamagedError(
-            f"{loss}; it was copied to {copies}; `phpmq-lite verify` says what is wrong with it, "
-            "`phpmq-lite restore` puts a backup in its place, and storage.accept_loss "
-            "(--accept-loss) starts with it as it is, once"
+            f"{loss}; it was copied to {copies}. Inspect it with `phpmq-lite database verify`, "
+            "replace it with `phpmq-lite backup restore`, or start with the rest of it, this "
+            "once, with storage.accept_loss (--accept-loss)"
         )
 
 

@@ -31,7 +31,7 @@ def test_curl_sends_the_same_bytes(content: bytes) -> None:
 
 def test_command_quotes_what_a_shell_would_take() -> None:
     words = shlex.split(made("it's; rm", b"$(rm)", 60)["cli"])
-    assert words == ["phpmq-lite", "publish", "it's; rm", "--ttl", "60s", "--data", "$(rm)"]
+    assert words == ["phpmq-lite", "publish", "it's; rm", "--ttl", "60s", "--body", "$(rm)"]
 
 
 @pytest.mark.parametrize("content", [b"\xff\x00", "x\u202ey".encode()])

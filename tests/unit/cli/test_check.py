@@ -27,10 +27,10 @@ def test_level_rises_at_each_bound(value: int, level: int) -> None:
 @pytest.mark.parametrize("where", [["--data", "/no/such/folder"], ["--url", "http://127.0.0.1:9"]])
 def test_broker_that_does_not_answer_is_critical_to_check_ready_alone(where: list[str]) -> None:
     result = CliRunner().invoke(root_command, ["check", "ready", *where])
-    words = "CRITICAL: the broker does not take messages: no broker answers on "
+    words = "CRITICAL: the broker accepts no messages: no broker answers on "
     assert (result.exit_code, result.stdout[: len(words)]) == (checks.CRITICAL, words)
-    for name in ("backlog", "age", "dead", "disk", "backup", "consumer"):
-        queue = ["q"] if name == "consumer" else []
+    for name in ("backlog", "age", "dead-letters", "disk", "backup", "consumers"):
+        queue = ["q"] if name == "consumers" else []
         result = CliRunner().invoke(root_command, ["check", name, *queue, *where])
         assert result.exit_code == checks.UNKNOWN
         assert result.stdout.startswith("UNKNOWN: no broker answers on ")
@@ -56,8 +56,9 @@ def test_wrong_use_is_unknown(arguments: list[str]) -> None:
     assert "Usage" in result.stderr
 
 
-def test_wrong_setting_is_unknown() -> None:
-    result = CliRunner().invoke(root_command, ["check", "ready", "--set", "no.such=1"])
+def test_wrong_setting_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHPMQ_LIMITS__CREDIT", "x")
+    result = CliRunner().invoke(root_command, ["check", "ready"])
     assert (result.exit_code, result.stdout[:9]) == (checks.UNKNOWN, "UNKNOWN: ")
 
 
@@ -79,17 +80,17 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
         (
             [_made("x", -9_000)],
             checks.WARNING,
-            "nobody knows how old the newest backup is; x has a time that is still to come",
+            "the age of the newest backup is unknown; x has a time in the future",
         ),
         (
             [_made("x", -9_000), _made("a", 5)],
             checks.WARNING,
-            "a is 5 s old; x has a time that is still to come",
+            "a is 5 s old; x has a time in the future",
         ),
         (
             [_made("x", -9_000), _made("a", 99)],
             checks.CRITICAL,
-            "a is 99 s old; x has a time that is still to come",
+            "a is 99 s old; x has a time in the future",
         ),
     ],
 )

@@ -42,7 +42,7 @@ def test_listeners_that_only_the_machine_of_the_broker_reaches_are_passed_over()
 
 @pytest.mark.parametrize("found", [[], [LEGACY], [listener("127.0.0.1:9100")]])
 def test_broker_that_cannot_be_reached_is_refused_with_the_option(found: list[Any]) -> None:
-    with pytest.raises(CommandError, match=r"reached from here.*--url phpmq://HOST:PORT"):
+    with pytest.raises(CommandError, match=r"reachable from here.*--url phpmq://HOST:PORT"):
         listener_url(found, "mq.example")
 
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.cli.output import escape_content
-from phpmq_lite.cli.signals import Interruption
+from phpmq_lite.cli.signals import StopRequest
 
 
 @pytest.mark.parametrize(
@@ -32,28 +32,28 @@ def test_signal_breaks_the_waiting(number: signal.Signals) -> None:
         reached.append("the end of the wait")
         return "an answer"
 
-    with Interruption() as interruption:
-        assert interruption.wait(waiting) is None
-    assert interruption.is_asked
+    with StopRequest() as stop:
+        assert stop.interruptible(waiting) is None
+    assert stop.is_requested
     assert reached == []
 
 
 def test_signal_just_before_the_waiting_is_not_lost() -> None:
     reached = []
-    with Interruption() as interruption:
+    with StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
-        assert interruption.wait(lambda: reached.append("the wait")) is None
+        assert stop.interruptible(lambda: reached.append("the wait")) is None
     assert reached == []
 
 
 def test_signal_within_a_message_waits_for_its_end() -> None:
-    with Interruption() as interruption:
+    with StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
-        assert interruption.is_asked
+        assert stop.is_requested
 
 
 def test_second_signal_is_obeyed_at_once() -> None:
-    with Interruption():
+    with StopRequest():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -61,7 +61,7 @@ def test_second_signal_is_obeyed_at_once() -> None:
 
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with Interruption():
+    with StopRequest():
         pass
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -20,7 +20,7 @@ def _in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def init(*arguments: str) -> Result:
-    return CliRunner().invoke(root_command, ["init", *arguments], catch_exceptions=False)
+    return CliRunner().invoke(root_command, ["config", "init", *arguments], catch_exceptions=False)
 
 
 def test_file_is_written_here_and_the_next_steps_are_said() -> None:
@@ -57,7 +57,7 @@ def test_file_that_is_there_stays_unless_forced() -> None:
     done = init()
     assert (done.exit_code, done.stderr) == (
         4,
-        "Error: config.toml is there already; --force writes over it\n",
+        "Error: config.toml already exists; overwrite it with --force\n",
     )
     assert Path("config.toml").read_text() == "# mine\n"
     assert init("--force").exit_code == 0
@@ -82,4 +82,4 @@ def test_address_that_is_none_is_refused_before_anything_is_written() -> None:
 def test_what_a_start_would_refuse_is_said_at_once() -> None:
     done = init("--listen", "0.0.0.0:9100")
     assert done.exit_code == 0
-    assert "Before it starts: tcp.listen 0.0.0.0:9100 reaches beyond this machine" in done.stderr
+    assert "Before the start: tcp.listen 0.0.0.0:9100 reaches beyond this machine" in done.stderr

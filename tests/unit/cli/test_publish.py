@@ -36,7 +36,7 @@ def test_lines_are_the_same_however_a_pipe_cuts_them(content: bytes, piece: int)
 
 def test_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LINE_BYTES", 10)
-    with pytest.raises(CommandError, match="a line has more than 10 bytes"):
+    with pytest.raises(CommandError, match="a line is longer than 10 bytes"):
         list(module.read_lines(Pipe(b"x" * 30, 4)))
 
 
@@ -50,11 +50,11 @@ def test_copies_are_as_many_as_asked_for(count: int) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--data", "x", "file"],
+        ["--body", "x", "file"],
         ["--lines", "--count", "2"],
         ["--count", "0"],
         ["--ttl", "soon"],
-        ["--data", "x", "--url", "phpmq://nonsense:port"],
+        ["--body", "x", "--url", "phpmq://nonsense:port"],
     ],
 )
 def test_wrong_use_exits_with_2(arguments: list[str]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 import pytest
 
-from phpmq_lite.cli.queues import _value, queue_path
+from phpmq_lite.cli.queues import _parse_value, queue_path
 from phpmq_lite.queue_settings import QueueSettings
 
 
@@ -27,21 +27,21 @@ from phpmq_lite.queue_settings import QueueSettings
         ("colour", "7", "7"),
     ],
 )
-def test_value_is_read_as_its_setting_has_it(name: str, text: str, value: object) -> None:
-    found = _value(name, text)
+def test_parse_value_is_read_as_its_setting_has_it(name: str, text: str, value: object) -> None:
+    found = _parse_value(name, text)
     assert (found, type(found)) == (value, type(value))
 
 
 def test_number_of_many_digits_is_a_wrong_use() -> None:
     with pytest.raises(click.UsageError, match=r"^max_messages: a number has at most 20 digits$"):
-        _value("max_messages", "9" * 5_000)
+        _parse_value("max_messages", "9" * 5_000)
 
 
 def test_each_setting_of_a_queue_has_a_kind_that_can_be_typed() -> None:
     """A number, a truth value or a text."""
     for name, default in asdict(QueueSettings()).items():
         typed = {bool: "true", int: "1", str: "1"}[type(default)]
-        assert type(_value(name, typed)) is type(default), name
+        assert type(_parse_value(name, typed)) is type(default), name
 
 
 def test_path_has_the_name_as_one_segment() -> None:

@@ -32,9 +32,9 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("listed")
 def test_table_has_globs_in_a_row_and_times_as_people_write_them() -> None:
-    rows = run("ls", "-o", "table").splitlines()
+    rows = run("list", "-o", "table").splitlines()
     assert [row.split() for row in rows] == [
-        ["NAME", "ROLE", "QUEUES", "MADE", "BY", "EXPIRES", "(UTC)", "LAST", "USED", "(UTC)"],
+        ["NAME", "ROLE", "QUEUES", "CREATED", "BY", "EXPIRES", "(UTC)", "LAST", "USED", "(UTC)"],
         ["ci", "viewer", "q*,", "mail", "anna", "2026-11-23", "02:26:46", "–"],
         ["old", "viewer", "all", "anna", "–", "2026-11-23", "02:26:46"],
     ]
@@ -42,8 +42,8 @@ def test_table_has_globs_in_a_row_and_times_as_people_write_them() -> None:
 
 @pytest.mark.usefixtures("listed")
 def test_other_formats_have_the_values_of_the_api() -> None:
-    assert json.loads(run("ls", "-o", "json")) == [CI, OLD]
-    assert '"[""q*"", ""mail""]",anna,1795400806000,' in run("ls", "-o", "csv")
+    assert json.loads(run("list", "-o", "json")) == [CI, OLD]
+    assert '"[""q*"", ""mail""]",anna,1795400806000,' in run("list", "-o", "csv")
 
 
 def test_token_lives_at_least_as_long_as_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,5 +55,5 @@ def test_token_lives_at_least_as_long_as_was_asked(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(AdminClient, "post", post)
     monkeypatch.setattr(time, "time", lambda: 1_795_400_805.9441)
-    assert run("add", "ci", "--expires", "1s") == "secret\n"
+    assert run("create", "ci", "--expires", "1s") == "secret\n"
     assert asked["expires_at"] == 1_795_400_806_945

@@ -14,7 +14,6 @@ from phpmq_lite import logs
 from phpmq_lite.cli import worker
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.envelopes.app import connect
-from phpmq_lite.envelopes.retry_delays import RetryDelays
 from phpmq_lite.envelopes.worker import WorkerLimits
 
 
@@ -39,11 +38,11 @@ def test_app_is_found_and_a_factory_called(shop: Any, made: BabelQueue) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("shop_of_the_tests", "is no MODULE:ATTR"),
-        (":app", "is no MODULE:ATTR"),
-        ("no_such_module:app", "no module 'no_such_module'"),
+        ("shop_of_the_tests", "is not MODULE:ATTR"),
+        (":app", "is not MODULE:ATTR"),
+        ("no_such_module:app", "there is no module 'no_such_module'"),
         ("shop_of_the_tests:app", "has no attribute 'app'"),
-        ("shop_of_the_tests:number", "is a int, no app"),
+        ("shop_of_the_tests:number", "is a int, not an app"),
     ],
 )
 def test_app_that_is_none_is_refused(shop: Any, name: str, text: str) -> None:
@@ -55,7 +54,6 @@ def test_app_that_is_none_is_refused(shop: Any, name: str, text: str) -> None:
 FLAGS: dict[str, Any] = {
     "once": False, "max_jobs": 0, "max_runtime": 0, "memory_limit": None,
     "stop_when_empty": False, "parent": 0,
-    "backoff": None, "backoff_base": None, "backoff_multiplier": 2.0, "backoff_max": None,
 }  # fmt: skip
 
 
@@ -72,20 +70,8 @@ def test_limits_of_flags(given: dict[str, Any], limits: WorkerLimits) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "delays"),
-    [
-        ({}, None),
-        ({"backoff": "1,5"}, RetryDelays((1, 5))),
-        ({"backoff_base": 2.0, "backoff_max": 60.0}, RetryDelays((), 2, 2, 60)),
-    ],
-)
-def test_back_off_of_flags(given: dict[str, Any], delays: RetryDelays | None) -> None:
-    assert worker._delays(FLAGS | given) == delays
-
-
-@pytest.mark.parametrize(
     "flags",
-    [["--backoff", "x"], ["--backoff", "1", "--backoff-base", "1"], ["--memory-limit", "much"]],
+    [["--backoff", "x"], ["--memory-limit", "much"]],
 )
 def test_flags_that_cannot_be_exit_with_2(shop: Any, flags: list[str]) -> None:
     shop.app = connect()
@@ -110,7 +96,7 @@ def test_queue_that_cannot_be_called_that_exits_with_2(
     flags = [option, name, "--max-runtime", "1s", "--once"]
     result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (
-        2, f"Error: Invalid value for '{option}': the name of the queue {problem}",
+        2, f"Error: Invalid value for '{option}': the queue name {problem}",
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def test_file_is_named_and_without_one_init() -> None:
     assert setting_checks.read_finding(Path("/etc/mq.toml"), 3).found == (
         "/etc/mq.toml, 3 set, the others are the defaults"
     )
-    assert "phpmq-lite init" in setting_checks.read_finding(None, 0).hint
+    assert "phpmq-lite config init" in setting_checks.read_finding(None, 0).hint
 
 
 def test_stranger_of_the_environment_is_told() -> None:

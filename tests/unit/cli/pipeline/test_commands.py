@@ -114,7 +114,7 @@ def test_replay_tells_the_absolute_time_and_how_to_go_on(asked: list[Any]) -> No
     assert when == f"settled since {replay_plans.time_text(given.since_ms)}"
     assert parameters.time_ms(when.split()[-1]) == given.since_ms
     assert abs(given.since_ms / 1_000 - (time.time() - 7_200)) < 60
-    assert name.endswith(f"to go on after an interruption: --name {replay_plans.plan_name(given)}")
+    assert name.endswith(f"to continue it later: --name {replay_plans.plan_name(given)}")
 
 
 def stored(sent: int, **selection: Any) -> replay_plans.ReplayPlan:
@@ -134,7 +134,7 @@ def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
     plan = stored(1, queues=("a",), since_ms=1_769_842_800_000)
     result = ask("replay", "--name", plan.name, "--rate", "5/s")
     assert result.stderr.splitlines() == [
-        f"going on with the replay {plan.name}: 10 of 15 messages are sent",
+        f"continuing the replay {plan.name}: 10 of 15 messages are published",
         "settled since 2026-01-31T07:00:00Z",
     ]
     given = asked[0][0][0].options
@@ -173,13 +173,13 @@ def test_replay_is_made_beside_finished_ones_and_under_a_name_of_its_own(asked: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a selection"),
-        (["--name", "night", "--to", "b"], "--to and --ttl go with a selection"),
-        (["--dry-run"], "name a selection"),
-        (["--since", "2026-02-01", "--until", "2026-01-31"], "--since is not before --until"),
-        (["--since", "yesterday"], "is no time"),
-        (["--queue", "a", "--rate", "fast"], "is no rate"),
-        (["--queue", "a", "--rate", "0/s"], "is no rate"),
+        ([], "select messages"),
+        (["--name", "night", "--to", "b"], "--to and --ttl need a selection"),
+        (["--dry-run"], "select messages"),
+        (["--since", "2026-02-01", "--until", "2026-01-31"], "--since must be before --until"),
+        (["--since", "yesterday"], "is not a time"),
+        (["--queue", "a", "--rate", "fast"], "is not a rate"),
+        (["--queue", "a", "--rate", "0/s"], "is not a rate"),
         (["--outcome", "failed"], "'failed' is not one of"),
     ],
 )
@@ -197,11 +197,11 @@ def test_what_publishes_or_claims_needs_the_broker(
     (tmp_path / "phpmq.db").touch()
     result = CliRunner().invoke(root_command, ["pipeline", *name, "--path", "phpmq.db"])
     assert result.exit_code == 2
-    assert "give --url and no --path" in result.stderr
+    assert "use --url instead of --path" in result.stderr
 
 
 def test_wrong_date_is_refused() -> None:
-    with pytest.raises(click.BadParameter, match="is no date"):
+    with pytest.raises(click.BadParameter, match="is not a date"):
         commands.utc_date("31.1.2026")
 
 
@@ -209,12 +209,11 @@ def test_first_signal_asks_and_second_interrupt_ends() -> None:
     noted = threading.Event()
     stopping = StopRequest(lambda _text: noted.set())
     before = signal.getsignal(signal.SIGINT)
-    with stopping.heard():
+    with stopping:
         assert not stopping()
         os.kill(os.getpid(), signal.SIGTERM)
         assert noted.wait(10)
         assert stopping()
-        os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert stopping.signal == signal.SIGTERM
@@ -231,7 +230,7 @@ def test_second_interrupt_is_told_where_spark_says_that_it_failed() -> None:
         finally:
             raise OSError("Broken pipe")
 
-    with pytest.raises(KeyboardInterrupt), stopping.heard():
+    with pytest.raises(KeyboardInterrupt), stopping:
         job()
 
 
@@ -283,7 +282,7 @@ def test_status_says_how_far_each_job_is_behind() -> None:
 def test_status_of_another_history_has_no_lag() -> None:
     bounds = {"history_id": "cd", "lo": 0, "hi": 1_000}
     assert commands.job_rows(SUMMARY, bounds)[0]["behind"] is None
-    assert "another one" in commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)[-1]
+    assert "another history" in commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)[-1]
 
 
 def test_status_tells_what_retention_took() -> None:
@@ -291,13 +290,13 @@ def test_status_tells_what_retention_took() -> None:
     told = commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)
     assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 60 s ago"
     assert told[1] == "archive: 890 rows of 2 dates, 12,345 bytes, to offset 900"
-    assert told[2] == "retention took up to 50 rows before they were archived"
+    assert told[2] == "retention removed up to 50 rows before they were archived"
 
 
 def test_status_counts_deleted_messages_that_retention_took() -> None:
     bounds = {"history_id": "ab", "lo": 0, "lo_deleted": 960, "hi": 1_000}
     told = commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)
-    assert told[2] == "retention took up to 60 rows before they were archived"
+    assert told[2] == "retention removed up to 60 rows before they were archived"
     archive = SUMMARY["archive"] | {"outcomes": ["acked", "dead"]}
     assert (
         len(commands.status_notes(SUMMARY | {"archive": archive}, bounds, 1_769_842_860_000)) == 2
@@ -307,7 +306,7 @@ def test_status_counts_deleted_messages_that_retention_took() -> None:
 def test_status_tells_of_accepted_gaps_and_lists_them(tmp_path: Path) -> None:
     archive = SUMMARY["archive"] | {"gaps": 2, "missing": 65}
     told = commands.status_notes(SUMMARY | {"archive": archive}, None, 1_769_842_860_000)
-    assert told[2].startswith("accepted gaps: 2, up to 65 rows are missing")
+    assert told[2].startswith("accepted gaps: 2, with up to 65 missing rows")
     for number, rows in ((0, None), (1, 60)):
         gap = ArchiveGap(at_ms=1_769_842_800_000 + number, history_id="ab", lo=10 * number, hi=70,
                   rows=rows, batch=f"b-{number}")  # fmt: skip
@@ -347,7 +346,9 @@ def test_executors_without_our_code_are_told_how_to_get_it() -> None:
     text = (
         "Traceback (most recent call last):\n  x\nModuleNotFoundError: No module named 'phpmq_lite'"
     )
-    assert "see `pipeline package`" in (spark_errors.spark_error_text(Failed(text)) or "")
+    assert "see `phpmq-lite pipeline package`" in (
+        spark_errors.spark_error_text(Failed(text)) or ""
+    )
     assert spark_errors.spark_error_text(ConnectionRefusedError()) == "Spark's JVM has ended"
     assert spark_errors.spark_error_text(ValueError("a defect of ours")) is None
 

@@ -51,7 +51,7 @@ def test_broker_here_is_found_by_the_settings(tmp_path: Path) -> None:
 def test_broker_elsewhere_needs_a_place_for_the_results() -> None:
     result = ask("--url", "http://mq.example:9101")
     assert result.exit_code == 2
-    assert "say --out (or --data) for the results" in result.stderr
+    assert "give --out (or --data) for the results" in result.stderr
 
 
 def test_folder_becomes_absolute_for_the_processes_of_spark(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_token_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
     assert found[0].token == "secret"
     file.chmod(0o644)
     result = ask("--url", "http://127.0.0.1:9101", "--token-file", str(file), "--out", "x")
-    assert "can be read by others" in str(result.exception)
+    assert "is readable by others" in str(result.exception)
 
 
 def test_context_in_use_says_url_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
