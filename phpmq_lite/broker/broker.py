@@ -1,13 +1,13 @@
-"""The broker: one method per command, each a plain call that fills the open batch.
+"""The broker: one method per command, each a plain call that records changes in the open batch.
 
-How it is driven (``server/engine.py``)::
+How ``server/engine.py`` drives it::
 
-    core.begin(now, loaded)     what was loaded comes in, what is due expires or returns
+    core.begin(now, loaded)     add what was loaded; expire and return what is due
     core.publish(…) …           commands, in order of arrival
-    core.dispatch()             any number of times; ``go_on`` before the next commands
-    batch = core.finish()       dispatches too; then the writer stores the batch
+    core.dispatch()             may be repeated; call ``update_clock`` before further commands
+    batch = core.finish()       dispatch once more; then the writer stores the batch
 
-Nothing here waits, reads a clock or touches a socket; nobody is told anything before the batch
+Nothing here blocks, reads the clock or touches a socket.  Clients are notified only after the batch
 is stored.
 """
 
@@ -46,10 +46,10 @@ from phpmq_lite.queue_settings import QueueSettings, check_name
 
 
 def take_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
-    """Take in what was loaded; return what was loaded by seq for the commands of this batch.
+    """Add what was loaded to memory; return the rows that this batch's commands requested by seq.
 
-    Windows come first, before anything joins them at their end.  Bodies come last, because a
-    message is dying, and passed over, until its body is here.
+    Windows come first, before anything is appended to them.  Bodies come last: a message that waits
+    for its body to be dead-lettered is skipped until then.
     """
     state.transitioned.clear()
     for queue_id, page, reaches_end in loaded.windows:
@@ -60,7 +60,7 @@ def take_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]
     if loaded.has_due:
         state.next_deadline_ms = loaded.next_deadline_ms
         for row in loaded.due:
-            if state.pending.is_full:  # the others are asked for again
+            if state.pending.is_full:  # the others are requested again
                 state.note_deadline(row.deadline_ms)
                 break
             if row.seq not in state.pending:
@@ -76,7 +76,7 @@ def take_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]
 
 
 def _loaded_by_seq(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
-    """Return what was loaded by seq, but not what is in memory or may have a turn now."""
+    """Return the rows loaded by seq that are not in memory and not used otherwise in this batch."""
     others = {row.seq for row in loaded.due}
     for _, page, _ in loaded.pages:
         others.update(row.seq for row in page)
@@ -91,7 +91,7 @@ def _loaded_by_seq(state: BrokerState, loaded: Loaded) -> dict[int, Message | No
 
 
 def _mark_claimed(state: BrokerState, rows: list[Message]) -> None:
-    """What is dispatched on disk, and held by no connection, is held by a subscription."""
+    """Mark rows as held by a subscription that are dispatched, but not to a connection."""
     for row in rows:
         if row.state == State.DISPATCHED and not (
             row.seq in state.messages or row.seq in state.pending
@@ -105,7 +105,7 @@ def _take_body(state: BrokerState, seq: int, body: bytes | None, written: Client
             dead_letters.settle_dead(state, *state.pending[seq], body, written=written)
     elif (message := state.messages.get(seq)) is not None and message.holder is None:
         queue = state.by_id[message.queue_id]
-        if body is None:  # damaged: never delivered
+        if body is None:  # damaged: never deliver it
             dead_letters.settle_dead(state, message, "crc", None)
         elif queue.window is not None:
             queue.window.set_body(message, body)
@@ -125,18 +125,18 @@ def _extend_window(
 
 
 class Result(IntEnum):
-    """What became of a command of a connection."""
+    """Result of a command of a connection."""
 
     DONE = 0
-    LOAD = 1  # not done: its message is being loaded; give it again in the next batch, first
-    PARK = 2  # not done: the queue takes nothing now; give it again when the peer is resumed
+    LOAD = 1  # not done: its message is being loaded; repeat the command first in the next batch
+    PARK = 2  # not done: the queue accepts nothing now; repeat it when the peer is resumed
     CLOSE = 3  # not done and never will be: close the connection
-    WAIT = 4  # done, but stored with the next batch: only then give what follows it
-    VALIDATE = 5  # not done: its content is large; call ``validate_in_background``, then retry
+    WAIT = 4  # done, but stored in the next batch: hold back the commands after it until then
+    VALIDATE = 5  # not done: its content is large; call ``validate_in_background``, then repeat it
 
 
 class Broker:
-    """All queues, consumers and messages in memory.  Use from one thread, in batches."""
+    """All queues, consumers and messages in memory.  Not thread-safe; used in batches."""
 
     def __init__(
         self,
@@ -156,16 +156,16 @@ class Broker:
         state.next_deadline_ms = stored.next_deadline_ms
         self._next_client = stored.counters.get("next_client", 1)
         self._next_audit = stored.counters.get("next_audit", 1)
-        self.audited: Counter[str] = Counter()  # rows of the audit since the start, by action
+        self.audited: Counter[str] = Counter()  # audit rows since the start, by action
         self._publishers: dict[tuple[str, str], int] = {}  # source, actor -> client number
         self.publish_keys = PublishKeys(limits.receipts, limits.receipt_window_ms)
         self.publish_keys.recall(stored.receipts)
         self.connections: dict[int, Connection] = {}  # by client number
-        self.ignored: Counter[str] = Counter()  # commands that changed nothing, by reason
+        self.ignored: Counter[str] = Counter()  # commands without effect, by reason
         self.refused: Counter[str] = Counter()  # publishes, by reason
         self.batch_number = 0
-        self._on_drained: Reply | None = None  # whom to tell when nothing is held any more
-        self._loaded: dict[int, Message | None] = {}  # loaded by seq, for this batch only
+        self._on_drained: Reply | None = None  # called once no message is held
+        self._loaded: dict[int, Message | None] = {}  # rows loaded by seq, for this batch only
         self.ack_timeouts = AckTimeouts()
         self.subscriptions = Subscriptions(state, stored.pipeline)
         self.staging = StagingArea(stored.pipeline)
@@ -174,18 +174,18 @@ class Broker:
 
     @property
     def next_wake_ms(self) -> int | None:
-        """When the next deadline or timeout is due (steady ms); None: only commands matter."""
+        """Return when the next deadline or timeout is due (steady ms), or None."""
         deadline_ms = None if self.state.pending.is_full else self.state.next_deadline_ms
         times = (deadline_ms, self.ack_timeouts.next_ms, self.staging.due_ms)
         return min([at for at in times if at is not None], default=None)
 
     @property
     def needs_batch(self) -> bool:
-        """Tell whether the next batch should follow at once, without a command."""
+        """Return whether another batch should start immediately, even without new commands."""
         return bool(self.state.limited)
 
     def begin(self, now: Now, loaded: Loaded | None = None) -> Batch:
-        """Open a batch: take in what was loaded, ask for what is due."""
+        """Open a batch: add what was loaded, and request what is due."""
         state = self.state
         batch = Batch(now.wall_ms, state.next_number)
         state.open_batch(batch, now)
@@ -219,7 +219,7 @@ class Broker:
             dispatching.dispatch_ready(state, self.batch_number)
 
     def finish(self) -> Batch:
-        """Dispatch, and close the batch: it is ready to be stored."""
+        """Dispatch, and close the batch, which can be stored then."""
         state = self.state
         batch = state.batch
         self.dispatch()
@@ -232,13 +232,13 @@ class Broker:
         return batch
 
     def drain(self, answer: Reply) -> None:
-        """Dispatch nothing any more; answers once nothing is held.  Everything else goes on."""
+        """Stop dispatching, but not other commands; call ``answer`` once no message is held."""
         self._on_drained = answer
 
     # -- connections
 
     def connect(self, peer: Peer, kind: str, address: str) -> Connection:
-        """Take in a new connection; it gets the next client number."""
+        """Register a new connection under the next client number."""
         state = self.state
         number = self._number_client()
         connection = Connection(number, peer, kind, address, state.now.wall_ms)
@@ -261,10 +261,10 @@ class Broker:
         *,
         is_charged: bool = True,
     ) -> None:
-        """Return what a connection held to its old places, and charge the oldest that was sent.
+        """Close a connection: return what it held, and charge the oldest message that was sent.
 
-        Nothing is charged without ``is_charged``, nor while the broker stops: an orderly stop, and
-        the workers that stop with it, are not the fault of a message.
+        Nothing is charged if ``is_charged`` is false or the broker is stopping: a message is not to
+        blame for an orderly stop, nor for workers that stop with it.
         """
         if not connection.is_open:
             return
@@ -289,13 +289,13 @@ class Broker:
         )
 
     def set_blocked(self, connection: Connection, *, is_blocked: bool) -> None:
-        """The connection's write buffer is full, or has drained: stop or go on dispatching."""
+        """Stop dispatching to a connection whose write buffer is full, or resume."""
         connection.is_blocked = is_blocked
         if not is_blocked:
             self.wake(connection)
 
     def wake(self, connection: Connection) -> None:
-        """Let a connection's consumers take their turns again."""
+        """Let the consumers of a connection receive messages again."""
         for consumer in connection.consumers.values():
             if not consumer.is_waiting:
                 consumer.is_waiting = True
@@ -303,7 +303,7 @@ class Broker:
             self.state.needs_dispatch[consumer.queue.queue_id] = consumer.queue
 
     def undo_dispatches(self, connection: Connection, messages: list[Message]) -> None:
-        """These were not sent to it: their deadlines passed while the batch was stored."""
+        """Undo dispatches that were not sent because their deadlines passed during the commit."""
         for message in messages:
             if message.holder is not None and message.holder.connection is connection:
                 transitions.undo_dispatch(self.state, message)
@@ -319,9 +319,9 @@ class Broker:
         key: bytes | None,
         judged: Validated | None = None,
     ) -> Result:
-        """Store a message; with a key, once per key, and a receipt follows after the commit.
+        """Store a message; one with a key only once, with a receipt after the commit.
 
-        ``judged`` is what ``judge_ahead`` gave for this content.
+        ``judged`` is the result of ``validate_in_background`` for this content.
         """
         state = self.state
         queue = state.queues.get(name) or state.registry.get_or_create(name, connection.creator)
@@ -355,7 +355,7 @@ class Broker:
         return Result.DONE
 
     def unchecked_queue(self, name: str) -> Queue | None:
-        """Return a queue that takes any number of messages unseen; None: it is not such a one."""
+        """Return a queue that accepts messages without any checks, or None if this one needs some."""
         queue = self.state.queues.get(name)
         return None if queue is None or queue.validates or queue.is_bounded else queue
 
@@ -367,7 +367,7 @@ class Broker:
         ttls: Sequence[int | None],
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Store messages of ``plain_queue``s, in order; with ``keys``, each once (``publish``)."""
+        """Store messages of ``unchecked_queue``s, in order; with ``keys``, each key only once."""
         if keys is None or self._remember(connection, parts, keys):
             transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
@@ -379,7 +379,7 @@ class Broker:
     def _remember(
         self, connection: Connection, parts: Sequence[QueueRun], keys: Sequence[bytes]
     ) -> bool:
-        """Store and answer the keys of new messages; False: not all are new, nothing was done."""
+        """Store the keys of new messages; False: some are known, and nothing was done."""
         given: list[tuple[int, Sequence[bytes]]] = []
         receipts: list[Receipt] = []
         at = 0
@@ -428,9 +428,9 @@ class Broker:
         ttl_s: int | None,
         judged: Validated | None = None,
     ) -> Result:
-        """Store although the queue refuses: a consumer's acknowledgements wait behind it.
+        """Store a message although its queue is full: a consumer's acknowledgements wait behind it.
 
-        Not where there is no room at all: acknowledgements of others need what little comes free.
+        It is still refused if the disk is full: other acknowledgements need the remaining space.
         """
         if (
             self.state.registry.publishing_stop is not None
@@ -444,14 +444,14 @@ class Broker:
                 looked = validation.validate(self.state, queue, body, judged)
                 if looked is None:
                     return Result.VALIDATE
-            if connection.parked is not None:  # it, or its dead-letter queue
+            if connection.parked is not None:  # the queue, or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1
             transitions.publish(self.state, queue, body, ttl_s, connection.number, looked)
         return Result.DONE
 
     def consume(self, connection: Connection, name: str, count: int) -> Result:
-        """Set the credit on a queue; what was held under the old one is given back. 0 pauses."""
+        """Set the credit on a queue, and return what was held under the previous one.  0 pauses."""
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is None:
             return Result.CLOSE
@@ -472,7 +472,7 @@ class Broker:
         return Result.DONE
 
     def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> Result:
-        """Settle as acked what this connection holds, or nobody does."""
+        """Settle a message as acked that this connection, or no connection, holds."""
         found = self._find(connection, name, message_id)
         if isinstance(found, Result):
             return found
@@ -481,16 +481,17 @@ class Broker:
         return Result.DONE
 
     def acknowledge_run(self, connection: Connection, ends: Iterable[tuple[str, bytes]]) -> int:
-        """Acknowledge what this connection holds, by queue and id, in order.
+        """Acknowledge messages that this connection holds, by queue and id, in order.
 
-        Returns how many, up to the first that it does not hold: give that to ``acknowledge``.
+        Returns their number, up to the first that it does not hold: pass that one to
+        ``acknowledge``.
         """
         count = self.state.acknowledge_held(connection, ends)
         connection.acked += count
         return count
 
     def requeue(self, connection: Connection, name: str, message_id: bytes, ttl_s: int) -> Result:
-        """Put what this connection holds, or nobody does, at the end of its queue."""
+        """Move a message that this connection, or no connection, holds to the end of its queue."""
         found = self._find(connection, name, message_id)
         if isinstance(found, Result):
             return found
@@ -498,7 +499,7 @@ class Broker:
         return Result.WAIT if self.state.pending.delays(connection, found.seq) else Result.DONE
 
     def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> Result:
-        """Make a dead letter of what this connection holds, or nobody does."""
+        """Dead-letter a message that this connection, or no connection, holds."""
         found = self._find(connection, name, message_id)
         if isinstance(found, Result):
             return found
@@ -506,7 +507,7 @@ class Broker:
         return Result.WAIT if self.state.pending.delays(connection, found.seq) else Result.DONE
 
     def _find(self, connection: Connection, name: str, message_id: bytes) -> Message | Result:
-        """Return the message a command names, or what to do: wait for it, or ignore it."""
+        """Return the message that a command names, or a result: repeat it, or ignore it."""
         try:
             seq = int(message_id[:16], 16)
         except ValueError:
@@ -537,7 +538,7 @@ class Broker:
         return Result.DONE
 
     def preload(self, message_ids: list[bytes]) -> None:
-        """Ask for messages that the next commands name, so that they wait one batch together."""
+        """Request messages that the next commands name, so that all of them wait for one batch."""
         for message_id in message_ids:
             try:
                 seq = int(message_id[:16], 16)
@@ -550,11 +551,11 @@ class Broker:
 
     @property
     def is_draining(self) -> bool:
-        """Tell whether the broker is about to stop."""
+        """Return whether the broker is stopping."""
         return self._on_drained is not None
 
     def find_queue(self, name: str) -> Queue:
-        """Return a queue by its name.
+        """Return a queue by name.
 
         Raises:
             RefusedError: ``unknown_queue``.
@@ -565,7 +566,7 @@ class Broker:
         return queue
 
     def destination(self, name: str, creator: str, *, create: bool) -> Queue | None:
-        """Return the queue that messages are to be moved to; None: it will be created.
+        """Return the queue to move messages to; None: it does not exist and will be created.
 
         Raises:
             RefusedError: ``unknown_queue``, ``bad_name`` or ``too_many_queues``.
@@ -580,7 +581,7 @@ class Broker:
         return queue
 
     def check_queues(self, creator: str, more: int) -> None:
-        """Refuse new queues past the limit.
+        """Check that ``more`` queues can be created.
 
         Raises:
             RefusedError: ``too_many_queues``.
@@ -595,14 +596,14 @@ class Broker:
             )
 
     def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
-        """Have new settings count for what is held, for who waits, and for who is hungry."""
+        """Apply new settings to held messages, waiting publishers and waiting consumers."""
         if "ack_timeout_s" in changes:
-            self.ack_timeouts.next_ms = self.state.now.steady_ms  # look at all that is held anew
+            self.ack_timeouts.next_ms = self.state.now.steady_ms  # check all held messages again
         self.state.needs_dispatch[queue.queue_id] = queue
         self.state.registry.settings_changed(queue, changes)
 
     def client_of(self, entry: AuditEntry) -> int:
-        """Return the client number of somebody without a connection; a new one the first time."""
+        """Return the client number of a user without a connection; a new one at the first call."""
         who = (entry.source, entry.actor)
         number = self._publishers.get(who)
         if number is None:
@@ -616,7 +617,7 @@ class Broker:
         return number
 
     def number_audit(self) -> int:
-        """Take the next number of the audit; stored with the batch that uses it."""
+        """Take the next number of the audit log; stored with the batch that uses it."""
         number = self._next_audit
         self._next_audit = number + 1
         self.state.batch.counters["next_audit"] = self._next_audit

@@ -11,10 +11,10 @@ ClientRecords = Sequence[tuple[bytes, bytes]]  # id and content of records, olde
 
 
 def dead_letter(state: BrokerState, message: Message, reason: str) -> None:
-    """Make a message a dead letter: its history row and its record, in one batch.
+    """Dead-letter a message: store its history row and its record in one batch.
 
-    A body that is not in memory is loaded first; until then the message is pending: nobody can
-    have it, and on disk it is unchanged.
+    If its body is not in memory it is loaded first.  Until then the message is pending: no consumer
+    can receive it, and on disk it is unchanged.
     """
     queue = state.by_id[message.queue_id]
     if message.holder is not None:
@@ -45,10 +45,10 @@ def settle_dead(
     written: ClientRecords = (),
     content: bytes | None = None,
 ) -> None:
-    """Settle a message as dead and store its record; without a body (damaged) there is none.
+    """Settle a message as dead and store its record; a damaged message, without body, has none.
 
-    ``written`` may be about the message: a client that knew more published one before its 006.
-    ``content`` is that of the record, if it was made already.
+    ``written`` are records that clients published before their 006, which may be about the message.
+    ``content`` is the content of the record, if it was made already.
     """
     queue = state.by_id[message.queue_id]
     if (connection := state.pending.remove(message)) is not None:
@@ -124,9 +124,10 @@ def settle_dead_in_background(
 
 
 def link_record(state: BrokerState, record: Message, content: bytes) -> None:
-    """Link a record that a client published to the message it is about, as far as it says.
+    """Link a record that a client published to its message, as far as the record names it.
 
-    The message may be on disk; its whole id is compared when it dies (``find_client_record``).
+    The message may be on disk; its full id is compared when it is dead-lettered
+    (``find_client_record``).
     """
     inspector = state.inspector
     if inspector is None or b'"dead_letter"' not in content:
@@ -148,10 +149,10 @@ def link_record(state: BrokerState, record: Message, content: bytes) -> None:
 def link_record_of_consumer(state: BrokerState, record: Message, content: bytes) -> None:
     """Link a record in an ordinary queue to the message that its publisher received.
 
-    Records of other clients are not linked: anybody could pass any message off as a record.
+    Records of other clients are not linked: any client could pass off a message as a record.
     """
     inspector = state.inspector
-    # rfind, because the block stands at the end: a third of the time of ``in``.
+    # rfind, because the block is at the end: it takes a third of the time of ``in``.
     if inspector is None or content.rfind(b'"dead_letter"') < 0:
         return
     source = inspector.record_source(content)

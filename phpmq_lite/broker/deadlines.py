@@ -8,7 +8,7 @@ from phpmq_lite.queue_settings import LONGEST_TTL_S
 
 
 def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
-    """Return a bounded TTL and its deadline (steady ms, as ``now_ms``); 0: None and None."""
+    """Return the bounded TTL and the deadline (steady ms, as ``now_ms``); TTL 0: None and None."""
     if ttl_s <= 0:
         return None, None
     ttl_s = min(ttl_s, LONGEST_TTL_S)
@@ -16,9 +16,9 @@ def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
 
 
 class AckTimeouts:
-    """Finds messages held longer than ``ack_timeout_s``; ``next_ms`` is when to look next.
+    """Finds messages held longer than ``ack_timeout_s``; ``next_ms`` is when to check next.
 
-    The times are stored in the messages; a consumer holds them oldest first.
+    The times are stored in the messages; a consumer holds its oldest first.
     """
 
     __slots__ = ("next_ms",)
@@ -27,7 +27,7 @@ class AckTimeouts:
         self.next_ms: int | None = None  # no held message times out before it (steady)
 
     def watch(self, by_id: dict[int, Queue], dispatched: Iterable[Message], now_ms: int) -> None:
-        """Look at newly dispatched messages in time."""
+        """Schedule a check in time for newly dispatched messages."""
         for queue_id in {message.queue_id for message in dispatched}:
             queue = by_id.get(queue_id)  # None: emptied and removed in the same batch
             if queue is not None and (timeout_s := queue.settings.ack_timeout_s):
@@ -36,7 +36,7 @@ class AckTimeouts:
                     self.next_ms = at
 
     def postpone(self, connections: Iterable[Connection], gap_ms: int) -> None:
-        """Exclude a time in which the process was suspended and could not receive anything."""
+        """Extend the timeouts by a time in which the process was suspended and received nothing."""
         for connection in connections:
             for consumer in connection.consumers.values():
                 for message in consumer.held.values():
@@ -45,9 +45,9 @@ class AckTimeouts:
             self.next_ms += gap_ms
 
     def take_overdue(self, connections: Iterable[Connection], now_ms: int) -> list[Message]:
-        """Return the messages that are held for too long; the caller returns them to their queue.
+        """Return the messages that were held for too long; the caller returns them to their queue.
 
-        A held message that was not sent yet does not count: its time begins when it is written.
+        A held message that is not sent yet does not count: its time starts when it is written.
         """
         overdue: list[Message] = []
         if self.next_ms is None or self.next_ms > now_ms:

@@ -1,13 +1,13 @@
-"""Consumers first: how much is published to a queue while its consumers are at work.
+"""Consumers first: how much may be published to a queue while its consumers are working.
 
-A publisher sends as fast as it can, a consumer waits for each of its answers.  So publishes would
-fill the batches, and all that they bring beyond the window waits on disk, from where a message
-costs the half more.  While messages of a queue are acknowledged, publishers therefore take the room
-that its window has, as it comes and by turns: the broker takes in new messages in the time in which
-it would wait for the disk and for consumers.  From end to end that is the shorter way for both.
+A publisher sends as fast as it can, while a consumer waits for each batch.  Unlimited publishes
+would fill the batches, and messages beyond the window wait on disk, from where a message costs 50 %
+more.  So while messages of a queue are acknowledged, publishers take turns for the free room in its
+window: the broker accepts new messages while it would otherwise wait for the disk and for
+consumers.  End to end, that is faster for both.
 
-Who consumes slowly holds up nobody: its batches are short, and at least ``LEAST`` are taken each
-time: 60,000 a second where a batch takes a millisecond.
+A slow consumer does not delay publishers: its batches are short, and at least ``LEAST`` messages
+are accepted in each: 60,000 a second if a batch takes a millisecond.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from phpmq_lite.broker.queue import Queue
 LEAST_PER_BATCH: Final = (
     64  # messages a batch, of all publishers together; less room is not worth a turn
 )
-PER_PUBLISHER: Final = 500  # of one publisher, then it is the turn of others, and of consumers
+PER_PUBLISHER: Final = 500  # messages of one publisher, before others and consumers get their turn
 UNLIMITED: Final = 1 << 30
 _AT_WORK: Final = 8  # batches: after an acknowledgement its queue counts as consumed
 
@@ -29,21 +29,22 @@ _Place = tuple[Callable[[Broker], None], int]  # what to call, and how many mess
 
 
 class QueueShare:
-    """What one queue still takes in one batch."""
+    """How many messages one queue still accepts in one batch."""
 
     __slots__ = ("_acked", "_batch", "_least", "_published", "_silent")
 
     def __init__(self) -> None:
         self._batch = 0  # number of the batch that the next two are about
-        self._published = 0  # of the queue, when the batch was seen first
-        self._least = 0  # to be taken from then on, whether there is room or not
-        self._acked = 0  # of the queue, when it was looked at last
-        # Batches since that grew.  Who has just come counts as at work: until the first
-        # acknowledgement, for 20 ms, a publisher can send 25,000 messages, to come back from disk.
+        self._published = 0  # of the queue, when the batch was first seen
+        self._least = 0  # accepted from then on, even without room
+        self._acked = 0  # of the queue, at the last check
+        # Batches since that grew.  A new consumer counts as working: until its first
+        # acknowledgement, for 20 ms, a publisher could send 25,000 messages, which would have to be
+        # read back from disk.
         self._silent = 0
 
     def available(self, queue: Queue, batch_number: int) -> int:
-        """Tell how many messages may be published to the queue now."""
+        """Return how many messages may be published to the queue now."""
         totals, window = queue.counters, queue.window
         if self._batch != batch_number:
             self._batch = batch_number
@@ -54,7 +55,8 @@ class QueueShare:
             self._least = LEAST_PER_BATCH if taken <= LEAST_PER_BATCH else 0
         if window is None or self._silent >= _AT_WORK:
             return UNLIMITED
-        # A fourth is kept for the least of some batches: what once overflows it comes from disk.
+        # Keep a fourth for the minimum of some batches: once the window overflows, messages come
+        # from disk.
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
         if room >= LEAST_PER_BATCH:
             return room
@@ -62,7 +64,7 @@ class QueueShare:
 
 
 class FlowControl:
-    """The queues' shares, and the publishers that wait in line for one."""
+    """The shares of queues, and the publishers that wait for one."""
 
     def __init__(self, core: Broker) -> None:
         self.waiting = 0  # publishers
@@ -70,9 +72,10 @@ class FlowControl:
         self._lines: dict[int, deque[_Place]] = {}  # by queue_id
 
     def available(self, name: str, *, is_called: bool = False) -> int:
-        """Tell how many messages one publisher may publish to a queue now, 0: it waits in line.
+        """Return how many messages one publisher may publish to a queue now; 0: it must wait.
 
-        Nobody comes ahead of a line but who was called out of it.
+        A publisher is served before those that wait only if it ``is_called`` because it waited
+        longest.
         """
         queue = self._core.state.queues.get(name)
         if queue is None:
@@ -85,9 +88,9 @@ class FlowControl:
     def line_up(
         self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
     ) -> None:
-        """Have a publisher of about ``count`` messages wait for its turn, behind all others.
+        """Queue a publisher of about ``count`` messages behind all others that wait.
 
-        ``at_front``: it was called, and others had taken the room.
+        ``at_front``: it was called, but others had taken the room.
         """
         self.waiting += 1
         line = self._lines.setdefault(self._core.state.queues[name].queue_id, deque())
@@ -98,7 +101,7 @@ class FlowControl:
             line.append(place)
 
     def take_ready(self) -> list[Callable[[Broker], None]]:
-        """Take out of the lines whose turn it is: as many as there is room for in all."""
+        """Remove and return waiting publishers whose turn it is, as many as there is room for."""
         called: list[Callable[[Broker], None]] = []
         if not self._lines:
             return called

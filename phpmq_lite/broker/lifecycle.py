@@ -1,4 +1,4 @@
-"""The life of a message: which event takes it from which state to which.  The only such table."""
+"""The only table of states: which event leads from which state to which."""
 
 from enum import StrEnum
 from typing import Final
@@ -8,7 +8,7 @@ from phpmq_lite.model import State
 
 
 class Event(StrEnum):
-    """What can happen to a message that is alive; the values are the kinds of event rows."""
+    """What can happen to a live message; the values are the kinds of event rows."""
 
     DISPATCH = "dispatch"
     ACKNOWLEDGE = "acknowledge"
@@ -25,17 +25,17 @@ class Event(StrEnum):
 
 TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.READY, Event.DISPATCH): State.DISPATCHED,
-    (State.READY, Event.ACKNOWLEDGE): State.ACKED,  # held by nobody: its consumer came back
-    (State.READY, Event.REQUEUE): State.READY,  # the end of its queue
-    (State.READY, Event.FORWARD): State.READY,  # another queue, the same message
+    (State.READY, Event.ACKNOWLEDGE): State.ACKED,  # its consumer reconnected and acknowledged late
+    (State.READY, Event.REQUEUE): State.READY,  # at the end of its queue
+    (State.READY, Event.FORWARD): State.READY,  # same message, other queue
     (State.READY, Event.MOVE): State.READY,  # the same, by an operator
-    (State.READY, Event.PLACE): State.READY,  # where it was before a requeue or move
+    (State.READY, Event.PLACE): State.READY,  # back at its position before a requeue or move
     (State.READY, Event.EXPIRE): State.EXPIRED,
     (State.READY, Event.DEAD_LETTER): State.DEAD,
     (State.READY, Event.DELETE): State.DELETED,
     (State.DISPATCHED, Event.ACKNOWLEDGE): State.ACKED,
     (State.DISPATCHED, Event.REQUEUE): State.READY,
-    (State.DISPATCHED, Event.RETURN): State.READY,  # its old place
+    (State.DISPATCHED, Event.RETURN): State.READY,  # at its old position
     (State.DISPATCHED, Event.RELEASE): State.READY,  # the same, by an operator
     (State.DISPATCHED, Event.DEAD_LETTER): State.DEAD,
     (State.DISPATCHED, Event.DELETE): State.DELETED,
@@ -43,7 +43,7 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
 
 
 def next_state(state: State, event: Event) -> State:
-    """Return where ``event`` leads from ``state``; nothing leaves a settled state.
+    """Return the state after ``event``; nothing leaves a settled state.
 
     Raises:
         TransitionError: the event is not possible in this state; nothing has changed.
@@ -54,7 +54,7 @@ def next_state(state: State, event: Event) -> State:
         raise TransitionError(f"a message that is {state.name.lower()} cannot {event}") from None
 
 
-# Results, looked up once: a call of next_state takes 0.4 µs.
+# Looked up once, because a call of next_state takes 0.4 µs.
 DISPATCHED: Final = next_state(State.READY, Event.DISPATCH)
 READY_AGAIN: Final = next_state(State.DISPATCHED, Event.RETURN)
 ACKED: Final = next_state(State.DISPATCHED, Event.ACKNOWLEDGE)

@@ -1,4 +1,4 @@
-"""Keys of confirmed publishes: which were stored, and for how long they are remembered."""
+"""Deduplication keys of confirmed publishes."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,15 @@ _TIME: Final = (1 << _TIME_BITS) - 1
 
 
 class PublishKeys:
-    """Keys seen, oldest first: at most ``limit``; after ``window_ms`` a key counts as new.
+    """The most recent publish keys, bounded by count and by age.
 
-    Times are steady milliseconds.  Each call costs O(1) on average.
-    The truth is the table ``receipt``; this is its copy, loaded at start.
+    Times are steady milliseconds.  Each call is O(1) on average.  The table ``receipt`` is the
+    source of truth; this is its in-memory copy, loaded at startup.
 
-    There may be 100,000, so a key is one bytes object and one number: 170 bytes of memory, where
-    an ordered dictionary of tuples took 340.  A dictionary keeps no place of what left it, and
-    grows to thrice its size when it is full: so it is copied every ``limit // 2`` keys, for 2 ms,
-    and 100,000 keys take 22 MB where they took up to 42.
+    There may be 100,000 keys, so a key is one bytes object and one number: 170 bytes of memory
+    instead of 340 in an ordered dictionary of tuples.  A dictionary does not reuse the places of
+    removed keys, and triples in size when it is full.  So it is copied every ``limit // 2`` keys,
+    in 2 ms: 100,000 keys take 22 MB instead of up to 42.
     """
 
     __slots__ = ("_limit", "_order", "_repeated", "_seen", "_until_copy", "_window_ms")
@@ -25,16 +25,16 @@ class PublishKeys:
     def __init__(self, limit: int, window_ms: int) -> None:
         self._limit = limit
         self._window_ms = window_ms
-        self._seen: dict[bytes, int] = {}  # queue_id and key -> seq and the time it was added
-        self._order: deque[bytes] = deque()  # of _seen, as they were added
-        self._until_copy = limit // 2  # added until _seen is copied
-        self._repeated: dict[bytes, int] = {}  # how often one stands in _order once too often
+        self._seen: dict[bytes, int] = {}  # queue_id and key -> seq and time
+        self._order: deque[bytes] = deque()  # keys of _seen, in the order of their addition
+        self._until_copy = limit // 2  # keys to add before _seen is copied
+        self._repeated: dict[bytes, int] = {}  # how many outdated entries of a key _order has
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def recall(self, rows: Iterable[tuple[int, bytes, int, int]]) -> None:
-        """Take over what was stored: queue_id, key, seq, at_ms, oldest first, at most ``limit``."""
+        """Load stored keys: queue_id, key, seq, at_ms, oldest first, at most ``limit``."""
         seen, append = self._seen, self._order.append
         for queue_id, key, seq, at_ms in rows:
             name = b"%d:%b" % (queue_id, key)
@@ -44,14 +44,14 @@ class PublishKeys:
             append(name)
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
-        """Return the seq stored under ``key`` less than ``window_ms`` ago on this queue."""
+        """Return the seq stored under ``key`` on this queue within ``window_ms``, or None."""
         entry = self._seen.get(b"%d:%b" % (queue_id, key))
         if entry is None or now_ms - (entry & _TIME) >= self._window_ms:
             return None
         return entry >> _TIME_BITS
 
     def add(self, queue_id: int, key: bytes, seq: int, now_ms: int) -> None:
-        """Remember ``key``; forgets what is too old, and the oldest above ``limit``."""
+        """Add ``key``, evicting keys that are too old, and the oldest above ``limit``."""
         name = b"%d:%b" % (queue_id, key)
         if name in self._seen:
             self._repeated[name] = self._repeated.get(name, 0) + 1
@@ -63,10 +63,10 @@ class PublishKeys:
     def add_new(
         self, given: Iterable[tuple[int, Sequence[bytes]]], seq: int, now_ms: int
     ) -> list[Any]:
-        """Remember keys by queue_id: the first under ``seq``, and so on; 0.4 instead of 0.9 µs.
+        """Add new keys by queue_id: the first for ``seq``, and so on; 0.4 instead of 0.9 µs a key.
 
-        Returns their rows, flat, as ``recall`` takes them.  None at all: one was seen before, or
-        stands here twice, and nothing was done; ask ``find`` of each.
+        Returns their rows, flat, as ``recall`` takes them.  Returns nothing, and adds nothing, if a
+        key is known or repeated: call ``find`` for each.
         """
         seen, first = self._seen, seq << _TIME_BITS | now_ms
         names: list[bytes] = []
@@ -87,7 +87,7 @@ class PublishKeys:
         return rows
 
     def _forget(self, now_ms: int) -> None:
-        """Forget what is too old, and the oldest above the limit."""
+        """Evict keys that are too old, and the oldest above the limit."""
         if self._until_copy <= 0:
             self._until_copy = self._limit // 2
             self._seen = dict(self._seen)

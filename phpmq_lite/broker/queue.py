@@ -1,4 +1,4 @@
-"""One queue in memory: its row, its settings, its consumers and whose turn it is."""
+"""One queue in memory: its row, settings, counters and consumers; and a connection."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -46,32 +46,32 @@ class Connection:
         self.consumers: dict[int, Consumer] = {}  # by queue_id
         self.is_open = True
         self.is_blocked = False  # its write buffer is full
-        self.batch_number = 0  # the batch that batch_bytes is about
+        self.batch_number = 0  # the batch that batch_bytes belongs to
         self.batch_bytes = 0  # dispatched to it in that batch
-        self.parked: Queue | None = None  # its publish waits until this queue takes messages
-        self.pending: set[int] = set()  # its later commands wait until these are dead
+        self.parked: Queue | None = None  # its publish waits until this queue accepts messages
+        self.pending: set[int] = set()  # its later commands wait for these dead letters
         self.published = 0
         self.acked = 0
 
     @property
     def creator(self) -> str:
-        """Return who made a queue that it names first: all connections of one address."""
+        """Return the creator of the queues that it creates: its address."""
         host = self.address.rpartition(":")[0]
         return f"{self.kind} {host}" if host else self.kind
 
 
 class SubscriptionHolder:
-    """Stands as the holder of messages that subscriptions hold; these are on disk only."""
+    """Stands as the holder of messages that subscriptions hold, which are on disk only."""
 
     __slots__ = ()
-    connection = None  # so each connection that names one is a foreign one
+    connection = None  # so no connection is the holder
 
 
 SUBSCRIPTION: Final = SubscriptionHolder()
 
 
 class Consumer:
-    """A connection's credit on one queue, and what it holds under it, oldest first."""
+    """A connection's credit on one queue, and what it holds, oldest first."""
 
     __slots__ = ("connection", "credit", "held", "held_bytes", "is_waiting", "queue")
 
@@ -81,18 +81,18 @@ class Consumer:
         self.credit = credit  # messages
         self.held: dict[bytes, Message] = {}  # by message id
         self.held_bytes = 0
-        self.is_waiting = False  # waits in queue.turns
+        self.is_waiting = False  # it is in queue.waiting_consumers
 
 
 @dataclass(slots=True)
 class QueueCounters:
     """What happened on one queue since the broker started."""
 
-    published: int = 0  # over all sources: the next three and tcp
+    published: int = 0  # from all sources: tcp and the next three
     published_http: int = 0
     published_ui: int = 0
     published_cli: int = 0
-    deduplicated: int = 0  # publishes under a key that was stored before
+    deduplicated: int = 0  # publishes with a key that was stored before
     dispatched: int = 0
     redelivered: int = 0
     acked: int = 0
@@ -110,7 +110,7 @@ class QueueCounters:
 
     @property
     def activity(self) -> int:
-        """All that has happened: where it has not grown, nothing has."""
+        """Return a number that grows with everything that happens on the queue."""
         return (
             self.published + self.deduplicated + self.dispatched + self.acked + self.requeued
             + self.returned + self.forwarded + self.moved + self.expired + self.dead
@@ -128,7 +128,7 @@ class QueueCounters:
 
 
 class Queue:
-    """One queue.  ``window`` exists while it has consumers; else it waits in SQLite only."""
+    """One queue.  Its ``window`` exists while it has consumers; else messages are on disk only."""
 
     __slots__ = (
         "claimed",
@@ -160,41 +160,39 @@ class Queue:
         self.row = row
         self.queue_id = row.queue_id
         self.name = row.name
-        self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)  # has records of others
+        self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)
         self.settings = settings_of(row, defaults)
-        self.inspects = False  # at contents; this and the next are set by Queues.configure
-        self.validates = False  # what is no proper envelope is dead at once
-        self.is_bounded = False  # it may refuse a message; set by Queues, too
-        self.stop_reason: str | None = None  # why the whole broker takes no messages
+        self.inspects = False  # these three are set by QueueRegistry.configure: inspects contents
+        self.validates = False  # invalid envelopes are dead-lettered at once
+        self.is_bounded = False  # it may refuse a message
+        self.stop_reason: str | None = None  # why the whole broker accepts no messages
         self.consumers: dict[Connection, Consumer] = {}
-        self.waiting_consumers: deque[Consumer] = (
-            deque()
-        )  # those with free credit, whose turn it is first
+        self.waiting_consumers: deque[Consumer] = deque()  # with free credit, in order
         self.window: ReadyWindow | None = None
-        self.claimed_to = 0  # no ready message stands at or before this position
-        self.held = 0  # messages dispatched, claimed ones too
+        self.claimed_to = 0  # no ready message has this position or a lower one
+        self.held = 0  # messages dispatched, including claimed ones
         self.held_bytes = 0
         self.claimed = 0  # of them: held by subscriptions
         self.claimed_bytes = 0
-        self.share: Any = None  # shares.Share, once something was published beside consumers
-        self.parked: set[Connection] = set()  # publishers that wait until it takes messages
+        self.share: Any = None  # a QueueShare, once something was published beside consumers
+        self.parked: set[Connection] = set()  # publishers that wait until it accepts messages
         self.counters = QueueCounters()
-        self.deaths: dict[str, int] = {}  # of totals.dead, by reason
-        # Histograms, see histogram.py; None until there is something to count: most queues of
-        # many are idle, and each list takes 2 KB.
+        self.deaths: dict[str, int] = {}  # of counters.dead, by reason
+        # Histograms, see histogram.py; None until needed: most of many queues are idle, and each
+        # list takes 2 KB.
         self.wait: list[int] | None = None  # from publish to first dispatch
         self.hold: list[int] | None = None  # from dispatch to settlement
 
     def count_death(self, reason: str) -> None:
-        """Count a dead letter; clients give reasons too, so only so many are told apart."""
+        """Count a dead letter by reason; clients also choose reasons, so the number is limited."""
         if reason not in self.deaths and len(self.deaths) >= _REASONS_MAX:
             reason = "other"
         self.deaths[reason] = self.deaths.get(reason, 0) + 1
 
     def refusal(self, number: int = 1, size: int = 1) -> str | None:
-        """Return why that many messages of that many bytes are not taken now, or None.
+        """Return why the queue does not accept ``number`` messages of ``size`` bytes now, or None.
 
-        One message may be longer than what is left: its size is not asked.
+        A single message may exceed the remaining bytes.
         """
         settings, row = self.settings, self.row
         if self.stop_reason is not None:
@@ -215,10 +213,10 @@ def settings_of(
     has_records: bool = False,
     home: QueueSettings | None = None,
 ) -> QueueSettings:
-    """Fill what the row leaves open: by the queue's name first, then by the broker's defaults.
+    """Return settings with defaults filled in: by the queue's name, then those of the broker.
 
-    ``has_records``: it is a dead-letter queue although its name does not say so.  ``home`` are the
-    settings of the queue that a ``.retry`` queue forwards to: what comes there is judged here.
+    ``has_records``: it is a dead-letter queue although its name does not show it.  ``home`` are the
+    settings of the queue that a ``.retry`` queue forwards to; contents are validated by them.
     """
     values = to_dict(defaults)
     if (name := home_of(row.name)) is not None:
@@ -227,8 +225,8 @@ def settings_of(
             values |= {key: getattr(home, key) for key in HOME_SETTINGS}
     is_dead_letter_queue = has_records or row.name.endswith(DEAD_LETTER_SUFFIX)
     if is_dead_letter_queue:
-        values["max_deliveries"] = 0  # what dies there would have nowhere to go
+        values["max_deliveries"] = 0  # its dead letters would have nowhere to go
     values |= row.own
     if is_dead_letter_queue and values["payload_policy"] == "envelope":
-        values["payload_policy"] = "observe"  # records of bad contents are no envelopes
+        values["payload_policy"] = "observe"  # records of invalid contents are no envelopes
     return QueueSettings(**values)

@@ -1,4 +1,4 @@
-"""The next ready messages of one queue, in order; the rest of the queue waits in SQLite."""
+"""The next ready messages of one queue, in order; the rest of the queue is on disk only."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ _by_position = attrgetter("position")
 
 
 class BodyCache:
-    """How many bytes of bodies all windows hold together."""
+    """The number of bytes of bodies that all windows cache."""
 
     __slots__ = ("total_bytes",)
 
@@ -22,10 +22,11 @@ class BodyCache:
 class ReadyWindow:
     """A bounded prefix of a queue's ready messages, by position.
 
-    Invariant: every ready message of the queue at or before ``covered_to`` is here.  Where
-    ``reaches_end`` holds, that is the whole queue, and a publish joins as long as there is room.
-    Costs: O(1) a message for first, take, take_run, append, join, discard; a returned message
-    costs one merge at the next look, however many came back together.
+    Invariant: it contains every ready message of the queue at or before ``covered_to``.  If
+    ``reaches_end``, that is the whole queue, and new messages are appended while there is room.
+
+    O(1) per message for first, take, take_run, append, add and discard.  Returned messages are
+    merged at the next access, all together.
     """
 
     __slots__ = ("_ready", "_returned", "bodies", "body_bytes", "covered_to", "is_loading", "limit",
@@ -34,12 +35,12 @@ class ReadyWindow:
     def __init__(self, limit: int, bodies: BodyCache) -> None:
         self.limit = limit
         self.bodies = bodies
-        self.reaches_end = False  # nothing is known before the first page has come
+        self.reaches_end = False  # unknown before the first page is loaded
         self.covered_to = 0  # position
-        self.is_loading = False  # a page is on its way
-        self.body_bytes = 0  # of the bodies that are here
+        self.is_loading = False  # a page was requested
+        self.body_bytes = 0  # of the cached bodies
         self._ready: OrderedDict[int, Message] = OrderedDict()  # by position
-        self._returned: list[Message] = []  # not yet in their place
+        self._returned: list[Message] = []  # not merged yet
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._returned)
@@ -50,11 +51,11 @@ class ReadyWindow:
 
     @property
     def is_exhausted(self) -> bool:
-        """Tell whether nothing of the queue is ready, here or on disk."""
+        """Return whether the queue has no ready message, here or on disk."""
         return self.reaches_end and not self._ready and not self._returned
 
     def first(self) -> Message | None:
-        """Return the message that is next, without taking it."""
+        """Return the next message without taking it, or None."""
         if self._returned:
             self._merge()
         for message in self._ready.values():
@@ -69,9 +70,9 @@ class ReadyWindow:
         return message
 
     def take_run(self, count: int, now_ms: int) -> list[Message]:
-        """Remove and return the first messages, ``count`` at most, that can leave as they are.
+        """Remove and return at most ``count`` first messages that can be sent as they are.
 
-        They end before one that has expired (``now_ms`` is steady), or has no body in memory.
+        Stops at one that has expired (``now_ms`` is steady) or has no body in memory.
         """
         if self._returned:
             self._merge()
@@ -94,11 +95,11 @@ class ReadyWindow:
         return list(islice(iter(self), count))
 
     def append(self, message: Message) -> bool:
-        """Put a message at the end; False where it must wait in SQLite."""
+        """Append a message; return False if it must wait on disk."""
         return self.add((message,)) == 1
 
     def add(self, messages: Sequence[Message]) -> int:
-        """Put messages at the end, in order; return how many: the others wait in SQLite."""
+        """Append messages in order; return how many fit, the others wait on disk."""
         if not self.reaches_end:
             return 0
         room = self.limit - len(self._ready) - len(self._returned)
@@ -117,7 +118,7 @@ class ReadyWindow:
         return len(messages)
 
     def insert(self, message: Message) -> bool:
-        """Put a message into its old place; False where that place lies behind the window."""
+        """Insert a message at its position; return False if the position is after the window."""
         if message.position > self.covered_to:
             if not self.reaches_end:
                 return False
@@ -128,14 +129,14 @@ class ReadyWindow:
         return True
 
     def discard(self, message: Message) -> None:
-        """Remove a message wherever it stands; no error where it does not."""
+        """Remove a message if it is here."""
         if self._returned:
             self._merge()
         if self._ready.pop(message.position, None) is not None and message.body is not None:
             self._count(-message.size)
 
     def extend(self, page: list[Message], reaches_end: bool) -> None:
-        """Take over a page that was asked for with ``after=covered_to``."""
+        """Add a page that was requested with ``after=covered_to``."""
         self.is_loading = False
         for message in page:
             self._ready[message.position] = message
@@ -146,19 +147,19 @@ class ReadyWindow:
         self.reaches_end = reaches_end
 
     def set_body(self, message: Message, body: bytes) -> None:
-        """Give a message of this window its body, which came from disk."""
+        """Cache the body of a message of this window, which was loaded from disk."""
         if message.body is None:
             self._count(message.size)
             message.body = body
 
     def drop_bodies(self) -> None:
-        """Forget the bodies; they are on disk."""
+        """Drop the cached bodies; they are on disk."""
         for message in self:
             message.body = None
         self._count(-self.body_bytes)
 
     def trim(self) -> list[Message]:
-        """Give up what is above the limit, from the end; return it, to be forgotten."""
+        """Remove the messages above the limit from the end, and return them."""
         if self._returned:
             self._merge()
         given_up = []
@@ -174,7 +175,7 @@ class ReadyWindow:
 
     @property
     def needs_page(self) -> bool:
-        """Tell whether it is time to ask for the next page."""
+        """Return whether the next page should be requested."""
         return not (self.reaches_end or self.is_loading) and len(self) <= self.limit // 2
 
     def _count(self, size: int) -> None:
@@ -184,7 +185,7 @@ class ReadyWindow:
     def _merge(self) -> None:
         if not self._returned:
             return
-        # Nearly sorted input: Timsort makes this linear.
+        # The input is nearly sorted, so that Timsort is linear.
         messages = sorted([*self._returned, *self._ready.values()], key=_by_position)
         self._ready = OrderedDict((message.position, message) for message in messages)
         self._returned.clear()

@@ -1,4 +1,4 @@
-"""All queues by name and number: created, removed, configured, and where their dead letters go."""
+"""All queues by name and number: create, remove, configure, and where dead letters go."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,20 +8,20 @@ from phpmq_lite.broker.queue import Queue, settings_of
 from phpmq_lite.model import Batch, Limits, QueueRow, has_room
 from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, RETRY_SUFFIX, QueueSettings, home_of
 
-# A change of these may free publishers that wait for the dead-letter queue of another queue.
+# Changing one of these may free publishers that wait for the dead-letter queue of another queue.
 _DEAD_LETTER_SETTINGS: Final = frozenset(
     {"payload_policy", "dead_letter_queue", "schema_mode", "empty_list_data"}
 )
-REMOVED: Final = "removed"  # beside the settings in the row of a removed queue
+REMOVED: Final = "removed"  # stored with the settings in the row of a removed queue
 
 
 class PublishingStop(NamedTuple):
-    """Why the broker accepts no messages at all, whatever their queue."""
+    """Why the broker accepts no messages in any queue."""
 
     code: str  # of a RefusedError
     reason: str  # constant text, for receipts and counters
     detail: str  # with the bounds, for people
-    is_bare: bool  # also refuses publishes that a consumer's acknowledgements wait for
+    is_bare: bool  # also refuses publishes that acknowledgements of a consumer wait for
 
 
 class QueueRegistry:
@@ -104,7 +104,7 @@ class QueueRegistry:
         self._refresh_retry_queue(queue)
 
     def _count_own_dead_letter_queue(self, origin: str, change: int) -> None:
-        """Count the ``.dlq`` of a queue again, or no longer, because its origin came or went."""
+        """Change whether the ``.dlq`` of a queue counts, because its origin was created or removed."""
         queue = self.queues.get(origin + DEAD_LETTER_SUFFIX)
         if queue is not None and self.counts_with_origin(queue.name):
             self.created[queue.row.created_by] += change
@@ -143,7 +143,7 @@ class QueueRegistry:
         _note_bounds(queue)
 
     def _change_reference(self, former: str, name: str) -> None:
-        """Record that a queue names another dead-letter queue than before; empty: none."""
+        """Record that a queue names another dead-letter queue; empty: none."""
         if former == name:
             return
         self._references[name] += 1
@@ -157,7 +157,7 @@ class QueueRegistry:
         if _DEAD_LETTER_SETTINGS.isdisjoint(names):
             self.wake_publishers(queue)
             return
-        for other in self.queues.values():  # they wait again if they have to
+        for other in self.queues.values():  # they wait again if they must
             self.batch.wakes |= other.parked
             other.parked.clear()
 
@@ -171,14 +171,14 @@ class QueueRegistry:
         return self.configured_dead_letter_queue(home) or home + DEAD_LETTER_SUFFIX
 
     def dead_letter_queue(self, queue: Queue) -> Queue:
-        """Return the dead-letter queue of a queue; created regardless of any limit."""
+        """Return the dead-letter queue of a queue; created regardless of limits."""
         name = self.dead_letter_name(queue)
         return self.queues.get(name) or self._create(name, queue.row.created_by)
 
     def record_queue_ids(self, queue: Queue) -> tuple[int, int]:
-        """Return the queue_ids in which clients write records of ``queue``; 0: no such queue.
+        """Return the queue_ids to which clients publish records of ``queue``; 0: no such queue.
 
-        A client that does not know the setting uses the name with the suffix.
+        Clients that do not know the setting use the name with the suffix.
         """
         configured = self.queues.get(self.dead_letter_name(queue))
         own = self.queues.get((home_of(queue.name) or queue.name) + DEAD_LETTER_SUFFIX)
@@ -221,7 +221,7 @@ class QueueRegistry:
 
 
 def _note_bounds(queue: Queue) -> None:
-    """Note whether ``Queue.refusal`` must be asked for each message: most queues accept any."""
+    """Note whether ``Queue.refusal`` must be called for each message: most queues accept any."""
     settings = queue.settings
     queue.is_bounded = queue.stop_reason is not None or bool(
         settings.publishing_paused or settings.max_messages or settings.max_bytes

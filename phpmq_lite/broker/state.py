@@ -1,14 +1,14 @@
-"""Everything the broker holds in memory, and the primitives that keep it consistent.
+"""Everything that the broker has in memory, and the primitives that keep it consistent.
 
 A primitive changes messages, counters and ready windows, and records in the open batch what the
 transaction has to store.  ``transitions.py`` and ``dead_letters.py`` combine primitives into what
 can happen to a message.
 
-What is the same for a run of messages is looked up once, and counted once at its end: 2.2 instead
-of 4.1 µs for publish, dispatch and acknowledgement of a message (``benchmarks/profile_paths.py
---path plain``).  A run may cover many queues; shared values are then counted where the queue
-changes: 8.1 instead of 13.6 µs if each message has another one (``--path confirmed --queues
-1000``).
+Values that are the same for a run of messages are looked up once, and counted once at its end: 2.2
+instead of 4.1 µs for publish, dispatch and acknowledgement of a message
+(``benchmarks/profile_paths.py --path plain``).  A run may cover many queues; then shared values are
+counted where the queue changes: 8.1 instead of 13.6 µs if each message has another queue (``--path
+confirmed --queues 1000``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
 
 BACKGROUND_BYTES: Final = 64 << 10  # longer content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # of all contents that one batch inspects inline
-PENDING_MAX: Final = 1_000  # no more than expire in one batch, see storage/write/store.py
+PENDING_MAX: Final = 1_000  # as many as expire in one batch, see storage/write/store.py
 PENDING_BYTES_MAX: Final = 32 << 20
 ACKED_KEY: Final = (int(ACKED), None)
 _TOKENS_AT_ONCE: Final = 512
@@ -38,16 +38,16 @@ QueueRun = tuple[Queue, int]  # consecutive messages of one queue, and how many
 
 
 class PendingDeadLetters(dict[int, tuple[Message, str]]):
-    """Messages that wait for their body or record, by seq, each with the reason of its death.
+    """Messages that wait for their body or record, by seq, each with its dead-letter reason.
 
-    On disk they are unchanged.  While this is full, nothing asks for expired messages: the same
+    On disk they are unchanged.  While this is full, no expired messages are requested: the same
     rows would be loaded again and again.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.size = 0  # bytes of their bodies
-        self._waiting: dict[int, Connection] = {}  # by seq: whose next commands wait
+        self._waiting: dict[int, Connection] = {}  # by seq: the connection whose next commands wait
 
     @property
     def is_full(self) -> bool:
@@ -96,7 +96,7 @@ class BrokerState:
         self.now = Now(0, 0)
         self.batch = self.registry.batch
         self.needs_dispatch: dict[int, Queue] = {}  # may have both ready messages and credit
-        self.limited: set[Connection] = set()  # were sent as much as one batch may send them
+        self.limited: set[Connection] = set()  # received as much as one batch may send them
         self.messages: dict[int, Message] = {}  # by seq: held by a consumer, or in a ready window
         self.next_number = 1  # seq and position share one sequence
         self.next_deadline_ms: int | None = None  # no ready message expires before it
@@ -104,8 +104,8 @@ class BrokerState:
         self.held_bytes = 0
         self.bodies = BodyCache()
         self.pending = PendingDeadLetters()
-        self.dispatch_pauses = 0  # times that consumers held as much as they may
-        self.starved: dict[int, Queue] = {}  # that waited at the last pause: others leave room
+        self.dispatch_pauses = 0  # times that consumers held as much as allowed
+        self.starved: dict[int, Queue] = {}  # waited at the last pause: others leave room
         self.transitioned: set[int] = set()  # seqs of loaded rows that changed in this batch
         self._tokens: list[int] = []  # of 63 random bits each
 
@@ -123,13 +123,13 @@ class BrokerState:
         return number
 
     def take_token(self) -> int:
-        """Take 63 random bits."""
+        """Return 63 random bits."""
         if not self._tokens:
             self._draw_tokens(1)
         return self._tokens.pop()
 
     def _draw_tokens(self, number: int) -> None:
-        """Have at least that many tokens available; one system call draws many."""
+        """Make at least ``number`` tokens available; one system call draws many."""
         count = max(_TOKENS_AT_ONCE, number)
         drawn = unpack(f">{count}Q", urandom(8 * count))
         self._tokens += [token >> 1 for token in drawn]
@@ -146,20 +146,20 @@ class BrokerState:
         self.batch.events += (message.seq, self.now.wall_ms, kind, detail)
 
     def note_deadline(self, deadline_ms: int | None) -> None:
-        """Wake up for this deadline (steady ms), if none is earlier."""
+        """Schedule a wake-up for this deadline (steady ms), unless one is earlier."""
         if deadline_ms is not None and (
             self.next_deadline_ms is None or deadline_ms < self.next_deadline_ms
         ):
             self.next_deadline_ms = deadline_ms
 
     def set_ttl(self, message: Message, ttl_s: int) -> None:
-        """Let a message expire in ``ttl_s`` seconds; 0: never."""
+        """Set a message to expire in ``ttl_s`` seconds; 0: never."""
         message.ttl_s, message.deadline_ms = deadline_of(ttl_s, self.now.steady_ms)
 
     def can_inspect_inline(self, size: int) -> bool:
-        """Return whether this batch may validate a content of that size, or make its record.
+        """Return whether this batch may validate a content of this size, or make its record.
 
-        Either takes 0.1 s for 1 MiB, in which the event loop does nothing else.
+        Each takes 0.1 s for 1 MiB, during which the event loop is blocked.
         """
         batch = self.batch
         if size > BACKGROUND_BYTES or batch.inspected_bytes + size > INLINE_BYTES:
@@ -182,9 +182,9 @@ class BrokerState:
         ttls: Sequence[int | None],
         publisher: int | None,
     ) -> list[Message]:
-        """Create and record messages at the end of their queues; they are in no window yet.
+        """Create and record messages at the end of their queues; add them to the window separately.
 
-        ``ttls`` are in seconds; 0: never, None: the queue's default.
+        ``ttls`` are in seconds; 0: never expires, None: the queue's default.
         """
         tokens = self._tokens
         if len(tokens) < len(contents):
@@ -206,7 +206,7 @@ class BrokerState:
                     deadline_ms = steady_ms + bounded_s * 1_000
                     self.note_deadline(deadline_ms)
                 size = len(body)
-                crc = crc32(body, crc32(seq.to_bytes(8, "big")))  # model.checksum, without the call
+                crc = crc32(body, crc32(seq.to_bytes(8, "big")))  # model.checksum, inlined
                 created.append(
                     Message(
                         seq, tokens.pop(), queue_id, seq, 0, bounded_s, deadline_ms, wall_ms, None,
@@ -246,7 +246,7 @@ class BrokerState:
     # -- ready windows
 
     def free_body_bytes(self, window: ReadyWindow) -> int:
-        """Return how many bytes of bodies a window may keep besides those it has."""
+        """Return how many more bytes of bodies a window may cache."""
         limits = self.limits
         room = limits.window_bytes - window.body_bytes
         of_all = limits.bodies_bytes - self.bodies.total_bytes
@@ -255,7 +255,7 @@ class BrokerState:
         return room if room > 0 else 0
 
     def trim_window(self, queue: Queue) -> None:
-        """Drop what a window has above its limit, after messages were returned to it."""
+        """Drop messages above the limit of a window, after messages were returned to it."""
         if queue.window is not None:
             dropped = queue.window.trim()
             if dropped:
@@ -265,13 +265,13 @@ class BrokerState:
                 del self.messages[message.seq]
 
     def cancel_page(self, queue: Queue, window: ReadyWindow) -> None:
-        """Cancel the request for the page after a window, which ends at another place now."""
+        """Cancel the request for the page after a window, because the window's end has moved."""
         window.is_loading = False
         batch = self.batch
         batch.windows = [page for page in batch.windows if page.queue_id != queue.queue_id]
 
     def close_window(self, queue: Queue) -> None:
-        """Drop what is in memory of a queue that has no consumers any more."""
+        """Drop the window of a queue that has no consumers left."""
         if queue.window is not None:
             self.cancel_page(queue, queue.window)
             queue.window.drop_bodies()
@@ -311,7 +311,7 @@ class BrokerState:
                 self.needs_dispatch[queue.queue_id] = queue
 
     def detach(self, message: Message, queue: Queue) -> None:
-        """Take a message from its holder, or out of its window."""
+        """Remove a message from its holder, or from its window."""
         consumer = message.holder
         if consumer is SUBSCRIPTION:
             message.holder = None
@@ -340,7 +340,7 @@ class BrokerState:
     # -- dispatch
 
     def dispatch(self, messages: Sequence[Message], consumers: Sequence[Consumer]) -> None:
-        """Dispatch messages, taken from their window, to consumers with credit, in turn.
+        """Dispatch messages from their window to consumers with credit, in round-robin order.
 
         All are of one queue; the first message goes to the first consumer.
         """
@@ -367,7 +367,7 @@ class BrokerState:
             message.last_dispatched_at = wall_ms
             if message.first_dispatched_at is None:
                 message.first_dispatched_at = wall_ms
-                ms = wall_ms - message.published_at  # measured: this and the hold cost 0.17 µs
+                ms = wall_ms - message.published_at  # this and the hold time cost 0.17 µs a message
                 wait[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
             else:
                 again += 1
@@ -402,7 +402,7 @@ class BrokerState:
         self.uncount(message, queue)
 
     def uncount(self, message: Message, queue: Queue) -> None:
-        """Count a message no longer among those of ``queue``."""
+        """Subtract a message from the live count of ``queue``."""
         queue.row.live_count -= 1
         queue.row.live_bytes -= message.size
         self.batch.queue_rows[queue.queue_id] = queue.row
@@ -410,9 +410,9 @@ class BrokerState:
             self.registry.wake_publishers(queue)
 
     def acknowledge_held(self, connection: Connection, acks: Iterable[tuple[str, bytes]]) -> int:
-        """Settle as acked what a connection holds, given by queue and id.
+        """Settle messages as acked that a connection holds, given by queue and id.
 
-        Returns how many it was, up to the first that the connection does not hold.
+        Returns their number, up to the first that the connection does not hold.
         """
         messages, wall_ms = self.messages, self.batch.wall_ms
         seqs: list[int] = []
@@ -445,7 +445,7 @@ class BrokerState:
         return len(seqs)
 
     def _count_released(self, consumer: Consumer, count: int, size: int) -> None:
-        """Count messages that a consumer has acknowledged, of ``size`` bytes together."""
+        """Count messages of one queue, ``size`` bytes in total, that a consumer acknowledged."""
         if not count:
             return
         queue = consumer.queue
@@ -466,7 +466,7 @@ class BrokerState:
             self.batch.settled.setdefault(ACKED_KEY, []).extend(seqs)
 
     def count_acked(self, queue: Queue, count: int, size: int) -> None:
-        """Subtract acknowledged messages, of ``size`` bytes together, from a queue's counts."""
+        """Subtract acknowledged messages, ``size`` bytes in total, from a queue's counts."""
         row = queue.row
         row.live_count -= count
         row.live_bytes -= size

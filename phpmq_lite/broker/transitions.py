@@ -1,7 +1,8 @@
 """What can happen to a message: one function for each row of the table in ``lifecycle.py``.
 
 Each changes the message, the counters and the windows, and records what the transaction has to
-store.  Whether it is allowed is decided by the caller.  Dying is in ``dead_letters.py``.
+store.  The caller has checked that the transition is allowed.  ``dead_letters.py`` has those that
+lead to a dead letter.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import Inspection, Message, State, checksum
 from phpmq_lite.writes import EraseBody
 
-NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues leaves no room for the destination
+NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues does not allow the target queue
 
 # -- publish
 
@@ -30,8 +31,9 @@ def publish(
 ) -> Message:
     """Store a new message at the end of ``queue``; ``ttl_s`` None: the queue's default.
 
-    ``inspection`` is the result if the content was inspected already.  An invalid message is dead
-    at once; the caller has checked that there is room for its record (``dead_letter_refusal``).
+    ``inspection`` is the result if the content was inspected already.  An invalid message is
+    dead-lettered at once; the caller has checked that its record can be stored
+    (``dead_letter_refusal``).
     """
     created = state.create_messages(((queue, 1),), (body,), (ttl_s,), publisher)
     message = created[0]
@@ -109,7 +111,7 @@ def restore(
 
 
 def return_message(state: BrokerState, message: Message, detail: str, *, is_charged: bool) -> None:
-    """Return a held message to its old place; at ``max_deliveries`` it is dead-lettered."""
+    """Return a held message to its old position; at ``max_deliveries`` dead-letter it."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.returned += 1
@@ -131,9 +133,9 @@ def undo_dispatch(state: BrokerState, message: Message) -> None:
 
 
 def release(state: BrokerState, message: Message, detail: str) -> None:
-    """Return a held message to its old place for an operator.  Nobody is charged.
+    """Return a held message to its old position for an operator, without charging a delivery.
 
-    Its former holder may still acknowledge it, while nobody else holds it.
+    Its former holder may still acknowledge it while no other consumer holds it.
     """
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
@@ -143,7 +145,7 @@ def release(state: BrokerState, message: Message, detail: str) -> None:
 
 
 def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
-    """Move a message to the end of its queue, with a new TTL; at the limit it is dead-lettered."""
+    """Move a message to the end of its queue with a new TTL, or dead-letter it at the limit."""
     queue = state.by_id[message.queue_id]
     was_held = message.holder is not None
     state.detach(message, queue)
@@ -171,7 +173,7 @@ def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, d
 def _charge(state: BrokerState, message: Message, queue: Queue) -> bool:
     """Count a failed delivery; return whether it was the last that ``max_deliveries`` allows."""
     message.charged += 1
-    state.batch.changed[message.seq] = message  # for its history row, if it dies now
+    state.batch.changed[message.seq] = message  # for its history row, if it is settled now
     limit = queue.settings.max_deliveries
     return 0 < limit <= message.charged
 
@@ -186,7 +188,7 @@ def remove_consumer(
 ) -> None:
     """Remove a consumer, return what it held, and charge a failed delivery to ``charged``.
 
-    A dispatch that was not sent is undone: it was no delivery.
+    Dispatches that were not sent are undone: they were no deliveries.
     """
     queue, connection = consumer.queue, consumer.connection
     del connection.consumers[queue.queue_id]
@@ -231,7 +233,7 @@ def move(state: BrokerState, message: Message, target: Queue) -> None:
 
 
 def place(state: BrokerState, message: Message, target: Queue, position: int) -> None:
-    """Move a ready message back to its earlier position, which nobody else can have."""
+    """Move a ready message back to its earlier position, which no other message can have."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     state.uncount(message, queue)
@@ -251,7 +253,7 @@ def _count_in(state: BrokerState, message: Message, queue: Queue) -> None:
 
 
 def acknowledge(state: BrokerState, message: Message, queue: Queue) -> None:
-    """Settle as acked, whoever holds it; ``acknowledge_held`` settles many at a time."""
+    """Settle a message as acked; ``acknowledge_held`` settles many at once."""
     state.detach(message, queue)
     state.messages.pop(message.seq, None)
     state.record_hold_time(message, queue)
@@ -260,13 +262,13 @@ def acknowledge(state: BrokerState, message: Message, queue: Queue) -> None:
 
 
 def delete(state: BrokerState, message: Message, reason: str) -> None:
-    """Settle as deleted; the history keeps what restoring it needs."""
+    """Settle a message as deleted; the history keeps what is needed to restore it."""
     state.by_id[message.queue_id].counters.deleted += 1
     state.settle(message, DELETED, reason)
 
 
 def erase(state: BrokerState, message: Message, detail: str) -> None:
-    """Remove the body of a settled message for good; its row in the history stays."""
+    """Remove the body of a settled message permanently; its history row stays."""
     state.batch.writes.append(EraseBody(message.seq))
     state.record_event(message, "erase", detail)
 
