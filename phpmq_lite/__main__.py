@@ -1,4 +1,4 @@
-"""``python -m phpmq_lite`` is the command ``phpmq-lite``."""
+"""Runs the command ``phpmq-lite`` as ``python -m phpmq_lite``."""
 
 from phpmq_lite.cli.main import main
 

@@ -1,13 +1,13 @@
-"""Time: one reading gives the wall clock and a scale that setting the wall clock does not disturb.
+"""Time: the wall clock, and a *steady* scale that is not affected by setting the wall clock.
 
-The scale (*steady*) goes on with a clock that nobody can set, in this process and over a restart,
-as long as the machine was not booted in between.  After a boot only the wall clock can tell for
-how long the broker was away, and it may have been set meanwhile:
+The steady scale follows a clock that cannot be set, in this process and across restarts, unless the
+machine was rebooted in between.  After a reboot only the wall clock can show for how long the
+broker was down, and it may have been set meanwhile:
 
-- behind what was stored, it was set back: no time has passed that we know of;
-- up to a week ahead, it is believed;
-- further ahead, somebody has to decide.  Until then the time away is not counted, so nothing
-  expires that should not, whatever is decided.
+- if it is before the last stored time, it was set back: no time is counted;
+- up to a week after it, it is believed;
+- later than that, an operator must decide.  Until then the time is not counted, so no message
+  expires that should not.
 """
 
 import os
@@ -19,25 +19,25 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.model import Now
 
-JUMP_MS: Final = 2_000  # the wall clock was set when it is so far from where it would be
-GAP_MS: Final = 3_000  # without a reading, of which there is one a second: it stood still
+JUMP_MS: Final = 2_000  # the wall clock was set if it differs this much from its expected value
+GAP_MS: Final = 3_000  # without a reading, of which there is one a second: the process stood still
 DOUBT_MS: Final = 7 * 86_400_000
 
-_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while it sleeps
+_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # continues during suspend
 
 
 class Disturbance(NamedTuple):
-    """What happened to the clocks since the last look."""
+    """What happened to the clocks since the last check."""
 
-    gap_ms: int  # nothing was read for so long; 0: nothing to speak of
-    jump_ms: int  # the wall clock was set by this
+    gap_ms: int  # time without a reading; 0: negligible
+    jump_ms: int  # by how much the wall clock was set
 
 
 class Clock:
     """Reads both clocks together (``docs/operate/reliability.md``, The clock).
 
-    ``counters`` are stored, each minute and at once with a jump, and given back at the next start
-    as ``stored``.  ``is_disturbed`` tells that ``take_disturbance`` has something.
+    ``counters`` are stored each minute, and at once after a jump, and passed to the next start as
+    ``stored``.  ``is_disturbed`` means that ``take_disturbance`` has something to report.
     """
 
     def __init__(
@@ -47,27 +47,27 @@ class Clock:
         read: Callable[[], tuple[int, int]] | None = None,
         boot: int | None = None,
     ) -> None:
-        """Go on from what was stored; ``read`` gives wall and running clock in ms, for tests."""
+        """Continue from ``stored``; ``read`` returns wall and running clock in ms."""
         self._read = read_clocks if read is None else read
         self._boot = boot_mark() if boot is None else boot
         stored = stored or {}
         wall_ms, running_ms = self._read()
-        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # away for so long, or set by so much
-        self.doubt_number = stored.get("clock_doubt_number", 0)  # the first given since then
+        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # down for this long, or set by this much
+        self.doubt_number = stored.get("clock_doubt_number", 0)  # the next number at that time
         self.is_doubt_new = False
         steady_ms = self._resume(stored, wall_ms, running_ms)
         jump_ms = wall_ms - stored.get("clock_step_ms", 0) - steady_ms if stored else 0
-        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # set while it was away
+        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # set while down
         self.jumps = int(self.start_jump_ms != 0)
         self.last_jump_ms = self.start_jump_ms
         self.is_disturbed = False
         self._base_ms = steady_ms - running_ms
-        self._apart_ms = wall_ms - running_ms  # where the wall clock would be
+        self._apart_ms = wall_ms - running_ms  # expected value of the wall clock
         self._seen_ms = running_ms
         self._gap_ms = self._jump_ms = 0
 
     def _resume(self, stored: Mapping[str, int], wall_ms: int, running_ms: int) -> int:
-        """Give the steady time of a start."""
+        """Return the steady time at a start."""
         guess_ms = wall_ms - stored.get("clock_step_ms", 0)
         seen_ms = stored.get("last_seen_ms")
         if seen_ms is None:
@@ -81,7 +81,7 @@ class Clock:
         return max(guess_ms, seen_ms)
 
     def now(self) -> Now:
-        """Read the clocks; ``steady_ms`` never goes back."""
+        """Read the clocks; ``steady_ms`` never decreases."""
         wall_ms, running_ms = self._read()
         jump_ms = wall_ms - running_ms - self._apart_ms
         if abs(jump_ms) > JUMP_MS:
@@ -97,21 +97,21 @@ class Clock:
         return Now(wall_ms, running_ms + self._base_ms)
 
     def take_disturbance(self) -> Disturbance:
-        """Say what happened since the last call."""
+        """Return what happened since the last call."""
         happened = Disturbance(self._gap_ms, self._jump_ms)
         self._gap_ms = self._jump_ms = 0
         self.is_disturbed = False
         return happened
 
     def doubt_counters(self, next_number: int) -> dict[str, int]:
-        """Give what is stored of a new doubt; nothing where there is none."""
+        """Return the counters that store an undecided gap; empty if there is none."""
         if not self.is_doubt_new:
             return {}
         self.doubt_number = next_number
         return {"clock_doubt_ms": self.doubt_ms, "clock_doubt_number": next_number}
 
     def counters(self, now: Now) -> dict[str, int]:
-        """Give what the next start needs to go on from this reading."""
+        """Return the counters that the next start needs to continue from this reading."""
         return {
             "last_seen_ms": now.steady_ms,
             "clock_step_ms": now.wall_ms - now.steady_ms,
@@ -121,14 +121,14 @@ class Clock:
 
 
 def read_clocks() -> tuple[int, int]:
-    """Read the wall clock and the one that nobody can set, in milliseconds."""
+    """Return the wall clock and the clock that cannot be set, in milliseconds."""
     return time.time_ns() // 1_000_000, time.clock_gettime_ns(_RUNNING) // 1_000_000
 
 
 def boot_mark() -> int:
-    """Give a number for this boot of the machine; 0 where the system does not tell.
+    """Return a number that identifies this boot of the machine; 0 if the system has none.
 
-    The clock that runs since the boot may start elsewhere in a time namespace, so it is part of it.
+    It includes the start of the running clock, which can differ in a time namespace.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

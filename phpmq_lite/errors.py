@@ -2,13 +2,13 @@
 
 PhpmqError
 ├── ProtocolError
-│   ├── RemoteProtocolError   the peer broke the grammar: close, log, count
-│   └── LocalProtocolError    we would break it: a defect of the caller
+│   ├── RemoteProtocolError   the peer violated the grammar: close, log, count
+│   └── LocalProtocolError    we would violate it: a defect of the caller
 ├── TransitionError           a late or foreign command: ignore and count
-├── RefusedError              a publish or action that is not taken now: 007 with the reason
+├── RefusedError              a publish or action is not possible now: 007 with the reason
 ├── StorageError
 │   ├── StorageFullError      known outcome: rolled back
-│   ├── NotWritableError      known outcome: rolled back; fail-stop where it lasts, exit 74
+│   ├── NotWritableError      known outcome: rolled back; fail-stop if it persists, exit 74
 │   ├── OutcomeUnknownError   fail-stop, exit 74
 │   │   └── DatabaseReplacedError  the files are not those that were opened
 │   └── DataDamagedError      start refused, exit 65
@@ -16,11 +16,11 @@ PhpmqError
 ├── StartRefusedError         start refused, exit 1: a second broker, a newer database
 ├── EnvelopeError             an envelope cannot be made, written or read; nothing was sent
 └── ClientError
-    ├── ConnectionLostError   the broker is gone: what was unanswered is unknown
-    └── PublishRefusedError   the broker answered a confirmed publish with a reason
+    ├── ConnectionLostError   the connection is lost: unanswered publishes are unknown
+    └── PublishRefusedError   the broker refused a confirmed publish
 
-A message names the thing and the bound: ``content is 9000000 bytes, the limit is 8388608``.
-Raise or handle; never log and go on.
+A message names the thing, the value and the bound: ``content is 9000000 bytes, the limit is
+8388608``.  Raise or handle; never log and continue.
 """
 
 import os
@@ -31,7 +31,7 @@ _TLS: Final = {"WRONG_VERSION_NUMBER": "it does not speak TLS"}
 
 
 def os_reason(error: OSError) -> str:
-    """Return why the system or TLS failed, without numbers and Python's own words."""
+    """Return why the system or TLS failed, without error numbers and Python's own words."""
     if verify := getattr(error, "verify_message", None):  # of TLS
         return f"its certificate is not trusted: {verify}"
     if reason := getattr(error, "reason", None):
@@ -44,18 +44,18 @@ def os_reason(error: OSError) -> str:
 
 
 class PhpmqError(Exception):
-    """Root of all errors that this project raises on purpose."""
+    """Base of all exceptions that this project raises on purpose."""
 
 
 class ProtocolError(PhpmqError):
-    """Something is not PHPMQ."""
+    """Bytes that do not follow the PHPMQ protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent bytes that the grammar does not allow; close without a reply.
 
-    ``code`` is one of the short names of ``protocol/frames.py``, for counters;
-    ``offset`` counts the bytes of the connection before the first wrong one.
+    ``code`` is one of the short names in ``protocol/frames.py``, for counters; ``offset`` is the
+    number of bytes of the connection before the first invalid one.
     """
 
     def __init__(self, code: str, detail: str, offset: int = 0) -> None:
@@ -70,11 +70,11 @@ class LocalProtocolError(ProtocolError):
 
 
 class TransitionError(PhpmqError):
-    """A message cannot take this turn: it is settled, or somebody else holds it."""
+    """A message cannot change in this way: it is settled, or held by another consumer."""
 
 
 class RefusedError(PhpmqError):
-    """The broker does not take this now; ``code`` is a short reason for counters and receipts."""
+    """The broker refuses this now; ``code`` is a short reason for counters and receipts."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -82,31 +82,31 @@ class RefusedError(PhpmqError):
 
 
 class StorageError(PhpmqError):
-    """The store cannot do what was asked."""
+    """The database cannot do what was requested."""
 
 
 class StorageFullError(StorageError):
-    """No space for the batch; it was rolled back and nothing of it is stored."""
+    """There is no space for the batch; it was rolled back, and nothing of it is stored."""
 
 
 class NotWritableError(StorageError):
-    """Nobody can write now; nothing is stored.  Try again, and stop where it lasts."""
+    """The database cannot be written now; nothing is stored.  Retry, and stop if it persists."""
 
 
 class ReadTooLongError(StorageError):
-    """A read passed its time limit and was stopped; narrow it or continue from a cursor."""
+    """A read exceeded its time limit and was stopped; narrow it, or continue from a cursor."""
 
 
 class OutcomeUnknownError(StorageError):
-    """A commit failed in a way that leaves open what is on disk: stop at once, answer nobody."""
+    """A commit failed with unknown outcome: stop at once and answer no client."""
 
 
 class DatabaseReplacedError(OutcomeUnknownError):
-    """The database or its log was unlinked or replaced while it was open: touch neither."""
+    """The database or its log was removed or replaced while open: do not touch either."""
 
 
 class DataDamagedError(StorageError):
-    """The files are damaged or are not what they should be; the originals are untouched."""
+    """The files are damaged or unexpected; the originals are unchanged."""
 
 
 class EnvelopeError(PhpmqError):
@@ -118,11 +118,11 @@ class SettingsError(PhpmqError):
 
 
 class StartRefusedError(PhpmqError):
-    """The broker cannot start on this data folder; the message says why and what to do."""
+    """The broker cannot start with this data folder; the message says why and what to do."""
 
 
 class ClientError(PhpmqError):
-    """Root of what the clients raise."""
+    """Base of the exceptions of the clients."""
 
 
 class ConnectionLostError(ClientError):
@@ -130,7 +130,7 @@ class ConnectionLostError(ClientError):
 
 
 class PublishRefusedError(ClientError):
-    """The broker refused a confirmed publish and stored nothing; ``reason`` is its text."""
+    """The broker refused a confirmed publish and stored nothing; ``reason`` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"publish refused: {reason}")

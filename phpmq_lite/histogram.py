@@ -1,34 +1,34 @@
-"""Counts of durations in logarithmic buckets: ranges add up, and percentiles come of any range.
+"""Histograms of durations in logarithmic buckets, which can be added for any time range.
 
-A histogram is a list of ``BUCKETS`` counts.  Milliseconds up to 15 have a bucket each; above,
-each doubling has eight, so a percentile is at most an eighth too high.  The last bucket has all
-from 11 days on.
+A histogram is a list of ``BUCKETS`` counts.  Up to 15 ms each millisecond has a bucket; above, each
+doubling has eight, so a percentile is at most an eighth too high.  The last bucket has all
+durations from 11 days.
 """
 
 from collections.abc import Iterator, Sequence
 from operator import add as _plus
 from typing import Final
 
-_BITS: Final = 3  # eight buckets a doubling
-_FINE: Final = 2 << _BITS  # below it, one a millisecond
+_BITS: Final = 3  # eight buckets per doubling
+_FINE: Final = 2 << _BITS  # below it, one per millisecond
 BUCKETS: Final = 224
 NEAR_MS: Final = 1 << 14
 
 
 def bucket(ms: int) -> int:
-    """Return the index of a duration; a clock that was set back makes a negative one 0."""
+    """Return the bucket of a duration; 0 if it is negative, because a clock was set back."""
     if ms < _FINE:
         return max(ms, 0)
     shift = ms.bit_length() - _BITS - 1
     return min((shift << _BITS) + (ms >> shift), BUCKETS - 1)
 
 
-# The indexes below NEAR_MS, ready made: a look costs 33 ns and the arithmetic 72, per message.
+# The buckets below NEAR_MS, precomputed: a lookup takes 33 ns, the arithmetic 72, per message.
 NEAR: Final = bytes(map(bucket, range(NEAR_MS)))
 
 
 def upper_ms(index: int) -> int:
-    """Return the longest duration of a bucket; the last one has longer ones too."""
+    """Return the longest duration of a bucket; the last one also has longer ones."""
     if index < _FINE:
         return index
     shift = (index >> _BITS) - 1
@@ -36,7 +36,7 @@ def upper_ms(index: int) -> int:
 
 
 def percentile(counts: Sequence[int], q: float) -> int | None:
-    """Return the duration (ms) that a share ``q`` does not exceed; None where nothing counts."""
+    """Return the duration (ms) that a share ``q`` does not exceed, or None without counts."""
     rank = q * sum(counts)
     passed = 0
     for index, count in enumerate(counts):
@@ -47,12 +47,12 @@ def percentile(counts: Sequence[int], q: float) -> int | None:
 
 
 def add(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """Return the histogram of both together."""
+    """Return the sum of two histograms."""
     return list(map(_plus, one, other))
 
 
 def pack(counts: Sequence[int]) -> bytes:
-    """Lay a histogram out in a few bytes: of each bucket that counts, the gap and the count."""
+    """Encode a histogram in a few bytes: for each bucket in use, the gap and the count."""
     packed = bytearray()
     last = -1
     for index, count in enumerate(counts):
@@ -67,7 +67,7 @@ def pack(counts: Sequence[int]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Return the histogram that was packed; what is damaged is left out."""
+    """Return a packed histogram; damaged parts are left out."""
     numbers: list[int] = []
     number = shift = 0
     for byte in packed:
@@ -97,7 +97,7 @@ def add_packed(counts: list[int], packed: bytes) -> None:
 
 
 def _long(first: int, rest: Iterator[int]) -> int:
-    """Read a number whose first byte says that more follow."""
+    """Read a number of several bytes."""
     number, shift = first & 127, 7
     for byte in rest:
         number |= (byte & 127) << shift

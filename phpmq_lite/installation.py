@@ -1,4 +1,4 @@
-"""How this installation was made: compiled or not, and the command that would make it again."""
+"""This installation: compiled or not, its folders, and the command that would install it again."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from urllib.request import url2pathname
 
 NAME: Final = "phpmq-lite"
 _EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
-_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # an extra that contains others
+_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # an extra that includes others
 
 
 def kind() -> str:
-    """Return ``compiled`` or ``pure Python``; ``hatch_build.py`` makes the difference."""
-    spec = find_spec("phpmq_lite.model")  # among what is compiled; this does not import it
+    """Return ``compiled`` or ``pure Python``."""
+    spec = find_spec("phpmq_lite.model")  # a compiled module; this does not import it
     is_source = spec is None or (spec.origin or "").endswith(".py")
     return "pure Python" if is_source else "compiled"
 
@@ -27,8 +27,8 @@ def kind() -> str:
 def install_command(*extras: str, flags: str = "") -> str:
     """Return a command that installs this package again, with ``extras``, into this Python.
 
-    It names the checkout or the wheel that the package came from.  If that is not there any more,
-    or not known, it names the packages of the extras: no index has ours.
+    It names the checkout or wheel that the package was installed from.  If that is unknown or gone,
+    it names the packages of the extras, because no index has this package.
     """
     try:
         own = distribution(NAME)
@@ -46,8 +46,8 @@ def install_command(*extras: str, flags: str = "") -> str:
 
 
 def _source(own: Distribution | None) -> tuple[Path | None, str]:
-    """Return the checkout or wheel, None where it is gone, and what pip has to be told with it."""
-    if own is None:  # it runs in a checkout, without having been installed
+    """Return the checkout or wheel, None if it is gone, and the arguments for pip."""
+    if own is None:  # it runs in a checkout without installation
         checkout = Path(__file__).resolve().parent.parent
         return (checkout, "-e") if (checkout / "pyproject.toml").is_file() else (None, "")
     try:
@@ -84,7 +84,7 @@ def _find(name: str) -> Path:
 
 
 def migrations_folder() -> Path:
-    """Return the folder of the numbered ``.sql`` files."""
+    """Return the folder of the migrations, numbered ``.sql`` files."""
     return _find("migrations")
 
 
@@ -94,5 +94,5 @@ def docs_folder() -> Path:
 
 
 def templates_folder() -> Path:
-    """Return the folder of the jinja2 pages; ``static/`` is in it."""
+    """Return the folder of the jinja2 templates, with ``static/``."""
     return _find("templates")

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first used: importing it costs nothing."""
+"""Names of a package that are imported when they are first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -8,11 +8,11 @@ from typing import Any
 def names_of(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Give the ``__getattr__`` and the ``__dir__`` of a package (PEP 562).
+    """Return the ``__getattr__`` and the ``__dir__`` of a package (PEP 562).
 
     Args:
         package: its ``__name__``.
-        homes: name -> the module that has it, as seen from the package: ``aio``.
+        homes: name -> module that defines it, relative to the package: ``async_client``.
     """
 
     def load(name: str) -> Any:

@@ -1,16 +1,16 @@
-"""The log: structlog on standard error, JSON or console, with a limit for what peers can cause.
+"""The log: structlog on standard error, JSON or console, with a rate limit for what peers cause.
 
-A line has ``event``, ``level``, ``ts``, ``area`` and what the call adds, under these names where
-it is about them: request_id, client, queue, message_id, trace_id; never a body.  What a peer can
-cause as often as it likes asks first, with a short name of ours::
+A line has ``event``, ``level``, ``ts``, ``area`` and what the call adds.  Fields about these things
+have these names: request_id, client, queue, message_id, trace_id; never a body.  Code asks first
+before it logs what a peer can cause at any rate, with a fixed name::
 
     if not is_quiet("protocol_error"):
         log.warning("protocol_error", client=12, code="bad-framing")
 
-Of each name 10 lines a minute are written; after a gap one line says how many were not.
+Of each name 10 lines a minute are written; after a gap one line says how many were suppressed.
 
-The newest lines are kept in memory too, for the admin: ``recent``.  Lines of the area ``access``,
-one for each HTTP request where ``log.access`` is set, are not.
+The newest lines are also kept in memory for the admin: ``recent``.  Lines of the area ``access``,
+one for each HTTP request if ``log.access`` is set, are not.
 """
 
 import json
@@ -25,8 +25,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO
 
-# structlog imports all of rich where it is installed, for tracebacks that are not drawn here:
-# a tenth of a start, and 5 MB.  None in this place means: not installed.
+# structlog imports all of rich if it is installed, to draw tracebacks, which we do not use: a tenth
+# of the start time, and 5 MB.  None here means: not installed.
 _absent = {"rich": None} if "rich" not in sys.modules else {}
 sys.modules.update(_absent)  # type: ignore[arg-type]
 try:
@@ -37,20 +37,20 @@ finally:
         del sys.modules[_name]
 
 LINES_A_MINUTE: Final = 10
-ACCESS: Final = "access"  # the area of the access log
+ACCESS: Final = "access"  # area of the access log
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 RECENT_LINES: Final = 1_000
-RECENT_BYTES: Final = 1 << 20  # of all that are kept
-LINE_BYTES: Final = 8 << 10  # of one that is kept; the rest of a traceback is cut off
-_ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, invisible, half, line ends
+RECENT_BYTES: Final = 1 << 20  # of all kept lines
+LINE_BYTES: Final = 8 << 10  # of one kept line; the rest of a traceback is cut off
+_ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, line ends
 _SECRET: Final = frozenset({"token"})  # shown on a terminal only, never kept
 _MULTILINE: Final = "exception"  # tracebacks keep their line ends
 
 
 class RateLimit:
-    """Lets ``limit`` lines of a kind through per ``window_s``, and counts the others.
+    """Allows ``limit`` lines of a kind per ``window_s``, and counts the others.
 
-    Kinds are few and ours, never a peer's text: they are not forgotten.
+    Kinds are few fixed names, never text of a peer: they are not evicted.
     """
 
     __slots__ = ("_kinds", "_limit", "_window_s")
@@ -61,9 +61,9 @@ class RateLimit:
         self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (start of its window, lines)
 
     def take(self, kind: str, now_s: float) -> tuple[bool, int]:
-        """Count a line; tell whether it may be written, and how many before it were not.
+        """Count a line; return whether to write it, and how many were suppressed before it.
 
-        ``now_s`` is monotonic.  The second number is above 0 for the first line of a window only.
+        ``now_s`` is monotonic.  The second number is above 0 only for the first line of a window.
         """
         start_s, lines = self._kinds.get(kind, (now_s, 0))
         not_shown = 0
@@ -79,24 +79,24 @@ _peers = RateLimit()
 
 @dataclass(slots=True, frozen=True)
 class LogLine:
-    """One line of the log, as it was written."""
+    """One line of the log."""
 
     number: int  # since the start of the process, from 1
     ts: str
     level: str
     area: str
     event: str
-    rest: str  # all other members: "client=12 code=bad-framing"
+    rest: str  # all other fields: "client=12 code=bad-framing"
     detail: str = ""  # a traceback
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """Return its approximate size in bytes."""
         return len(self.event) + len(self.rest) + len(self.detail) + 100
 
 
 class RecentLogLines:
-    """The newest lines, oldest first: at most so many, and so many bytes.  Threads may share it."""
+    """The newest lines, oldest first, bounded by number and bytes.  Thread-safe."""
 
     def __init__(self, lines: int = RECENT_LINES, size: int = RECENT_BYTES) -> None:
         self._limit = lines
@@ -107,7 +107,7 @@ class RecentLogLines:
         self._lock = threading.Lock()
 
     def add(self, event: EventDict) -> None:
-        """Keep a line, without what is too long of it; the oldest leave."""
+        """Add a line, shortened if it is too long; evict the oldest."""
         known = {"event", "ts", "level", "area", _MULTILINE}
         rest = " ".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
@@ -131,7 +131,7 @@ class RecentLogLines:
                 self._bytes -= self._lines.popleft().size
 
     def lines(self, least: str = "debug") -> list[LogLine]:
-        """Give the lines of this level and above, the newest first."""
+        """Return the lines of this level and above, newest first."""
         wanted = _from_level(least)
         with self._lock:
             found = [line for line in self._lines if line.level in wanted]
@@ -150,7 +150,7 @@ recent: Final = RecentLogLines()
 
 
 def is_quiet(kind: str) -> bool:
-    """Tell whether a line that a peer caused stays out of the log, for it had ten a minute."""
+    """Return whether a line that a peer caused is suppressed: it had ten lines this minute."""
     is_written, not_shown = _peers.take(kind, time.monotonic())
     if not_shown:
         get_logger(__name__).warning("lines_not_shown", kind=kind, count=not_shown)
@@ -158,7 +158,7 @@ def is_quiet(kind: str) -> bool:
 
 
 def escape(text: str) -> str:
-    r"""Write control, invisible and direction characters as ``\x1b`` or ``\u202e``."""
+    r"""Escape control, invisible and direction characters as ``\x1b`` or ``\u202e``."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -200,12 +200,12 @@ def configure(
     style: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
 ) -> None:
-    """Send our log and that of the libraries to ``stream`` (standard error), once a process.
+    """Send our log and that of the libraries to ``stream`` (standard error); call it once.
 
     Args:
-        level: the least that is written: debug, info, warning or error.
+        level: lowest level to write: debug, info, warning or error.
         style: ``auto`` is console on a terminal, else JSON.
-        stream: where to.
+        stream: the output.
     """
     out = sys.stderr if stream is None else stream
     is_console = style == "console" or (style == "auto" and out.isatty())
@@ -235,7 +235,7 @@ def configure(
 
 
 def set_level(level: str) -> None:
-    """Change the least that is written from now on, of loggers that exist too."""
+    """Change the lowest level to write, also of existing loggers."""
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(least))
     logging.getLogger().setLevel(max(least, logging.WARNING))
@@ -252,6 +252,6 @@ def _renderer(is_console: bool, out: TextIO) -> Processor:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Return a logger for a module (``__name__``); it follows a later ``configure()`` too."""
+    """Return a logger for a module (``__name__``); it follows a later ``configure()``."""
     logger: FilteringBoundLogger = structlog.get_logger(area=name.removeprefix("phpmq_lite."))
     return logger

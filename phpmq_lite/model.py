@@ -1,7 +1,6 @@
-"""What broker, storage and server share: a message, a queue's settings, a batch, what was loaded.
+"""What broker, storage and server share: messages, queue rows, batches, and what is loaded.
 
-Plain data, no behaviour beyond a row's layout.  ``Batch`` is the one thing that the core hands
-to the writer, ``Loaded`` the one thing that comes back.
+Plain data.  The core passes a ``Batch`` to the writer, which returns a ``Loaded``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +18,11 @@ class Now(NamedTuple):
     """One reading of the clocks, in milliseconds."""
 
     wall_ms: int  # Unix time, for people: published_at, settled_at
-    steady_ms: int  # wall time less the jumps seen: deadlines are on this scale
+    steady_ms: int  # wall time without observed jumps: the scale of deadlines
 
 
 class State(IntEnum):
-    """Where a message is in its life; the numbers are those of the database."""
+    """State of a message; the numbers are those in the database."""
 
     READY = 0
     DISPATCHED = 1
@@ -37,10 +36,10 @@ ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
 
 
 class Message:
-    """A message that is alive and in memory.  The order of the slots is that of the live table.
+    """A live message in memory.  The slots are in the order of the columns of the live table.
 
-    Times ending in ``_at`` are Unix milliseconds, ``deadline_ms`` is on the steady scale, None
-    where the message never expires.  ``body`` is None while it lies on disk only.
+    Times that end in ``_at`` are Unix milliseconds.  ``deadline_ms`` is on the steady scale; None:
+    the message never expires.  ``body`` is None while it is on disk only.
     """
 
     __slots__ = (
@@ -124,20 +123,20 @@ class Message:
         self.source_queue_id = source_queue_id
         self.source_reason = source_reason
         self.body: bytes | None = None
-        self.message_id = b"%016x%016x" % (seq, token)  # as it stands on the wire
-        self.holder: Any = None  # the broker's Consumer that holds it
-        self.held_since_ms = 0  # steady; while it has a holder
-        self.is_sent = False  # its dispatch was written to its holder's connection
+        self.message_id = b"%016x%016x" % (seq, token)  # as on the wire
+        self.holder: Any = None  # the Consumer that holds it, or SUBSCRIPTION
+        self.held_since_ms = 0  # steady; while it is held
+        self.is_sent = False  # written to its holder's connection
 
 
 def checksum(seq: int, body: bytes) -> int:
-    """Return the CRC-32 of seq (8 bytes, big-endian) and body: content in the wrong row shows."""
+    """Return the CRC-32 of seq (8 bytes, big-endian) and body; it also detects a swapped body."""
     return crc32(body, crc32(seq.to_bytes(8, "big")))
 
 
 @dataclass(slots=True)
 class QueueRow:
-    """One row of the table ``queue``: ``own`` has only the settings that differ from default."""
+    """One row of the table ``queue``; ``own`` has only settings that differ from the defaults."""
 
     queue_id: int
     name: str
@@ -145,153 +144,154 @@ class QueueRow:
     own: dict[str, Any] = field(default_factory=dict)
     live_count: int = 0
     live_bytes: int = 0
-    stored: tuple[int, int] = (0, 0)  # both as the writer was given them last
-    created_by: str = ""  # an actor, or the address of a connection; empty: not known
+    stored: tuple[int, int] = (0, 0)  # both, as last passed to the writer
+    created_by: str = ""  # an actor, or the address of a connection; empty: unknown
 
 
 def has_room(own: int, total: int, more: int, limit: int) -> bool:
     """Return whether an owner of ``own`` out of ``total`` may have ``more``.
 
     Alone, one owner may have all of ``limit``.  So that others still get something then, an owner
-    that has little may exceed it by a quarter, and leaves as much of that as it has to the next.
+    that has little may exceed it by a quarter; each leaves as much of that quarter as it has to the
+    next.
     """
     return total + more <= limit or own + more <= limit + limit // 4 - total
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Bounds of what is kept in memory and of what is taken; see ``docs/operate/security.md`` 9."""
+    """Limits on what is accepted and kept in memory; see ``docs/operate/security.md`` 9."""
 
     queues: int = 10_000
     window: int = 3_000  # ready messages in memory, per queue with consumers
     window_bytes: int = 4 << 20  # bodies of them in memory, per queue
-    bodies_bytes: int = 64 << 20  # and over all queues
+    bodies_bytes: int = 64 << 20  # of all queues
     credit: int = 1_000  # unacknowledged messages per consumer
-    credit_bytes: int = 16 << 20  # the same in bytes; one message always goes
-    held: int = 50_000  # dispatched messages over all consumers
+    credit_bytes: int = 16 << 20  # in bytes; one message is always dispatched
+    held: int = 50_000  # dispatched messages of all consumers
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
     batch_bytes: int = 4 << 20
-    write_bytes: int = 4 << 20  # dispatched to one connection in one batch, and a message
+    write_bytes: int = 4 << 20  # dispatched to one connection in one batch, plus one message
     receipts: int = 100_000
     receipt_window_ms: int = 600_000
 
 
 @dataclass(slots=True)
 class AuditEntry:
-    """One row of the audit, written in the transaction of what it tells about.
+    """One row of the audit log, written in the transaction of the change that it describes.
 
-    Whoever asks fills the first part; the core adds the rest when it writes the row.
+    The caller sets the first part; the core sets the rest when it writes the row.
     """
 
     actor: str  # user, "token NAME", "local" (loopback without login) or "control" (its socket)
     source: str  # ui, http or cli
     address: str
-    action: str  # "queue.purge": the audit name of the route
+    action: str  # "queue.purge": name of the action
     target: str = ""  # queue, message id, user name, …
-    reason: str = ""  # why, as the person typed it
+    reason: str = ""  # as typed by the person
     request_id: str = ""
-    detail: str = ""  # JSON: before and after of settings; never bodies, passwords, tokens
-    count: int = 0  # messages or things it was done to
+    detail: str = ""  # JSON: settings before and after; never bodies, passwords, tokens
+    count: int = 0  # affected messages or things
     result: str = "done"  # done, running, cancelled, or the code of the refusal
     audit_id: int | None = None  # its number, once it is written
 
 
 @dataclass(slots=True, frozen=True)
 class RowsRequest:
-    """Load messages by seq, in that order, alive ones or settled; what is not there is left out."""
+    """Load messages by seq, in that order, live or settled; missing ones are left out."""
 
-    take: Callable[[list[Message], bool], None]  # handed back with the rows; with bodies in pages
+    take: Callable[[list[Message], bool], None]  # gets the rows; with bodies in several pages
     seqs: tuple[int, ...]
     bodies: bool = False
-    settled: bool = False  # of the history; ``state`` is the outcome then
+    settled: bool = False  # from the history; ``state`` is then the outcome
 
 
-# URN, trace id, meta.id, attempts: what a message is found by.  A bare tuple, because the one of a
-# named class costs 0.2 µs more a message.
+# URN, trace id, meta.id, attempts: the indexed fields of a message.  A plain tuple, because a named
+# one costs 0.2 µs more per message.
 Indexed = tuple[str | None, str | None, str | None, int | None]
 
 
 class Inspection(NamedTuple):
-    """What a content says about itself, and what is wrong with it."""
+    """Indexed fields of a content, and what is wrong with it."""
 
     indexed: Indexed
-    reason: str | None = None  # of the verdict: it must not reach a consumer
+    reason: str | None = None  # why it must not reach a consumer
     detail: str = ""  # the same for people
-    record: tuple[bytes, bytes] | None = None  # made ahead; the id that stands in it for the real
+    record: tuple[bytes, bytes] | None = None  # made ahead: placeholder id in it, and content
 
 
 class Validated(NamedTuple):
-    """A content that was looked at ahead of its batch, because it is large."""
+    """A content that was validated before its batch, because it is large."""
 
-    settings: QueueSettings  # by which; where the queue has others by now it is worth nothing
+    settings: QueueSettings  # used; if the queue has others now, the result is ignored
     inspection: Inspection
 
 
 class RecordSource(NamedTuple):
-    """What a record that a client published says it is about."""
+    """What a record that a client published says about its message."""
 
     message_id: bytes
-    reason: str  # exact cause, as the history keeps it
+    reason: str  # the exact cause, as in the history
     error: str | None
 
 
 class DeadLetterCause(NamedTuple):
-    """What a record is to say about a message that died."""
+    """What a record says about a message that was dead-lettered."""
 
     queue: str
     message_id: bytes
-    reason: str  # client, max_deliveries, expired, or that of a verdict
+    reason: str  # client, max_deliveries, expired, or of a verdict
     detail: str
     at_ms: int  # Unix
 
 
 class EnvelopeInspector(Protocol):
-    """What the core asks about contents; pure functions, given to it at the start."""
+    """What the core asks about contents; pure functions, passed at the start."""
 
     def index(self, content: bytes) -> Indexed | None:
-        """Read what is indexed, and no more; None: there is nothing."""
+        """Return the indexed fields only, or None if there are none."""
 
     def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
-        """Give the verdict, with what is indexed."""
+        """Return the verdict, with the indexed fields."""
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Give the reason for which nobody here may change an envelope, not even by a block."""
+        """Return why no field of an envelope may be changed, not even by a block, or None."""
 
     def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
-        """Make the content of a dead-letter record."""
+        """Return the content of a dead-letter record."""
 
     def record_source(self, content: bytes) -> RecordSource | None:
-        """Read what a record is about; None: it does not say."""
+        """Return what a record says about its message, or None."""
 
     def redrive_content(self, content: bytes) -> bytes:
-        """Give what is published again when a record is redriven."""
+        """Return what is published again when a record is redriven."""
 
     def origin_queue(self, content: bytes) -> str | None:
-        """Name the queue that a record or an envelope came from, as it says itself."""
+        """Return the queue that a record or an envelope names as its origin."""
 
 
 class Peer(Protocol):
-    """The outside of a connection of the core; the engine calls it, after a commit."""
+    """The side of a connection that the engine calls after a commit."""
 
     def send(
         self, dispatches: list[Message], receipts: list["Receipt"], now_ms: int
     ) -> list[Message]:
         """Send everything of one batch in one write; ``now_ms`` is on the steady scale.
 
-        Returns the messages that were not sent because their deadline has passed meanwhile.
+        Returns the messages that were not sent because their deadlines have passed.
         """
 
     def resume(self) -> None:
-        """Go on with the commands that were kept back."""
+        """Process the commands that were held back."""
 
     def end(self, reason: str) -> None:
-        """Close the connection; the broker decided so."""
+        """Close the connection, because the broker decided so."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """The answers to confirmed publishes in a row: stored, or refused where ``reason`` is given."""
+    """Replies to consecutive confirmed publishes: stored, or refused with a ``reason``."""
 
     queue: str
     keys: Sequence[bytes]
@@ -300,16 +300,16 @@ class Receipt:
 
 @dataclass(slots=True, frozen=True)
 class WindowRequest:
-    """Load the next ready messages of a queue: in order, after a position (exclusive)."""
+    """Load the next ready messages of a queue, in order, after a position (exclusive)."""
 
     queue_id: int
     after: int
     limit: int
-    body_bytes: int  # bodies come along until their sizes add up to this
+    body_bytes: int  # load bodies until their sizes reach this
 
 
 class PageKind(Enum):
-    """Which messages a page has."""
+    """Which messages a page contains."""
 
     ALL = 1  # ready and dispatched messages of a queue, by position
     READY = 2  # its ready messages only
@@ -323,7 +323,7 @@ class PageRequest:
     For ``PageKind.CLAIMED``, ``queue_id`` is a subscription_id and positions are claims.
     """
 
-    take: Callable[[list[Message], bool], None]  # handed back with the rows
+    take: Callable[[list[Message], bool], None]  # gets the rows
     queue_id: int
     after: int
     upto: int
@@ -333,7 +333,7 @@ class PageRequest:
 
 
 class Batch:
-    """What one transaction stores, what is loaded right after it, and what is done then.
+    """What one transaction stores, what is loaded right after it, and what follows.
 
     Stored in this order: queues, created, dispatched, changed, settled, events, keys, clients,
     counters, claims, staged rows, writes.  A message is in ``created`` or on disk already; the
@@ -381,17 +381,17 @@ class Batch:
 
     def __init__(self, wall_ms: int, first_number: int = 1) -> None:
         self.wall_ms = wall_ms
-        self.first_number = first_number  # what has a smaller seq was on disk before
-        self.commands = 0  # for the bound of a batch
-        self.inspected_bytes = 0  # of contents judged or made into records in it: bounded too
+        self.first_number = first_number  # messages with a smaller seq were on disk before
+        self.commands = 0  # for the limit of a batch
+        self.inspected_bytes = 0  # of contents that were validated or made into records: limited
         # -- stored
         self.new_queues: list[QueueRow] = []
-        self.queue_rows: dict[int, QueueRow] = {}  # their counters changed
-        self.configured: list[QueueRow] = []  # their settings changed
+        self.queue_rows: dict[int, QueueRow] = {}  # counters changed
+        self.configured: list[QueueRow] = []  # settings changed
         self.created: list[Message] = []
-        self.bodies: list[Any] = []  # of those born; flat: seq, content
+        self.bodies: list[Any] = []  # of created messages; flat: seq, content
         self.created_bytes = 0
-        self.dispatched: list[Message] = []  # on disk before, now dispatched
+        self.dispatched: list[Message] = []  # on disk before, dispatched in this batch
         self.changed: dict[int, Message] = {}  # any other change of a row on disk, by seq
         self.settled: dict[tuple[int, str | None], list[int]] = {}  # (outcome, reason) -> seqs
         self.events: list[Any] = []  # flat: seq, at_ms, kind, detail
@@ -404,28 +404,28 @@ class Batch:
         self.claims_removed: list[int] = []  # seqs
         self.staged_rows: list[Any] = []  # flat, see batch_sql
         self.writes: list[Write] = []
-        self.copied: list[CopiedRows] = []  # stored by rare rows; for who looks at the batch
+        self.copied: list[CopiedRows] = []  # stored by ``writes``; for readers of the batch
         # -- loaded after the commit
         self.windows: list[WindowRequest] = []
         self.seqs: set[int] = set()
         self.body_seqs: set[int] = set()
-        self.record_seqs: dict[int, tuple[int, int, int]] = {}  # a client's record may be there:
-        # seq -> queue_ids of its dead-letter queue and of NAME.dlq, and who had it last; 0: none
+        self.record_seqs: dict[int, tuple[int, int, int]] = {}  # may have records of clients:
+        # seq -> queue_ids of its dead-letter queue and of NAME.dlq, and its last holder; 0: none
         self.pages: list[PageRequest] = []
         self.rows: list[RowsRequest] = []
         self.queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = []
         self.due_at: int | None = None  # load what is due at this steady time
         # -- done after the commit
         self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
-        self.has_left = False  # some of it was sent before: who got it works meanwhile
-        self.wakes: set[Any] = set()  # connections whose publishers need not wait any more
+        self.has_left = False  # some was sent already, and clients may be working on it
+        self.wakes: set[Any] = set()  # connections whose publishers can continue
         self.replies: list[tuple[Callable[[Any], None], Any]] = []
         self.background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        # (what takes long and needs no batch, whom to give its result in a later batch)
+        # (slow work that needs no batch, what gets its result in a later batch)
 
     @property
     def stores(self) -> bool:
-        """Tell whether there is anything to store."""
+        """Return whether there is anything to store."""
         return bool(
             self.created
             or self.dispatched
@@ -448,9 +448,9 @@ class Batch:
         return bool(self.claims_added or self.claims_removed or self.staged_rows or self.writes)
 
     def implies_next_number(self, next_number: int) -> bool:
-        """Tell whether the line of numbers can be seen on disk without a counter.
+        """Return whether the next number can be derived from the rows, without a counter.
 
-        The number before is that of a body then.  A rare row may take bodies away.
+        The number before it is then that of a body.  Rows in ``writes`` may remove bodies.
         """
         born = self.created
         last = born[-1].seq if born else self.first_number - 1
@@ -458,7 +458,7 @@ class Batch:
 
     @property
     def loads(self) -> bool:
-        """Tell whether there is anything to load."""
+        """Return whether there is anything to load."""
         return bool(
             self.windows
             or self.seqs
@@ -473,29 +473,29 @@ class Batch:
 
 @dataclass(slots=True)
 class Loaded:
-    """What the writer read right after a commit, so that it shows every decision of the batch."""
+    """What the writer read right after a commit, and so with every change of the batch."""
 
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
-    # (queue_id, messages in order, True where the queue has no more)
-    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None: not alive
+    # (queue_id, messages in order, whether the queue has no more)
+    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None: not live
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
-    # by the seq they are about: id and content of the records that clients wrote, oldest first
+    # by the seq of their message: id and content of records by clients, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
-    )  # whom to give it, messages in order, True where there are no more
+    )  # what gets them, messages in order, whether they are the last
     query_results: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
-    due: list[Message] = field(default_factory=list)  # ready, deadline passed, soonest first
-    next_deadline_ms: int | None = None  # of the ready messages behind ``due``
+    due: list[Message] = field(default_factory=list)  # past their deadline, earliest first
+    next_deadline_ms: int | None = None  # of the ready messages after ``due``
     has_due: bool = False
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What the writer reads at start: everything that must be in memory, nothing per message."""
+    """What the writer reads at the start: all that must be in memory, nothing per message."""
 
     queues: list[QueueRow]
-    # queue_id, key, seq, at_ms; oldest first; to be taken once, before anything else is stored
+    # queue_id, key, seq, at_ms; oldest first; read it once, before anything else is stored
     receipts: Iterable[tuple[int, bytes, int, int]]
     counters: dict[str, int]
     next_deadline_ms: int | None

@@ -1,4 +1,4 @@
-"""The process around the service: event loop, signals, service manager, and garbage."""
+"""The process of a broker: event loop, signals, service manager, and memory."""
 
 import asyncio
 import ctypes
@@ -17,21 +17,21 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.service import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
 
-_EACH_S: Final = 5.0  # from one message to the next, without a watchdog
-_A_PERIOD: Final = 4  # messages in the time after which the watchdog bites
+_EACH_S: Final = 5.0  # between notifications, without a watchdog
+_A_PERIOD: Final = 4  # notifications in the timeout of the watchdog
 
 
 class SystemdNotifier:
-    """Whoever started this process and listens on a socket of datagrams."""
+    """Notifies the service manager that started this process, over a datagram socket."""
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
-        """Take a path, or an abstract name behind ``@``; ``watchdog_s`` 0: there is no watchdog."""
+        """Use a path, or an abstract name after ``@``; ``watchdog_s`` 0: there is no watchdog."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.each_s = min(_EACH_S, watchdog_s / _A_PERIOD) if watchdog_s else _EACH_S
 
     @classmethod
     def of(cls, environment: Mapping[str, str], pid: int) -> Self | None:
-        """Read who wants to be told; None: nobody.  A watchdog may be another process's."""
+        """Return a notifier if the environment names one; a watchdog may be for another process."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None
@@ -40,31 +40,31 @@ class SystemdNotifier:
         return cls(address, int(period_us) / 1_000_000 if period_us.isdecimal() else 0.0)
 
     def tell(self, **assignments: object) -> None:
-        """Send ``READY=1`` and the like, or do not: no reason to wait, or to stop working."""
+        """Send ``READY=1`` and the like; failures are ignored."""
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in assignments.items())
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)  # the loop goes on where a manager does not read
+            sender.setblocking(False)  # the manager may not read
             sender.sendto("\n".join(lines).encode(), self._address)
 
 
-# Of glibc's malloc.h.  To set one threshold ends that both grow by themselves.
+# From glibc's malloc.h.  Setting one threshold ends the automatic growth of both.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 
-TRIM_S: Final = 60.0  # from one trim to the next
+TRIM_S: Final = 60.0  # between trims
 
 _CHOICES: Final = {
-    _ARENA_MAX: 2,  # all threads but the first share one: what they free, the others can use
-    _MMAP_THRESHOLD: 1 << 20,  # larger pieces are maps of their own, and go back when freed
-    _TRIM_THRESHOLD: 4 << 20,  # free at the end of a heap, for the next batch
+    _ARENA_MAX: 2,  # other threads share one heap, and reuse what another one freed
+    _MMAP_THRESHOLD: 1 << 20,  # larger blocks are mapped, and returned when they are freed
+    _TRIM_THRESHOLD: 4 << 20,  # kept at the end of a heap, for the next batch
 }
 
 
 def limit_malloc() -> None:
-    """Have the C library keep little of what is freed; to be called ahead of all threads.
+    """Make the C library keep little freed memory; call it before any thread starts.
 
-    By itself it has a heap for each of 16 threads, and takes pieces of up to 32 MiB from it once
+    By default it has a heap for each of 16 threads, and allocates blocks of up to 32 MiB there once
     one of that size was freed: each time that the table of keys moved, 5 MiB stayed as a hole.
     """
     with suppress(AttributeError, OSError):  # another C library
@@ -74,31 +74,31 @@ def limit_malloc() -> None:
 
 
 def trim_malloc() -> None:
-    """Give pages back that are free in the middle of a heap; to be called in a thread.
+    """Return free pages in the middle of heaps to the system; call it in a thread.
 
-    Under load 0.3 to 1.2 ms, in which nobody else gets memory, for 1 to 14 MiB.
+    Under load it blocks allocations for 0.3 to 1.2 ms, and returns 1 to 14 MiB.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def collect_rarely() -> None:
-    """Look for garbage, but neither often nor at what there is now.
+    """Collect garbage rarely, and exclude the objects that exist now.
 
-    A start makes 150,000 objects that stay: looking through them again and again took 60 ms.  A
-    message makes a handful of objects and no cycle: looking for cycles every 700 objects cost
-    about 6 % of the throughput.  A page leaves 200 in cycles.  Those of a page that was under way
-    at a look count as old, so the old ones are looked at too.
+    A start creates 150,000 objects that stay: scanning them again took 60 ms each time.  A message
+    creates a few objects and no cycle: scanning every 700 objects cost about 6 % of the throughput.
+    A page leaves 200 objects in cycles.  Those of a page in progress are promoted to the oldest
+    generation, so that one is collected, too.
     """
     gc.freeze()
     gc.set_threshold(10_000, 5, 5)
     gc.enable()
 
 
-STOP_S: Final = 10.0  # then the process ends behind the last commit
-START_STEP_S: Final = 60.0  # a start may take so much longer, told again and again
-# After every system call, the event loop waits this long for a thread that has the GIL.  With
-# Python's 5 ms, p99 of a confirmed publish beside refused bodies of 3 MiB was 29 ms, not 10 ms.
+STOP_S: Final = 10.0  # then the process exits after the last commit
+START_STEP_S: Final = 60.0  # a start may take this much longer, each time it is announced
+# How long the event loop waits after a system call for a thread that has the GIL.  With Python's 5
+# ms, p99 of a confirmed publish beside refused bodies of 3 MiB was 29 ms, not 10 ms.
 SWITCH_S: Final = 0.0005
 _log = logs.get_logger(__name__)
 
@@ -108,16 +108,16 @@ def run(
     sources: Mapping[str, str] | None = None,
     load: Callable[[], EffectiveSettings] | None = None,
 ) -> int:
-    """Serve until a signal comes; return 0.  Prints one line per listener on stdout.
+    """Serve until a signal arrives; return 0.  Prints one line per listener on stdout.
 
-    ``load`` reads the settings anew when SIGHUP comes; what it refuses changes nothing.
+    ``load`` reads the settings again at SIGHUP; if it raises, nothing changes.
 
     Raises:
         PhpmqError: the start is refused; ``cli/main.py`` has the exit codes.
     """
     limit_malloc()
     sys.setswitchinterval(SWITCH_S)
-    faulthandler.enable(sys.__stderr__ or sys.stderr)  # at a SIGABRT: where each thread stands
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # shows all stacks at a SIGABRT
     with _runner() as runner:
         return runner.run(_until_signal(settings, sources, load))
 
@@ -146,7 +146,7 @@ async def _until_signal(
             reporting.cancel()
             manager.tell(STOPPING=1, STATUS="draining")
         if service.front.status().is_draining:
-            os._exit(0)  # the second one: nothing depends on a clean stop
+            os._exit(0)  # the second signal: data does not depend on a clean stop
         loop.call_later(STOP_S, os._exit, 0)
         service.stop()
 
@@ -170,10 +170,10 @@ async def _until_signal(
 
 
 async def _report(manager: SystemdNotifier, service: Service) -> None:
-    """Tell the service manager of the start, then again and again that the broker moves.
+    """Notify the service manager of the start, then regularly that the broker is alive.
 
-    During a start only the loop has to move: checking and migrating a large database takes its
-    time, in threads.
+    During a start only the event loop must respond: checking and migrating a large database takes
+    long, in threads.
     """
     starting = asyncio.ensure_future(service.wait_ready())
     while not starting.done():
@@ -190,14 +190,14 @@ async def _report(manager: SystemdNotifier, service: Service) -> None:
 
 
 async def _tend_garbage(service: Service) -> None:
-    """Collect no garbage during the start, and seldom later."""
+    """Disable garbage collection during the start, and collect rarely afterwards."""
     gc.disable()
     await service.wait_ready()
     collect_rarely()
 
 
 async def _trim() -> None:
-    """Give back what a burst has left free, for ever."""
+    """Trim memory regularly."""
     while True:
         await asyncio.sleep(TRIM_S)
         await asyncio.to_thread(trim_malloc)

@@ -1,4 +1,4 @@
-"""The composition root: builds, starts and stops everything, top to bottom."""
+"""The composition root: builds, starts and stops everything."""
 
 import asyncio
 import errno
@@ -66,14 +66,14 @@ from phpmq_lite.storage.write.writer import Writer
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
 
-DRAIN_S: Final = 5.0  # for acknowledgements of what consumers hold
-_SHOWN: Final = 80  # characters of the command that has our port
-CLOSE_S: Final = 2.0  # for sockets to take what was written
+DRAIN_S: Final = 5.0  # for acknowledgements of held messages
+_SHOWN: Final = 80  # characters of the command that uses our port
+CLOSE_S: Final = 2.0  # for sockets to send what was written
 _log = logs.get_logger(__name__)
 
 
 class Service:
-    """One broker process from lock to last checkpoint.  ``announce`` gets a line per listener."""
+    """One broker process, from lock to last checkpoint.  ``announce`` gets a line per listener."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Service:
         self.sampler: RollupSampler  # once it serves
         self.phpmq: list[str] = []  # addresses of the PHPMQ listeners, once open
         self.admin: list[str] = []
-        self.drain: Callable[[], None] = self.stop  # what the page's button does
+        self.drain: Callable[[], None] = self.stop  # called by the button of the page
         self._announce = announce
         self._context: Context | None = None  # of the admin
-        self._first_password: str | None = None  # where there is no user yet
+        self._first_password: str | None = None  # if there is no user yet
         self._upkeep: WriterMaintenance | None = None
         self._pulse: EngineWatchdog | None = None  # once there is an engine
         self._secured: list[TlsListener] = []  # listeners with TLS
@@ -102,13 +102,13 @@ class Service:
         self._ready = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin to drain; ``run`` returns when all is stored and closed."""
+        """Start to drain; ``run`` returns when everything is stored and closed."""
         self._stop.set()
 
     def reload(self, effective: EffectiveSettings) -> None:
-        """Take over those settings that can change while the broker runs; the others stay.
+        """Apply the settings that can change while the broker runs; the others stay.
 
-        Certificates and keys are read anew from the files that were set at the start.
+        Certificates and keys are read again from the files that were set at the start.
 
         Raises:
             SettingsError: a certificate or a key cannot be used; nothing has changed.
@@ -134,25 +134,25 @@ class Service:
                   certificates=[one.section for one in self._secured])  # fmt: skip
 
     async def wait_ready(self) -> None:
-        """Return once clients may connect and the pages answer."""
+        """Wait until clients can connect and the pages are served."""
         await self._ready.wait()
 
     def is_moving(self) -> bool:
-        """Tell whether engine and writer have done something since the last look."""
+        """Return whether engine or writer have made progress since the last check."""
         return self._pulse is not None and self._pulse.beat()
 
     async def run(self) -> None:
         """Start, serve until ``stop``, drain.
 
+        If the outcome of a commit is unknown the process exits with code 74.
+
         Raises:
             PhpmqError: the start is refused; the exit code follows from its class.
-
-        Where the outcome of a commit is unknown the process ends, with exit code 74.
         """
         settings = self.settings
         database = settings.data / DATABASE
         check_wide_binds(settings, lambda: has_admin(database))
-        tls = _admin_tls(settings)  # what cannot be used refuses the start before anything is made
+        tls = _admin_tls(settings)  # an invalid one refuses the start before anything is created
         self._note_tls("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
@@ -164,7 +164,7 @@ class Service:
                 settings.data, allow_network_fs=settings.storage.allow_network_fs
             )
             stack.callback(folder.close)
-            ways = await stack.enter_async_context(AsyncExitStack())  # into the admin
+            ways = await stack.enter_async_context(AsyncExitStack())  # listeners of the admin
             bound = await admin_listeners.bind_sockets(
                 ways, settings.admin.listen, folder.control_socket
             )
@@ -183,8 +183,8 @@ class Service:
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._note_tls("tcp", listeners.tls)
-            # Side by side: the pages are imported, and the disk is at work.  Clients wait for both:
-            # with messages passing an import takes seconds, and a fifth of the throughput.
+            # At the same time: importing the pages uses the CPU, recovery the disk.  Clients wait
+            # for both: under load an import takes seconds, and a fifth of the throughput.
             space = self.front.space = DiskSpace(folder.path, space_of(settings))
             space.begin()
             room = DiskSpaceMonitor(space)
@@ -216,7 +216,7 @@ class Service:
         bound: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Import the admin in a thread, and answer who has connected meanwhile."""
+        """Import the admin in a thread, and answer requests that arrived meanwhile."""
         await asyncio.to_thread(_import_admin)
         from phpmq_lite.admin.app import create_app
         from phpmq_lite.admin.base.context import CONTEXT
@@ -242,7 +242,7 @@ class Service:
     async def _recover(
         self, folder: DataFolder, writer: Writer, starting: StartRecorder
     ) -> tuple[Recovered, Clock]:
-        """Check the files, migrate, recover: what the core needs to begin."""
+        """Check the files, migrate and recover; return what the core needs to start."""
         settings, front = self.settings, self.front
         starting.note_error(folder.read_last_error())
         found = await asyncio.to_thread(
@@ -274,7 +274,7 @@ class Service:
         stored: Recovered,
         clock: Clock,
     ) -> Engine:
-        """Make the core of what was stored; from here on the folder counts as in use."""
+        """Create the core from what was stored; from here on the folder counts as in use."""
         settings = self.settings
         # After writer.close:
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
@@ -285,7 +285,7 @@ class Service:
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
         await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
-        stack.push(partial(record_stop, folder, writer))  # ahead of writer.close
+        stack.push(partial(record_stop, folder, writer))  # before writer.close
         core = Broker(
             stored,
             limits_of(settings),
@@ -303,7 +303,7 @@ class Service:
         self._pulse = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
-        clock.take_disturbance()  # a start may take long; what it found is stored here
+        clock.take_disturbance()  # a start may take long; its gap is stored here
         doubt = clock.doubt_counters(core.state.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
         if doubt:
@@ -314,7 +314,7 @@ class Service:
         return engine
 
     async def _end_reading(self) -> None:
-        """Ahead of the writer: who closes last removes the WAL."""
+        """Close the readers before the writer: the last connection removes the WAL."""
         if self._context is not None:
             await self._context.exports.close()
             await self._context.readers.close()
@@ -328,7 +328,7 @@ class Service:
         listeners: Listeners,
         pages: asyncio.Task[None],
     ) -> None:
-        """Open the PHPMQ listeners and work until ``stop``, then drain."""
+        """Open the PHPMQ listeners and serve until ``stop``, then drain."""
         limits = self.settings.limits
         shared = self._shared = SessionContext(
             engine,
@@ -350,7 +350,7 @@ class Service:
             ),
             brake,
         )
-        readers = Readers(folder.database, count=1)  # apart: pages do not wait for it
+        readers = Readers(folder.database, count=1)  # separate, so that pages do not wait for it
         stack.push_async_callback(readers.close)
         self.sampler = sampler = RollupSampler(engine, readers, self.rollups)
         await self._work(stack, engine, folder, listeners, shared, watch, sampler, pages)
@@ -401,7 +401,7 @@ class Service:
         return care
 
     async def _let_people_in(self) -> None:
-        """Load the accounts; where there are none, show the way to the first one."""
+        """Load the accounts; if there are none, prepare the creation of the first user."""
         if self._context is None:
             return
         token = await self._context.entrance.prepare(_now_ms(), self._first_password)
@@ -413,7 +413,7 @@ class Service:
                   token_file=str(self._context.entrance.setup.path), **shown)  # fmt: skip
 
     async def _drain(self, engine: Engine, listeners: Listeners, shared: SessionContext) -> None:
-        """Dispatch nothing new, wait for acknowledgements, then close every connection."""
+        """Stop dispatching, wait for acknowledgements, then close all connections."""
         self.front.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
         with suppress(TimeoutError):
@@ -435,13 +435,13 @@ def _now_ms() -> int:
 
 
 def _import_admin() -> None:
-    """Import half of all modules, for 200 ms; in a thread, for others have something to do."""
+    """Import half of all modules, which takes 200 ms; call it in a thread."""
     import phpmq_lite.admin.app
     import phpmq_lite.admin.serving  # noqa: F401 - both for those who ask for them later
 
 
 def _admin_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Give the TLS context of the admin; None where it speaks plain http.
+    """Return the TLS context of the admin, or None for plain http.
 
     Raises:
         SettingsError: certificate or key cannot be used; the message names the setting.
@@ -459,12 +459,12 @@ def _initial_password(file: Path) -> str:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Wait for its end, also where the start was given up; who awaited it knows how it went."""
+    """Wait for the end of a task; its errors are raised where it is awaited."""
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def _leave(recovering: asyncio.Task[Any], writer: Writer) -> None:
-    """Close the file behind what is under way, however it ends; a no-op after a whole start."""
+    """Close the database after a running recovery, however it ends; a no-op after a whole start."""
     await _end(recovering)
     await writer.close()
 
@@ -484,10 +484,10 @@ def _tell_of_schemas(error: RegistryError | None) -> None:
 
 
 async def _check_ports(settings: Settings) -> None:
-    """Look whether all ports are free, before a folder is made or a database is migrated.
+    """Check that all ports are free, before a folder is created or a database is migrated.
 
     Raises:
-        StartRefusedError: one is taken, or not ours; the message names the process that has it.
+        StartRefusedError: one is in use or not ours; the message names the process that has it.
     """
     for name, flag, texts in (
         ("tcp.listen", "--listen", settings.tcp.listen),
@@ -507,7 +507,7 @@ async def _check_ports(settings: Settings) -> None:
 
 
 def _tell_of_files(settings: Settings) -> None:
-    """Warn where fewer clients can connect than the settings allow: nothing else would say it."""
+    """Warn if fewer clients can connect than the settings allow."""
     files, limits = open_files(), settings.limits
     if files is None:
         return
@@ -517,7 +517,7 @@ def _tell_of_files(settings: Settings) -> None:
 
 
 def _check_alone(data: Path) -> None:
-    """Raise StartRefusedError where the ports are those of a broker on the same folder."""
+    """Raise StartRefusedError if the ports are those of a broker on the same folder."""
     with suppress(OSError):
         pid = holder(data)
         if pid is not None:

@@ -1,7 +1,7 @@
-"""How a broker ends: what a stop leaves for the next start, and the end at once.
+"""How a broker ends: a clean stop, and the fail-stop.
 
-Where the outcome of a commit is unknown, or the engine fails, the process ends here, with exit
-code 74, and nothing is closed.
+If the outcome of a commit is unknown, or the engine fails, the process exits here with code 74 and
+closes nothing.
 """
 
 import os
@@ -24,10 +24,10 @@ _log = logs.get_logger(__name__)
 
 
 async def run_engine(engine: Engine, folder: DataFolder) -> None:
-    """Run the engine; after a failure in the middle of its work its memory is worth nothing.
+    """Run the engine; after an unexpected failure its memory cannot be trusted.
 
-    A defect, or no memory left: nothing of the open batch was told to anybody, and the next start
-    reads what is true.
+    That is a defect, or no memory is left.  No client was notified of the open batch, and the next
+    start reads the database.
     """
     try:
         await engine.run()
@@ -38,10 +38,10 @@ async def run_engine(engine: Engine, folder: DataFolder) -> None:
 def record_stop(
     folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
 ) -> None:
-    """Say that no WAL will lie there any more; where that cannot be said, let it lie.
+    """Record that no WAL will remain; if that fails, keep the WAL.
 
-    ``failure`` is what ended the broker, if it was not told to stop.  Where the database was
-    replaced, the process ends here: closing it would remove a log that belongs to another one.
+    ``failure`` is what ended the broker, if it was not asked to stop.  If the database was
+    replaced, the process exits here: closing it would remove a log that belongs to another one.
     """
     writer.check_files()
     writer.space.make_way()
@@ -52,7 +52,7 @@ def record_stop(
             _log.error("stopped at once", reason=str(failure))
         _log.warning("stopped as by a kill, the stop cannot be recorded", reason=str(error))
         sys.stderr.flush()
-        # All is stored; closing the database would remove the WAL.
+        # Everything is stored; closing the database would remove the WAL.
         os._exit(0 if failure is None else EX_IOERR)
 
 
@@ -67,14 +67,15 @@ def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
 
 
 def fail_stop(folder: DataFolder, error: BaseException) -> None:
-    """End the process without another word to anybody: nothing may be written any more.
+    """Exit immediately without notifying any client: nothing may be written any more.
 
-    In whatever thread.  Closing the database would checkpoint; the next start reads the truth
-    instead.  Where the disk does not even take the reason, nobody waits for it.
+    It can be called in any thread.  Closing the database would checkpoint; instead, the next start
+    reads what is stored.  If the disk does not even accept the reason, the exit does not wait for
+    it.
     """
     try:
         threading.Thread(target=_exit_late, daemon=True).start()
-        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: where
+        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: log where
         reason = str(error) or type(error).__name__
         _log.error("stopped at once, nothing can be stored for sure", reason=reason, **trace)
         folder.write_last_error(error, time.time_ns() // 1_000_000)

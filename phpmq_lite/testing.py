@@ -1,4 +1,4 @@
-"""For tests, ours and those of users: a clock to turn, a broker in this process, one of its own."""
+"""Test helpers, ours and those of users: a fake clock, and a broker in this or its own process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class FakeClock(Clock):
-    """Time that passes only when told to."""
+    """A clock that only moves when a test advances it."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class FakeClock(Clock):
         return Now(self.wall_ms, self.steady_ms)
 
     def advance(self, seconds: float) -> None:
-        """Let both clocks go on."""
+        """Advance both clocks."""
         self.wall_ms += round(seconds * 1_000)
         self.steady_ms += round(seconds * 1_000)
 
 
 @dataclass
 class Running:
-    """A broker that runs in this process: where it listens, and the service itself."""
+    """A broker that runs in this process: its addresses, and the service itself."""
 
     service: Service
     host: str
@@ -54,7 +54,7 @@ class Running:
 
 
 def settings_for(data: Path, **sections: Any) -> Settings:
-    """Return settings for a broker on free loopback ports; ``sections`` override, by section."""
+    """Return settings for a broker on free loopback ports; ``sections`` override them."""
     tcp = {"listen": ["127.0.0.1:0"], "legacy_listen": ["127.0.0.1:0"]} | sections.pop("tcp", {})
     admin = {"listen": ["127.0.0.1:0"]} | sections.pop("admin", {})
     storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # many brokers, one disk

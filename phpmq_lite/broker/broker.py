@@ -355,7 +355,7 @@ class Broker:
         return Result.DONE
 
     def unchecked_queue(self, name: str) -> Queue | None:
-        """Return a queue that accepts messages without any checks, or None if this one needs some."""
+        """Return a queue that accepts messages without checks, or None if this one needs some."""
         queue = self.state.queues.get(name)
         return None if queue is None or queue.validates or queue.is_bounded else queue
 

@@ -104,7 +104,7 @@ class QueueRegistry:
         self._refresh_retry_queue(queue)
 
     def _count_own_dead_letter_queue(self, origin: str, change: int) -> None:
-        """Change whether the ``.dlq`` of a queue counts, because its origin was created or removed."""
+        """Change whether the ``.dlq`` of a queue counts: its origin was created or removed."""
         queue = self.queues.get(origin + DEAD_LETTER_SUFFIX)
         if queue is not None and self.counts_with_origin(queue.name):
             self.created[queue.row.created_by] += change

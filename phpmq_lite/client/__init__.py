@@ -1,6 +1,6 @@
 """Clients of PHPMQ: :func:`connect` for asyncio, :func:`connect_blocking` for threads and scripts.
 
-Names are loaded when they are first used; importing this package loads neither.
+Names are loaded when they are first used.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockingClient", "Client", "Delivery", "connect", "connect_blocking"]
 
-if not TYPE_CHECKING:  # which knows the names, and what is no name
+if not TYPE_CHECKING:  # type checkers need the real names
     __getattr__, __dir__ = names_of(
         __name__,
         {

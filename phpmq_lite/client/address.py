@@ -1,4 +1,4 @@
-"""Where a broker is: ``HOST:PORT``, ``[::1]:PORT``, or ``unix:PATH``."""
+"""Addresses of brokers: ``HOST:PORT``, ``[::1]:PORT``, or ``unix:PATH``."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ DEFAULT_PORT: Final = 9100
 
 @dataclass(slots=True, frozen=True)
 class BrokerAddress:
-    """A TCP endpoint, or a Unix socket where ``path`` is given."""
+    """A TCP endpoint, or a Unix socket if ``path`` is given."""
 
     host: str = ""
     port: int = 0
@@ -23,10 +23,10 @@ class BrokerAddress:
 def parse_address(
     address: str, port: int | None = None, default: int = DEFAULT_PORT
 ) -> BrokerAddress:
-    """Read an address; without a port in either place it is ``default``.
+    """Parse an address; the default port is used if neither argument has one.
 
     Raises:
-        ValueError: the address is none.
+        ValueError: it is not an address.
     """
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")

@@ -1,4 +1,4 @@
-"""The asyncio client: a thin shell round ``session.py``."""
+"""The asyncio client: I/O around ``session.py``."""
 
 import asyncio
 import ssl as tls
@@ -17,10 +17,10 @@ from phpmq_lite.client.session import (
 )
 from phpmq_lite.errors import ClientError, ConnectionLostError, os_reason
 
-_WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of the loop's turn
-_CLOSE_S: Final = 5.0  # the broker has this long to read the rest
+_WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of this loop iteration
+_CLOSE_S: Final = 5.0  # time for the broker to read the rest
 _NOT_OPEN: Final = "the client is not open"
-_STEADY_S: Final = 10.0  # a connection that lasted this long was of use
+_STEADY_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
 
 
 def connect(
@@ -37,16 +37,16 @@ def connect(
     """Return a client for ``async with``: ``HOST``, ``HOST:PORT``, or ``unix:PATH``.
 
     Args:
-        address: where the broker is; without a port it is 9100.
-        port: instead of one in ``address``.
-        ssl: for TLS.
-        server_hostname: the name in the broker's certificate, where it is not the host.  Needed
-            for TLS over a Unix socket.
-        max_content: longest body in bytes, either way.  Give the broker's ``limits.max_content``:
-            a longer message that comes ends the client and goes back, with a delivery more; a
-            longer one that is sent is refused here, above the broker's limit by the broker.
-        reconnect: come back when a connection is lost, 0.1 s to 10 s between tries.
-        connect_timeout_s: for each try.
+        address: address of the broker; the default port is 9100.
+        port: port, if ``address`` has none.
+        ssl: TLS context.
+        server_hostname: name in the broker's certificate, if it is not the host.  Required for TLS
+            over a Unix socket.
+        max_content: longest body in bytes, in both directions; use the broker's
+            ``limits.max_content``.  A longer message from the broker ends the client, and is
+            delivered once more; a longer one is not sent.
+        reconnect: reconnect after a lost connection, with delays from 0.1 s to 10 s.
+        connect_timeout_s: for each attempt.
         backoff: other delays.
     """
     return Client(
@@ -61,11 +61,11 @@ def connect(
 
 
 class Client:
-    """A connection to a broker that comes back by itself; made by :func:`connect`.
+    """A connection to a broker that reconnects; created by :func:`connect`.
 
-    All tasks of one loop may use it at the same time: publishes are pipelined.  After a lost
-    connection the queues are consumed again and unanswered confirmed publishes repeated; what
-    was written of plain publishes may be lost.
+    All tasks of an event loop may use it concurrently: publishes are pipelined.  After a lost
+    connection, the client consumes its queues again and repeats unanswered confirmed publishes.
+    Plain publishes may be lost.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Client:
         self._backoff = backoff
         self._link: _Link | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()  # connected, and the socket takes more; or ended
-        self._ended: str | None = _NOT_OPEN  # why calls fail
+        self._ready = asyncio.Event()  # connected, and the socket accepts data; or ended
+        self._ended: str | None = _NOT_OPEN  # why calls fail, or None
         self.is_closing = False
 
     async def __aenter__(self) -> Self:
@@ -100,16 +100,16 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether there is a connection at this moment."""
+        """Return whether the client is connected now."""
         return self.session.is_connected
 
     # -- life
 
     async def open(self) -> None:
-        """Connect.
+        """Connect to the broker.
 
         Raises:
-            ConnectionLostError: nobody answers; only later losses are followed by new tries.
+            ConnectionLostError: the broker does not answer; only later losses cause a reconnect.
         """
         try:
             link = await self._connect()
@@ -124,7 +124,7 @@ class Client:
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
     async def close(self) -> None:
-        """Send what is waiting, then close; publishes without an answer fail."""
+        """Send what is waiting, then close; unanswered publishes fail."""
         self.is_closing = True
         if self._keeper is not None:
             self._keeper.cancel()
@@ -153,7 +153,7 @@ class Client:
         return link
 
     async def _stay_connected(self, link: "_Link") -> None:
-        """Connect again after each loss; ends when the client does."""
+        """Reconnect after each loss, until the client is closed."""
         loop = asyncio.get_running_loop()
         while True:
             opened_at = loop.time()
@@ -171,10 +171,10 @@ class Client:
             try:
                 return await self._connect()
             except OSError:
-                continue  # the broker is not there yet
+                continue  # the broker is not back yet
 
     def _end(self, detail: str) -> None:
-        """Let everybody know that nothing more comes."""
+        """Fail all waiting calls."""
         if self._ended is None:
             self._ended = detail
         self.session.pending.fail(self._ended)
@@ -183,19 +183,19 @@ class Client:
         self._ready.set()
 
     def raise_if_ended(self) -> None:
-        """Raise ConnectionLostError once nothing will be sent or received any more."""
+        """Raise ConnectionLostError if nothing can be sent or received any more."""
         if self._ended is not None:
             raise ConnectionLostError(self._ended)
 
     # -- publishing
 
     async def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
-        """Send a message without asking for a receipt; waits while the broker takes no more.
+        """Send a message without a receipt; waits while the socket accepts no data.
 
-        Returning means that it is on its way.  ``ttl_s`` is its time to live, 0 for ever.
+        The message may still be lost.  ``ttl_s`` is its time to live; 0: it never expires.
 
         Raises:
-            LocalProtocolError: the queue's name, the body or the ttl is not allowed.
+            LocalProtocolError: the queue's name, the body or the TTL is not allowed.
             ConnectionLostError: the client has ended.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
@@ -205,16 +205,16 @@ class Client:
     async def publish_confirmed(
         self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> None:
-        """Return when the broker has stored the message.
+        """Publish a message; return when the broker has stored it.
 
-        Over lost connections it is repeated under its ``key`` until it is answered, and stored
-        once.  A key of yours (1 to 64 bytes) keeps that promise over a restart of this process.
-        When this call is cancelled the message may or may not be stored.
+        After a lost connection it is repeated with its ``key`` until it is answered, and stored
+        once.  With a key of your own (1 to 64 bytes) that is also true after a restart of your
+        process.  If this call is cancelled, the message may or may not be stored.
 
         Raises:
-            PublishRefusedError: the broker did not take it; ``reason`` says why.
-            LocalProtocolError: as :meth:`publish`, or the same key waits already.
-            ConnectionLostError: the client ended, or gave up repeating.
+            PublishRefusedError: the broker refused it; ``reason`` says why.
+            LocalProtocolError: as :meth:`publish`, or the same key is unanswered.
+            ConnectionLostError: the client ended, or stopped repeating.
         """
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -239,13 +239,13 @@ class Client:
         ttl_s: int = 0,
         window: int = 1_000,
     ) -> int:
-        """Publish all bodies, confirmed, at most ``window`` of them unanswered at a time.
+        """Publish all bodies, confirmed, with at most ``window`` unanswered at a time.
 
-        Returns how many the broker stored: all of them.
+        Returns how many the broker stored, which is all of them.
 
         Raises:
-            PublishRefusedError: the first refusal; no further body is taken, and those before
-                it in ``bodies`` are answered.
+            PublishRefusedError: the first refusal; no further body is sent, and those before it in
+                ``bodies`` are answered.
             ConnectionLostError: as :meth:`publish_confirmed`.
         """
         progress = asyncio.Event()
@@ -298,14 +298,14 @@ class Client:
         self.raise_if_ended()
 
     def write(self, frame: bytes) -> None:
-        """Send if connected; what must not get lost is remembered by the session."""
+        """Send a frame if connected; the session remembers what must not get lost."""
         if self._link is not None:
             self._link.write(frame)
 
     # -- consuming
 
     def consume(self, queue: str, credit: int = 100) -> "Consumer":
-        """Begin to consume: iterate over what is returned, at most ``credit`` messages not ended.
+        """Consume a queue: iterate over the result, with at most ``credit`` unsettled messages.
 
         ::
 
@@ -313,8 +313,8 @@ class Client:
                 handle(delivery.body)
                 delivery.ack()
 
-        Goes on over lost connections; ends when the client is closed.  Leaving the loop gives
-        back what was not ended; ``async with`` makes that happen at a sure moment.
+        It continues after lost connections and ends when the client is closed.  When the loop is
+        left, unsettled messages return to the queue; use ``async with`` to choose the moment.
 
         Raises:
             LocalProtocolError: this client consumes the queue already, or a bad name or credit.
@@ -329,9 +329,10 @@ class Client:
         callback: Callable[[Delivery], Awaitable[None] | None],
         credit: int = 100,
     ) -> None:
-        """Call ``callback`` for each message, one after the other, until cancelled or closed.
+        """Call ``callback`` for each message, one at a time, until cancelled or closed.
 
-        The callback ends the delivery.  What it raises goes through, and gives back the rest.
+        The callback settles the delivery.  Its exceptions are raised here; unsettled messages
+        return to the queue.
         """
         async with self.consume(queue, credit) as deliveries:
             async for delivery in deliveries:
@@ -340,14 +341,14 @@ class Client:
                     await done
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send the end of a delivery; called by :class:`Delivery`."""
+        """Send the settlement of a delivery; called by :class:`Delivery`."""
         self.raise_if_ended()
         self.write(self.session.end_of_delivery(frame, generation))
 
     # -- called by the link
 
     def link_made(self, link: "_Link") -> None:
-        """Begin to use a new connection."""
+        """Use a new connection."""
         self._link = link
         opening = self.session.connected()
         if opening:
@@ -355,14 +356,14 @@ class Client:
         self._ready.set()
 
     def link_received(self, data: bytes) -> None:
-        """Take what came; what is no PHPMQ, or too long for us, ends the client."""
+        """Process received bytes; an invalid or too long frame ends the client."""
         self.session.receive(data)
         trouble = self.session.trouble(self.target)
         if trouble is not None:
             self._end(trouble)
 
     def link_paused(self, is_paused: bool) -> None:
-        """Let publishers wait, or go on."""
+        """Make publishers wait, or continue."""
         if is_paused:
             self._ready.clear()
         else:
@@ -377,7 +378,7 @@ class Client:
 
 
 class Consumer:
-    """Iterates over the messages of one queue; made by :meth:`Client.consume`."""
+    """Iterates over the messages of one queue; created by :meth:`Client.consume`."""
 
     def __init__(self, client: Client, queue: str, credit: int) -> None:
         self._client = client
@@ -394,7 +395,7 @@ class Consumer:
         """Return the next message.
 
         Raises:
-            ConnectionLostError: the client ended, and was not closed.
+            ConnectionLostError: the client has ended and was not closed.
         """
         window = self._window
         while window is not None:
@@ -410,7 +411,7 @@ class Consumer:
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """End to consume; the broker has back what was not ended.  May be called twice."""
+        """Stop consuming; unsettled messages return to the queue.  May be called twice."""
         if self._window is not None:
             window, self._window = self._window, None
             self._client.write(self._client.session.close_window(window))
@@ -428,7 +429,7 @@ class Consumer:
 
 
 class _Link(asyncio.Protocol):
-    """One connection: gathers what one turn of the loop writes, and writes it once."""
+    """One connection; joins what one loop iteration writes into one write."""
 
     def __init__(self, client: Client) -> None:
         self.lost = asyncio.Event()
@@ -471,16 +472,16 @@ class _Link(asyncio.Protocol):
             self._transport.write(b"".join(parts))
 
     async def close(self) -> None:
-        """Close so that the broker reads everything.
+        """Close after the broker has read everything.
 
-        It is let close first: answers that we have not read would turn our end into a reset,
-        which may overtake the last acknowledgements.
+        The broker closes first: unread data in our socket would turn our close into a reset, which
+        may overtake the last acknowledgements.
         """
         self._flush()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 if self._transport.can_write_eof():
-                    with suppress(OSError):  # the broker has closed it, and the loop hears it next
+                    with suppress(OSError):  # the broker has closed it, which the loop notices next
                         self._transport.write_eof()
                 else:
                     self._transport.close()

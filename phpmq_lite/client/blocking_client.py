@@ -1,6 +1,6 @@
-"""The blocking client: a thin shell round ``session.py``, plain sockets, no thread of its own.
+"""The blocking client: plain sockets around ``session.py``, without threads.
 
-Everything happens inside the calls: while one waits, it reads and writes whatever is due.
+All I/O happens inside calls: while one waits, it reads and writes what is due.
 """
 
 import selectors
@@ -18,8 +18,8 @@ from phpmq_lite.errors import ConnectionLostError, os_reason
 
 _READ_BYTES: Final = 65_536
 _WRITE_BYTES: Final = 262_144
-# A signal that comes just before the system call, or to another thread, wakes nobody: its
-# handler runs once the call is over.
+# A signal just before the system call, or in another thread, does not interrupt it: the handler
+# runs after the call.
 _SIGNAL_S: Final = 1.0
 _WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
 
@@ -30,10 +30,10 @@ def open_stream(
     server_hostname: str | None,
     timeout_s: float | None,
 ) -> "BufferedSocket":
-    """Connect.
+    """Connect a socket.
 
     Raises:
-        OSError: nobody answers in time, or TLS fails.
+        OSError: no answer in time, or TLS failed.
     """
     if target.path:
         plain = socket.socket(socket.AF_UNIX)
@@ -58,9 +58,9 @@ def open_stream(
 
 
 class BufferedSocket:
-    """Bytes waiting to be sent, and bytes that came.  Every method may raise OSError: it is lost.
+    """A socket with buffers.  Each method may raise OSError: the connection is lost.
 
-    ``unsent`` counts the bytes that the socket has not taken yet.
+    ``unsent`` counts the bytes that the socket has not accepted yet.
     """
 
     __slots__ = ("_parts", "_selector", "_sending", "_socket", "unsent")
@@ -75,12 +75,12 @@ class BufferedSocket:
         self.unsent = 0
 
     def put(self, data: bytes) -> None:
-        """Have ``data`` sent by the next :meth:`send`."""
+        """Add ``data`` to what the next :meth:`send` sends."""
         self._parts.append(data)
         self.unsent += len(data)
 
     def send(self) -> None:
-        """Send what the socket takes without waiting."""
+        """Send what the socket accepts without blocking."""
         while self.unsent:
             if not self._sending:
                 self._sending = memoryview(b"".join(self._parts))
@@ -93,7 +93,7 @@ class BufferedSocket:
             self.unsent -= sent
 
     def receive(self) -> Iterator[bytes]:
-        """Yield what is there without waiting.
+        """Yield received data without blocking.
 
         Raises:
             ConnectionError: the broker has closed.
@@ -108,25 +108,25 @@ class BufferedSocket:
             yield data
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when there is something to read or room to send what waits; after 1 s anyway."""
+        """Wait until there is data to read, or room to send what waits; at most 1 s."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
         self._selector.modify(self._socket, events)
         self._selector.select(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
 
     def half_close(self) -> None:
-        """Say that nothing more will be sent; the broker then reads the rest and closes."""
+        """Stop sending; the broker then reads the rest and closes."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close at once.  May be called twice."""
+        """Close immediately.  May be called twice."""
         self._selector.close()
         self._socket.close()
 
 
-_CLOSE_S: Final = 5.0  # the broker has this long to read the rest
-_GATHER_S: Final = 0.005  # ends of deliveries wait this long for others
-_PUT_BYTES: Final = 65_536  # gathered for one write
-_STEADY_S: Final = 10.0  # a connection that lasted this long was of use
+_CLOSE_S: Final = 5.0  # time for the broker to read the rest
+_GATHER_S: Final = 0.005  # settlements wait this long for others
+_PUT_BYTES: Final = 65_536  # joined into one write
+_STEADY_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
 
 
 def connect_blocking(
@@ -143,16 +143,16 @@ def connect_blocking(
     """Return a client for ``with``: ``HOST``, ``HOST:PORT``, or ``unix:PATH``.
 
     Args:
-        address: where the broker is; without a port it is 9100.
-        port: instead of one in ``address``.
-        ssl: for TLS.
-        server_hostname: the name in the broker's certificate, where it is not the host.  Needed
-            for TLS over a Unix socket.
-        max_content: longest body in bytes, either way.  Give the broker's ``limits.max_content``:
-            a longer message that comes ends the client and goes back, with a delivery more; a
-            longer one that is sent is refused here, above the broker's limit by the broker.
-        reconnect: come back when a connection is lost, 0.1 s to 10 s between tries.
-        timeout_s: for each call that waits for the broker and names no other; None: for ever.
+        address: address of the broker; the default port is 9100.
+        port: port, if ``address`` has none.
+        ssl: TLS context.
+        server_hostname: name in the broker's certificate, if it is not the host.  Required for TLS
+            over a Unix socket.
+        max_content: longest body in bytes, in both directions; use the broker's
+            ``limits.max_content``.  A longer message from the broker ends the client, and is
+            delivered once more; a longer one is not sent.
+        reconnect: reconnect after a lost connection, with delays from 0.1 s to 10 s.
+        timeout_s: default timeout of calls that wait for the broker; None: no limit.
         backoff: other delays.
     """
     return BlockingClient(
@@ -167,10 +167,10 @@ def connect_blocking(
 
 
 class BlockingClient:
-    """A connection to a broker that comes back by itself; made by :func:`connect_blocking`.
+    """A connection to a broker that reconnects; created by :func:`connect_blocking`.
 
-    For one thread at a time.  After a lost connection the queues are consumed again and
-    unanswered confirmed publishes repeated, by whichever call comes next.
+    Not thread-safe.  After a lost connection, the next call consumes the queues again and repeats
+    unanswered confirmed publishes.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class BlockingClient:
         self._ssl = ssl
         self._server_hostname = server_hostname
         self._reconnects = reconnects
-        self.timeout_s = timeout_s  # of calls that name no other; may be changed
+        self.timeout_s = timeout_s  # default of all calls; may be changed
         self._backoff = backoff
         self._stream: BufferedSocket | None = None
         self._opened_at = 0.0
@@ -204,16 +204,16 @@ class BlockingClient:
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether there is a connection, as far as the last call saw."""
+        """Return whether the client is connected, as far as the last call noticed."""
         return self._stream is not None
 
     # -- life
 
     def open(self) -> None:
-        """Connect.
+        """Connect to the broker.
 
         Raises:
-            ConnectionLostError: nobody answers; only later losses are followed by new tries.
+            ConnectionLostError: the broker does not answer; only later losses cause a reconnect.
         """
         try:
             self._connect(self.timeout_s)
@@ -224,10 +224,10 @@ class BlockingClient:
         self._ended = None
 
     def close(self) -> None:
-        """Send what is waiting, then close; the broker has back what was not ended.
+        """Send what is waiting, then close; unsettled messages return to their queues.
 
-        The broker is let close first: answers that were not read would turn our end into a
-        reset, which may overtake the last acknowledgements.
+        The broker closes first: unread data in our socket would turn our close into a reset, which
+        may overtake the last acknowledgements.
         """
         stream, self._stream = self._stream, None
         if stream is not None:
@@ -243,7 +243,7 @@ class BlockingClient:
         return stream
 
     def _come_back(self, deadline: float | None) -> BufferedSocket:
-        """Connect again; gives up at ``deadline``, the next call may try on."""
+        """Reconnect, until ``deadline``; the next call may continue."""
         while True:
             left_s = _left_s(deadline)
             if left_s == 0:
@@ -253,10 +253,10 @@ class BlockingClient:
             try:
                 return self._connect(_left_s(deadline))
             except OSError:
-                continue  # the broker is not there yet
+                continue  # the broker is not back yet
 
     def _lose(self, error: OSError) -> None:
-        """Stop using the connection; raises where there will be no other."""
+        """Drop the connection; raise if there will be no other."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -273,17 +273,17 @@ class BlockingClient:
         self.session.pending.fail(self._ended)
 
     def raise_if_ended(self) -> None:
-        """Raise ConnectionLostError once nothing will be sent or received any more."""
+        """Raise ConnectionLostError if nothing can be sent or received any more."""
         if self._ended is not None:
             raise ConnectionLostError(self._ended)
 
     # -- the pump
 
     def pump(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Read and write until a condition holds; False where it does not in time.
+        """Read and write until a condition holds; return False if the time is over.
 
         Raises:
-            ConnectionLostError: the client ended, or the broker did not come back in time.
+            ConnectionLostError: the client has ended, or the broker did not come back in time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -321,17 +321,17 @@ class BlockingClient:
     # -- publishing
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
-        """Send a message without asking for a receipt.
+        """Send a message without a receipt.
 
-        Returning means that it is on its way.  ``ttl_s`` is its time to live, 0 for ever.
+        The message may still be lost.  ``ttl_s`` is its time to live; 0: it never expires.
 
         Raises:
-            LocalProtocolError: the queue's name, the body or the ttl is not allowed.
+            LocalProtocolError: the queue's name, the body or the TTL is not allowed.
             ConnectionLostError: the connection ended while it was sent; it may be stored.
-            TimeoutError: the broker takes no more; the message may still go out.
+            TimeoutError: the broker accepts no data; the message may still be sent.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
-        self.pump(lambda: True, self.timeout_s)  # notices that the connection was lost before
+        self.pump(lambda: True, self.timeout_s)  # notices a connection that was lost before
         generation = self.session.generation
         self._put(frame)
         if not self.pump(self._is_sent, self.timeout_s):
@@ -342,15 +342,16 @@ class BlockingClient:
     def publish_confirmed(
         self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> None:
-        """Return when the broker has stored the message.
+        """Publish a message; return when the broker has stored it.
 
-        Over lost connections it is repeated under its ``key`` until it is answered, and stored
-        once.  A key of yours (1 to 64 bytes) keeps that promise over a restart of this process.
+        After a lost connection it is repeated with its ``key`` until it is answered, and stored
+        once.  With a key of your own (1 to 64 bytes) that is also true after a restart of your
+        process.
 
         Raises:
-            PublishRefusedError: the broker did not take it; ``reason`` says why.
+            PublishRefusedError: the broker refused it; ``reason`` says why.
             LocalProtocolError: as :meth:`publish`.
-            ConnectionLostError: the client ended, or the broker did not come back in time.
+            ConnectionLostError: the client has ended, or the broker did not come back in time.
             TimeoutError: no answer; it may be stored.
         """
         self.raise_if_ended()
@@ -366,12 +367,12 @@ class BlockingClient:
     def publish_many(
         self, queue: str, bodies: Iterable[bytes], ttl_s: int = 0, window: int = 1_000
     ) -> int:
-        """Publish all bodies, confirmed, at most ``window`` of them unanswered at a time.
+        """Publish all bodies, confirmed, with at most ``window`` unanswered at a time.
 
-        Returns how many the broker stored: all of them.
+        Returns how many the broker stored, which is all of them.
 
         Raises:
-            PublishRefusedError: the first refusal; no further body is taken.
+            PublishRefusedError: the first refusal; no further body is sent.
             ConnectionLostError: as :meth:`publish_confirmed`.
             TimeoutError: no answer to a whole window.
         """
@@ -393,7 +394,7 @@ class BlockingClient:
         return batch.stored
 
     def _wait_below(self, batch: PublishBatch, bound: int) -> None:
-        """Wait for answers; raises the first refusal once all are there."""
+        """Wait for answers; raise the first refusal once all have arrived."""
         if not self.pump(lambda: batch.unanswered < bound, self.timeout_s):
             raise TimeoutError(f"{batch.unanswered} publishes were not answered in time")
         if batch.error is not None:
@@ -405,7 +406,7 @@ class BlockingClient:
     def consume(
         self, queue: str, credit: int = 100, timeout_s: float | None = None
     ) -> "BlockingConsumer":
-        """Begin to consume: iterate over what is returned, at most ``credit`` messages not ended.
+        """Consume a queue: iterate over the result, with at most ``credit`` unsettled messages.
 
         ::
 
@@ -413,9 +414,9 @@ class BlockingClient:
                 handle(delivery.body)
                 delivery.ack()
 
-        Goes on over lost connections.  The loop ends when nothing came for ``timeout_s``
-        (None: never).  Leaving it gives back what was not ended; ``with`` makes that happen at
-        a sure moment.
+        It continues after lost connections and ends when nothing arrived for ``timeout_s`` (None:
+        never). When the loop is left, unsettled messages return to the queue; use ``with`` to
+        choose the moment.
 
         Raises:
             LocalProtocolError: this client consumes the queue already, or a bad name or credit.
@@ -431,19 +432,20 @@ class BlockingClient:
         credit: int = 100,
         timeout_s: float | None = None,
     ) -> None:
-        """Call ``callback`` for each message until nothing came for ``timeout_s``.
+        """Call ``callback`` for each message until nothing arrived for ``timeout_s``.
 
-        The callback ends the delivery.  What it raises goes through, and gives back the rest.
+        The callback settles the delivery.  Its exceptions are raised here; unsettled messages
+        return to the queue.
         """
         with self.consume(queue, credit, timeout_s) as deliveries:
             for delivery in deliveries:
                 callback(delivery)
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send the end of a delivery; called by :class:`Delivery`.
+        """Send the settlement of a delivery; called by :class:`Delivery`.
 
-        It leaves at once, or with the ones that follow within 5 ms while more messages are
-        here: a packet of its own for each would cost the broker a read each.
+        It is sent at once, or together with those of the next 5 ms if more messages are here:
+        otherwise the broker would need a read for each.
         """
         self.raise_if_ended()
         self.send_now(
@@ -452,7 +454,7 @@ class BlockingClient:
         )
 
     def send_now(self, frame: bytes, *, may_wait: bool = False) -> None:
-        """Send without waiting for the broker to take it; nothing happens if not connected."""
+        """Send without waiting until the broker accepts it; a no-op if not connected."""
         stream = self._stream
         if stream is None or not frame:
             return
@@ -468,7 +470,7 @@ class BlockingClient:
 
 
 class BlockingConsumer:
-    """Iterates over the messages of one queue; made by :meth:`BlockingClient.consume`."""
+    """Iterates over the messages of one queue; created by :meth:`BlockingClient.consume`."""
 
     def __init__(
         self, client: BlockingClient, queue: str, credit: int, timeout_s: float | None
@@ -496,7 +498,7 @@ class BlockingConsumer:
         return Delivery(client, dispatches.popleft(), client.session.generation)
 
     def close(self) -> None:
-        """End to consume; the broker has back what was not ended.  May be called twice."""
+        """Stop consuming; unsettled messages return to the queue.  May be called twice."""
         if self._window is not None:
             window, self._window = self._window, None
             self._client.send_now(self._client.session.close_window(window))
@@ -513,7 +515,7 @@ class BlockingConsumer:
 
 
 def _ignore() -> None:
-    """Wake nobody: who waits is inside the pump."""
+    """Do nothing: the caller that waits is inside the pump."""
 
 
 def _left_s(deadline: float | None) -> float | None:
@@ -521,7 +523,7 @@ def _left_s(deadline: float | None) -> float | None:
 
 
 def _finish(stream: BufferedSocket) -> None:
-    """Send the rest, half close, and read on until the broker closes."""
+    """Send the rest, close for writing, and read until the broker closes."""
     deadline = time.monotonic() + _CLOSE_S
     is_open = True
     try:
@@ -531,16 +533,16 @@ def _finish(stream: BufferedSocket) -> None:
                 stream.half_close()
                 is_open = False
             for _ in stream.receive():
-                pass  # nobody waits for it any more
+                pass  # no caller waits for it
             stream.wait(_left_s(deadline))
     except OSError:
-        pass  # the broker has closed, as it should
+        pass  # the broker has closed, as expected
     finally:
         stream.close()
 
 
-TIMEOUT_S: Final = 10.0  # for connecting, and for one receipt
-_SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # is it TLS?
+TIMEOUT_S: Final = 10.0  # for connecting, and for each receipt
+_SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # whether it is TLS
 
 
 def client_from_url(
@@ -551,17 +553,18 @@ def client_from_url(
     reconnect: bool = False,
     max_content: int = 8 << 20,
 ) -> BlockingClient:
-    """Make a closed client of ``phpmq://HOST:PORT``, ``phpmqs://…``, ``HOST:PORT``, ``unix:PATH``.
+    """Return an unopened client for a URL.
 
     Args:
-        url: without a port it is 9100.  ``phpmqs`` is TLS with the authorities of the system.
+        url: ``phpmq://HOST:PORT``, ``phpmqs://…``, ``HOST:PORT`` or ``unix:PATH``; the default port
+            is 9100.  ``phpmqs`` is TLS with the certificate authorities of the system.
         ssl: another TLS context.
         timeout_s: for each call that waits for the broker.
-        reconnect: the client comes back by itself; a :class:`Link` wants one that does not.
-        max_content: longest body in bytes; give the broker's ``limits.max_content``.
+        reconnect: reconnect after a lost connection; a :class:`Link` needs a client that does not.
+        max_content: longest body in bytes; use the broker's ``limits.max_content``.
 
     Raises:
-        ValueError: the URL is none of these.
+        ValueError: it is none of these.
     """
     address = url
     scheme, sign, rest = url.partition("://")

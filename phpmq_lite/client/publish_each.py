@@ -1,4 +1,4 @@
-"""Publishes many messages, each under a key of its own, and says of each what became of it."""
+"""Publishes many messages, each with its own key, and returns the outcome of each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from phpmq_lite.errors import ClientError, ConnectionLostError, LocalProtocolErr
 
 @dataclass(slots=True, frozen=True)
 class KeyedMessage:
-    """One message to be sent."""
+    """One message to publish."""
 
     queue: str
     content: bytes
@@ -18,7 +18,7 @@ class KeyedMessage:
 
 
 class NoAnswerError(ClientError):
-    """The broker was away: the message may or may not be stored.  Send it again by its key."""
+    """The broker did not answer: the message may or may not be stored.  Repeat it with its key."""
 
 
 Outcome = PhpmqError | None  # None: stored
@@ -28,11 +28,11 @@ Send = Callable[[Sequence[KeyedMessage]], list[Outcome]]
 def publish_each(
     client: BlockingClient, messages: Sequence[KeyedMessage], timeout_s: float | None = 30.0
 ) -> list[Outcome]:
-    """Publish all, in order and without waiting for one before the next; give what became of each.
+    """Publish all messages, in order and pipelined; return the outcome of each.
 
-    ``PublishRefusedError``: the queue does not take it now.  ``LocalProtocolError``: nothing was
-    sent, it is not allowed.  ``ConnectionLostError``: so many connections ended before it was
-    answered that one of what was sent may be the cause.  ``NoAnswerError``: nothing is known.
+    ``PublishRefusedError``: its queue does not accept it now.  ``LocalProtocolError``: it is not
+    allowed and was not sent.  ``ConnectionLostError``: so many connections ended before an answer
+    that one of the sent messages may be the cause.  ``NoAnswerError``: its outcome is unknown.
     """
     outcomes: list[Outcome] = [NoAnswerError("the broker did not answer")] * len(messages)
     waiting: set[int] = set()
@@ -57,7 +57,7 @@ def publish_each(
             waiting.add(place)
             client.send_now(frame, may_wait=True)
         client.pump(lambda: not waiting, timeout_s)
-    except ConnectionLostError as error:  # who ended the client answered all that waited
+    except ConnectionLostError as error:  # what ended the client has answered all that waited
         gone = NoAnswerError(str(error))
         for place, outcome in enumerate(outcomes):
             if isinstance(outcome, ConnectionLostError | NoAnswerError):

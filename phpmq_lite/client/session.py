@@ -1,4 +1,4 @@
-"""What a client knows across its connections, without I/O: both clients are shells round it."""
+"""What a client remembers across connections, without I/O; both clients are built on it."""
 
 import random
 import secrets
@@ -23,7 +23,7 @@ Answer = Callable[[ClientError | None], None]  # None: stored
 
 @dataclass(slots=True)
 class Unanswered:
-    """One publish with its key; ``sent`` counts the connections it was written to."""
+    """One publish with its key; ``sent`` counts the connections on which it was sent."""
 
     queue: str
     content: bytes
@@ -34,11 +34,11 @@ class Unanswered:
 
 
 class PendingPublishes:
-    """Unanswered publishes by queue and key, in the order in which they were made.
+    """Unanswered publishes by queue and key, in order.
 
-    The broker stores a key once, so all of them may be repeated on the next connection.
-    One that ``max_sends`` connections ended without answering is given up: it may be what the
-    broker closes them for.
+    The broker stores a key once, so all of them can be repeated on the next connection.  After
+    ``max_sends`` connections have ended without an answer, a publish is given up: it may be the
+    reason why the broker closes them.
     """
 
     __slots__ = ("_max_sends", "_waiting")
@@ -54,7 +54,7 @@ class PendingPublishes:
         """Remember a publish until it is answered.
 
         Raises:
-            LocalProtocolError: this key is waiting already.
+            LocalProtocolError: a publish with this key is unanswered.
         """
         if (queue, key) in self._waiting:
             raise LocalProtocolError(f"the key {key!r} waits for its receipt already")
@@ -62,7 +62,7 @@ class PendingPublishes:
         return entry
 
     def answered(self, queue: str, key: bytes, reason: str | None) -> bool:
-        """Answer a publish: stored, or refused for a ``reason``; False where nobody waits."""
+        """Answer a publish: stored, or refused for a ``reason``; return False if it is unknown."""
         entry = self._waiting.pop((queue, key), None)
         if entry is None:
             return False
@@ -70,16 +70,16 @@ class PendingPublishes:
         return True
 
     def drop(self, queue: str, key: bytes) -> None:
-        """Forget a publish whose sender waits no longer; it may or may not be stored."""
+        """Forget a publish whose sender has stopped waiting; it may or may not be stored."""
         self._waiting.pop((queue, key), None)
 
     def drop_all(self, answer: Answer) -> None:
-        """Forget every publish with this ``answer``."""
+        """Forget all publishes with this ``answer``."""
         for place in [at for at, entry in self._waiting.items() if entry.answer == answer]:
             del self._waiting[place]
 
     def to_repeat(self) -> list[Unanswered]:
-        """Return what a new connection must be sent, oldest first; gives up on some."""
+        """Return what to send on a new connection, oldest first, and give up on some."""
         hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
         for entry in hopeless:
             del self._waiting[entry.queue, entry.key]
@@ -88,16 +88,16 @@ class PendingPublishes:
         return list(self._waiting.values())
 
     def fail(self, detail: str) -> None:
-        """Answer all that wait: the connection is gone and does not come back."""
+        """Fail all unanswered publishes: there will be no other connection."""
         waiting, self._waiting = self._waiting, {}
         for entry in waiting.values():
             entry.answer(ConnectionLostError(detail))
 
 
 class PublishBatch:
-    """Counts the answers of many publishes: ``answered`` is the answer of each of them.
+    """Counts the answers of many publishes; its ``answered`` is called for each.
 
-    ``notify`` is called after every answer.
+    ``notify`` is called after each answer.
     """
 
     __slots__ = ("_notify", "error", "stored", "unanswered")
@@ -124,14 +124,15 @@ class Settling(Protocol):
     session: "ClientSession"
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send the end of a delivery that came on connection number ``generation``."""
+        """Send the settlement of a delivery that arrived on connection number ``generation``."""
 
 
 class Delivery:
-    """One message, to be ended once by :meth:`ack`, :meth:`requeue` or :meth:`dead_letter`.
+    """One message; settle it once with :meth:`ack`, :meth:`requeue` or :meth:`dead_letter`.
 
-    A second end is ignored.  A delivery of an earlier connection may still be ended: the broker
-    has put the message back, and takes the end as long as nobody else holds it; else ignores it.
+    Further settlements are ignored.  A delivery of an earlier connection can still be settled: the
+    broker has returned the message to its queue, and accepts the settlement if no other client
+    holds the message.
     """
 
     __slots__ = ("_client", "_generation", "_id", "body", "is_settled", "queue", "ttl_s")
@@ -147,19 +148,19 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
-        """The broker's id, 32 hex digits; the same when the message comes again."""
+        """Return the broker's id, 32 hex digits; a redelivery has the same."""
         return self._id.decode("latin-1")
 
     def ack(self) -> None:
-        """Say that the message is done."""
+        """Acknowledge the message: it is processed."""
         self._end(self._client.session.side.acknowledge(self.queue, self._id))
 
     def requeue(self, ttl_s: int = 0) -> None:
-        """Put the message at the end of its queue, to live ``ttl_s`` from now (0: for ever)."""
+        """Move the message to the end of its queue, with a TTL of ``ttl_s`` (0: never expires)."""
         self._end(self._client.session.side.requeue(self.queue, self._id, ttl_s))
 
     def dead_letter(self) -> None:
-        """Take the message off its queue, to the dead letters."""
+        """Move the message to the dead letters."""
         self._end(self._client.session.side.dead_letter(self.queue, self._id))
 
     def _end(self, frame: bytes) -> None:
@@ -172,7 +173,7 @@ class Delivery:
 
 
 class ConsumedQueue:
-    """A consumed queue: its credit, and what was dispatched and not yet handed out."""
+    """A consumed queue: its credit, and messages that were received and not handed out yet."""
 
     __slots__ = ("credit", "dispatches", "queue", "wake")
 
@@ -180,13 +181,13 @@ class ConsumedQueue:
         self.queue = queue
         self.credit = credit
         self.dispatches: deque[Dispatch] = deque()
-        self.wake = wake  # called when something came
+        self.wake = wake  # called when messages arrive
 
 
 class ClientSession:
-    """Windows and unanswered publishes, and the protocol of the connection of the moment.
+    """Consumed queues, unanswered publishes, and the protocol of the current connection.
 
-    Per connection: :meth:`connected` once, :meth:`receive` per read, :meth:`lost` at the end.
+    For each connection: :meth:`connected` once, :meth:`receive` per read, :meth:`lost` at the end.
     """
 
     __slots__ = (
@@ -209,20 +210,20 @@ class ClientSession:
         self._keys = count()
         self.side = ClientSide(self._limits)
         self.is_connected = False
-        self.generation = 0  # connections so far
-        self.heard = False  # the broker said something on this connection
+        self.generation = 0  # number of connections so far
+        self.heard = False  # the broker has sent something on this connection
         self.pending = PendingPublishes()
         self.windows: dict[str, ConsumedQueue] = {}
-        self.late: list[bytes] = []  # ends of deliveries, for the next connection
-        self.late_count = 0  # ends that came after the connection of their delivery
+        self.late: list[bytes] = []  # settlements to send on the next connection
+        self.late_count = 0  # settlements after the end of their delivery's connection
 
     @property
     def error(self) -> RemoteProtocolError | None:
-        """What the broker sent that is not PHPMQ; close for good."""
+        """Return the protocol error of the broker, after which the client ends, or None."""
         return self.side.error
 
     def trouble(self, peer: object) -> str | None:
-        """Say what is wrong with what the broker sent, and what helps; None: nothing is."""
+        """Return what is wrong with what the broker sent, and the remedy; None: nothing."""
         error = self.error
         if error is None:
             return None
@@ -235,10 +236,10 @@ class ClientSession:
         return f"{peer} does not speak PHPMQ: {error}"
 
     def connected(self) -> bytes:
-        """Begin a connection; return what it must be sent first.
+        """Start a connection; return what to send first.
 
-        In this order: ends of deliveries that came too late, so that finished work does not
-        come again; the windows; the publishes that have no answer, under their keys.
+        In this order: late settlements, so that finished messages are not delivered again; the
+        credits of consumed queues; the unanswered publishes, with their keys.
         """
         self.side = ClientSide(self._limits)
         self.is_connected = True
@@ -252,13 +253,13 @@ class ClientSession:
         return b"".join(parts)
 
     def lost(self) -> None:
-        """End a connection: what was dispatched and not handed out comes again."""
+        """End a connection: messages that were not handed out will be delivered again."""
         self.is_connected = False
         for window in self.windows.values():
             window.dispatches.clear()
 
     def receive(self, data: bytes) -> None:
-        """Take a read: answers publishes, fills windows; look at :attr:`error` afterwards."""
+        """Process received bytes; check :attr:`error` afterwards."""
         filled: ConsumedQueue | None = None
         for frame in self.side.receive(data):
             self.heard = True
@@ -269,7 +270,7 @@ class ClientSession:
                 if filled is not None:
                     filled.wake()
                 filled = self.windows.get(frame.queue)
-            if filled is not None:  # else closed meanwhile: the broker has it back
+            if filled is not None:  # closed meanwhile: the broker has the message back
                 filled.dispatches.append(frame)
         if filled is not None:
             filled.wake()
@@ -286,7 +287,7 @@ class ClientSession:
         return key, frame
 
     def open_window(self, queue: str, credit: int, wake: Callable[[], None]) -> ConsumedQueue:
-        """Begin to consume; send ``side.consume`` if connected.
+        """Start to consume a queue; send ``side.consume`` if connected.
 
         Raises:
             LocalProtocolError: the queue is consumed already, or the credit is not positive.
@@ -295,17 +296,17 @@ class ClientSession:
             raise LocalProtocolError(f"this client consumes {queue!r} already")
         if credit < 1:
             raise LocalProtocolError(f"a credit is at least 1, not {credit}")
-        self.side.consume(queue, credit)  # refuses what the grammar does not allow
+        self.side.consume(queue, credit)  # raises for what the grammar does not allow
         window = self.windows[queue] = ConsumedQueue(queue, credit, wake)
         return window
 
     def close_window(self, window: ConsumedQueue) -> bytes:
-        """End to consume; return the frame that gives back what was not ended."""
+        """Stop consuming a queue; return the frame that returns unsettled messages."""
         del self.windows[window.queue]
         return self.side.consume(window.queue, 0)
 
     def end_of_delivery(self, frame: bytes, generation: int) -> bytes:
-        """Return what to send now for the end of a delivery; nothing while not connected."""
+        """Return what to send now for a settlement; nothing while not connected."""
         self.late_count += generation != self.generation or not self.is_connected
         if self.is_connected:
             return frame
@@ -316,8 +317,8 @@ class ClientSession:
 class Backoff:
     """Delays that double from ``first_s`` to ``longest_s``, each shortened by up to half.
 
-    The jitter keeps many clients from coming back in the same moment.  ``roll`` gives numbers
-    from 0 up to 1.
+    The random part keeps many clients from reconnecting at the same moment.  ``roll`` returns
+    numbers from 0 up to 1.
     """
 
     __slots__ = ("_first_s", "_longest_s", "_roll", "_tries")
@@ -334,11 +335,11 @@ class Backoff:
         self._tries = 0
 
     def next_s(self) -> float:
-        """Return the seconds to wait now."""
+        """Return the next delay in seconds."""
         doubled = self._first_s * float(1 << min(self._tries, 30))
         self._tries += 1
         return min(doubled, self._longest_s) * (1 - self._roll() / 2)
 
     def reset(self) -> None:
-        """Begin again: the last connection was of use."""
+        """Start again with the first delay, after a good connection."""
         self._tries = 0

@@ -1,7 +1,4 @@
-"""The two ends of a PHPMQ connection: what may come, and how it is answered.
-
-No socket and no clock: bytes in, frames out, frames in, bytes out.
-"""
+"""The two ends of a PHPMQ connection, without I/O: bytes in, frames out; frames in, bytes out."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -24,7 +21,7 @@ OTHER: Final = "other"
 
 
 class HttpGuard:
-    """Looks once at each byte of a connection, from the first one until it is decided."""
+    """Detects HTTP requests in the first bytes of a connection."""
 
     __slots__ = ("_has_target", "_look", "_version", "verdict")
 
@@ -35,7 +32,7 @@ class HttpGuard:
         self._version = b""
 
     def look(self, data: bytes) -> str:
-        """Look at the next bytes; return UNDECIDED, HTTP or OTHER, the last two for good."""
+        """Inspect the next bytes; return UNDECIDED, or HTTP or OTHER, which are final."""
         while data and self.verdict == UNDECIDED:
             data = self._look(self, data)
         return self.verdict
@@ -71,11 +68,11 @@ class HttpGuard:
 
 
 AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
-GUARDED_BYTES: Final = 4 << 20  # the most of whole frames that waits for the http guard
+GUARDED_BYTES: Final = 4 << 20  # bytes of whole frames that wait for the guard at most
 
 
 class _Side:
-    """What both ends know of the bytes that they have read."""
+    """What both ends know from the bytes that they received."""
 
     __slots__ = ("_parser",)
 
@@ -84,32 +81,32 @@ class _Side:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of a frame begun and not complete; 0 between frames."""
+        """Return the bytes of an incomplete frame; 0 between frames."""
         return self._parser.partial_bytes
 
     @property
     def framing(self) -> str | None:
-        """``compact`` or ``line``; None before the first byte that shows it."""
+        """Return ``compact`` or ``line``, or None before the first byte that shows it."""
         return self._parser.framing
 
     @property
     def packet_header(self) -> int:
-        """Width of the packet headers, 32 or 36; 32 until something else is seen."""
+        """Return the width of packet headers, 32 or 36; 32 until another width is seen."""
         return self._parser.packet_header or 32
 
     @property
     def revision(self) -> str | None:
-        """``ttl`` or ``legacy``, whichever was shown first (R7); None: nothing was."""
+        """Return ``ttl`` or ``legacy``, whichever was seen first (R7), or None."""
         return self._parser.shown
 
 
 class ServerSide(_Side):
     """The broker's end: reads publishes, consumes and acknowledgements; writes 003 and 007.
 
-    ``packet_header`` pins the width of compact headers (``32`` or ``36``) or leaves it to the
-    first packet (``auto``, R4).  ``dispatch`` is the last resort of R7, ``ttl`` or ``legacy``.
-    With ``http_guard`` the frames of a connection that may still be a browser's wait: see
-    :attr:`is_waiting`.
+    ``packet_header`` sets the width of compact headers (``32`` or ``36``), or ``auto`` learns it
+    from the first packet (R4).  ``dispatch`` is the revision to use if the peer showed none (R7):
+    ``ttl`` or ``legacy``.  With ``http_guard``, frames are held back while the peer may still be a
+    browser: see :attr:`is_waiting`.
     """
 
     __slots__ = ("_default", "_encoder", "_guard", "_held", "_looked")
@@ -125,27 +122,27 @@ class ServerSide(_Side):
         pinned = None if packet_header == "auto" else int(packet_header)
         super().__init__(Parser(limits, frames.FROM_CLIENT, FastClientFrames, pinned))
         self._default = dispatch
-        self._encoder: BrokerEncoder | None = None  # fixed by the first dispatch
-        self._guard = HttpGuard() if http_guard else None  # None: decided, or switched off
-        self._held: list[ClientFrame] = []  # what waits for the guard
-        self._looked = 0  # bytes it has seen
+        self._encoder: BrokerEncoder | None = None  # set by the first dispatch
+        self._guard = HttpGuard() if http_guard else None  # None: decided, or disabled
+        self._held: list[ClientFrame] = []  # frames that wait for the guard
+        self._looked = 0  # bytes that it has seen
 
     @property
     def error(self) -> RemoteProtocolError | None:
-        """What was wrong, or None; close when it is set.  Not before what waits is decided."""
+        """Return the protocol error after which to close, or None while frames are held back."""
         return None if self._held else self._parser.error
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether frames are held back by the http guard.
+        """Return whether the http guard holds frames back.
 
-        Then keep reading, and call :meth:`release` after 20 ms in which nothing came (not: in
-        which nothing was read) and when the peer has ended its side.
+        If so, keep reading, and call :meth:`release` when no bytes arrived for 20 ms (not: when
+        nothing was read for 20 ms), or when the peer has closed its side.
         """
         return bool(self._held)
 
     def receive(self, data: bytes) -> list[ClientFrame]:
-        """Return the frames that this read completes, in order; then look at :attr:`error`.
+        """Return the frames that ``data`` completes, in order; check :attr:`error` afterwards.
 
         After an error nothing more is returned.
         """
@@ -177,29 +174,29 @@ class ServerSide(_Side):
         return frames
 
     def release(self) -> list[ClientFrame]:
-        """Return what the http guard holds back; :attr:`error` shows what came after it."""
+        """Return the frames that the http guard holds back; then check :attr:`error`."""
         return self._decided() if self._held else []
 
     @property
     def dispatcher(self) -> AppendDispatch:
-        """What ``append_dispatch`` comes to: for many in a row, a call less for each."""
+        """The function behind ``append_dispatch``: for a run of dispatches, one call less each."""
         return (self._encoder or self._fix_encoder()).append_dispatch
 
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
-        """Append the pieces of one 003 in this connection's style (R7, R9); join and write once.
+        """Append the pieces of one 003 in this connection's style (R7, R9), to be written at once.
 
-        ``content`` is appended as it is, not copied.  ``ttl_s`` is the seconds left, rounded
-        up, and 0 for a message that never expires (R8).
+        ``content`` is appended without a copy.  ``ttl_s`` is the seconds left, rounded up, and 0
+        for a message that never expires (R8).
         """
-        append = self.dispatcher  # not called in place: mypyc would leave the call out
+        append = self.dispatcher  # not called in place: mypyc would omit the call
         append(parts, queue, content, message_id, ttl_s)
 
     def append_receipt(
         self, parts: list[bytes], queue: str, key: bytes, reason: str | None
     ) -> None:
-        """Append the pieces of one 007: stored, or refused where there is a ``reason``."""
+        """Append the pieces of one 007: stored, or refused with a ``reason``."""
         self.append_receipts(parts, queue, (key,), reason)
 
     def append_receipts(
@@ -209,7 +206,7 @@ class ServerSide(_Side):
         self._style("ttl").append_receipts(parts, queue, keys, reason)
 
     def _fix_encoder(self) -> BrokerEncoder:
-        """Decide for the rest of the connection how it is dispatched to, R7."""
+        """Decide the style of dispatches for the rest of the connection (R7)."""
         self._encoder = self._style(self.revision or self._default)
         return self._encoder
 
@@ -218,11 +215,11 @@ class ServerSide(_Side):
 
 
 class ClientSide(_Side):
-    """A client's end: reads 003 and 007, writes everything else.
+    """A client's end: reads 003 and 007, writes all other frames.
 
     Writes compact frames with 32-byte headers in the newer revision; reads every style.
-    :attr:`publish`, ``consume``, ``acknowledge``, ``requeue`` and ``dead_letter`` return the
-    bytes to send and raise ``LocalProtocolError`` for what the grammar does not allow.
+    :attr:`publish`, ``consume``, ``acknowledge``, ``requeue`` and ``dead_letter`` return the bytes
+    to send, and raise ``LocalProtocolError`` for what the grammar does not allow.
     """
 
     __slots__ = (
@@ -245,9 +242,9 @@ class ClientSide(_Side):
 
     @property
     def error(self) -> RemoteProtocolError | None:
-        """What the broker sent that is not PHPMQ, or None; close when it is set."""
+        """Return the protocol error of the broker after which to close, or None."""
         return self._parser.error
 
     def receive(self, data: bytes) -> list[BrokerFrame]:
-        """Return the frames that this read completes, in order; then look at :attr:`error`."""
+        """Return the frames that ``data`` completes, in order; check :attr:`error` afterwards."""
         return cast("list[BrokerFrame]", self._parser.feed(data))

@@ -1,7 +1,7 @@
-"""Frames to bytes, in each of the ways a peer may want them; constant parts are kept.
+"""Encodes frames in each style that a peer may use; constant parts are cached.
 
 An encoder belongs to a *style* (framing, line break, header width, revision), not to a connection:
-:func:`encoder_for` gives the same one for the same style.
+:func:`encoder_for` returns the same one for the same style.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from phpmq_lite.errors import LocalProtocolError
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.frames import WireLimits
 
-_KEPT: Final = 10_000  # queues and lengths whose bytes are kept, per style
-_ID_BYTES: Final = 32  # of every message id this broker gives
+_KEPT: Final = 10_000  # queues and lengths whose bytes are cached, per style
+_ID_BYTES: Final = 32  # of every message id of this broker
 
 _Name = TypeVar("_Name", str, int)
 
@@ -46,7 +46,7 @@ class BrokerEncoder:
         self._heads: dict[str, bytes] = {}  # up to the length of the content
         self._lengths: dict[int, bytes] = {}  # content length -> digits and break
         self._receipts: dict[str, bytes] = {}  # up to the packet of the key
-        self._keys: dict[int, bytes] = {}  # key length -> its packet's header
+        self._keys: dict[int, bytes] = {}  # key length -> header of its packet
         self._tails: dict[int, bytes] = {}  # ttl_s -> what follows the id
 
     def append_dispatch(
@@ -69,14 +69,14 @@ class BrokerEncoder:
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
-        """Append the pieces of a 007 for each key: stored, or refused where there is a ``reason``.
+        """Append the pieces of a 007 for each key: stored, or refused with a ``reason``.
 
-        What stands between two keys of one length is the same, so they are joined: 0.07 instead of
+        Bytes between two keys of one length are the same, so the keys are joined: 0.07 instead of
         0.36 µs a receipt.
         """
         if reason is None:
             head = self._receipts.get(queue) or self._receipt_head(queue)
-            if len(keys) == 1:  # many queues: each has its own
+            if len(keys) == 1:  # many queues: one key for each
                 key = keys[0]
                 parts += (head, self._keys.get(len(key)) or self._key_head(len(key)), key)
                 if self._break:
@@ -115,7 +115,7 @@ class BrokerEncoder:
         return _keep(self._lengths, size, b"%0*d%s" % (self._digits, size, self._break))
 
     def _tail(self, ttl_s: int) -> bytes:
-        if not self._with_ttl:  # nothing follows in compact framing, and b"" is false
+        if not self._with_ttl:  # nothing follows in compact framing, and b"" is falsy
             return self._break
         return _keep(self._tails, ttl_s, self._break + self._packet(frames.TTL, b"%d" % ttl_s))
 
@@ -134,9 +134,9 @@ def encoder_for(line_break: bytes, packet_header: int, revision: str) -> BrokerE
 
 
 class ClientEncoder:
-    """Writes what clients send: compact, 32-byte headers, the newer revision.
+    """Encodes what clients send: compact, 32-byte headers, the newer revision.
 
-    Every method raises :class:`LocalProtocolError` for what the grammar does not allow.
+    Each method raises :class:`LocalProtocolError` for what the grammar does not allow.
     """
 
     __slots__ = ("_limits", "_queues")
@@ -148,7 +148,7 @@ class ClientEncoder:
     def publish(
         self, queue: str, content: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> bytes:
-        """Return a 001; with a ``key`` the broker answers it with a 007."""
+        """Return a 001; one with a ``key`` is answered by a 007."""
         size = len(content)
         if size > self._limits.max_content:
             limit = self._limits.max_content
@@ -165,7 +165,7 @@ class ClientEncoder:
         return b"".join(parts)
 
     def consume(self, queue: str, count: int) -> bytes:
-        """Return a 002: a window of ``count`` unacknowledged messages; 0 gives back."""
+        """Return a 002: a credit of ``count`` unacknowledged messages; 0 returns held messages."""
         return b"H0100202" + self._queue(queue) + self._number(frames.COUNT, count)
 
     def acknowledge(self, queue: str, message_id: bytes) -> bytes:

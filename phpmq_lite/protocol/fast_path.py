@@ -1,11 +1,11 @@
-"""The parser's common case: whole compact frames in the usual order, by straight slices.
+"""The parser's common case: whole compact frames in the usual order, parsed by slices.
 
-Only frames whose packet headers have 32 bytes come here.  Whatever is unusual, wrong, or not
-whole is left where it stands, for the steps of ``parser.py``: nothing is refused here, and
-nothing is taken whose bytes were not all compared.
+It only handles frames whose packet headers have 32 bytes.  Anything unusual, invalid or incomplete
+is left to the steps of ``parser.py``: this code refuses nothing, and accepts no frame without
+comparing all of its bytes.
 
-A peer repeats itself, so the constant parts of its last frames are remembered and compared with
-one ``startswith``: 0.4 µs for a publish of 256 bytes, 0.3 for an acknowledgement, 1.2 and 0.8 where
+Peers repeat themselves, so the constant parts of their last frames are compared with one
+``startswith``: 0.4 µs for a publish of 256 bytes and 0.3 for an acknowledgement, or 1.2 and 0.8 if
 queues change all the time; the steps take 8 (``benchmarks/protocol.py``).
 """
 
@@ -25,17 +25,17 @@ from phpmq_lite.protocol.frames import (
     message_header,
 )
 
-_ID_BYTES: Final = 32  # of every message id this broker gives
+_ID_BYTES: Final = 32  # of every message id of this broker
 _ID_HEADER: Final = b"P03%029d" % _ID_BYTES
 _KNOWN_LENGTHS: Final = 4_096
-# 29 digits -> their value, those of all names ahead: saves int() and the check for digits.
+# 29 digits -> value, for all lengths of names: saves int() and the check of the digits.
 _KNOWN: dict[bytes, int] = {b"%029d" % size: size for size in range(256)}
 
-_Never = tuple[()]  # ``startswith(())`` is False: nothing remembered yet
+_Never = tuple[()]  # ``startswith(())`` is False: nothing cached yet
 
 
 def read_length(digits: bytes) -> int:
-    """Return the value of the 29 digits of a packet header; -1 where they are not that."""
+    """Return the value of the 29 digits of a packet header; -1 if they are not digits."""
     value = _KNOWN.get(digits)
     if value is None:
         if len(digits) != 29 or not digits.isdigit():
@@ -47,16 +47,16 @@ def read_length(digits: bytes) -> int:
 
 
 class FastFrames(Protocol):
-    """What the parser asks of its common case."""
+    """What the parser needs of its common case."""
 
-    headers: set[bytes]  # of the frames that came through the steps: no others are taken
+    headers: set[bytes]  # of frames that passed the steps: no others are accepted
 
     def take(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append the whole common frames that begin at ``pos``; return where the rest begins."""
 
 
 class _Remembered:
-    """The constant parts of the last long and the last short frame of one connection."""
+    """The constant parts of the last long and the last short frame of a connection."""
 
     __slots__ = (
         "_limits",
@@ -84,7 +84,7 @@ class _Remembered:
         self._short_id = 0
 
     def _queue_end(self, data: bytes, pos: int) -> int:
-        """Return where the queue of the frame at ``pos`` ends; 0: it is not a common one."""
+        """Return where the queue of the frame at ``pos`` ends; 0: the frame is not a common one."""
         if data[pos : pos + 8] not in self.headers or data[pos + 8 : pos + 11] != b"P01":
             return 0
         size = read_length(data[pos + 11 : pos + 40])
@@ -94,15 +94,15 @@ class _Remembered:
         return after if is_known else 0
 
     def _id_size(self, data: bytes, pos: int) -> int:
-        """Return the size of the id whose packet begins at ``pos``; 0 where there is none."""
+        """Return the size of the id whose packet begins at ``pos``; 0 if there is none."""
         size = read_length(data[pos + 3 : pos + 32])
         return size if data[pos : pos + 3] == b"P03" and 0 < size <= self._limits.max_id else 0
 
     def _number_end(self, data: bytes, pos: int) -> int:
-        """Return where the whole TTL packet at ``pos`` ends; 0 where there is none."""
+        """Return the end of the complete TTL packet at ``pos``; 0 if there is none."""
         size = read_length(data[pos + 3 : pos + 32])
         if data[pos : pos + 3] != b"P05" or not 0 < size <= self._limits.max_number_digits:
-            return 0  # ahead of the slice: compiled, one of a negative size raises SystemError
+            return 0  # before the slice: compiled, a negative size raises SystemError
         digits = data[pos + 32 : pos + 32 + size]
         return pos + 32 + size if len(digits) == size and digits.isdigit() else 0
 
@@ -115,12 +115,12 @@ class FastClientFrames(_Remembered):
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)
         self._opening: bytes | _Never = ()  # of the last publish: H…P01
-        self._packets = 0  # of it
-        self._sized: bytes | _Never = ()  # _long and the digits of the last content
+        self._packets = 0  # of the last publish
+        self._sized: bytes | _Never = ()  # _long and the digits of the last content length
         self._size = 0  # of the last content
         self._ttl_s: int | None = None
         self._key_size = 0
-        self._id_head: bytes | _Never = ()  # of the acknowledgements: P03 and 29 digits
+        self._id_head: bytes | _Never = ()  # of acknowledgements: P03 and 29 digits
 
     def take(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append the whole publishes and acknowledgements that begin at ``pos``."""
@@ -130,9 +130,10 @@ class FastClientFrames(_Remembered):
                 return pos
 
     def _take_alike(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append the frames that differ from the last of their kind in queue, content, TTL and ids.
+        """Append frames that differ from the last of their kind in queue, content, TTL or ids only.
 
-        A publish takes 0.4 µs, to another queue than the last 1.2; an acknowledgement 0.3 and 0.8.
+        A publish takes 0.4 µs, or 1.2 to another queue than the last; an acknowledgement 0.3 and
+        0.8.
         """
         append, names, end, id_size = frames.append, self._names, len(data), self._short_id
         long, sized, queue, size = self._long, self._sized, self._long_queue, self._size
@@ -191,7 +192,7 @@ class FastClientFrames(_Remembered):
         return pos
 
     def _learn(self, data: bytes, pos: int) -> bool:
-        """Remember the kind of the frame at ``pos``; False where it is known, or uncommon."""
+        """Cache the kind of the frame at ``pos``; return False if it is known or uncommon."""
         after = self._queue_end(data, pos)
         if not after:
             return False
@@ -211,7 +212,7 @@ class FastClientFrames(_Remembered):
         return True
 
     def _learn_tail(self, data: bytes, pos: int) -> bool:
-        """Remember the TTL, and the header of the key where there is one."""
+        """Cache the TTL, and the header of the key if there is one."""
         number_end = after = self._number_end(data, pos)
         if not number_end:
             return False
@@ -267,7 +268,7 @@ class FastBrokerFrames(_Remembered):
                 return pos
 
     def _learn(self, data: bytes, pos: int) -> bool:
-        """Remember the beginning of the frame at ``pos``; False where it is not a common one."""
+        """Cache the beginning of the frame at ``pos``; return False if it is not a common one."""
         after = self._queue_end(data, pos)
         if not after:
             return False

@@ -1,6 +1,6 @@
-"""The seven frames of the protocol, as plain slotted objects.
+"""The seven frames of the protocol, as slotted objects.
 
-Not frozen: on the hot path one is made per message, and a frozen one costs four times as much.
+They are not frozen: one is created per message, and a frozen one costs four times as much.
 """
 
 import re
@@ -57,7 +57,7 @@ FROM_BROKER: Final = _shapes(
 
 
 def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
-    """Return the error text for a wrong packet count, with what the count may mean (R18)."""
+    """Return the error text for a wrong packet count, with its likely cause (R18)."""
     known = " or ".join(str(int(h[6:])) for h in shapes if int(h[3:6]) == message_type)
     detail = f"a message of type {message_type:03} has {known} packets, not {count}"
     if (message_type, count) == (REQUEUE, 2):
@@ -68,7 +68,7 @@ def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
     return detail
 
 
-# R7: what a frame shows about the revision its sender speaks.  002 and 004 show nothing.
+# R7: what a frame shows about the revision of its sender.  002 and 004 show nothing.
 SHOWS: Final = {
     message_header(PUBLISH, 2): "legacy",
     message_header(PUBLISH, 3): "ttl",
@@ -94,14 +94,14 @@ EMPTY_ID: Final = "empty-id"
 BAD_NUMBER: Final = "bad-number"
 HTTP_REQUEST: Final = "http-request"
 
-DEAD_LETTER_SUFFIX: Final = b".dlq"  # R17: a name that ends in it may be longer
+DEAD_LETTER_SUFFIX: Final = b".dlq"  # R17: a name with this end may be longer
 
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(slots=True, frozen=True)
 class WireLimits:
-    """The longest content, in bytes, of each packet type; a longer one closes the connection."""
+    """The longest content of each packet type, in bytes; a longer one closes the connection."""
 
     max_content: int = 8 << 20
     max_queue: int = 255  # up to 4 more if the name ends in .dlq, see longest_name
@@ -109,7 +109,7 @@ class WireLimits:
     max_number_digits: int = 19  # R14
 
     def by_packet(self) -> dict[int, int]:
-        """Return packet type -> longest content (R13); of a queue: with the suffix ``.dlq``."""
+        """Return packet type -> longest content (R13); for queues including ``.dlq``."""
         return {
             QUEUE: self.max_queue + len(DEAD_LETTER_SUFFIX),
             CONTENT: self.max_content,
@@ -119,16 +119,16 @@ class WireLimits:
         }
 
     def longest_name(self, queue: bytes) -> int:
-        """Return how many bytes a name with this end may have (R17)."""
+        """Return how many bytes a name that ends like this one may have (R17)."""
         is_longer = queue.endswith(DEAD_LETTER_SUFFIX)
         return self.max_queue + (len(DEAD_LETTER_SUFFIX) if is_longer else 0)
 
 
 def decode_queue(raw: bytes) -> str | None:
-    """Return the queue's name; None where it is not UTF-8 or holds a control character.
+    """Return the queue's name, or None if it is not UTF-8 or has a control character.
 
-    A line feed is allowed: the published examples have a compact frame whose queue begins with
-    one, to show that framing is never read from content.
+    A line feed is allowed: the published examples have a compact frame whose queue begins with one,
+    to show that framing is never detected from content.
     """
     try:
         name = raw.decode()
@@ -141,8 +141,8 @@ def decode_queue(raw: bytes) -> str | None:
 class Publish:
     """001: store ``content`` in ``queue``.
 
-    ``ttl_s`` is None where there was no TTL packet (the older revision), 0 means never.
-    With a ``key`` the sender waits for a receipt.
+    ``ttl_s`` is None without a TTL packet (the older revision); 0 means never expires.  With a
+    ``key`` the sender expects a receipt.
     """
 
     queue: str
@@ -153,7 +153,7 @@ class Publish:
 
 @dataclass(slots=True)
 class Consume:
-    """002: from now on at most ``count`` unacknowledged messages of ``queue``; 0 gives back."""
+    """002: set the credit for ``queue`` to ``count`` unacknowledged messages; 0 returns them."""
 
     queue: str
     count: int
@@ -161,7 +161,7 @@ class Consume:
 
 @dataclass(slots=True)
 class Dispatch:
-    """003: a message for a consumer; ``ttl_s`` is None in the older revision, 0 means never."""
+    """003: a message for a consumer; ``ttl_s`` is None in the older revision, 0: never expires."""
 
     queue: str
     content: bytes
@@ -171,7 +171,7 @@ class Dispatch:
 
 @dataclass(slots=True)
 class Acknowledge:
-    """004: the message is done."""
+    """004: settle the message."""
 
     queue: str
     message_id: bytes
@@ -179,7 +179,7 @@ class Acknowledge:
 
 @dataclass(slots=True)
 class Requeue:
-    """005: to the end of its queue, with a new time to live (0: never expires)."""
+    """005: move the message to the end of its queue, with a new TTL (0: never expires)."""
 
     queue: str
     message_id: bytes
@@ -188,7 +188,7 @@ class Requeue:
 
 @dataclass(slots=True)
 class DeadLetter:
-    """006: off its queue, to the dead letters."""
+    """006: dead-letter the message."""
 
     queue: str
     message_id: bytes
@@ -196,7 +196,7 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class ReceiptFrame:
-    """007: the answer to a publish with a key: stored, or refused where ``reason`` is given."""
+    """007: the reply to a publish with a key: stored, or refused with a ``reason``."""
 
     queue: str
     key: bytes

@@ -1,7 +1,7 @@
-"""Bytes in any cuts to frames: three named steps, each of which sets what comes next.
+"""Parses bytes, however they are cut, into frames: a state machine of named steps.
 
-Common frames (compact, 32-byte headers, usual order, whole in one read) are taken by ``whole.py``;
-everything else goes byte-exactly through the steps below.  Each step takes what there is, so every
+``fast_path.py`` parses common frames (compact, 32-byte headers, usual order, whole in one read);
+all others go byte-exactly through the steps below.  Each step consumes what is available, so every
 byte is copied a fixed number of times however the stream is cut.
 """
 
@@ -28,12 +28,12 @@ _P: Final = 0x50
 _CR: Final = 0x0D
 _LF: Final = 0x0A
 _DIGITS: Final = frozenset(b"0123456789")
-_KNOWN_QUEUES: Final = 16_384  # over all connections: 10 to 22 MiB where each is the longest
-_NAMES: Final[dict[bytes, str]] = {}  # verified names; one that is not here costs its frame 15 µs
+_KNOWN_QUEUES: Final = 16_384  # of all connections: 10 to 22 MiB if all have the longest name
+_NAMES: Final[dict[bytes, str]] = {}  # verified names; an unknown one costs 15 µs
 
-Values = dict[int, Any]  # packet type -> content, as it stands in the frame
+Values = dict[int, Any]  # packet type -> content, as in the frame
 
-Step = Callable[["Parser", bytes, int], int]  # takes what it can from a position; returns the next
+Step = Callable[["Parser", bytes, int], int]  # consumes bytes from a position; returns the next one
 
 _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
     frames.PUBLISH: lambda v: Publish(v[1], v[2], v.get(5), v.get(3)),
@@ -51,9 +51,9 @@ _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
 class Parser:
     """One direction of one connection, from its first byte to its first error.
 
-    ``framing``, ``line_break``, ``packet_header`` and ``shown`` are learnt from the bytes and are
-    what an answer mirrors (R9); each is None until it is known.
-    ``error`` is set at the first wrong byte; from then on :meth:`feed` returns nothing.
+    ``framing``, ``line_break``, ``packet_header`` and ``shown`` are learnt from the bytes, and
+    replies use the same style (R9); each is None until it is known.  ``error`` is set at the first
+    invalid byte; from then on :meth:`feed` returns nothing.
     """
 
     __slots__ = (
@@ -105,23 +105,23 @@ class Parser:
         self._max_queue = limits.max_queue
         self._names = _NAMES
         self._whole = whole(self._names, limits)
-        self._width = pinned  # of compact packet headers; None: the first one decides (R4)
+        self._width = pinned  # of compact packet headers; None: learnt from the first one (R4)
         self._is_plain = False  # compact framing, headers of 32 bytes
         self._frames: list[Frame] = []  # completed in this read
         self._fed = 0  # bytes of the connection before this read
         # -- the frame begun
         self._in_frame = False
-        self._began = 0  # offset of its first byte
+        self._began = 0  # offset of the first byte of the frame
         self._header = b""  # its message header
         self._shape: tuple[int, ...] = ()
-        self._left = 0  # packets to come
+        self._left = 0  # remaining packets
         self._values: Values = {}
         # -- the step begun
         self._step: Step = Parser._message_header  # not bound: no reference cycle
         self._next: Step = Parser._message_header  # after a line break
         self._break_code = frames.BAD_FRAMING  # if there is none
         self._cr = False  # a CR was seen, LF must follow
-        self._head = b""  # the part of a header that is here
+        self._head = b""  # the part of a header that has arrived
         self._head_at = 0
         self._packet = 0
         self._length = 0
@@ -129,13 +129,13 @@ class Parser:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of the frame begun that are here; 0 between frames."""
+        """Return the received bytes of an incomplete frame; 0 between frames."""
         return self._fed - self._began if self._in_frame else 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that ``data`` completes, in order; look at ``error`` afterwards.
+        """Return the frames that ``data`` completes, in order; check ``error`` afterwards.
 
-        Frames completed before the first wrong byte are returned (R16).
+        Frames that are complete before the first invalid byte are returned (R16).
         """
         if self.error is not None:
             return []
@@ -154,8 +154,8 @@ class Parser:
         return frames
 
     def fail(self, error: RemoteProtocolError) -> None:
-        """Stop: no further byte is looked at, and what was kept of a frame is dropped."""
-        self.error = error.with_traceback(None)  # which would keep the read alive
+        """Stop parsing and drop the incomplete frame."""
+        self.error = error.with_traceback(None)  # a traceback would keep the data alive
         self._in_frame = False
         self._values = {}
         self._content = bytearray()
@@ -186,7 +186,7 @@ class Parser:
         return pos
 
     def _check_message_header(self, head: bytes) -> None:
-        """Raise at the first wrong byte of ``head``: no known header, or the beginning of one."""
+        """Raise at the first invalid byte of ``head``, which may be the beginning of a header."""
         for index, byte in enumerate(head):
             if index == 0:
                 if byte != _H:
@@ -222,7 +222,7 @@ class Parser:
         return pos + 1
 
     def _first_framing(self, data: bytes, pos: int) -> int:
-        """Learn the framing from the byte after the first message header, R3."""
+        """Learn the framing from the byte after the first message header (R3)."""
         byte = data[pos]
         if byte == _P:
             self.framing = "compact"
@@ -256,7 +256,7 @@ class Parser:
         return pos
 
     def _first_width(self, data: bytes, pos: int) -> int:
-        """29 zeros in the first packet: a digit after them means headers of 36 bytes, R4."""
+        """Learn the width from the first packet: a digit after 29 zeros means 36 bytes (R4)."""
         if data[pos] not in _DIGITS:
             self._begin_content(32)
             return pos
@@ -265,7 +265,7 @@ class Parser:
         return pos
 
     def _line_width(self, data: bytes, pos: int) -> int:
-        """29 digits of a header line are here: a break or four more digits follow, R5."""
+        """Learn the width of a header line: a break or four more digits follow 29 digits (R5)."""
         if len(self._head) == 32 and data[pos] in (_CR, _LF):
             self._begin_content(32)
             return pos
@@ -277,7 +277,7 @@ class Parser:
         return after
 
     def _check_packet_header(self, head: bytes) -> None:
-        """Raise at the first wrong byte of ``head``, which may be only a beginning."""
+        """Raise at the first invalid byte of ``head``, which may be incomplete."""
         if head[0] != _P:
             self._fail(frames.BAD_PACKET_HEADER, "no packet where one is due", self._head_at)
         self._check_digits(head, 1, 3)
@@ -301,7 +301,7 @@ class Parser:
     # -- step 3: the content
 
     def _begin_content(self, width: int) -> None:
-        """Compare the length with its limit before a byte of content is kept, R13."""
+        """Compare the length with its limit before any content is buffered (R13)."""
         limit = self._limits[self._packet]
         if self._length > limit:
             detail = f"packet {self._packet:02} is {self._length} bytes, the limit is {limit}"
@@ -354,7 +354,7 @@ class Parser:
 
     def _queue_name(self, raw: bytes, at: int) -> str:
         if not raw:
-            return ""  # wrong, but a wrong width shows as this first: see _end_frame
+            return ""  # invalid, but a wrong width shows here first: see _end_frame
         name = frames.decode_queue(raw)
         if name is None:
             detail = "a queue name is UTF-8 without control characters but line feeds"
@@ -380,7 +380,7 @@ class Parser:
     # -- what the steps share
 
     def _gather(self, data: bytes, pos: int, size: int) -> tuple[bytes, int]:
-        """Return the header as far as it is here, at most ``size`` bytes, and where it ends."""
+        """Return the received part of a header, at most ``size`` bytes, and where it ends."""
         stop = min(pos + size - len(self._head), len(data))
         self._head += data[pos:stop]
         return self._head, stop
@@ -391,7 +391,7 @@ class Parser:
         self._break_code = code
 
     def _line_break(self, data: bytes, pos: int) -> int:
-        """Take LF or CR LF, each time either, R10; the first one is what answers mirror."""
+        """Consume LF or CR LF, each accepted every time (R10); replies use the first one."""
         byte = data[pos]
         if byte == _CR and not self._cr:
             self._cr = True
@@ -411,7 +411,7 @@ class Parser:
 
 
 def _describe(found: bytes) -> str:
-    """Say what stands where a message header is due; the commonest strangers by name."""
+    """Describe bytes that are not a message header; the most common protocols by name."""
     if found[:1] == b"\x16":
         return "no message header; looks like TLS"
     if found[:4] in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN"):

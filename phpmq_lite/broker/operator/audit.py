@@ -1,4 +1,4 @@
-"""The audit's rows: each is stored in the transaction of what it tells about."""
+"""Rows of the audit log: each is stored in the transaction of the change that it describes."""
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.model import AuditEntry
@@ -6,10 +6,10 @@ from phpmq_lite.writes import AdvanceAudit, InsertAudit
 
 
 def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True) -> None:
-    """Have an entry count ``number`` more; the first time its row is stored, later it counts on.
+    """Record an audit row; later calls with the same entry add ``number`` to its count.
 
-    Until the last part of the work is done the row says ``running``: a restart that finds one
-    knows that the work was interrupted.
+    Until the last part of the work is done the row says ``running``: after a restart, such a row
+    shows that the work was interrupted.
     """
     entry.count += number
     result = entry.result if is_last else "running"
@@ -30,5 +30,5 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
 
 
 def to_storable_text(text: str) -> str:
-    """Make text that SQLite takes of any: half a surrogate pair can come in by JSON."""
+    """Return text that SQLite can store: JSON may contain half a surrogate pair."""
     return text.encode("utf-8", "backslashreplace").decode()

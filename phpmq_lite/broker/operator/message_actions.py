@@ -1,7 +1,7 @@
-"""What an operator does to messages picked by their numbers, one slice of them at a time.
+"""What operators do to messages, picked by number or in a whole queue, one slice per batch.
 
-The rows are loaded after the commit, as for a sweep; then each is acted on, or skipped with a
-reason, and the audit counts along in the transaction that stores it.
+The rows are loaded after a commit.  Then each is acted on, or skipped with a reason, and the audit
+row counts them in the same transaction.
 """
 
 from collections import Counter
@@ -25,45 +25,45 @@ ACTION_SLICE: Final = 1_000  # messages in one call
 class Action(StrEnum):
     """What can be done to a message."""
 
-    REQUEUE = "requeue"  # ready, dispatched: the end of its queue, the same id
-    RELEASE = "release"  # dispatched: ready, in its old place
-    MOVE = "move"  # ready: the end of another queue, the same id
-    DELETE = "delete"  # ready; dispatched only on demand
+    REQUEUE = "requeue"  # ready, dispatched: to the end of its queue, same id
+    RELEASE = "release"  # dispatched: ready at its old position
+    MOVE = "move"  # ready: to the end of another queue, same id
+    DELETE = "delete"  # ready; dispatched only if requested
     REDRIVE = "redrive"  # a dead-letter record: a new message, the record is deleted
-    RESTORE = "restore"  # deleted: a new message in the old place
-    ERASE = "erase"  # settled: the body goes, the row stays
-    PLACE = "place"  # ready: back to where it was, undoes requeue and move
+    RESTORE = "restore"  # deleted: a new message at the old position
+    ERASE = "erase"  # settled: removes the body, keeps the row
+    PLACE = "place"  # ready: back to its earlier position, undoes requeue and move
 
 
 @dataclass(slots=True, frozen=True)
 class ActionOptions:
-    """How it is done."""
+    """Options of an action."""
 
     # requeue: None keeps the deadline; redrive: None is the queue's default; restore: only for
-    # those whose deadline has passed; 0: never expires
+    # messages whose deadline has passed; 0: never expires
     ttl_s: int | None = None
-    target: str | None = None  # of move, which must exist; of redrive, None: where it died
-    create: bool = False  # move: make the target
+    target: str | None = None  # of move, must exist; of redrive, None: where it died
+    create: bool = False  # move: create the target
     with_dispatched: bool = False  # delete: also what consumers hold
-    # only messages of these queue_ids, and redrive only back to these; None: of all.  A target
-    # that is named is checked by who names it
+    # Only messages of these queue_ids, and redrive only back to these; None: all.  The caller
+    # checks a target that it names.
     queues: frozenset[int] | None = None
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     # of place: seq -> queue_id, position
-    is_dry_run: bool = False  # redrive: say what would become of them, change nothing
+    is_dry_run: bool = False  # redrive: only report what would happen
 
 
 @dataclass(slots=True)
 class ActionOutcome:
-    """What became of each message."""
+    """What happened to each message."""
 
     done: list[int] = field(default_factory=list)  # seqs, in order
     made: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
     skipped: Counter[str] = field(default_factory=Counter)  # reasons
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # seq -> queue_id and position before, of requeue and move
+    # targets of a redrive: messages by queue
     targets: Counter[str] = field(default_factory=Counter)  # of redrive: messages by queue
-    poisoned: Counter[str] = field(default_factory=Counter)  # of them: dead again, by reason
+    poisoned: Counter[str] = field(default_factory=Counter)  # of them: invalid again, by reason
 
 
 _WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE})
@@ -72,7 +72,7 @@ _SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
 
 
 class MessageAction:
-    """One action on one slice of messages; ``reply`` gets the ``Outcome``."""
+    """One action on one slice of messages; ``reply`` gets an ``ActionOutcome``."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class MessageAction:
         self._reply = reply
         self._all = dict.fromkeys(seqs)  # each once, in order
         self._detail = audit.to_storable_text(f"by {entry.actor}")
-        self._touched: dict[int, Queue] = {}  # windows that something came back to
+        self._touched: dict[int, Queue] = {}  # with a window to which messages returned
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}
         self.outcome = ActionOutcome()
@@ -112,7 +112,7 @@ class MessageAction:
         )
 
     def take(self, page: list[Message], is_last: bool) -> None:
-        """Act on the rows; with large bodies they come in several pages."""
+        """Act on the rows; large bodies come in several pages."""
         outcome, before = self.outcome, len(self.outcome.done)
         again: Sequence[Message] = ()
         for at, row in enumerate(page):
@@ -154,7 +154,7 @@ class MessageAction:
             audit.record(self._core, self._entry, done, is_last=is_last)
 
     def _try(self, row: Message) -> str | None:
-        """Act on one message; return why not."""
+        """Act on one message; return why it was skipped, or None."""
         state, seq = self._state, row.seq
         if seq in state.pending or seq in state.transitioned:
             return "gone"
@@ -288,7 +288,7 @@ class MessageAction:
 
 
 def _refusal_code(refusal: str) -> str:
-    """Give the reason of a refusal without its bound: ``queue full``."""
+    """Return the reason of a refusal without its bound: ``queue full``."""
     return refusal.partition(":")[0]
 
 
@@ -316,7 +316,7 @@ def act_on_messages(
 def check_action(
     core: Broker, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
 ) -> None:
-    """Refuse an action as a whole, before anything is done.
+    """Check an action as a whole, before it starts.
 
     Raises:
         RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
@@ -332,13 +332,15 @@ def check_action(
     core.destination(name, entry.actor, create=may_create)
 
 
-PAGE_ROWS = 1_000  # rows a batch
-ActOnRow = Callable[[Message, bytes | None], bool | None]  # None: have its content read ahead
-CountPage = Callable[[int, bool], None]  # how many were done in a page; is it the last?
+PAGE_ROWS = 1_000  # rows per batch
+ActOnRow = Callable[
+    [Message, bytes | None], bool | None
+]  # None: read its content in a thread first
+CountPage = Callable[[int, bool], None]  # how many of a page were done; is it the last?
 
 
 class QueueSweep:
-    """One action over a queue; ``reply`` gets the number of messages it was done to."""
+    """One action on the messages of a queue; ``reply`` gets their number."""
 
     def __init__(
         self,
@@ -353,7 +355,7 @@ class QueueSweep:
     ) -> None:
         self._state = state
         self._queue = queue
-        self._act = act  # True where it did something
+        self._act = act  # returns whether it did something
         self._reply = reply
         self._note = note
         self._left = limit
@@ -376,9 +378,9 @@ class QueueSweep:
             if self._left == 0:
                 break
             if row.seq in state.pending or row.seq in state.transitioned or row.seq > self._upto:
-                continue  # the last: restored meanwhile, to an old place
+                continue  # restored meanwhile, at an old position
             has_acted = self._act(state.messages.get(row.seq, row), row.body)
-            if has_acted is None and self._read_ahead is not None:  # then from here again
+            if has_acted is None and self._read_ahead is not None:  # then continue from here
                 self._note(self.done - before, False)
                 self._read_ahead(page[at:], partial(self._ask, after=row.position - 1))
                 return
@@ -404,7 +406,7 @@ def sweep_purge(
     with_dispatched: bool,
     limit: int | None,
 ) -> None:
-    """Settle what is in the queue as deleted."""
+    """Settle the messages of a queue as deleted."""
 
     def act(message: Message, _body: bytes | None) -> bool:
         if message.state == State.DISPATCHED and not with_dispatched:
@@ -427,16 +429,16 @@ def sweep_redrive(
     source: str,
     queues: frozenset[int] | None = None,
 ) -> None:
-    """Store each ready record again in its origin queue, or ``target``; the record settles.
+    """Publish each ready record again in its origin queue, or ``target``, and settle the record.
 
-    Those whose queue takes nothing now stay, and so do those that died in none of ``queues``.
+    Records stay if their queue accepts nothing now, or if they died in none of ``queues``.
     """
     target_id = None if target is None else target.queue_id
     reads: dict[int, redrive.RedriveContent] = {}
 
     def act(record: Message, body: bytes | None) -> bool | None:
         goal = None if target_id is None else state.by_id.get(target_id)
-        if target_id is not None and goal is None:  # it is gone by now
+        if target_id is not None and goal is None:  # it was removed meanwhile
             return False
         way = redrive.find_destination(state, record, body, goal, queues, reads=reads)
         if way is None:
@@ -455,11 +457,11 @@ def sweep_redrive(
 
 
 def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:
-    """Settle as dead, reason ``crc``, those that are ready and really damaged.
+    """Dead-letter messages that are ready and really damaged, with reason ``crc``.
 
-    Their bodies are read once more.  Who holds one has its content already; should it come back it
-    is looked at when it is dispatched again, as is one whose content is in memory.  ``reply`` gets
-    how many were settled.
+    Their bodies are read once more.  A dispatched message has been sent already; if it returns it
+    is checked at its next dispatch, as is one whose body is in memory.  ``reply`` gets the number
+    of settled messages.
     """
     _DamagedMessages(core, list(seqs), reply).ask()
 

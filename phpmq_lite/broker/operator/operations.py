@@ -1,9 +1,9 @@
-"""What an operator can change.
+"""What operators can change.
 
 The admin runs each function in a batch: ``await engine.run(operations.purge, entry, "orders")``.
-``reply`` is called with the result after the commit.  ``entry`` becomes one row of the audit, in
-the same transaction.  A function that raises RefusedError has changed nothing, and stored no row
-either: ``record_only`` stores the row of the refusal.
+``reply`` is called with the result after the commit.  ``entry`` becomes one row of the audit log,
+in the same transaction.  A function that raises RefusedError has changed nothing and stored no row;
+``record_only`` stores the row of a refusal.
 """
 
 import json
@@ -17,10 +17,10 @@ from phpmq_lite.model import AuditEntry, Message
 from phpmq_lite.queue_settings import check_no_cycle, check_settings, name_problem, to_dict
 from phpmq_lite.writes import RecordHistoryReader, ShiftDeadlines, Write
 
-READERS: Final = 200  # kept; a page shows them all
+READERS: Final = 200  # history readers to keep; a page shows them all
 DISCONNECTED: Final = "disconnected by an operator"
 
-Check = Callable[[Broker], None]  # a condition of the caller, checked in the batch of the change
+Check = Callable[[Broker], None]  # a condition, checked in the batch of the change
 
 
 def accept(_core: Broker) -> None:
@@ -36,7 +36,7 @@ def purge(
     with_dispatched: bool = False,
     limit: int | None = None,
 ) -> None:
-    """Settle what is in a queue as deleted, or its ``limit`` oldest; answers with the number."""
+    """Settle messages of a queue, or its ``limit`` oldest, as deleted.  Replies their number."""
     queue = core.find_queue(name)
     message_actions.sweep_purge(
         core.state, queue, reply, _page_counter(core, entry),
@@ -55,10 +55,10 @@ def redrive(
     limit: int | None = None,
     queues: frozenset[int] | None = None,
 ) -> None:
-    """Send dead-letter records back to where they died, or to ``target``; answers how many.
+    """Redrive dead-letter records to their origin, or to ``target``.  Replies with their number.
 
-    ``ttl_s`` None is the default of the queue they come to, 0 never expires.  ``queues`` are those
-    that they may go back to, by queue_id; None: all.
+    ``ttl_s`` None is the default of the destination, 0 never expires.  ``queues`` are the queue_ids
+    that records may return to; None: all.
     """
     queue = core.find_queue(name)
     goal = None if target is None else core.find_queue(target)
@@ -80,7 +80,7 @@ def pause(
     side: str,
     paused: bool,
 ) -> None:
-    """Stop or resume ``delivery`` or ``publishing`` of a queue; it stays so over a restart.
+    """Pause or resume ``delivery`` or ``publishing`` of a queue, also after a restart.
 
     Raises:
         RefusedError: ``bad_side`` or ``unknown_queue``.
@@ -133,7 +133,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry, name: str) -> None:
-    """Make a queue; answers True, or False where there is one already.
+    """Create a queue.  Replies True, or False if it exists.
 
     Raises:
         RefusedError: ``bad_name`` or ``too_many_queues``.
@@ -180,9 +180,9 @@ def disconnect(
     *,
     queues: frozenset[int] | None = None,
 ) -> None:
-    """End a connection; answers with how many messages go back to their place.
+    """Close a connection.  Replies with the number of messages that return to their queues.
 
-    Where ``queues`` are given, by queue_id, it has to consume these only.
+    If ``queues`` are given, by queue_id, it must consume only these.
 
     Raises:
         RefusedError: ``unknown_client``: it has no open connection; ``foreign_queue``.
@@ -203,13 +203,13 @@ def disconnect(
 def write(
     core: Broker, reply: Callable[[int], None], entry: AuditEntry | None, rows: Sequence[Write]
 ) -> None:
-    """Store rows of the admin's own tables with their audit row; answers with their number.
+    """Store rows of the admin's own tables with an audit row.  Replies with the audit number.
 
-    Without an entry there is no audit row: when a session or a token was seen last.
-    A statement that breaks a constraint would stop the broker: check before, or say ON CONFLICT.
+    Without an entry there is no audit row, as for the last use of a session or a token.  A
+    statement that violates a constraint would stop the broker: check before, or use ON CONFLICT.
 
     Raises:
-        RefusedError: ``bad_value``: SQLite cannot take one of the values.
+        RefusedError: ``bad_value``: SQLite cannot store one of the values.
     """
     check_rows(rows)
     core.state.batch.writes += rows
@@ -219,10 +219,10 @@ def write(
 
 
 def check_rows(rows: Iterable[Write]) -> None:
-    """Refuse rows that ``write`` would refuse; for who changes something else before.
+    """Check that ``write`` accepts these rows, for a caller that changes something else before.
 
     Raises:
-        RefusedError: ``bad_value``: SQLite cannot take one of the values.
+        RefusedError: ``bad_value``: SQLite cannot store one of the values.
     """
     for row in rows:
         for name, value in row._asdict().items():
@@ -240,9 +240,9 @@ def _check_value(name: str, value: Any) -> None:
 
 
 def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset: int) -> None:
-    """Keep how far a reader of the history is, by name; answers None.  No row of the audit.
+    """Store the progress of a history reader, by name; no audit row.  Replies None.
 
-    Of readers only those stay that were heard of last.
+    Only the readers that reported last are kept.
 
     Raises:
         RefusedError: ``bad_name`` or ``bad_value``.
@@ -259,7 +259,7 @@ def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset
 def record_only(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, number: int = 0
 ) -> None:
-    """Store the audit row alone, for a refusal; if it is stored already, count ``number`` more."""
+    """Store an audit row alone, for a refusal; if it is stored already, add ``number`` to it."""
     audit.record(core, entry, number)
     core.state.batch.replies.append((reply, None))
 
@@ -273,20 +273,21 @@ def decide_clock(
     *,
     is_right: bool,
 ) -> None:
-    """Settle it; ``number`` is the first that was given after that start.  Answers None.
+    """Decide about the clock; ``number`` was the next number at that start.  Replies None.
 
-    Whatever got a new place since then, by a requeue or a forward, got its deadline with it.
+    Messages that were moved since then, by a requeue or a forward, got their deadline with the
+    move.
     """
     state = core.state
     if is_right:
-        changed = list(state.batch.changed)  # they are stored as they are in memory
+        changed = list(state.batch.changed)  # they are stored with their values in memory
         for message in {**state.messages, **state.batch.changed}.values():
             if message.deadline_ms is not None and _existed_before(message, number):
                 message.deadline_ms -= away_ms
         given = ShiftDeadlines(away_ms, number, json.dumps(changed))
         state.batch.writes.append(given)
-        state.note_deadline(state.now.steady_ms)  # look at what is due
-        # What changes later in this batch would be counted in memory and on disk: nothing does.
+        state.note_deadline(state.now.steady_ms)  # check what is due
+        # A later change in this batch would be counted in memory and on disk: there is none.
         state.batch.commands = core.limits.batch_commands
     state.batch.counters["clock_doubt_ms"] = 0
     audit.record(core, entry, 1)

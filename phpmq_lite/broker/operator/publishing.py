@@ -1,4 +1,4 @@
-"""Publishing without a connection: by page, API or command line, all of a list or nothing."""
+"""Publishing without a connection, from page, API or command line: a whole list or nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ NewMessage = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default,
 
 
 class Published(list[str]):
-    """The ids of what was stored, in order; ``quarantined`` has reasons of those dead at once."""
+    """The ids of stored messages, in order; ``quarantined`` has the reasons of invalid ones."""
 
     def __init__(self, ids: Sequence[str], quarantined: Mapping[str, str] | None = None) -> None:
         super().__init__(ids)
@@ -25,7 +25,7 @@ class Published(list[str]):
 
 PUBLISH_MAX: Final = 1_000
 KEY_BYTES: Final = 64
-_LAST: Final = b":last"  # behind a key padded to 64 bytes: no client's key is as long
+_LAST: Final = b":last"  # after a key padded to 64 bytes: no client has such a long key
 
 
 def publish(
@@ -40,14 +40,13 @@ def publish(
     create: bool = True,
     judged: Mapping[int, Validated] | None = None,
 ) -> None:
-    """Store messages at the end of a queue, all or none; answers with ``Published``.
+    """Store messages at the end of a queue, all or none.  Replies with ``Published``.
 
-    Where large ones are judged ahead the reply is a RefusedError if it is refused after that;
-    ``judged`` is what came of it, by place in the list.
+    Large messages are validated in a thread first; then the reply is a RefusedError if the publish
+    is refused.  ``judged`` has their results, by index in the list.
 
-    The same ``key`` again within the window of receipts stores nothing and answers as the first
-    time.  ``source`` is a seq and a kind: an event of that kind on both sides ties
-    the first message to it.
+    Repeating a ``key`` within the receipt window stores nothing and replies as the first time.
+    ``source`` is a seq and an event kind: such an event links the first message and its source.
 
     Raises:
         RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
@@ -62,7 +61,7 @@ def publish(
     _check_room(core, known, messages)
     state = core.state
     queue = state.registry.get_or_create(name, entry.actor)
-    if queue is None:  # goal() has looked
+    if queue is None:  # destination() has checked the limit
         raise RefusedError("too_many_queues", "no room for another queue")
     looked = _inspected(core, queue, messages, judged or {})
     if looked is None:
@@ -90,7 +89,7 @@ def publish(
 def _inspected(
     core: Broker, queue: Queue, messages: Sequence[NewMessage], judged: Mapping[int, Validated]
 ) -> list[Inspection | None] | None:
-    """Judge what the queue judges; None: it is too much for one batch, judge it ahead."""
+    """Validate contents if the queue does; None: too large for this batch, use a thread."""
     if not queue.validates:
         return [None] * len(messages)
     found: list[Inspection | None] = []
@@ -105,10 +104,10 @@ def _inspected(
 def _invalid(
     core: Broker, queue: Queue, messages: Sequence[NewMessage], looked: Sequence[Inspection | None]
 ) -> dict[int, str]:
-    """Give the reasons of those that may not reach a consumer, by place in the list.
+    """Return the reasons of the invalid messages, by index in the list.
 
     Raises:
-        RefusedError: their records would find no room.
+        RefusedError: their records cannot be stored.
     """
     bad = {at: found.reason for at, found in enumerate(looked) if found and found.reason}
     size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1
@@ -129,7 +128,7 @@ def _validate_in_background(
     again: Callable[..., None],
     reply: Reply,
 ) -> None:
-    """Judge all of them in a thread; then it begins ``again``, with what came of it."""
+    """Validate all messages in a thread, then call ``again`` with the results."""
     works = {
         at: validation.background_validation(core.state, queue, body)
         for at, (body, _) in enumerate(messages)
@@ -156,7 +155,7 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
 
 
 def _check_room(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
-    """Refuse all of them, and count it, where one would be too many."""
+    """Refuse all messages, and count the refusal, if the queue does not accept all of them."""
     if (refusal := _refusal(core, queue, messages)) is not None:
         code, reason, detail = refusal
         if queue is not None:
@@ -168,7 +167,7 @@ def _check_room(core: Broker, queue: Queue | None, messages: Sequence[NewMessage
 def _refusal(
     core: Broker, queue: Queue | None, messages: Sequence[NewMessage]
 ) -> tuple[str, str, str] | None:
-    """Return why all of them are not taken: a code, the reason for the counter, and for people."""
+    """Return why the messages are not accepted: code, reason for the counter, and detail."""
     if (shut := core.state.registry.publishing_stop) is not None:
         return shut.code, shut.reason, shut.detail
     if queue is None:
@@ -200,7 +199,7 @@ def _last_key(key: bytes) -> bytes:
 
 
 def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
-    """Return the seq stored under a key, also where the queue was removed since."""
+    """Return the seq stored under a key, even if the queue was removed since."""
     known = core.state.queues.get(name)
     row = core.state.registry.removed.get(name) if known is None else known.row
     if row is None:
@@ -209,10 +208,10 @@ def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
 
 
 def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> None:
-    """Store the key with the first seq and, of several, a second entry with the last.
+    """Store the key with the first seq and, for several messages, a second key with the last.
 
-    Records of what was quarantined are among them.  The second entry is the younger one: where it
-    is forgotten, so is the first.
+    Records of quarantined messages are among them.  The second key is the newer one: it is never
+    forgotten before the first.
     """
     entries = [(key, made[0].seq)]
     last = core.state.next_number - 1
@@ -227,7 +226,7 @@ def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> No
 def _repeat(
     core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, reply: Reply
 ) -> None:
-    """Answer as the first time: the tokens of all messages are on disk, alive or settled."""
+    """Reply as the first time: the tokens of all messages are on disk, live or settled."""
     if (known := core.state.queues.get(name)) is not None:
         known.counters.deduplicated += 1
     last = max(first, _first_seq(core, name, _last_key(key)) or first)
@@ -251,11 +250,11 @@ def _repeat(
 def _as_published(rows: Sequence[Message], first: int) -> Published:
     """Return the reply to a publish from its messages, each followed by its record, if any.
 
-    A message that the history has given up is named by its record, as long as that is there.
+    A message that has left the history is named by its record, as long as that exists.
     """
     published = Published([])
     message_id = ""
-    before: int | None = None  # the message that a record may be about
+    before: int | None = None  # the message that a record may belong to
     for row in rows:
         about = row.source_seq
         is_record = about is not None and row.source_reason is not None and first <= about < row.seq
@@ -269,7 +268,7 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
 
 
 def _link_source(core: Broker, message: Message, source_seq: int, kind: str) -> None:
-    """Write an event on both sides; the source's token is looked up as its row is stored."""
+    """Record an event on both sides; the source's token is looked up when its row is stored."""
     batch = core.state.batch
     at_ms = core.state.now.wall_ms
     batch.events += (source_seq, at_ms, kind, message.message_id.decode())

@@ -1,4 +1,4 @@
-"""The way back of a dead-letter record: what is published again, where, and what it would meet."""
+"""Redrives a dead-letter record: what is published again, and where."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,33 +13,33 @@ from phpmq_lite.queue_settings import home_of
 
 @dataclass(slots=True, frozen=True)
 class RedriveContent:
-    """What a record contains; read in a thread where it is large."""
+    """What a record contains; read in a thread if it is large."""
 
-    origin: str | None  # the queue that it says it came from
-    content: bytes  # as it is sent again
-    judged: Validated | None  # None: the queue that it went to did not judge then
+    origin: str | None  # the queue that the record names
+    content: bytes  # as it is published again
+    judged: Validated | None  # None: its queue did not validate at that time
 
 
-NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # nothing was read ahead
+NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # nothing was read in advance
 
 
 @dataclass(slots=True, frozen=True)
 class RedriveDestination:
-    """Where a record goes, and as what."""
+    """Where a record goes, and with which content."""
 
     queue: Queue
     content: bytes
-    looked: Inspection | None  # None: it is looked at when it is stored
+    looked: Inspection | None  # None: inspected when it is stored
 
     @property
     def poison(self) -> str | None:
-        """Give the reason for which it would be quarantined again."""
+        """Return the reason for which it would be quarantined again, or None."""
         is_judged = self.queue.validates and self.looked is not None
         return self.looked.reason if is_judged and self.looked is not None else None
 
 
 def is_record(state: BrokerState, message: Message) -> bool:
-    """Tell whether a message is a record: the broker's, or what a program may have published."""
+    """Return whether a message is a record, of the broker or possibly of a client."""
     if message.source_queue_id is not None:
         return True
     return state.inspector is not None and state.by_id[message.queue_id].is_dead_letter_queue
@@ -55,11 +55,11 @@ def find_destination(
     reads: Mapping[int, RedriveContent] = NO_CONTENTS,
     is_dry_run: bool = False,
 ) -> RedriveDestination | str | None:
-    """Find the way of a record, or say why it stays; None: have it read ahead (``reading``).
+    """Return the destination of a record, or why it stays; None: read it in a thread first.
 
-    Without a target it goes where it died, else where it says that it came from.  ``queues`` are
-    those that it may go back to without a target, by queue_id; None: all.  A dry run makes no
-    dead-letter queue where it would be needed.  ``reads`` has what was read ahead, by seq.
+    Without a target it goes to the queue in which it died, else to the queue that it names.
+    ``queues`` are the queue_ids that it may return to without a target; None: all.  A dry run does
+    not create the dead-letter queue.  ``reads`` has the contents that were read in advance, by seq.
     """
     if target is None and not is_record(state, record):
         return "not a record"
@@ -97,9 +97,9 @@ def find_destination(
 def content_reader(
     state: BrokerState, record: Message, body: bytes, target: Queue | None
 ) -> Callable[[], RedriveContent]:
-    """Give what reads a record, to be called at once or in a thread.
+    """Return a function that reads a record, for a direct call or a thread.
 
-    The thread may see a queue before or after a change; ``find`` compares the settings.
+    The thread may see a queue before or after a change; ``find_destination`` compares the settings.
     """
     envelopes, at_ms, stand_in = (
         state.inspector,
@@ -134,7 +134,7 @@ def read_in_background(
     reads: dict[int, RedriveContent],
     go_on: Callable[[], None],
 ) -> None:
-    """Read records in a thread; ``reads`` gets them, and no others any more, then it goes on."""
+    """Read records in a thread, replace the contents in ``reads``, and call ``go_on``."""
     works = {
         row.seq: content_reader(state, row, row.body, target)
         for row in page
@@ -157,7 +157,7 @@ def redrive_record(
     ttl_s: int | None,
     looked: Inspection | None = None,
 ) -> Message:
-    """Store what a dead-letter record is about as a new message; the record settles."""
+    """Store the content of a dead-letter record as a new message; settle the record."""
     message = transitions.publish(state, origin, body, ttl_s, record.publisher, looked)
     state.record_event(message, "redrive", record.message_id.decode())
     state.record_event(record, "redrive", message.message_id.decode())
@@ -166,7 +166,7 @@ def redrive_record(
 
 
 def _origin(state: BrokerState, record: Message, name: str | None) -> Queue | None:
-    """Find where a record goes without a target; who died in ``.retry`` would stay there."""
+    """Return the queue that a record returns to; never a ``.retry`` queue, where it would stay."""
     if record.source_queue_id is not None:
         died_in = state.by_id.get(record.source_queue_id)
         name = None if died_in is None else died_in.name
@@ -176,5 +176,5 @@ def _origin(state: BrokerState, record: Message, name: str | None) -> Queue | No
 
 
 def _refusal_code(refusal: str) -> str:
-    """Give the reason of a refusal without its bound: ``queue full``."""
+    """Return the reason of a refusal without its bound: ``queue full``."""
     return refusal.removesuffix(": messages").removesuffix(": bytes")

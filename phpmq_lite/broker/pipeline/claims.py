@@ -1,8 +1,8 @@
-"""Claims: a subscription takes messages of a queue, acknowledges them, or gives them back.
+"""Claims: a subscription takes messages of a queue, then acknowledges or releases them.
 
-A claimed message is dispatched, held by no connection: it does not expire, has no acknowledgement
-timeout, and stays claimed over a restart.  Each command goes on over several batches, one page of
-rows each, and the commands of one subscription follow one another.
+A claimed message is dispatched but held by no connection: it does not expire, has no
+acknowledgement timeout, and stays claimed after a restart.  Each command takes several batches, one
+page of rows each, and the commands of one subscription run one after the other.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply, State
 from phpmq_lite.queue_settings import name_problem
 
-CLAIM_SLICE: Final = 1_000  # rows a batch
-CLAIM_MAX: Final = 100_000  # messages of one claim
+CLAIM_SLICE: Final = 1_000  # rows per batch
+CLAIM_MAX: Final = 100_000  # messages per claim
 
 _CLAIMED: Final = next_state(State.READY, Event.DISPATCH)
 _ACKED: Final = next_state(State.DISPATCHED, Event.ACKNOWLEDGE)
@@ -37,12 +37,12 @@ def claim(
     *,
     after: int | None = None,
 ) -> None:
-    """Claim ready messages in their order; answers with the number of the last claim.
+    """Claim ready messages in order.  Replies with the number of the last claim.
 
-    What is claimed above ``after`` already is answered before anything new is claimed; None claims
-    in any case.  One message may be longer than ``max_bytes``.  Nothing new comes while the
-    delivery of the queue is paused, or the broker is about to stop.  The first claim makes the
-    subscription, with a row of the audit.
+    If more than ``after`` is claimed already, replies with that and claims nothing; None always
+    claims. A single message may exceed ``max_bytes``.  Nothing is claimed while the delivery of the
+    queue is paused or the broker is stopping.  The first claim creates the subscription, with an
+    audit row.
 
     Raises:
         RefusedError: ``bad_name``, ``unknown_queue``, ``too_many``, ``too_many_subscriptions``,
@@ -80,9 +80,9 @@ def claim(
 def ack_claims(
     core: Broker, reply: Callable[[int], None], _entry: AuditEntry, name: str, upto: int
 ) -> None:  # fmt: skip
-    """Settle what is claimed up to ``upto`` (inclusive) as acked; answers how many that were.
+    """Settle the claims up to ``upto`` (inclusive) as acked.  Replies with their number.
 
-    Repeating it changes nothing more.  There is no row of the audit, as for a consumer's 004.
+    Repeating it changes nothing.  There is no audit row, as for a 004.
 
     Raises:
         RefusedError: ``unknown_subscription``, or ``unknown_claims``: ``upto`` was never claimed.
@@ -120,7 +120,9 @@ def release_claims(
     *,
     forget: bool = False,
 ) -> None:
-    """Give all that is claimed back to its old place; answers how many.  ``forget`` its name too.
+    """Return all claimed messages to their positions; ``forget``: remove the subscription, too.
+
+    Replies with their number.
 
     Raises:
         RefusedError: ``unknown_subscription``.
@@ -151,7 +153,7 @@ def release_claims(
 def _settle_claims(
     core: Broker, subscription: Subscription, begin: Callable[[], None], reply: Reply
 ) -> None:
-    """Begin now, or when it is its turn; a refusal at its turn is a reply."""
+    """Start now, or after the commands before; a refusal after waiting is a reply."""
     if not subscription.is_busy:
         subscription.do(begin)
         return
@@ -222,7 +224,7 @@ class ClaimOperation:
         self._left_bytes = max_bytes
         self._reply = reply
         self._first = subscription.next_claim
-        self._front: int | None = queue.claimed_to  # None: something ready is behind it
+        self._front: int | None = queue.claimed_to  # None: a ready message lies before it
         self._upto = core.state.next_number - 1
         self._ask(queue.claimed_to)
 
@@ -237,7 +239,7 @@ class ClaimOperation:
         self._state.batch.pages.append(page)
 
     def take(self, page: list[Message], is_last: bool) -> None:
-        """Claim the rows of a page that may be claimed; then the next page, or the end."""
+        """Claim the rows of a page that can be claimed; then request the next page, or reply."""
         state, is_full = self._state, False
         queue = self._queue = state.by_id.get(self._queue.queue_id, self._queue)
         if queue.settings.delivery_paused:
@@ -260,7 +262,7 @@ class ClaimOperation:
             self._ask(page[-1].position)
 
     def _has_comeback(self) -> bool:
-        """Tell whether something came back to its place since the page was loaded."""
+        """Return whether a message returned to its position after the page was loaded."""
         batch, queue_id = self._state.batch, self._queue.queue_id
         return any(m.queue_id == queue_id for m in batch.changed.values()) or any(
             m.queue_id == queue_id and m.position != m.seq for m in batch.created
@@ -273,7 +275,7 @@ class ClaimOperation:
         return row.deadline_ms is None or row.deadline_ms > state.now.steady_ms
 
     def _claim(self, message: Message) -> None:
-        """The turn of one message; ``lives.dispatch`` is the same for a connection."""
+        """Claim one message; ``BrokerState.dispatch`` is the same for a connection."""
         state, queue, subscription = self._state, self._queue, self._subscription
         wall_ms = state.now.wall_ms
         state.detach(message, queue)
@@ -310,7 +312,7 @@ class ClaimOperation:
 
 
 class SettleClaims:
-    """The end of claims, page by page, the lowest number first; each row goes with its message."""
+    """Settles claims page by page, lowest number first; each row goes with its message."""
 
     def __init__(
         self,
@@ -335,7 +337,7 @@ class SettleClaims:
         self._state.batch.pages.append(page)
 
     def take(self, page: list[Message], is_last: bool) -> None:
-        """Act on a page; what an operator took in this batch already has no claim any more."""
+        """Act on a page; what an operator changed in this batch is not claimed any more."""
         state = self._state
         for message in page:
             if message.seq not in state.transitioned:

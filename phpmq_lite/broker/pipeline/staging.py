@@ -1,8 +1,8 @@
-"""Publishing in two phases: rows are staged under tokens, then all of them become messages at once.
+"""Publishing in two phases: rows are staged under tokens, then published all at once.
 
-A publish is one transaction of any number of rows, so they are copied in the writer's thread, by
-SQL; the core reserves their numbers, counts them, and leaves them to the windows as what is on
-disk.  What is to be known of a content is found when it is staged.
+A publish is one transaction of any number of rows, so the writer's thread copies them with SQL. The
+core reserves their numbers and counts them; the windows load them from disk.  Contents are
+inspected when they are staged.
 """
 
 import re
@@ -29,20 +29,20 @@ from phpmq_lite.writes import (
     UpdateStageQueue,
 )
 
-STAGE_SLICE: Final = 1_000  # rows of one call of ``stage``
+STAGE_SLICE: Final = 1_000  # rows in one call of ``stage``
 TOKEN_ROWS: Final = 100_000
-TOKEN_BYTES: Final = 64 << 20  # of bodies
+TOKEN_BYTES: Final = 64 << 20  # bytes of bodies
 TOKENS: Final = 10_000
-STAGED_BYTES: Final = 1 << 30  # over all tokens, as the next two
+STAGED_BYTES: Final = 1 << 30  # of all tokens, as the next two
 STAGED_ROWS: Final = 10_000_000
-STAGED_PARTS: Final = 100_000  # queues, counted for each token: these are in memory
+STAGED_PARTS: Final = 100_000  # queues, counted for each token; they are kept in memory
 PUBLISH_ROWS: Final = 100_000
 PUBLISH_BYTES: Final = 256 << 20
-PUBLISH_BAD: Final = 1_000  # rows that become dead letters
-PUBLISH_BAD_BYTES: Final = 16 << 20  # and their bodies; they go by way of the core
+PUBLISH_BAD: Final = 1_000  # invalid rows that are dead-lettered
+PUBLISH_BAD_BYTES: Final = 16 << 20  # and bytes of their bodies; these pass through the core
 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
-_MIXED_POLICIES: Final = "several"  # policies, which no queue has
+_MIXED_POLICIES: Final = "several"  # no queue has this policy
 ANY_WRITER: Final = StageWriter()
 _NOT_INDEXED: Final = Inspection((None, None, None, None))
 
@@ -51,26 +51,26 @@ StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None: default, 
 
 class _GivenRow(NamedTuple):
     queue: Queue
-    policy: str  # when it was looked at
+    policy: str  # when it was inspected
     body: bytes
     ttl_s: int | None
 
 
 class Staged(NamedTuple):
-    """What a token has by now."""
+    """What a token has now."""
 
     rows: int
     bytes: int
 
 
 class PublishedStage(NamedTuple):
-    """What became of a publish."""
+    """Result of a publish."""
 
-    published: int  # rows, quarantined ones included
+    published: int  # rows, including quarantined ones
     is_repeated: bool  # this version, or a higher one, was published before; nothing was done
     quarantined: int
-    remaining: int = 0  # rows that wait for the same publish again
-    is_resumed: bool = False  # it went on with what an earlier call stored; its tokens are dropped
+    remaining: int = 0  # rows that the next call of the same publish continues with
+    is_resumed: bool = False  # it continued what an earlier call stored; its tokens are dropped
 
 
 # -- staging
@@ -86,11 +86,11 @@ def stage(
     after: int,
     is_whole: bool,
 ) -> None:
-    """Store rows under a token, in order; answers with ``Staged``.
+    """Store rows under a token, in order.  Replies with ``Staged``.
 
-    ``after`` is the number of rows that the token has already; 0 makes it.  ``is_whole`` says that
-    these are the last ones.  Queues are made where there are none.  A TTL counts from the publish.
-    There is no row of the audit: the publish has it.
+    ``after`` is the number of rows that the token has already; 0 creates it.  ``is_whole`` marks
+    the last rows.  Missing queues are created.  A TTL starts with the publish.  There is no audit
+    row: the publish has one.
 
     Raises:
         RefusedError: ``draining``, ``bad_token``, ``token_staged``, ``unknown_token``, ``gap``,
@@ -170,7 +170,7 @@ def _check_stage(
 
 
 def _queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
-    """Give the queues, made where there are none; all or nothing."""
+    """Return the queues, created if they do not exist; all or nothing."""
     state = core.state
     wanted = dict.fromkeys(names)
     new = [name for name in wanted if core.destination(name, creator, create=True) is None]
@@ -181,7 +181,7 @@ def _queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue
 
 
 def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> Inspection:
-    """Find what a content is indexed by, as ``Lives.publish`` does."""
+    """Inspect a content as ``transitions.publish`` does."""
     if (
         envelopes is None
         or not queue.inspects
@@ -194,7 +194,7 @@ def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> 
 
 
 def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:
-    """Give what looks at a content in a thread; the settings count that the queue has now."""
+    """Return a function that inspects a content in a thread, with the settings as they are now."""
     if not queue.validates:
         return partial(_inspect, core.state.inspector, queue, body)
     judge = validation.background_validation(core.state, queue, body)
@@ -241,7 +241,7 @@ def _store(
         staging.rows += 1
         stage.bytes += len(body)
         staging.bytes += len(body)
-        state.batch.created_bytes += len(body)  # a batch has only so many
+        state.batch.created_bytes += len(body)  # a batch has a limit
     stage.is_whole = is_whole
     for part in touched.values():
         writes.append(UpdateStageQueue(
@@ -268,7 +268,7 @@ def _count(part: StageQueue, size: int, ttl_s: int | None, *, is_bad: bool) -> N
 
 
 def _policy(queue: Queue) -> str:
-    """Give what a verdict depends on; empty: the queue judges nothing."""
+    """Return what a verdict depends on; empty: the queue does not validate."""
     settings = queue.settings
     if not queue.validates:
         return ""
@@ -283,9 +283,9 @@ def unstage(
     *,
     writer: StageWriter = ANY_WRITER,
 ) -> None:
-    """Drop tokens that were not published; answers how many there were.  No row of the audit.
+    """Drop tokens that were not published.  Replies with their number; there is no audit row.
 
-    Tokens with rows for queues that the writer may not use are passed over.
+    Tokens with rows for queues that the writer may not use are skipped.
     """
     answers, count = core.state.batch.replies, 0
     for token in dict.fromkeys(tokens):
@@ -296,7 +296,7 @@ def unstage(
 
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: Stage) -> str | None:
-    """Return a queue of a token that the writer may not use, None where there is none."""
+    """Return a queue of a token that the writer may not use, or None."""
     for queue_id in stage.parts:
         queue = core.state.by_id.get(queue_id)
         removed = (
@@ -313,7 +313,7 @@ def _foreign_queue(core: Broker, writer: StageWriter, stage: Stage) -> str | Non
 
 @dataclass(slots=True)
 class _StagedPublish:
-    """One publish: what was asked, and the rows that must become dead letters."""
+    """One publish: its arguments, and the rows that must be dead-lettered."""
 
     core: Broker
     entry: AuditEntry
@@ -325,10 +325,10 @@ class _StagedPublish:
     reply: Reply
     in_parts: bool = False
     spans: list[list[int]] = field(default_factory=list)  # of row numbers, which were read
-    bad: list[tuple[Any, ...]] = field(default_factory=list)  # of those spans
+    bad: list[tuple[Any, ...]] = field(default_factory=list)  # invalid rows of these spans
 
     def begin(self) -> None:
-        """Check, then store; bad rows are read first, which takes a batch."""
+        """Check, then store; invalid rows are read first, which takes a batch."""
         core, state = self.core, self.core.state
         if core.is_draining:
             raise RefusedError("draining", "the broker stops: it takes no messages")
@@ -355,14 +355,14 @@ class _StagedPublish:
         parts = _sums(stages)
         queues = self._check_queues(parts)
         spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_bad(s)]
-        if spans != self.spans:  # not read yet, or a token was dropped and staged anew meanwhile
+        if spans != self.spans:  # not read yet, or a token was dropped and staged again meanwhile
             self.spans = spans
             state.batch.queries.append((QuarantinedRows(_json(spans)), self.go_on))
             return
         self._store(stages, parts, queues, whole)
 
     def go_on(self, rows: list[tuple[Any, ...]]) -> None:
-        """Take the bad rows, and begin again: tokens and queues may have changed."""
+        """Take the invalid rows and start again: tokens and queues may have changed."""
         self.bad = rows
         try:
             self.begin()
@@ -389,7 +389,7 @@ class _StagedPublish:
                 )
 
     def _check_queues(self, parts: dict[int, StageQueue]) -> dict[int, Queue]:
-        """Find the queues; each takes all of its rows, or nothing is published."""
+        """Return the queues; each must accept all of its rows, or nothing is published."""
         core, state = self.core, self.core.state
         queues = {}
         for queue_id, part in parts.items():
@@ -452,7 +452,7 @@ class _StagedPublish:
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
-        version = self.version - 1 if remaining else self.version  # it is not done yet
+        version = self.version - 1 if remaining else self.version  # it is not finished yet
         staging.app_ids.note(
             state, self.writer, self.app_id, version, total, is_single=self.is_single
         )
@@ -461,7 +461,7 @@ class _StagedPublish:
         state.batch.replies.append((self.reply, done))
 
     def _copy(self, stage: Stage, client: int) -> None:
-        """Have the writer make messages of the good rows; the numbers of the others stay unused."""
+        """Let the writer create messages of the valid rows; other numbers stay unused."""
         state = self.core.state
         first, state.next_number = state.next_number, state.next_number + stage.rows
         span = (stage.first_row, stage.first_row + stage.rows)
@@ -469,7 +469,7 @@ class _StagedPublish:
         state.batch.writes.append(CopyStagedRows(offset, *now, client, *span))
 
     def _count(self, queue: Queue, part: StageQueue) -> None:
-        """Count what the writer stores in a queue; its window does not reach the end any more."""
+        """Count what the writer stores in a queue; its window no longer reaches the end."""
         state = self.core.state
         rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
         queue.row.live_count += rows
@@ -486,7 +486,7 @@ class _StagedPublish:
 
 
 def _first_part(stages: Sequence[Stage]) -> list[Stage]:
-    """Return as many tokens from the front as one publish takes; the first one always."""
+    """Return as many tokens from the front as fit in one publish, but at least one."""
     sums = (0, 0, 0, 0)
     for count, stage in enumerate(stages):
         sums = _added(sums, stage)
@@ -514,7 +514,7 @@ def _added(sums: _Sums, stage: Stage) -> _Sums:
 
 
 def _over(sums: _Sums) -> RefusedError | None:
-    """Return what is wrong with more than one publish takes."""
+    """Return the error for what exceeds one publish, or None."""
     rows, size, bad, bad_size = sums
     if rows > PUBLISH_ROWS:
         return RefusedError("too_many", f"{rows} rows at once, the limit is {PUBLISH_ROWS}")
@@ -530,7 +530,7 @@ def _over(sums: _Sums) -> RefusedError | None:
 
 
 def _sums(stages: Sequence[Stage]) -> dict[int, StageQueue]:
-    """Add up what tokens have, by queue."""
+    """Return the sums of what tokens have, by queue."""
     sums: dict[int, StageQueue] = {}
     for stage in stages:
         for part in stage.parts.values():
@@ -566,19 +566,19 @@ def publish_staged(
     is_single: bool = False,
     in_parts: bool = False,
 ) -> None:
-    """Publish all rows of tokens in one transaction, once; answers with ``PublishedStage``.
+    """Publish all rows of tokens in one transaction, once.  Replies with ``PublishedStage``.
 
-    With ``in_parts``, more than a transaction takes is published over several calls, all with the
-    same version: the first seals the other tokens, for 30 days, and each publishes the next ones,
-    whatever tokens it names, until nothing remains.  Only then the version counts as published.
+    With ``in_parts``, rows above the limit of a transaction are published by several calls with the
+    same version: the first seals the other tokens for 30 days, and each publishes the next ones,
+    whatever tokens it names, until none remain.  Only then the version counts as published.
 
-    The highest version of each ``app_id`` is kept; where this one is not higher nothing is
-    published, and the tokens are dropped.  An ``app_id`` belongs to its first writer; it is
-    forgotten after 30 days without use at the earliest.  With ``is_single`` it is used for this
-    publish only, and may be forgotten before: a repetition finds its tokens gone.
+    The highest version of each ``app_id`` is kept; if this one is not higher nothing is published,
+    and the tokens are dropped.  An ``app_id`` belongs to its first writer, and is kept for at least
+    30 days after its last use.  With ``is_single`` it is used for this publish only and may be
+    forgotten earlier: then a repetition does not find its tokens.
 
-    All rows stand behind what is in their queues, in the order of the tokens.  Where it is refused
-    nothing is published and the tokens stay.
+    All rows are added at the end of their queues, in the order of the tokens.  If the publish is
+    refused nothing is published and the tokens stay.
 
     Raises:
         RefusedError: ``bad_app_id``, ``bad_version``, ``foreign_app_id``, ``too_many_app_ids``,
@@ -600,7 +600,7 @@ def publish_staged(
 def transfer_app_id(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, app_id: str, owner: str | None
 ) -> None:
-    """Transfer an app_id to another owner, None: to its next writer; answers None.
+    """Transfer an app_id to another owner, None: to its next writer.  Replies None.
 
     Raises:
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.

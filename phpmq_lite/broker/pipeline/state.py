@@ -1,6 +1,6 @@
-"""Who holds messages without a connection: the subscriptions of Spark queries.
+"""What the broker remembers for Spark: subscriptions, staged rows and published versions.
 
-What they hold is on disk only (table ``claim``), so memory does not grow with it.
+Claimed messages are on disk only (table ``claim``), so memory does not grow with their number.
 """
 
 from collections import defaultdict, deque
@@ -28,9 +28,9 @@ SUBSCRIPTIONS_MAX: Final = 1_000  # subscriptions
 
 
 class Subscription:
-    """One subscription; its commands take several batches, one after the other.
+    """One subscription; its commands take several batches each and run one after the other.
 
-    Claims are numbered from 1 without gaps; ``acked_upto`` is the last that it gave back whole.
+    Claims are numbered from 1 without gaps; all up to ``acked_upto`` are acknowledged.
     """
 
     __slots__ = ("_is_letting_go", "_waiting", "acked_upto", "is_busy", "name", "next_claim",
@@ -46,18 +46,18 @@ class Subscription:
         self.acked_upto = acked_upto
         self.is_busy = False
         self._waiting: deque[Callable[[], None]] = deque()
-        self._is_letting_go = False  # what waits is being begun
+        self._is_letting_go = False  # waiting work is being started
 
     @property
     def hi(self) -> int:
-        """The last claim that was given; 0: none."""
+        """Return the number of the last claim; 0: none."""
         return self.next_claim - 1
 
     def do(self, work: Callable[[], None]) -> None:
-        """Begin ``work`` in the open batch, or once what is under way has called ``end``.
+        """Start ``work`` in the open batch, or after the work before it has called ``end``.
 
         Raises:
-            RefusedError: by ``work``, where it begins at once; later work must not raise it.
+            RefusedError: by ``work``, if it starts at once; later work must not raise it.
         """
         if self.is_busy:
             self._waiting.append(work)
@@ -70,9 +70,9 @@ class Subscription:
             raise
 
     def end(self) -> None:
-        """Let the next piece of work begin."""
+        """Start the next work that waits."""
         self.is_busy = False
-        if self._is_letting_go:  # work that ended at once; no stack holds a call for each
+        if self._is_letting_go:  # work that ended at once: a loop instead of nested calls
             return
         self._is_letting_go = True
         while self._waiting and not self.is_busy:
@@ -81,7 +81,7 @@ class Subscription:
         self._is_letting_go = False
 
     def store(self, state: BrokerState) -> None:
-        """Have the batch store the numbers."""
+        """Store the numbers with the open batch."""
         state.batch.writes.append(
             UpdateSubscription(
                 self.queue_id, self.next_claim, self.acked_upto, self.subscription_id
@@ -90,7 +90,7 @@ class Subscription:
 
 
 class Subscriptions(dict[str, Subscription]):
-    """All subscriptions by name; the truth is the table."""
+    """All subscriptions by name; the table is the source of truth."""
 
     def __init__(self, state: BrokerState, stored: PipelineRows) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Subscriptions(dict[str, Subscription]):
                 queue.claimed, queue.claimed_bytes = count, size
 
     def make(self, name: str, queue_id: int) -> Subscription:
-        """Make a new one, stored with the open batch.
+        """Create a subscription with the open batch.
 
         Raises:
             RefusedError: ``too_many_subscriptions``.
@@ -123,52 +123,52 @@ class Subscriptions(dict[str, Subscription]):
         return made
 
     def forget(self, subscription: Subscription) -> None:
-        """Take its name away; it holds nothing any more."""
+        """Remove a subscription, which holds nothing any more."""
         del self[subscription.name]
         self._state.batch.writes.append(DeleteSubscription(subscription.subscription_id))
 
 
 STAGE_KEPT_MS: Final = 86_400_000  # without a publish
-APP_ID_KEPT_MS: Final = 30 * 86_400_000  # an app_id that was used since is never forgotten
+APP_ID_KEPT_MS: Final = 30 * 86_400_000  # an app_id that was used later is never forgotten
 APP_IDS: Final = 10_000  # of one owner
-SINGLE_USES: Final = 1_000  # app_ids of one publish each, of one owner; the oldest are forgotten
+SINGLE_USES: Final = 1_000  # app_ids for one publish, of one owner; the oldest are forgotten
 
 
 @dataclass(slots=True)
 class StageQueue:
-    """What a token has for one queue."""
+    """The rows that a token has for one queue."""
 
     queue_id: int
     rows: int = 0
     bytes: int = 0
-    bad_rows: int = 0  # of them: dead at once when they are published
+    bad_rows: int = 0  # of them: dead-lettered when they are published
     bad_bytes: int = 0
     least_ttl_s: int | None = None  # None: none expires
-    policy: str = ""  # by which they were judged; empty: the queue judges not
+    policy: str = ""  # with which they were validated; empty: not at all
 
 
 @dataclass(slots=True)
 class Stage:
-    """The rows under one token."""
+    """The rows staged under one token."""
 
     stage_id: int
     token: str
     until_ms: int  # steady: dropped then
     rows: int = 0
     bytes: int = 0
-    is_whole: bool = False  # its last row is there
-    actor: str = ""  # who staged it; empty: before the start
+    is_whole: bool = False  # has its last row
+    actor: str = ""  # who staged it; empty: before the last start
     parts: dict[int, StageQueue] = field(default_factory=dict)  # by queue_id
 
     @property
     def first_row(self) -> int:
-        """The number of its first row."""
+        """Return the number of its first row."""
         return self.stage_id << ROW_BITS
 
 
 @dataclass(slots=True, frozen=True)
 class StageWriter:
-    """Who publishes: the owner of app_ids, and the queues that they may publish to.
+    """A publisher: the owner of app_ids, and the queues that it may publish to.
 
     An empty ``owner`` is the machine itself, without accounts: it may use every app_id.
     """
@@ -179,24 +179,24 @@ class StageWriter:
 
 @dataclass(slots=True)
 class AppId:
-    """What is known of an app_id."""
+    """What is known about an app_id."""
 
-    version: int  # the highest that was published
-    owner: str | None  # None: the first who writes
+    version: int  # the highest one that was published
+    owner: str | None  # None: the next writer
     used_ms: int  # steady
-    is_single: bool = False  # of one publish: forgetting it stores nothing twice
+    is_single: bool = False  # for one publish: forgetting it cannot store anything twice
 
 
 class AppIds:
-    """The highest version of each app_id, and to whom it belongs.
+    """The highest version of each app_id, and its owner.
 
-    ``published`` is the truth, this is its copy.  Exactly-once ends when an app_id is forgotten, so
-    each owner has a bound of their own, and only what was silent for 30 days makes room.
+    The table ``published`` is the source of truth; this is its copy.  Forgetting an app_id ends
+    exactly-once, so each owner has a limit, and only app_ids unused for 30 days are forgotten.
     """
 
     def __init__(self, stored: PipelineRows) -> None:
         self.known: dict[str, AppId] = {}
-        # By owner, for several publishes and for one; those that were used longest ago first.
+        # By owner, for several publishes and for one; least recently used first.
         self._groups: dict[tuple[str | None, bool], dict[str, AppId]] = defaultdict(dict)
         for app_id, version, owner, used_ms, is_single in stored.published:
             self._put(app_id, AppId(version, owner, used_ms, bool(is_single)))
@@ -204,7 +204,7 @@ class AppIds:
     def check(
         self, writer: StageWriter, app_id: str, now_ms: int, *, is_single: bool
     ) -> AppId | None:
-        """Return what is known of an app_id, None for a new one.
+        """Return what is known about an app_id, None for a new one.
 
         Raises:
             RefusedError: ``foreign_app_id``; ``too_many_app_ids``.
@@ -231,7 +231,7 @@ class AppIds:
         *,
         is_single: bool,
     ) -> None:
-        """Store a version that was published."""
+        """Store a published version."""
         known, now_ms = self.known.get(app_id), state.now.steady_ms
         owner = (known.owner if known else None) or writer.owner or None
         made = AppId(version, owner, now_ms, known.is_single if known else is_single)
@@ -242,7 +242,7 @@ class AppIds:
         ))  # fmt: skip
 
     def note_use(self, state: BrokerState, writer: StageWriter, app_id: str) -> None:
-        """Store that a version was published again, which did nothing."""
+        """Store that a version was published again, which had no effect."""
         known = self.known[app_id]
         self._move(state, app_id, known.owner or writer.owner or None)
 
@@ -286,7 +286,7 @@ class AppIds:
     def _make_room(
         self, state: BrokerState, owner: str | None, now_ms: int, *, is_single: bool
     ) -> None:
-        """Forget what may be forgotten, until one more has room."""
+        """Forget old app_ids until there is room for one more."""
         own = self._groups[owner, is_single]
         bound, silent_ms = (
             (SINGLE_USES, now_ms) if is_single else (APP_IDS, now_ms - APP_ID_KEPT_MS)
@@ -300,8 +300,8 @@ class AppIds:
 class StagingArea:
     """All tokens, oldest first, and the app_ids under which they are published.
 
-    ``sealed`` has the rest of publishes that are done in part, by version and part of an app_id.
-    Their tokens have blanks, so that no client can name them.
+    ``sealed`` has the remaining tokens of partial publishes, by version and part of an app_id.
+    Their names contain blanks, so that no client can name them.
     """
 
     def __init__(self, stored: PipelineRows) -> None:
@@ -328,7 +328,7 @@ class StagingArea:
 
     @property
     def due_ms(self) -> int | None:
-        """When the oldest token is to be dropped (steady ms)."""
+        """Return when the oldest token is dropped (steady ms), or None."""
         due = [stage.until_ms for stage in islice(self.stages.values(), 1)]
         if self.sealed:
             rests = (rest for versions in self.sealed.values() for rest in versions.values())
@@ -336,7 +336,7 @@ class StagingArea:
         return min(due, default=None)
 
     def drop_old(self, state: BrokerState) -> None:
-        """Drop what has waited for too long."""
+        """Drop tokens that have expired."""
         now_ms = state.now.steady_ms
         while (old := next(iter(self.stages.values()), None)) and old.until_ms <= now_ms:
             self.drop(state, old.token)
@@ -346,11 +346,11 @@ class StagingArea:
                     self.unseal(state, app_id, version, len(rest))
 
     def unfinished(self, app_id: str) -> dict[int, list[Stage]]:
-        """Return what is left of publishes that are done in part, by version."""
+        """Return the remaining tokens of partial publishes, by version."""
         return self.sealed.get(_key(app_id), {}) if self.sealed else {}
 
     def seal(self, state: BrokerState, app_id: str, version: int, rest: Sequence[Stage]) -> None:
-        """Keep whole tokens as the rest of a publish; no client can drop or publish them."""
+        """Keep tokens as the rest of a partial publish; no client can drop or publish them."""
         key, until_ms = _key(app_id), state.now.steady_ms + APP_ID_KEPT_MS
         for number, stage in enumerate(rest):
             del self.stages[stage.token]
@@ -359,7 +359,7 @@ class StagingArea:
         self.sealed.setdefault(key, {})[version] = list(rest)
 
     def unseal(self, state: BrokerState, app_id: str, version: int, count: int) -> None:
-        """Remove the first tokens of a rest: published, or too old.  ``app_id`` may be a key."""
+        """Remove the first tokens of a rest: published, or expired.  ``app_id`` may be a key."""
         key = app_id if app_id in self.sealed else _key(app_id)
         rest = self.sealed[key][version]
         for stage in rest[:count]:
@@ -371,7 +371,7 @@ class StagingArea:
             del self.sealed[key]
 
     def drop(self, state: BrokerState, token: str) -> bool:
-        """Drop a token; its rows are removed behind.  False: there is none."""
+        """Drop a token; its rows are removed in the background.  False: it does not exist."""
         stage = self.stages.pop(token, None)
         if stage is None:
             return False
@@ -386,5 +386,5 @@ class StagingArea:
 
 
 def _key(app_id: str) -> str:
-    """Return what stands for an app_id in the names of sealed tokens: without blanks."""
+    """Return the form of an app_id in the names of sealed tokens, without blanks."""
     return sha256(app_id.encode()).hexdigest()
