@@ -295,7 +295,7 @@ class Broker:
             self.wake(connection)
 
     def wake(self, connection: Connection) -> None:
-        """Let the consumers of a connection receive messages again."""
+        """Resume dispatching to the consumers of a connection."""
         for consumer in connection.consumers.values():
             if not consumer.is_waiting:
                 consumer.is_waiting = True
@@ -617,7 +617,7 @@ class Broker:
         return number
 
     def number_audit(self) -> int:
-        """Take the next number of the audit log; stored with the batch that uses it."""
+        """Return the next number of the audit log; stored with the batch that uses it."""
         number = self._next_audit
         self._next_audit = number + 1
         self.state.batch.counters["next_audit"] = self._next_audit

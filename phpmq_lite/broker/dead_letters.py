@@ -91,7 +91,7 @@ def _store_record(
 def settle_dead_in_background(
     state: BrokerState, seq: int, body: bytes, written: ClientRecords
 ) -> bool:
-    """Make the record of a pending message in the background thread, if it is large.
+    """Create the record of a pending message in the background thread, if it is large.
 
     Returns False if that is not needed: settle the message now.
     """

@@ -60,7 +60,7 @@ class PendingDeadLetters(dict[int, tuple[Message, str]]):
         self.size += message.size
 
     def delays(self, connection: Connection, seq: int) -> bool:
-        """Make a connection's later commands wait for a message; False: it is not pending."""
+        """Hold back a connection's later commands for a message; False: it is not pending."""
         if seq not in self:
             return False
         self._waiting[seq] = connection
@@ -117,7 +117,7 @@ class BrokerState:
     # -- numbers
 
     def take_number(self) -> int:
-        """Take the next number for a seq or a position; stored with the batch that uses it."""
+        """Return the next number for a seq or a position; stored with the batch that uses it."""
         number = self.next_number
         self.next_number = number + 1
         return number
@@ -129,7 +129,7 @@ class BrokerState:
         return self._tokens.pop()
 
     def _draw_tokens(self, number: int) -> None:
-        """Make at least ``number`` tokens available; one system call draws many."""
+        """Draw at least ``number`` tokens; one system call draws many."""
         count = max(_TOKENS_AT_ONCE, number)
         drawn = unpack(f">{count}Q", urandom(8 * count))
         self._tokens += [token >> 1 for token in drawn]

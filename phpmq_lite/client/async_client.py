@@ -363,7 +363,7 @@ class Client:
             self._end(trouble)
 
     def link_paused(self, is_paused: bool) -> None:
-        """Make publishers wait, or continue."""
+        """Pause or resume publishers."""
         if is_paused:
             self._ready.clear()
         else:

@@ -132,8 +132,7 @@ class FastClientFrames(_Remembered):
     def _take_alike(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append frames that differ from the last of their kind in queue, content, TTL or ids only.
 
-        A publish takes 0.4 µs, or 1.2 to another queue than the last; an acknowledgement 0.3 and
-        0.8.
+        A publish takes 0.4 µs (1.2 if the queue changes), an acknowledgement 0.3 (0.8).
         """
         append, names, end, id_size = frames.append, self._names, len(data), self._short_id
         long, sized, queue, size = self._long, self._sized, self._long_queue, self._size

@@ -362,7 +362,7 @@ class _StagedPublish:
         self._store(stages, parts, queues, whole)
 
     def go_on(self, rows: list[tuple[Any, ...]]) -> None:
-        """Take the invalid rows and start again: tokens and queues may have changed."""
+        """Store the invalid rows and start again: tokens and queues may have changed."""
         self.bad = rows
         try:
             self.begin()
@@ -461,7 +461,7 @@ class _StagedPublish:
         state.batch.replies.append((self.reply, done))
 
     def _copy(self, stage: Stage, client: int) -> None:
-        """Let the writer create messages of the valid rows; other numbers stay unused."""
+        """Copy the valid rows to messages in the writer; other numbers stay unused."""
         state = self.core.state
         first, state.next_number = state.next_number, state.next_number + stage.rows
         span = (stage.first_row, stage.first_row + stage.rows)
