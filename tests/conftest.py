@@ -39,12 +39,18 @@ _SPARK: Final = "tests/spark/"
 _FIRST_OF_SPARK: Final = ("test_cluster", "test_source")  # about as long as the others of it
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mix the files, always alike: workers take long stretches, and all browsers would be in one.
+    """Mark what is not in the sample of its test as slow, then shuffle the files reproducibly.
 
-    What a file has stays together and in its order.  Spark's tests begin each half: so two workers
-    start with them, and two JVMs do for them.
+    Workers take long stretches of the list, so neighbouring files would put all browsers into one.
+    The tests of a file stay together and in order.  Spark's tests begin each half, so two workers
+    start with them and two JVMs suffice.
     """
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample is not None and item.name.partition("[")[2].removesuffix("]") not in sample.args:
+            item.add_marker("slow")
 
     def file(item: pytest.Item) -> str:
         return item.nodeid.partition("::")[0]

@@ -33,13 +33,14 @@ def operations(broker: BrokerProcess) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("examples", [1, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
 def test_api_never_fails(
-    operations: list[Any], mode: GenerationMode, figure: Callable[[str], None]
+    operations: list[Any], mode: GenerationMode, examples: int, figure: Callable[[str], None]
 ) -> None:
     assert len(operations) > 20
     asked = Asked()
     for operation in operations:
-        asked.ask(operation, mode, EXAMPLES)
+        asked.ask(operation, mode, examples)
     figure(f"HTTP API, {mode.value} requests: {asked}")
     assert asked.failed == 0
 

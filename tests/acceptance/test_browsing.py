@@ -74,6 +74,7 @@ def paths(message_id: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_thousand_visits_leave_every_table_as_it_was(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as broker:
         message_id = await fill(broker)

@@ -106,6 +106,7 @@ def with_small_buffer(port: int) -> SocketClient:
     return SocketClient(own)
 
 
+@pytest.mark.slow
 def test_consumers_that_stop_reading_disturb_nobody(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
@@ -125,6 +126,7 @@ def test_consumers_that_stop_reading_disturb_nobody(
         scene.compare()
 
 
+@pytest.mark.slow
 def test_publishers_that_trickle_disturb_nobody(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
@@ -152,6 +154,7 @@ def test_unfinished_messages_do_not_fill_the_memory(
         scene.compare(most_bytes=128 * MIB)
 
 
+@pytest.mark.slow
 def test_many_connections_disturb_nobody(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
@@ -185,6 +188,7 @@ def test_lengths_of_29_digits_are_refused(
     assert metrics['phpmq_protocol_errors_total{code="too-large"}'] == ROUND_TRIPS
 
 
+@pytest.mark.slow
 def test_publisher_that_does_not_read_its_receipts_is_not_read_either(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:

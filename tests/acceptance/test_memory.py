@@ -47,6 +47,7 @@ def work_a_little(broker: BrokerProcess) -> None:
         consumer.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120 + BACKLOG // 2_000)
 def test_memory_and_start_do_not_follow_the_backlog(
     tmp_path: Path, figure: Callable[[str], None]

@@ -358,6 +358,7 @@ class Livez:
         self._connection.close()
 
 
+@pytest.mark.sample("live")
 @pytest.mark.parametrize("is_overdue", [False, True], ids=["live", "at the start"])
 def test_loop_lives_while_100_000_messages_expire_at_once(
     tmp_path: Path, is_overdue: bool, figure: Callable[[str], None]

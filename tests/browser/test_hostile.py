@@ -95,6 +95,7 @@ def test_there_are_enough_strings() -> None:
     assert len(STRINGS) >= 60
 
 
+@pytest.mark.slow
 async def test_hostile_strings_do_nothing_on_any_page(
     hostile: Site, chromium: Any, figure: Callable[[str], None]
 ) -> None:
@@ -127,6 +128,7 @@ async def test_hostile_strings_do_nothing_on_any_page(
     assert (foreign, troubles) == ([], [])
 
 
+@pytest.mark.sample("json")
 @pytest.mark.parametrize("queue", ["json", "json.dlq"])
 async def test_hostile_bodies_do_nothing_in_any_view(
     hostile: Site, chromium: Any, queue: str

@@ -56,6 +56,7 @@ async def look(page: Any, scheme: Scheme, width: int) -> None:
     await page.set_viewport_size({"width": width, "height": 800})
 
 
+@pytest.mark.sample("0")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_pages_render_and_fit_and_have_no_serious_barrier(

@@ -55,6 +55,7 @@ async def out_of_reach(page: Any) -> list[str]:
 
 
 @pytest.mark.timeout(600)  # by itself some 90 s; beside other work on the same cores much longer
+@pytest.mark.sample("admin")
 @pytest.mark.parametrize("role", PEOPLE)
 async def test_every_control_is_in_reach_at_each_width(
     busy: tuple[Site, dict[str, dict[str, str]]], chromium: Any, role: str

@@ -115,6 +115,7 @@ async def test_lost_connection_is_said_and_numbers_stay(tmp_path: Path, chromium
         assert await page.locator("main.stale").count() == 0
 
 
+@pytest.mark.slow
 async def test_status_chip_says_when_the_broker_is_gone_and_back(
     tmp_path: Path, chromium: Any
 ) -> None:
@@ -134,6 +135,7 @@ async def test_status_chip_says_when_the_broker_is_gone_and_back(
             await expect(page.locator("#broker.good")).to_have_text("Running", timeout=3 * SOON_MS)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_seven_tabs_stay_live(site: Site, chromium: Any) -> None:
     first, _ = await open_tab(chromium)

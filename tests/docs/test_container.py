@@ -179,6 +179,7 @@ def container(tmp_path: Path, given: dict[str, str]) -> Iterator[Container]:
         made.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance
 def test_broker_of_the_compose_file_is_healthy(tmp_path: Path) -> None:
     with container(tmp_path, variables() | SERVICE["environment"]) as broker:

@@ -15,6 +15,9 @@ from tests.docs.snippets import commands_of, skip_where_lacking, walk
 RUN = [page for page in PAGES if any(commands_of(block) for block in blocks(page))]
 
 
+@pytest.mark.sample(
+    "README.md", "docs/guides/php.md", "docs/concepts/ttl.md", "docs/start/tutorial.md"
+)
 @pytest.mark.acceptance
 @pytest.mark.parametrize("page", RUN)
 def test_page_works_when_pasted(page: str, tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ class Round:
             self.offences.append(f"{self.done} done, the audit says {count} {self.result}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + 15 * KILLS)
 def test_bulk_work_that_is_killed_leaves_each_message_done_or_not(
     tmp_path: Path, figure: Callable[[str], None]

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_nothing_expires_early_or_sticks_when_the_clock_is_set(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

@@ -23,6 +23,7 @@ CUTS = 6
 SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 
 
+@pytest.mark.slow
 def test_damage_is_reported_and_never_delivered(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

@@ -163,6 +163,7 @@ def test_start_on_a_full_disk_gives_up_the_ballast_and_serves_consumers(quota: Q
         assert story.lost() == []
 
 
+@pytest.mark.slow
 def test_harness_sees_that_without_ballast_no_acknowledgement_is_stored(
     quota: Quota, figure: Figure
 ) -> None:

@@ -14,6 +14,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_broker_keeps_its_promises_from_end_to_end(figure: Callable[[str], None]) -> None:
     """It is a program of its own: the process that brokers are forked off needs the shim."""

@@ -13,6 +13,7 @@ from tests.faults import ghosts
 pytestmark = pytest.mark.faults
 
 
+@pytest.mark.slow
 def test_nothing_is_charged_that_reached_no_open_socket(
     figure: Callable[[str], None],
 ) -> None:

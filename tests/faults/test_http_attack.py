@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 async def test_attack_over_http_kills_nobody_and_the_others_go_on(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

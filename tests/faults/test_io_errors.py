@@ -38,6 +38,7 @@ def _try(*flags: str, seed: int = SEED) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_broker_keeps_its_word_when_a_call_fails(figure: Callable[[str], None]) -> None:
     """docs/operate/reliability.md, A write or an fsync that fails."""

@@ -16,22 +16,25 @@ from tests.faults import kill
 
 pytestmark = pytest.mark.faults
 
-KILLS = 20
+KILLS = 5, 20
 SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 
 
+@pytest.mark.sample("5")
+@pytest.mark.parametrize("kills", KILLS)
 async def test_broker_loses_nothing_when_it_is_killed(
-    tmp_path: Path, figure: Callable[[str], None]
+    tmp_path: Path, kills: int, figure: Callable[[str], None]
 ) -> None:
     """docs/operate/reliability.md, Kills, stops and gaps."""
     began = time.perf_counter()
-    lives = await kill.killed(tmp_path, SEED, KILLS)
+    lives = await kill.killed(tmp_path, SEED, kills)
     for line in kill.figures_of_kills(lives, SEED, time.perf_counter() - began):
         figure(line)
     assert lives.ledger.offences == []
     assert not lives.ledger.unanswered.keys() & lives.ledger.confirmed
 
 
+@pytest.mark.sample("ForgetsKeys")
 @pytest.mark.parametrize(
     "mutant", ["ConfirmsBeforeCommit", "ForgetsAcknowledgements", "ForgetsKeys"]
 )

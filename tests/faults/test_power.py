@@ -36,15 +36,17 @@ EXPECTED = {  # what each mutant breaks
 
 
 @pytest.mark.timeout(120 + POINTS)
+@pytest.mark.sample("12")
+@pytest.mark.parametrize("points", sorted({12, POINTS}))
 async def test_broker_keeps_its_word_over_a_power_cut(
-    tmp_path: Path, figure: Callable[[str], None]
+    tmp_path: Path, points: int, figure: Callable[[str], None]
 ) -> None:
     """docs/operate/reliability.md, A power cut."""
     tally, rng = Tally(), random.Random(SEED)
-    while tally.points < POINTS:
+    while tally.points < points:
         folder = tmp_path / str(tally.points)
         logs = await record(folder, rng)
-        cut(logs, min(POINTS_OF_A_RUN, POINTS - tally.points), rng, tally, served=SERVED)
+        cut(logs, min(POINTS_OF_A_RUN, points - tally.points), rng, tally, served=SERVED)
     figure(f"power: seed {SEED}")
     for line in tally.lines:
         figure(line)
@@ -53,6 +55,7 @@ async def test_broker_keeps_its_word_over_a_power_cut(
     assert tally.ended
 
 
+@pytest.mark.sample("SyncsLess", "ConfirmsBeforeCommit")
 @pytest.mark.parametrize("mutant", EXPECTED)
 async def test_power_cut_finds_a_broker_that(
     tmp_path: Path, mutant: str, figure: Callable[[str], None]
@@ -74,6 +77,7 @@ def test_each_mutant_is_tried() -> None:
     assert disk_mutants.MUTANTS.keys() == {*EXPECTED, "CarriesOn"}  # see test_io_errors.py
 
 
+@pytest.mark.slow
 async def test_power_cut_finds_a_start_that_gives_numbers_again(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

@@ -124,6 +124,7 @@ async def test_broker_without_memory_loses_nothing(
     assert code == (0 if is_alive else FAIL_STOP)
 
 
+@pytest.mark.slow
 async def test_clients_show_a_broker_that_is_half_alive(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

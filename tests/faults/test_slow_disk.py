@@ -90,6 +90,7 @@ def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Latencies, Latenci
         return Latencies(health_ms), Latencies(page_ms)
 
 
+@pytest.mark.slow
 async def test_loop_lives_while_the_disk_is_slow(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

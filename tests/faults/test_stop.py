@@ -30,6 +30,7 @@ async def test_broker_ends_cleanly_when_it_is_told_to(
     assert lives.ledger.offences == []
 
 
+@pytest.mark.slow
 async def test_broker_goes_on_after_it_was_stopped_for_seconds(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
@@ -41,6 +42,7 @@ async def test_broker_goes_on_after_it_was_stopped_for_seconds(
     assert lives.ledger.offences == []
 
 
+@pytest.mark.sample("CountsGapsTwice-held_up-1")
 @pytest.mark.parametrize(
     ("mutant", "run", "most"),
     [

@@ -16,6 +16,7 @@ from tests.fuzz.target import CRASH, Target
 
 SEED = int(os.environ.get("PHPMQ_SEED", "1"))
 INPUTS = {"parser": 20_000}  # the others: a quarter of it
+SAMPLE = 1_000
 MUTANT_INPUTS = 20_000  # within which a mutant has to be found
 
 
@@ -29,8 +30,11 @@ def test_kept_inputs_have_the_outcome_that_they_are_named_for(name: str) -> None
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_of_any_kind_are_caught(name: str, figure: Callable[[str], None]) -> None:
-    found = fuzz(TARGETS[name], INPUTS.get(name, 5_000), SEED)
+@pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_inputs_of_any_kind_are_caught(
+    name: str, is_long: bool, figure: Callable[[str], None]
+) -> None:
+    found = fuzz(TARGETS[name], INPUTS.get(name, 5_000) if is_long else SAMPLE, SEED)
     figure(f"fuzzing, {name}: {found}, seed {SEED}")
     assert found.uncaught == []
     assert len(found.outcomes) >= len(TARGETS[name].kept())

@@ -39,6 +39,7 @@ def test_bench_measures_limits_and_workloads_and_leaves_nothing(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_bench_writes_a_table_to_paste(tmp_path: Path) -> None:
     code, stdout, _ = invoke("--data", str(tmp_path), "--workloads", "flow-plain,latency")
     assert code == 0
@@ -77,6 +78,7 @@ def test_bench_writes_a_markdown_report(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sample("5000")
 @pytest.mark.parametrize("left", [0, 5_000])
 def test_drain_takes_what_it_is_told_and_leaves_the_rest(tmp_path: Path, left: int) -> None:
     with isolated_broker(tmp_path / "data") as broker:
@@ -110,6 +112,7 @@ def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.sample("15")
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_bench_ends_its_processes_when_it_is_interrupted(
@@ -126,6 +129,7 @@ def test_bench_ends_its_processes_when_it_is_interrupted(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sample("profile_paths.py --rounds 2 --batch 5-core: publish")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -188,6 +192,7 @@ def test_footprint_names_the_resource_that_is_missing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_curves_are_measured_drawn_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
 

@@ -122,6 +122,7 @@ def python(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pytho
     return run
 
 
+@pytest.mark.slow
 def test_wheel_is_for_this_platform_and_has_every_source(wheel: Path) -> None:
     assert not wheel.stem.endswith("-py3-none-any")
     names = names_in_wheel(wheel)
@@ -132,6 +133,7 @@ def test_wheel_is_for_this_platform_and_has_every_source(wheel: Path) -> None:
     assert libraries == modules | {"phpmq_lite__mypyc"}
 
 
+@pytest.mark.slow
 def test_every_module_of_the_list_is_the_compiled_one(python: Python) -> None:
     names = [f"phpmq_lite.{module.removesuffix('.py').replace('/', '.')}" for module in MODULES]
     program = (
@@ -141,6 +143,7 @@ def test_every_module_of_the_list_is_the_compiled_one(python: Python) -> None:
     assert python("-c", program, *names).split() == ["ExtensionFileLoader"] * len(names)
 
 
+@pytest.mark.slow
 def test_protocol_and_states_are_as_in_python(
     site: Path, python: Python, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +159,7 @@ def test_protocol_and_states_are_as_in_python(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("python")
 async def test_compiled_broker_loses_nothing_when_it_is_killed(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:

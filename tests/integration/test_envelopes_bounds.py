@@ -148,6 +148,7 @@ def test_forced_publish_of_a_large_one_is_judged_ahead(make: Make) -> None:
 # -- many that wait for their record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "size"), [(1_100, 66_000), (80, 1_000_000)])
 def test_nothing_goes_round_while_many_are_dying(make: Make, number: int, size: int) -> None:
     driver = make(Limits(batch_bytes=1 << 30), on_expire="dead_letter")

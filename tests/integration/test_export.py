@@ -324,6 +324,7 @@ async def test_messages_that_pass_slow_an_export_down(site: ExportSite) -> None:
     assert site.exports._pace._passed() > before
 
 
+@pytest.mark.slow
 async def test_pauses_do_not_count_for_how_long_an_export_may_take(
     large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +440,7 @@ async def test_export_while_messages_pass_is_exact(site: ExportSite) -> None:
     assert set(table["outcome"].to_pylist()) == {"acked"}
 
 
+@pytest.mark.slow
 async def test_many_rows_agree_with_sqlite(tmp_path: Path) -> None:
     rows = 200_000
     async with site_on(tmp_path / "data", rows) as site:

@@ -45,6 +45,7 @@ async def test_processes_end_with_the_broker(large: Path) -> None:
     assert not (large / "phpmq.db-wal").exists()  # nobody held the database when it closed
 
 
+@pytest.mark.sample("True")
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_no_process_is_left_when_the_broker_is_killed(large: Path, is_busy: bool) -> None:
     flags = ("--admin", "127.0.0.1:0", "--set", "history.days=36500")

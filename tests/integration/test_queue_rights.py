@@ -316,6 +316,7 @@ async def test_writing_changes_nothing_of_a_foreign_queue(scene: Scene) -> None:
     assert "\n".join(map(str, await _changed(scene))) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("globs", [("mine*", f"{FOREIGN}*")])
 async def test_walk_finds_what_a_caller_with_the_right_may_do(scene: Scene) -> None:
     """The control: the same requests show and change much once the queue is not foreign."""

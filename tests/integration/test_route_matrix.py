@@ -124,6 +124,7 @@ async def test_writing_route_is_refused_to_smaller_roles(
     figure(f"{len(WRITING)} writing routes, {count} refused by role: 0 allowed, 0 unaudited")
 
 
+@pytest.mark.sample("foreign Origin", "wrong token")
 @pytest.mark.parametrize("way", FOREIGN)
 async def test_change_from_elsewhere_is_refused(
     stage: Stage, way: str, figure: Callable[[str], None]

@@ -40,6 +40,7 @@ def test_sealed_database_starts_unchanged_only(data: Path) -> None:
         assert "structure" in check_files(folder).checks[-1]
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
     database = data / "phpmq.db"
     for at in range(100, database.stat().st_size, 997):

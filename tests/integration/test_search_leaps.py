@@ -81,6 +81,7 @@ def settle_all(database: Database) -> None:
     database.connection.execute("DELETE FROM message")
 
 
+@pytest.mark.slow
 @given(
     messages=MESSAGES,
     later=MESSAGES,

@@ -463,8 +463,14 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         client.consume("orders.retry", 1)
 
 
+class BrokerAtLength(BrokerAgainstModel):
+    """The same with more examples."""
+
+
 TestBroker = BrokerAgainstModel.TestCase
-TestBroker.settings = settings(
+TestBroker.settings = settings(stateful_step_count=settings().stateful_step_count * 2)
+TestBrokerAtLength = pytest.mark.slow(BrokerAtLength.TestCase)
+TestBrokerAtLength.settings = settings(
     max_examples=min(6 * settings().max_examples, max(360, settings().max_examples)),
     stateful_step_count=settings().stateful_step_count * 2,
 )

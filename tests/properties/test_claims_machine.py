@@ -467,8 +467,14 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         assert self.driver.rows("SELECT count(*) FROM stage_row") == [(rows,)]
 
 
+class ClaimsAtLength(ClaimsAgainstModel):
+    """The same with more examples."""
+
+
 TestClaims = ClaimsAgainstModel.TestCase
-TestClaims.settings = settings(
+TestClaims.settings = settings(max_examples=30)
+TestClaimsAtLength = pytest.mark.slow(ClaimsAtLength.TestCase)
+TestClaimsAtLength.settings = settings(
     max_examples=max(150, settings().max_examples),
     stateful_step_count=settings().stateful_step_count * 2,
 )

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.faults
 SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 
 
+@pytest.mark.slow
 async def test_broker_loses_nothing_whatever_befalls_it(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:

@@ -153,6 +153,7 @@ def rows(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(found, key=repr)
 
 
+@pytest.mark.slow
 def test_executors_without_our_code_fail_and_name_it(
     cluster: Cluster, broker: BrokerProcess
 ) -> None:
@@ -163,6 +164,7 @@ def test_executors_without_our_code_fail_and_name_it(
     assert "ModuleNotFoundError: No module named 'phpmq_lite" in done.stderr
 
 
+@pytest.mark.slow
 def test_shipped_jobs_give_on_the_cluster_what_they_give_locally_until_interrupted(
     spark: SparkSession, cluster: Cluster, broker: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def command(broker: BrokerProcess, out: Path | str, *arguments: str) -> list[str
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_archive_answers_in_a_line(pipeline: Run) -> None:
     """The commands after it find the bodies."""
     done = pipeline("archive", "--bodies")
@@ -109,6 +110,7 @@ def test_error_is_a_sentence_and_no_trace(pipeline: Run) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_replay_goes_on_by_name_after_an_interrupt(
     pipeline: Run, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ def test_consume_of_nothing_is_no_error(pipeline: Run, queue: str) -> None:
     assert json.loads(done.stdout)["rows"] == 0
 
 
+@pytest.mark.slow
 def test_tour_goes_from_nothing_to_a_chart(
     shared: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ async def look(url: str, transcript: Transcript, *paths: str) -> None:
         assert troubles == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_first_steps_of_the_readme_are_those_of_the_transcript(
     spark: SparkSession,

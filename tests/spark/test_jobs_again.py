@@ -18,6 +18,7 @@ from tests.spark.history_rows import DAY_MS, START_MS, history_row, to_parquet
 ROWS = 20
 
 
+@pytest.mark.slow
 def test_metrics_of_a_named_date_that_were_cut_off_come_with_the_next_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

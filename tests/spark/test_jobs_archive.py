@@ -112,6 +112,7 @@ def test_archive_has_each_row_once_also_when_a_batch_comes_again(site: Site) -> 
     assert site.offsets() == list(range(1, 70))
 
 
+@pytest.mark.slow
 def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
     site: Site, broker: FakeBroker
 ) -> None:
@@ -146,6 +147,7 @@ def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
     assert (summary["archive"]["gaps"], summary["archive"]["missing"]) == (1, 60)
 
 
+@pytest.mark.slow
 def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> None:
     from phpmq_lite.spark.columns import TIME_COLUMNS
     from phpmq_lite.spark.results_folder import read_archive
@@ -289,6 +291,7 @@ class Failing(LocalResultsFolder):
         super().remove(path)
 
 
+@pytest.mark.slow
 def test_compact_survives_a_crash_at_each_step(site: Site) -> None:
     from phpmq_lite.spark.jobs.compact import _stage, finish_swap
 
@@ -316,6 +319,7 @@ def test_compact_survives_a_crash_at_each_step(site: Site) -> None:
     assert crashes == 7  # plan, three batches away, one in, plan away, the rest away
 
 
+@pytest.mark.slow
 def test_metrics_of_batches_equal_metrics_of_all(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +343,7 @@ def test_metrics_of_batches_equal_metrics_of_all(
     assert {name: whole.table(name) for name in tables} == step_by_step
 
 
+@pytest.mark.slow
 def test_metrics_compute_only_dates_of_new_rows(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,6 +384,7 @@ def test_consumed_messages_are_there_once(site: Site) -> None:
         site.forget_last_commit("checkpoints/consume/%2Es")
 
 
+@pytest.mark.slow
 def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
     from phpmq_lite.spark.insights_summary import JobRun, write_summary
 

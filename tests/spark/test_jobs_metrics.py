@@ -233,6 +233,7 @@ def test_long_trace_keeps_its_first_steps(spark: "SparkSession") -> None:
     assert row["p50_ms"] == rows[-1]["settled_at"] - rows[0]["published_at"]
 
 
+@pytest.mark.slow
 def test_date_computed_alone_equals_the_same_of_all(archive: "DataFrame") -> None:
     """A date needs rows of other dates: published before, settled after, retried later."""
     from pyspark.sql import functions as sf

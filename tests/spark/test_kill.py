@@ -184,6 +184,7 @@ def assert_all_is_half_done(site: Site) -> None:
     assert site.rows("SELECT rows FROM stage WHERE is_whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["archive", "archive-half"])
 def test_archive_has_each_offset_once(spark: SparkSession, site: Site, point: str) -> None:
     out = site.folder / point
@@ -193,6 +194,7 @@ def test_archive_has_each_offset_once(spark: SparkSession, site: Site, point: st
     assert not list(out.glob("archive/.spark-staging-*"))
 
 
+@pytest.mark.slow
 def test_metrics_equal_those_of_a_run_that_was_never_killed(
     spark: SparkSession, site: Site, tmp_path: Path
 ) -> None:
@@ -257,6 +259,7 @@ def assert_all_is_acknowledged(site: Site, queue: str) -> None:
     assert site.rows(settled) == [BEFORE + AFTER]
 
 
+@pytest.mark.sample("publish")
 @pytest.mark.parametrize("point", ["publish", "publish-half"])
 def test_stream_is_published_once(spark: SparkSession, site: Site, point: str) -> None:
     publish(spark, site.url, site.folder / point).awaitTermination()

@@ -124,6 +124,7 @@ def test_filters_and_times_reach_the_broker(spark: SparkSession, place: Place) -
         read(spark, url=place.url, queue="nowhere").count()
 
 
+@pytest.mark.slow
 def test_export_process_that_is_killed_is_an_error_and_no_short_result(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def bodies(broker: FakeBroker) -> list[int]:
     return sorted(int(row["body"]) for row in broker.published)
 
 
+@pytest.mark.slow
 def test_batch_is_published_in_one_piece(spark: SparkSession, broker: FakeBroker) -> None:
     save(rows(spark, 1_000), broker)
     assert bodies(broker) == list(range(1_000))
@@ -142,6 +143,7 @@ def stream(spark: SparkSession, broker: FakeBroker, checkpoint: Path) -> None:
     query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_stream_publishes_each_batch_once_whatever_happens(
     spark: SparkSession, broker: FakeBroker, tmp_path: Path
 ) -> None:
