@@ -284,7 +284,7 @@ class BeanstalkdImport:
         batch_size = max(_SMALLEST_BATCH, min(_BATCH, _BATCH_BYTES // self.server.max_job_bytes))
         with client, progress_bar("import", total) as advance:
             while batch := list(islice(wanted, batch_size)):
-                found = self.server.take(batch, is_held=is_held)
+                found = self.server.read_jobs(batch, is_held=is_held)
                 jobs = [job for job in found if job is not None]
                 self.gone += len(found) - len(jobs)
                 is_stored = publish_items(client, [self._item(job) for job in jobs], self.tally)

@@ -1,1 +1,1 @@
-"""The export process: history and claims to Arrow, outside of the broker's interpreter."""
+"""The export process: sends history and claims as Arrow, outside of the broker's interpreter."""

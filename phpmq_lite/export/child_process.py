@@ -1,4 +1,4 @@
-"""The export process: answers JSON requests on stdin with frames on stdout."""
+"""The export process: replies to JSON requests on stdin with frames on stdout."""
 
 import json
 import os
@@ -14,25 +14,25 @@ from typing import Any, Final
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.storage.arrow import HistoryRanges, Rows, RowSelection
 
-PREFIX: Final = struct.Struct(">cI")  # kind, bytes that follow
-PIECE: Final = 1 << 20  # bytes of one frame at most
+PREFIX: Final = struct.Struct(">cI")  # kind, number of bytes that follow
+PIECE_BYTES: Final = 1 << 20  # maximum size of a frame
 
-HEAD: Final = b"H"  # JSON: rows, lo, hi, history_id, queue
+HEADER: Final = b"H"  # JSON: rows, lo, hi, history_id, queue
 DATA: Final = b"D"  # a piece of the Arrow stream
-END: Final = b"Z"  # JSON: rows, as they were given
-ERROR: Final = b"E"  # JSON: code (empty: no refusal), detail
-BEAT: Final = b"B"  # nothing follows
+END: Final = b"Z"  # JSON: number of rows sent
+ERROR: Final = b"E"  # JSON: code (empty unless refused), detail
+BEAT: Final = b"B"  # empty payload
 
 
-NICE: Final = 10  # a tenth of the weight: some of it, however busy the machine is
+NICE: Final = 10  # a tenth of the broker's weight: exports still progress on a busy machine
 BEAT_S: Final = 1.0
-_PIPE_BYTES: Final = 1 << 20  # as much as a pipe takes without a privilege: fewer wakings
+_PIPE_BYTES: Final = 1 << 20  # largest pipe without privileges; reduces wake-ups
 
 
 class FrameWriter:
-    """Frames to a file descriptor; a file for Arrow's writer, which gathers pieces."""
+    """Writes frames to a file descriptor; also a file object for Arrow's writer."""
 
-    closed = False  # asked by pyarrow
+    closed = False  # read by pyarrow
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -40,47 +40,47 @@ class FrameWriter:
         self._beat_s = time.monotonic()
 
     def put(self, kind: bytes, payload: bytes | bytearray | memoryview = b"") -> None:
-        """Write a frame; waits while nobody reads.
+        """Write a frame; blocks while nobody reads.
 
         Raises:
-            BrokenPipeError: the broker is gone.
+            BrokenPipeError: the broker has ended.
         """
         self._write_all(PREFIX.pack(kind, len(payload)))
         self._write_all(payload)
         self._beat_s = time.monotonic()
 
     def put_json(self, kind: bytes, **members: Any) -> None:
-        """Write a frame with an object."""
+        """Write a frame with a JSON object."""
         self.put(kind, json.dumps(members).encode())
 
     def beat(self) -> None:
-        """Say that work goes on, where nothing was written for a second."""
+        """Signal progress if nothing was written for a second."""
         if time.monotonic() - self._beat_s >= BEAT_S:
             self.put(BEAT)
 
     def write(self, data: Any) -> int:
-        """Take bytes of the stream; whole pieces leave at once, the rest with ``flush_all``."""
+        """Buffer bytes of the stream; complete pieces are written, the rest by ``flush_all``."""
         view = memoryview(data).cast("B")
         at = 0
         while at < len(view):
-            part = view[at : at + PIECE - len(self._piece)]
+            part = view[at : at + PIECE_BYTES - len(self._piece)]
             self._piece += part
             at += len(part)
-            if len(self._piece) == PIECE:
+            if len(self._piece) == PIECE_BYTES:
                 self.flush_all()
         return len(view)
 
     def flush(self) -> None:
-        """Arrow's writer calls this after each of its writes; pieces are left to fill up."""
+        """Do nothing: Arrow's writer calls this after each write, before a piece is full."""
 
     def flush_all(self) -> None:
-        """Write what was gathered."""
+        """Write the buffered bytes."""
         if self._piece:
             self.put(DATA, self._piece)
             self._piece = bytearray()
 
     def drop(self) -> None:
-        """Forget what was gathered."""
+        """Discard the buffered bytes."""
         self._piece = bytearray()
 
     def _write_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -90,20 +90,20 @@ class FrameWriter:
 
 
 def main(database: str) -> int:
-    """Answer until standard input ends; gives the exit code."""
+    """Reply to requests until standard input ends; return the exit code."""
     descriptor = os.dup(1)
-    os.dup2(2, 1)  # what anything prints must not get between the frames
-    _stand_behind()
-    _widen(descriptor)
+    os.dup2(2, 1)  # keep printed text out of the frames
+    _lower_priority()
+    _enlarge_pipe(descriptor)
     try:
         answer_requests(database, sys.stdin.buffer, FrameWriter(descriptor))
-    except BrokenPipeError:  # the broker is gone
+    except BrokenPipeError:  # the broker has ended
         return 0
     return 0
 
 
 def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) -> None:
-    """Answer each line."""
+    """Reply to each line."""
     for line in lines:
         try:
             answer_request(database, json.loads(line), output)
@@ -113,37 +113,39 @@ def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) 
             output.put_json(ERROR, code=error.code, detail=str(error))
         except StorageError as error:
             output.put_json(ERROR, code="", detail=str(error))
-        except Exception as error:  # a defect, or no memory: the broker tells, this goes on
+        except Exception as error:  # a bug or no memory: the broker reports it
             traceback.print_exc()
             output.put_json(ERROR, code="", detail=f"the export failed: {error!r}"[:500])
         finally:
             output.drop()
 
 
-def answer_request(database: str, asked: dict[str, Any], output: FrameWriter) -> None:
-    """Answer one request: ``of`` is history or claims; ``is_head``: the head only.
+def answer_request(database: str, request: dict[str, Any], output: FrameWriter) -> None:
+    """Reply to one request: ``of`` is history or claims; ``is_head`` requests only the header.
 
-    The end of the Arrow stream is written after all rows were given and counted, and never else.
+    The end of the Arrow stream is written only after all rows were sent and counted.
     """
     with HistoryRanges(database) as ranges:
         ranges.on_statement = output.beat
-        rows = _rows(ranges, asked)
+        rows = _rows(ranges, request)
         output.put_json(
-            HEAD,
+            HEADER,
             rows=rows.count,
             lo=rows.lo,
             hi=rows.hi,
             history_id=ranges.bounds().history_id,
             queue=rows.queue,
         )
-        given = 0 if asked["is_head"] else _stream(rows, output)
+        given = 0 if request["is_head"] else _stream(rows, output)
         output.put_json(END, rows=given)
 
 
-def _rows(ranges: HistoryRanges, asked: dict[str, Any]) -> Rows:
-    if asked["of"] == "claims":
-        return ranges.claims(asked["subscription"], asked["lo"], asked["hi"], asked["allowed"])
-    return ranges.history(RowSelection(**asked["selection"]), is_gap_ok=asked["is_gap_ok"])
+def _rows(ranges: HistoryRanges, request: dict[str, Any]) -> Rows:
+    if request["of"] == "claims":
+        return ranges.claims(
+            request["subscription"], request["lo"], request["hi"], request["allowed"]
+        )
+    return ranges.history(RowSelection(**request["selection"]), is_gap_ok=request["is_gap_ok"])
 
 
 def _stream(rows: Rows, output: FrameWriter) -> int:
@@ -159,19 +161,19 @@ def _stream(rows: Rows, output: FrameWriter) -> int:
     return given
 
 
-def _stand_behind() -> None:
-    """Where both want a processor, the broker has it."""
+def _lower_priority() -> None:
+    """Give the broker precedence on the processors."""
     with suppress(OSError):
         os.nice(NICE)
-    # Linux may weigh sessions against each other, and priorities then within one only.
+    # Linux may weigh sessions against each other, and apply priorities only within a session.
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
 
 
-def _widen(descriptor: int) -> None:
+def _enlarge_pipe(descriptor: int) -> None:
     try:
         from fcntl import F_SETPIPE_SZ, fcntl
 
         fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, OSError):  # another system, or a socket: it goes on with what it has
+    except (ImportError, OSError):  # another system, or a socket: keep the default
         pass

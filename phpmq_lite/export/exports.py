@@ -1,4 +1,4 @@
-"""Starts, paces, relays and ends export processes."""
+"""Start, pace, relay and end export processes."""
 
 import asyncio
 import json
@@ -16,19 +16,19 @@ from phpmq_lite.errors import RefusedError, StorageError, os_reason
 from phpmq_lite.export import child_process
 from phpmq_lite.logs import get_logger, is_quiet
 
-LATE_S: Final = 0.001  # woken later than that, the loop had to wait for a processor
-LEAST_S: Final = 0.001  # a pause has to be one, else it tells nothing
-MOST_S: Final = 0.05  # so a piece of 1 MiB each 50 ms is the slowest
-_FASTER: Final = 0.98  # slowly: a reader that is woken works for long
+LATE_WAKE_S: Final = 0.001  # a later wake-up means that the loop waited for a processor
+MIN_PAUSE_S: Final = 0.001  # shorter pauses are not measurable
+MAX_PAUSE_S: Final = 0.05  # so the minimum rate is 1 MiB per 50 ms
+_DECAY: Final = 0.98  # slowly, because a reader that is woken works for a long time
 
 
 class ExportPacer:
-    """The pauses of all exports together, which share the processors too.
+    """The pauses of all exports, which share the processors.
 
     Args:
-        passed: gives a number that grows while messages pass.
-        now: seconds, monotonic.
-        sleep: waits that many seconds.
+        passed: returns a number that grows while messages are processed.
+        now: monotonic clock in seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class ExportPacer:
         self._now = now
         self._sleep = sleep
         self._seen = passed()
-        self._pause_s = LEAST_S
+        self._pause_s = MIN_PAUSE_S
         self._turn = asyncio.Lock()
 
     async def pause(self) -> float:
-        """Wait before the next piece, one export at a time; not where no message passed.
+        """Wait before the next piece, one export at a time, if messages were processed.
 
         Returns:
-            How long it was, in seconds.
+            The duration in seconds.
         """
         began_s = self._now()
         async with self._turn:
@@ -61,16 +61,16 @@ class ExportPacer:
         began_s = self._now()
         await self._sleep(self._pause_s)
         late_s = self._now() - began_s - self._pause_s
-        if late_s > LATE_S:
-            self._pause_s = min(2 * self._pause_s, MOST_S)
+        if late_s > LATE_WAKE_S:
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         else:
-            self._pause_s = max(_FASTER * self._pause_s, LEAST_S)
+            self._pause_s = max(_DECAY * self._pause_s, MIN_PAUSE_S)
 
 
-EXPORT_LIMIT: Final = 2  # exports at once
+EXPORT_LIMIT: Final = 2  # concurrent exports
 STALLED_S: Final = 30.0  # without a frame
-IDLE_S: Final = 60.0  # then a process without work ends
-PROGRAM: Final = (  # found where this is, without anything else of that folder going first
+IDLE_S: Final = 60.0  # idle processes end after this
+PROGRAM: Final = (  # sys.path is extended at the end, so that this folder does not shadow modules
     sys.executable, "-P", "-c",
     "import sys; sys.path.append(sys.argv[1]);"
     " from phpmq_lite.export.child_process import main; sys.exit(main(sys.argv[2]))",
@@ -81,7 +81,7 @@ _log = get_logger(__name__)
 
 
 class ExportError(StorageError):
-    """An export broke off: what was given is not all of it, and must not look so."""
+    """An export was interrupted: its data is incomplete and must not look complete."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,26 +89,26 @@ class ExportHeader:
     """What is known before the first byte."""
 
     rows: int  # exact
-    lo: int  # as asked, or clipped
+    lo: int  # as requested, or clipped
     hi: int
     history_id: str
-    queue: str  # of a subscription; else empty
+    queue: str  # of a subscription, else empty
 
 
 class RunningExport:
-    """One export that runs."""
+    """An export in progress."""
 
-    def __init__(self, child: "_ExportProcess", head: ExportHeader, pace: ExportPacer) -> None:
-        self.head = head
-        self.paused_s = 0.0  # so long it stood behind messages
-        self._child = child
-        self._pace = pace
+    def __init__(self, process: "_ExportProcess", header: ExportHeader, pacer: ExportPacer) -> None:
+        self.header = header
+        self.paused_s = 0.0  # time spent waiting for messages
+        self._child = process
+        self._pace = pacer
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Give the Arrow stream, at most 1 MiB at a time; returns only where it is all of it.
+        """Yield the Arrow stream in pieces of up to 1 MiB; returns only after all of it.
 
         Raises:
-            ExportError: it is not.
+            ExportError: the export was interrupted.
         """
         while True:
             kind, payload = await self._child.frame()
@@ -116,24 +116,26 @@ class RunningExport:
                 yield payload
                 self.paused_s += await self._pace.pause()
                 continue
-            told = _object(payload)
+            reply = _parse_object(payload)
             if kind != child_process.END:
-                raise ExportError(str(told.get("detail", f"the process sent {kind!r}")))
-            if told["rows"] != self.head.rows:
-                raise ExportError(f"{told['rows']} rows came, {self.head.rows} were announced")
+                raise ExportError(str(reply.get("detail", f"the export process sent {kind!r}")))
+            if reply["rows"] != self.header.rows:
+                raise ExportError(
+                    f"{reply['rows']} rows were exported, {self.header.rows} were announced"
+                )
             self._child.is_clean = True
             return
 
     async def finish(self) -> None:
-        """Take the end of an export of which only the head was asked."""
+        """Receive the end of an export of which only the header was requested."""
         kind, _ = await self._child.frame()
         self._child.is_clean = kind == child_process.END
 
 
 class ExportProcesses:
-    """The exports of one broker; all calls from its loop.
+    """The exports of one broker; all calls come from its event loop.
 
-    ``passed`` gives a number that grows while messages pass; exports then go on more slowly.
+    ``passed`` returns a number that grows while messages are processed, which slows exports down.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class ExportProcesses:
         self.program = program
         self.stalled_s = stalled_s
         self._database = database
-        self.ends: Counter[str] = Counter()  # exports by how they ended, for the metrics
+        self.ends: Counter[str] = Counter()  # by outcome, for the metrics
         self._idle_s = idle_s
         self._pace = ExportPacer(passed)
         self._running = 0
@@ -160,87 +162,87 @@ class ExportProcesses:
 
     @property
     def running(self) -> int:
-        """Count the exports that run; at most ``EXPORT_LIMIT``."""
+        """The number of running exports, at most ``EXPORT_LIMIT``."""
         return self._running
 
     @property
     def pids(self) -> list[int]:
-        """Give the processes that there are."""
-        return sorted(child.process.pid for child in self._all)
+        """The ids of the processes."""
+        return sorted(process.process.pid for process in self._all)
 
     @asynccontextmanager
-    async def open(self, asked: Mapping[str, Any]) -> AsyncIterator[RunningExport]:
-        """Begin an export; where it is left before its end, its process is killed.
+    async def open(self, request: Mapping[str, Any]) -> AsyncIterator[RunningExport]:
+        """Start an export; leaving the block before the end of the stream kills the process.
 
         Raises:
-            RefusedError: ``busy``: two run already; or what ``storage.ranges`` refuses.
+            RefusedError: ``busy``: two exports are running; or a refusal of ``storage.arrow``.
             StorageError: the database cannot be read.
             ExportError: the process died or stalled.
         """
         if self._is_closed:
-            raise RefusedError("draining", "the broker stops")
+            raise RefusedError("draining", "the broker is stopping")
         if self._running >= EXPORT_LIMIT:
-            raise RefusedError("busy", f"{EXPORT_LIMIT} exports are running, and no more at once")
+            raise RefusedError("busy", f"{EXPORT_LIMIT} exports are already running; retry later")
         self._running += 1
-        child: _ExportProcess | None = None
+        process: _ExportProcess | None = None
         try:
-            child = await self._take()
+            process = await self._acquire()
             try:
-                head = await child.ask(asked)
+                header = await process.ask(request)
             except _LostError:
-                if not child.was_used:
+                if not process.was_used:
                     raise
-                self._release(child)  # it ended while it had no work
-                child = await self._start()
-                head = await child.ask(asked)
-            yield RunningExport(child, head, self._pace)
+                self._release(process)  # it ended while idle
+                process = await self._start()
+                header = await process.ask(request)
+            yield RunningExport(process, header, self._pace)
         finally:
             self._running -= 1
-            if child is not None:
-                self._release(child)
+            if process is not None:
+                self._release(process)
 
     async def close(self) -> None:
-        """End all processes; exports that run break off."""
+        """End all processes and interrupt running exports."""
         self._is_closed = True
         self._end_idle()
-        for child in list(self._all):
-            self._end(child)
+        for process in list(self._all):
+            self._end_process(process)
         await asyncio.gather(*self._ending)
 
     # -- processes
 
-    async def _take(self) -> "_ExportProcess":
+    async def _acquire(self) -> "_ExportProcess":
         while self._free:
-            child = self._free.pop()
-            if child.process.returncode is None:
-                return child
-            self._end(child)
+            process = self._free.pop()
+            if process.process.returncode is None:
+                return process
+            self._end_process(process)
         return await self._start()
 
     async def _start(self) -> "_ExportProcess":
         try:
-            process = await asyncio.create_subprocess_exec(
+            started = await asyncio.create_subprocess_exec(
                 *self.program, str(self._database), stdin=PIPE, stdout=PIPE,
-                limit=child_process.PIECE,
-                start_new_session=True,  # Ctrl-C is for the broker, which ends it
+                limit=child_process.PIECE_BYTES,
+                start_new_session=True,  # Ctrl-C goes to the broker, which ends this process
             )  # fmt: skip
         except OSError as error:
-            raise ExportError(f"the export process does not start: {os_reason(error)}") from error
-        child = _ExportProcess(process, self.stalled_s)
-        self._all.add(child)
+            raise ExportError(f"the export process did not start: {os_reason(error)}") from error
+        process = _ExportProcess(started, self.stalled_s)
+        self._all.add(process)
         if self._is_closed:
-            self._end(child)
-            raise RefusedError("draining", "the broker stops")
-        _log.info("export_process_started", pid=process.pid)
-        return child
+            self._end_process(process)
+            raise RefusedError("draining", "the broker is stopping")
+        _log.info("export_process_started", pid=started.pid)
+        return process
 
-    def _release(self, child: "_ExportProcess") -> None:
-        """Keep a process that came to its end for the next export; any other is killed."""
-        if not child.is_clean or self._is_closed or child not in self._all:
-            self._end(child)
+    def _release(self, process: "_ExportProcess") -> None:
+        """Keep a process that finished its export for the next one; kill any other."""
+        if not process.is_clean or self._is_closed or process not in self._all:
+            self._end_process(process)
             return
-        child.was_used = True
-        self._free.append(child)
+        process.was_used = True
+        self._free.append(process)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
@@ -249,15 +251,15 @@ class ExportProcesses:
         if self._timer is not None:
             self._timer.cancel()
         while self._free:
-            self._end(self._free.pop())
+            self._end_process(self._free.pop())
 
-    def _end(self, child: "_ExportProcess") -> None:
-        if child not in self._all:
+    def _end_process(self, process: "_ExportProcess") -> None:
+        if process not in self._all:
             return
-        self._all.discard(child)
-        if not child.is_clean and not is_quiet("export_process_killed"):
-            _log.warning("export_process_killed", pid=child.process.pid)
-        task = asyncio.get_running_loop().create_task(child.end())
+        self._all.discard(process)
+        if not process.is_clean and not is_quiet("export_process_killed"):
+            _log.warning("export_process_killed", pid=process.process.pid)
+        task = asyncio.get_running_loop().create_task(process.end())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -267,40 +269,40 @@ class _LostError(ExportError):
 
 
 class _ExportProcess:
-    """One process, between two frames."""
+    """A process between two frames."""
 
     def __init__(self, process: Process, stalled_s: float) -> None:
         self.process = process
-        self.is_clean = True  # nothing of an answer is on its way
+        self.is_clean = True  # no reply is outstanding
         self.was_used = False
         self._stalled_s = stalled_s
-        self._is_read = False  # somebody waits for a frame
+        self._is_read = False  # a reader waits for a frame
 
-    async def ask(self, asked: Mapping[str, Any]) -> ExportHeader:
-        """Send a request and wait for the head of its answer."""
+    async def ask(self, request: Mapping[str, Any]) -> ExportHeader:
+        """Send a request and wait for the header of its reply."""
         if self.process.stdin is None:
-            raise _LostError("the export process has no input")
+            raise _LostError("the export process has no standard input")
         self.is_clean = False
-        with suppress(ConnectionError):  # it is gone: then it says nothing either
-            self.process.stdin.write(json.dumps(asked).encode() + b"\n")
+        with suppress(ConnectionError):  # it has ended, so the read below fails
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
             await self.process.stdin.drain()
         kind, payload = await self.frame()
-        told = _object(payload)
-        if kind == child_process.HEAD:
-            return ExportHeader(**told)
+        reply = _parse_object(payload)
+        if kind == child_process.HEADER:
+            return ExportHeader(**reply)
         if kind != child_process.ERROR:
-            raise ExportError(f"the export process sent {kind!r} first")
+            raise ExportError(f"the export process sent {kind!r} instead of a header")
         self.is_clean = True
-        if told["code"]:
-            raise RefusedError(told["code"], told["detail"])
-        raise StorageError(told["detail"])
+        if reply["code"]:
+            raise RefusedError(reply["code"], reply["detail"])
+        raise StorageError(reply["detail"])
 
     async def frame(self) -> tuple[bytes, bytes]:
-        """Wait for the next frame, but for beats.
+        """Wait for the next frame, skipping beats.
 
         Raises:
             _LostError: the process ended.
-            ExportError: nothing came for too long, or nothing that is a frame.
+            ExportError: the process stalled, or sent something that is not a frame.
         """
         kind = child_process.BEAT
         payload = b""
@@ -309,20 +311,20 @@ class _ExportProcess:
                 async with asyncio.timeout(self._stalled_s):
                     kind, payload = await self._read()
             except TimeoutError:
-                detail = f"the export process gave nothing for {self._stalled_s:g} s"
+                detail = f"the export process sent nothing for {self._stalled_s:g} s"
                 raise ExportError(detail) from None
         return kind, payload
 
     async def _read(self) -> tuple[bytes, bytes]:
         stdout = self.process.stdout
         if stdout is None:
-            raise _LostError("the export process has no output")
+            raise _LostError("the export process has no standard output")
         self._is_read = True
         try:
             kind, size = child_process.PREFIX.unpack(
                 await stdout.readexactly(child_process.PREFIX.size)
             )
-            if size > child_process.PIECE:
+            if size > child_process.PIECE_BYTES:
                 raise ExportError(f"the export process sent a frame of {size} bytes")
             return kind, await stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -331,18 +333,18 @@ class _ExportProcess:
             self._is_read = False
 
     async def end(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         with suppress(ProcessLookupError):
             self.process.kill()
         if self.process.stdin is not None:
             self.process.stdin.close()
-        # What is left in the pipe would keep it open, unless somebody reads to its end anyway.
+        # Unread data would keep the pipe open, unless a reader is waiting for its end.
         while self.process.stdout is not None and not self._is_read:
-            if not await self.process.stdout.read(child_process.PIECE):
+            if not await self.process.stdout.read(child_process.PIECE_BYTES):
                 break
         await self.process.wait()
 
 
-def _object(payload: bytes) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(payload)
-    return told
+def _parse_object(payload: bytes) -> dict[str, Any]:
+    reply: dict[str, Any] = json.loads(payload)
+    return reply

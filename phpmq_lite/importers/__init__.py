@@ -1,1 +1,1 @@
-"""Imports from other queues: how each is read, and how each of its messages is published."""
+"""Imports from other queues: read their messages and plan how each is published."""

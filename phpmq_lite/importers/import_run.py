@@ -1,4 +1,4 @@
-"""Remembers what an import has stored, for second runs beyond the broker's window of keys."""
+"""Remembers the stored messages of an import, beyond the broker's window of publish keys."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,9 +7,9 @@ from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 
 
 class ImportJournal:
-    """An SQLite file with the keys of what is stored.
+    """An SQLite file with the keys of stored messages.
 
-    The broker remembers keys for 10 minutes or 100,000 publishes, unless set otherwise.
+    The broker remembers keys for 10 minutes or 100,000 publishes by default.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,12 +19,12 @@ class ImportJournal:
         )
 
     def has(self, key: bytes) -> bool:
-        """Tell whether this was stored by an earlier run."""
+        """Return whether an earlier run stored this message."""
         found = self._connection.execute("SELECT 1 FROM imported WHERE key = ?", (key,))
         return found.fetchone() is not None
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """Remember what is stored, in one transaction."""
+        """Add keys of stored messages in one transaction."""
         with transaction(self._connection) as connection:
             connection.executemany(
                 "INSERT OR IGNORE INTO imported (key) VALUES (?)", [(key,) for key in keys]

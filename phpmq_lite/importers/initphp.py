@@ -1,19 +1,19 @@
-"""Takes over the tables ``jobs`` and ``jobs_failed`` of InitPHP Queue 2 from an SQLite database.
+"""Read the tables ``jobs`` and ``jobs_failed`` of InitPHP Queue 2 from an SQLite database.
 
-Their columns, as its ``PdoTransport::createSchema`` makes them::
+Their columns, as created by ``PdoTransport::createSchema``::
 
     jobs         id queue urn trace_id attempts payload available_at reserved_at created_at
     jobs_failed  id queue urn trace_id attempts payload reason failed_at created_at
 
-``payload`` is the whole envelope, with its ``attempts`` and, once failed, with its
-``dead_letter`` block; the other columns repeat it.  So the payload is sent byte for byte:
+``payload`` is the whole envelope, with its ``attempts`` and, after a failure, its ``dead_letter``
+block; the other columns repeat it. So the payload is published byte for byte:
 
-- a job to its queue; one that was released before, to ``<queue>.retry`` with what is left of its
-  delay, at least a second.  That depends on the row alone, not on the hour: a second run sends
-  it to the same queue under the same key.
-- a failed one to ``<queue>.dlq``.  Where its payload has no block, one is made of the columns.
+- a job to its queue; a job that was released before, to ``<queue>.retry`` with the rest of its
+  delay, at least a second. This depends only on the row, not on the current time: a second run
+  publishes it to the same queue with the same key.
+- a failed job to ``<queue>.dlq``. If its payload has no block, one is created from the columns.
 
-Times are local ones of the PHP process, without a zone.  Nothing is written to the database.
+Times are local times of the PHP process without a time zone. The database is not changed.
 """
 
 import hashlib
@@ -37,37 +37,37 @@ OPTIONAL: Final[dict[Kind, tuple[str, ...]]] = {
     "jobs": ("available_at", "reserved_at", "created_at"),
     "failed": ("reason", "failed_at", "attempts"),
 }
-RESERVED_S: Final = 90  # InitPHP's retryAfter: an older reservation counts as left behind
+RESERVED_S: Final = 90  # InitPHP's retryAfter: an older reservation was abandoned
 _PAGE: Final = 500
 _REASONS: Final = ("failed", "unknown_urn", "poison")
 
 
 class InitphpError(PhpmqError):
-    """The database is not what is imported; the message names table and column."""
+    """The database cannot be imported; the message names table and column."""
 
 
 @dataclass(slots=True, frozen=True)
 class TableMapping:
-    """How the tables and columns are called, where they differ: ``{"payload": "body"}``."""
+    """Names of tables and columns that differ from the defaults: ``{"payload": "body"}``."""
 
     jobs: str = "jobs"
     failed: str = "jobs_failed"
     columns: Mapping[str, str] = field(default_factory=dict)  # of both tables
-    failed_columns: Mapping[str, str] = field(default_factory=dict)  # of the second, first
+    failed_columns: Mapping[str, str] = field(default_factory=dict)  # of the second; first
 
     def table(self, kind: Kind) -> str:
         """Return the name of a table."""
         return self.jobs if kind == "jobs" else self.failed
 
     def column(self, kind: Kind, name: str) -> str:
-        """Return how a column is called in a table."""
+        """Return the name of a column in a table."""
         own = self.failed_columns.get(name) if kind == "failed" else None
         return own or self.columns.get(name, name)
 
 
 @dataclass(slots=True, frozen=True)
 class InitphpRow:
-    """A row of one of the tables; what its table has not is None."""
+    """A row of one of the tables; columns that its table lacks are None."""
 
     kind: Kind
     row_id: int | str
@@ -83,18 +83,18 @@ class InitphpRow:
 
 @dataclass(slots=True, frozen=True)
 class PlannedMessage:
-    """What becomes of a row."""
+    """How a row is published."""
 
     row: InitphpRow
-    message: KeyedMessage | None  # None: a PHP worker has it now
-    problem: str | None  # reason of the verdict: what is wrong with the payload
+    message: KeyedMessage | None  # None: a PHP worker has reserved it
+    problem: str | None  # reason of the verdict, if the payload is invalid
 
 
 def open_source(path: Path) -> sqlite3.Connection:
     """Open a database for reading only.
 
     Raises:
-        sqlite3.Error: it is none, or cannot be read.
+        sqlite3.Error: the file is not a database, or cannot be read.
     """
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
@@ -102,20 +102,20 @@ def open_source(path: Path) -> sqlite3.Connection:
 def read_rows(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping, zone: tzinfo
 ) -> Iterator[InitphpRow]:
-    """Yield the rows of a table in the order of their ids, in pages: no long read.
+    """Yield the rows of a table in order of id, page by page to avoid a long read.
 
     Raises:
-        SourceError: the table or a needed column is missing, or a time cannot be read.
+        InitphpError: the table or a required column is missing, or a time cannot be parsed.
         sqlite3.Error: the database cannot be read.
     """
-    table = _quoted(layout.table(kind))
+    table = _quote(layout.table(kind))
     names = find_columns(connection, kind, layout)
     shown = [
-        f"CAST({_quoted(column)} AS BLOB)" if name == "payload" else _quoted(column)
+        f"CAST({_quote(column)} AS BLOB)" if name == "payload" else _quote(column)
         for name, column in names.items()
     ]
     head = f"SELECT {', '.join(shown)} FROM {table}"  # noqa: S608 - quoted names
-    key = _quoted(names["id"])
+    key = _quote(names["id"])
     tail = f"ORDER BY {key} LIMIT {_PAGE}"
     found = connection.execute(f"{head} {tail}").fetchall()
     while found:
@@ -128,42 +128,42 @@ def read_rows(
 def find_columns(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping
 ) -> dict[str, str]:
-    """Find the columns that are read: our name and theirs.
+    """Return the columns to read: our name and theirs.
 
     Raises:
-        SourceError: the table or a needed column is missing.
+        InitphpError: the table or a required column is missing.
         sqlite3.Error: the database cannot be read.
     """
     table = layout.table(kind)
-    there = [row[1] for row in connection.execute(f"PRAGMA table_info({_quoted(table)})")]
-    if not there:
+    available = [row[1] for row in connection.execute(f"PRAGMA table_info({_quote(table)})")]
+    if not available:
         tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-        others = ", ".join(name for (name,) in connection.execute(tables)) or "none at all"
+        tables_found = ", ".join(name for (name,) in connection.execute(tables)) or "none"
         flags = "--table" if kind == "jobs" else "--failed-table or --no-failed"
-        raise InitphpError(f"there is no table {table!r}, but {others}; say {flags}")
+        raise InitphpError(f"there is no table {table!r}; found: {tables_found}. Use {flags}")
     found: dict[str, str] = {}
     for name in (*REQUIRED, *OPTIONAL[kind]):
         column = layout.column(kind, name)
-        if column in there:
+        if column in available:
             found[name] = column
         elif name in REQUIRED or column != name:
             raise InitphpError(
-                f"table {table!r} has no column {column!r} for {name}; it has {', '.join(there)}"
+                f"table {table!r} has no column {column!r} for {name}: {', '.join(available)}"
             )
     return found
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
 def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
-    def moment(name: str) -> int | None:
+    def time_of(name: str) -> int | None:
         try:
-            return _moment_ms(values.get(name), zone)
+            return _parse_time_ms(values.get(name), zone)
         except (ValueError, OverflowError, OSError):
             raise InitphpError(
-                f"row {values['id']}: {name} is {values[name]!r}, no date and time"
+                f"row {values['id']}: {name} is {values[name]!r}, not a date and time"
             ) from None
 
     attempts = values.get("attempts")
@@ -173,17 +173,17 @@ def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
         values["id"],
         str(values["queue"]),
         values["payload"] or b"",
-        available_ms=moment("available_at"),
-        reserved_ms=moment("reserved_at"),
-        created_ms=moment("created_at"),
+        available_ms=time_of("available_at"),
+        reserved_ms=time_of("reserved_at"),
+        created_ms=time_of("created_at"),
         reason=None if reason is None else str(reason),
-        failed_ms=moment("failed_at"),
+        failed_ms=time_of("failed_at"),
         attempts=attempts if isinstance(attempts, int) else None,
     )
 
 
-def _moment_ms(value: object, zone: tzinfo) -> int | None:
-    """Read ``2026-01-31 12:00:00``, which is what PHP writes, or Unix seconds."""
+def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
+    """Parse ``2026-01-31 12:00:00``, as PHP writes it, or Unix seconds."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -197,9 +197,9 @@ def _moment_ms(value: object, zone: tzinfo) -> int | None:
 def plan_row(
     row: InitphpRow, now_ms: int, *, source: str, reserved_s: float = RESERVED_S
 ) -> PlannedMessage:
-    """Decide what becomes of a row; pure.
+    """Return how a row is published. Pure.
 
-    ``source`` names the database: it is part of the key where a payload has no ``meta.id``.
+    ``source`` names the database: it is part of the key if the payload has no ``meta.id``.
     """
     verdict = validate(row.payload)
     problem = None if verdict.problem is None else verdict.problem.reason
@@ -219,7 +219,7 @@ def plan_row(
 
 
 def _was_released(row: InitphpRow, now_ms: int) -> bool:
-    """Tell whether a job was put back before: it is published with both times the same."""
+    """Return whether a job was released before: new jobs have both times the same."""
     if row.available_ms is None:
         return False
     if row.created_ms is None:
@@ -237,7 +237,7 @@ def _key(row: InitphpRow, identity: str) -> bytes:
 
 
 def _record(row: InitphpRow) -> bytes:
-    """Return the payload if it says itself why it failed, else one with a block."""
+    """Return the payload if it has a block, else one with a block from the columns."""
     with suppress(ValueError):
         if read_block(row.payload) is not None:
             return row.payload

@@ -17,7 +17,7 @@ from phpmq_lite.envelopes import codec, decode, lint, urn
 from tests.docs.snippets import Said, Walk
 from tests.support.beanstalkd import beanstalkd_process
 from tests.support.envelope_cases import body
-from tests.unit.moving.test_initphp import JOBS, JOBS_FAILED
+from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
 
 DOUBLES: Final = Path(__file__).parent / "initphp_doubles.php"
 PROTOCOL: Final = Path(__file__).parent / "php_mq_protocol" / "protocol.php"

@@ -118,7 +118,7 @@ def test_copy_arrives_by_priority_and_leaves_beanstalkd_as_it_was(
     assert_all_arrived(broker, tube)
     assert states(source) == before == {"ready": 3, "delayed": 1, "buried": 1, "reserved": 0}
     assert source.server.tubes() == ["default", tube]
-    jobs = source.server.take(
+    jobs = source.server.read_jobs(
         [(JobGroup(tube, 0, 0), job_id) for job_id in range(1, 6)], is_held=False
     )
     assert [job and job.reserves for job in jobs] == [0, 0, 0, 0, 1]  # the last by ``fill``

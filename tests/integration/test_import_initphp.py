@@ -16,7 +16,7 @@ from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.dead_letter_record import read_block
 from tests.support.fork_server import BrokerProcess, broker_process
-from tests.unit.moving.test_initphp import JOBS, JOBS_FAILED
+from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
 
 URN = "urn:babel:orders:created"
 BLOCK = (
@@ -238,7 +238,7 @@ def test_nothing_is_stored_where_the_second_table_is_missing(
     done = run(broker, database)
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == (
-        "Error: there is no table 'jobs_failed', but jobs; say --failed-table or --no-failed\n"
+        "Error: there is no table 'jobs_failed'; found: jobs. Use --failed-table or --no-failed\n"
     )
     assert run(broker, database, "--no-failed").stderr == "1 stored\n"
     assert len(take(broker, queue)) == 1

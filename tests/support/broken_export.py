@@ -24,7 +24,7 @@ def answer(how: str, output: FrameWriter) -> None:
     if how == "babbling":
         output._write_all(b"Traceback (most recent call last):\n")
         time.sleep(600)
-    output.put_json(child_process.HEAD, rows=ROWS, lo=0, hi=ROWS, history_id="x" * 32, queue="")
+    output.put_json(child_process.HEADER, rows=ROWS, lo=0, hi=ROWS, history_id="x" * 32, queue="")
     batch = pa.record_batch({"offset": pa.array(range(1, ROWS // 2 + 1), pa.int64())})
     writer = pa.ipc.new_stream(output, batch.schema)
     writer.write_batch(batch)

@@ -192,14 +192,14 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
 
 
 def _response(export: RunningExport) -> web.StreamResponse:
-    head = export.head
+    header = export.header
     return web.StreamResponse(
         headers={
             "Content-Type": MEDIA,
-            "X-Row-Count": str(head.rows),
-            "X-History-Id": head.history_id,
-            "X-Offset-Lo": str(head.lo),
-            "X-Offset-Hi": str(head.hi),
+            "X-Row-Count": str(header.rows),
+            "X-History-Id": header.history_id,
+            "X-Offset-Lo": str(header.lo),
+            "X-Offset-Hi": str(header.hi),
         }
     )
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from phpmq_lite.export.exports import LEAST_S, MOST_S, ExportPacer
+from phpmq_lite.export.exports import MAX_PAUSE_S, MIN_PAUSE_S, ExportPacer
 
 
 class Machine:
@@ -51,18 +51,18 @@ async def test_a_pause_tells_how_long_it_was(machine: Machine) -> None:
     pace = machine.pace()
     machine.passed += 1
     machine.late_s = 0.5
-    assert await pace.pause() == LEAST_S + 0.5
+    assert await pace.pause() == MIN_PAUSE_S + 0.5
 
 
 async def test_pauses_stay_short_while_the_loop_is_woken_in_time(machine: Machine) -> None:
     await machine.pieces(machine.pace(), 10, late_s=0.0005)
-    assert machine.pauses == [LEAST_S] * 10
+    assert machine.pauses == [MIN_PAUSE_S] * 10
 
 
 async def test_pauses_grow_while_the_loop_is_woken_late_up_to_a_bound(machine: Machine) -> None:
     await machine.pieces(machine.pace(), 10, late_s=0.005)
-    assert machine.pauses[:3] == [LEAST_S, 2 * LEAST_S, 4 * LEAST_S]
-    assert machine.pauses[-1] == MOST_S
+    assert machine.pauses[:3] == [MIN_PAUSE_S, 2 * MIN_PAUSE_S, 4 * MIN_PAUSE_S]
+    assert machine.pauses[-1] == MAX_PAUSE_S
 
 
 async def test_pauses_shrink_again(machine: Machine) -> None:
@@ -70,7 +70,7 @@ async def test_pauses_shrink_again(machine: Machine) -> None:
     await machine.pieces(pace, 10, late_s=0.005)
     await machine.pieces(pace, 300, late_s=0.0)
     assert machine.pauses[10:] == sorted(machine.pauses[10:], reverse=True)
-    assert machine.pauses[-1] == LEAST_S
+    assert machine.pauses[-1] == MIN_PAUSE_S
 
 
 async def test_two_exports_share_the_pauses() -> None:

@@ -130,7 +130,7 @@ def test_only_ready_jobs_are_reserved() -> None:
     """A reserved job of a connection that ends is ready, whatever it was before."""
     server, script = opened(Jobs({}))
     wanted = [(JobGroup("a", place, 0), place + 1) for place in range(4)]
-    assert server.take(wanted, is_held=True) == [None] * 4
+    assert server.read_jobs(wanted, is_held=True) == [None] * 4
     asked = [command for command in script.asked if re.match(b"(peek|reserve-job [1-9])", command)]
     assert asked == [b"reserve-job 1", b"peek 2", b"peek 3", b"peek 4"]
 
@@ -147,8 +147,8 @@ def test_beanstalkd_without_reserve_job_is_known() -> None:
         (b"", "closed the connection"),
         (b"OK 9\r\nshort", "closed the connection"),
         (b"HTTP/1.1 400 Bad Request\r\n", "answered 'HTTP/1.1 400 Bad Request' to 'stats'"),
-        (b"-ERR unknown command\n", "is no beanstalkd"),
-        (b"\r\n", "is no beanstalkd"),
+        (b"-ERR unknown command\n", "is not a beanstalkd"),
+        (b"\r\n", "is not a beanstalkd"),
         (ok(b"---\nuptime: 1\n"), "no id or no max-job-size"),
     ],
 )

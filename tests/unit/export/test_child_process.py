@@ -46,8 +46,8 @@ def test_stream_leaves_in_whole_pieces() -> None:
         output.write(data[at : at + 7_777])
     output.flush()
     assert [len(payload) for _, payload in output.frames] == [
-        child_process.PIECE,
-        child_process.PIECE,
+        child_process.PIECE_BYTES,
+        child_process.PIECE_BYTES,
     ]
     output.flush_all()
     assert b"".join(payload for _, payload in output.frames) == data
