@@ -25,7 +25,7 @@ from phpmq_lite.model import Recovered
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
 from phpmq_lite.server.addresses import ListenAddress, bind_tcp, check_wide_binds, read_endpoints
-from phpmq_lite.server.admission import Admission, files_problem, most_files, open_files
+from phpmq_lite.server.admission import Admission, max_open_files, open_files, open_files_problem
 from phpmq_lite.server.backpressure import (
     MemoryBrake,
     ReadBackpressure,
@@ -35,11 +35,11 @@ from phpmq_lite.server.backpressure import (
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.limits_mapping import (
-    limits_of,
-    queue_defaults_of,
-    retention_of,
+    broker_limits,
+    disk_space_bounds,
+    queue_defaults,
+    retention_bounds,
     set_limits,
-    space_of,
 )
 from phpmq_lite.server.listeners import Listeners
 from phpmq_lite.server.maintenance import DiskSpaceMonitor, Maintenance
@@ -53,7 +53,7 @@ from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reload import reload_settings
 from phpmq_lite.shutdown import fail_stop, record_stop, run_engine, seal_at_end
 from phpmq_lite.storage import migrate
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, in_use
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message, locking_pid
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.integrity.seal import LiveSeal
 from phpmq_lite.storage.integrity.startup import StartRecorder, check_files
@@ -121,13 +121,13 @@ class Service:
             self._context.settings = result.settings
             self._context.sources = {**self._context.sources, **fresh}
         if self._upkeep is not None:
-            self._upkeep.bounds = retention_of(result.settings)
+            self._upkeep.bounds = retention_bounds(result.settings)
         if self.front.space is not None:
-            self.front.space.bounds = space_of(result.settings)
+            self.front.space.bounds = disk_space_bounds(result.settings)
         if self.front.brake is not None:
             self.front.brake.bound_bytes = memory_bound(result.settings.limits.memory)
         if self.front.engine is not None:
-            limits = limits_of(result.settings)
+            limits = broker_limits(result.settings)
             self.front.engine.submit(lambda core: set_limits(core, limits))
         logs.set_level(result.settings.log.level)
         _log.info("reloaded", changed=result.changed, needs_restart=result.pending,
@@ -185,7 +185,7 @@ class Service:
             self._note_tls("tcp", listeners.tls)
             # At the same time: importing the pages uses the CPU, recovery the disk.  Clients wait
             # for both: under load an import takes seconds, and a fifth of the throughput.
-            space = self.front.space = DiskSpace(folder.path, space_of(settings))
+            space = self.front.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.begin()
             room = DiskSpaceMonitor(space)
             writer = Writer(folder.database, space, partial(fail_stop, folder))
@@ -250,7 +250,7 @@ class Service:
             tell=lambda step: front.set(step=step),
         )  # fmt: skip
         starting.note_files(found)
-        self._is_look_owed = found.is_owed
+        self._is_look_owed = found.is_structure_due
         await writer.open(settings.storage.cache_bytes)
         front.set(step="migrating")
         applied = await writer.run(lambda store: migrate.migrate(
@@ -278,8 +278,8 @@ class Service:
         settings = self.settings
         # After writer.close:
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
-        resting = LiveSeal(folder.database, writer.files)
-        stack.callback(resting.close)
+        live_seal = LiveSeal(folder.database, writer.files)
+        stack.callback(live_seal.close)
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._end_reading)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
@@ -288,13 +288,13 @@ class Service:
         stack.push(partial(record_stop, folder, writer))  # before writer.close
         core = Broker(
             stored,
-            limits_of(settings),
-            queue_defaults_of(settings),
+            broker_limits(settings),
+            queue_defaults(settings),
             BabelQueueInspector(self.schemas),
         )
         self._upkeep = WriterMaintenance(
-            folder.database, retention_of(settings), settings.storage.wal_bytes, clock.counters,
-            writer.space, resting,
+            folder.database, retention_bounds(settings), settings.storage.wal_bytes, clock.counters,
+            writer.space, live_seal,
         )  # fmt: skip
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))
         writer.maintenance = self._upkeep
@@ -372,7 +372,7 @@ class Service:
             sampling = tasks.create_task(sampler.run())
             reading = tasks.create_task(self.schemas.watch(_tell_of_schemas))
             await pages
-            caring = tasks.create_task(self._care(engine).run(is_owed=self._is_look_owed))
+            caring = tasks.create_task(self._care(engine).run(is_structure_due=self._is_look_owed))
             await self._let_people_in()
             await listeners.open()
             self.phpmq = listeners.addresses
@@ -511,7 +511,9 @@ def _tell_of_files(settings: Settings) -> None:
     files, limits = open_files(), settings.limits
     if files is None:
         return
-    problem = files_problem(limits.connections, limits.http_connections, files, most_files())
+    problem = open_files_problem(
+        limits.connections, limits.http_connections, files, max_open_files()
+    )
     if problem is not None:
         _log.warning("few_open_files", found=problem[0], remedy=problem[1])
 
@@ -519,9 +521,9 @@ def _tell_of_files(settings: Settings) -> None:
 def _check_alone(data: Path) -> None:
     """Raise StartRefusedError if the ports are those of a broker on the same folder."""
     with suppress(OSError):
-        pid = holder(data)
+        pid = locking_pid(data)
         if pid is not None:
-            raise StartRefusedError(in_use(data.absolute(), pid))
+            raise StartRefusedError(in_use_message(data.absolute(), pid))
 
 
 def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:

@@ -44,7 +44,7 @@ def record_stop(
     replaced, the process exits here: closing it would remove a log that belongs to another one.
     """
     writer.check_files()
-    writer.space.make_way()
+    writer.space.release_ballast_if_full()
     try:
         folder.record(is_running=False)
     except OSError as error:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.server.addresses import parse_address
-from phpmq_lite.server.admission import Admission, Network, most_http_connections
+from phpmq_lite.server.admission import Admission, Network, max_http_connections
 from phpmq_lite.server.backpressure import WriteProgress
 from phpmq_lite.settings import Settings
 
@@ -55,7 +55,7 @@ class ConnectionLimits:
     def of(cls, settings: Settings) -> Self:
         """Make them from the settings."""
         limits = settings.limits
-        total = most_http_connections(settings)
+        total = max_http_connections(settings)
         gate = Admission(total, limits.http_connections_per_address, total)
         return cls(gate, settings.admin.trusted_proxies)
 

@@ -38,7 +38,7 @@ from phpmq_lite.storage.backup.backups import (
 )
 from phpmq_lite.storage.backup.restore import WithdrawnAccess, drill
 from phpmq_lite.storage.backup.restore import restore as put_back
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, held_still
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start
 from phpmq_lite.storage.integrity.wal_check import check_wal
 
 _POLL_S: Final = 1.0
@@ -103,7 +103,7 @@ def _is_running(settings: Settings | None) -> bool:
     if not (settings.data / DATABASE).exists():
         raise CommandError(f"there is no broker in {settings.data}", NOT_FOUND)
     try:
-        with held_still(settings.data):
+        with prevent_start(settings.data):
             return False
     except StartRefusedError:
         return True

@@ -176,7 +176,7 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
 
 
 # The name has an IPv6 address, but IPv6 is off.
-_NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+_MISSING_ADDRESS: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
@@ -194,7 +194,7 @@ async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
         try:
             bound.append(_bind_address(family, address))
         except OSError as error:
-            if error.errno not in _NOT_HERE:
+            if error.errno not in _MISSING_ADDRESS:
                 for one in bound:
                     one.close()
                 raise

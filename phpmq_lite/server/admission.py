@@ -19,28 +19,28 @@ TOO_MANY: Final = "too many connections"
 TOO_MANY_OF_ADDRESS: Final = "too many connections from this address"
 
 
-def most_connections(wanted: int, files: int) -> int:
+def max_connections(wanted: int, files: int) -> int:
     """Return how many connections fit into ``files`` descriptors, at most ``wanted``."""
     return max(1, min(wanted, files - SPARE_FILES))
 
 
-def most_http_connections(settings: Settings) -> int:
+def max_http_connections(settings: Settings) -> int:
     """Return how many admin connections fit beside the PHPMQ connections."""
     limits, files = settings.limits, open_files()
     if files is None:
         return limits.http_connections
-    left = files - most_connections(limits.connections, files) - SPARE_FILES // 2
+    left = files - max_connections(limits.connections, files) - SPARE_FILES // 2
     return min(limits.http_connections, max(8, left))
 
 
-def files_problem(
+def open_files_problem(
     connections: int, http_connections: int, files: int, hard: int | None
 ) -> tuple[str, str] | None:
     """Return a warning if the limit on open files is too low for the configured connections.
 
     ``hard`` is the limit to which this account can raise the number itself; None: no limit.
     """
-    places = most_connections(connections, files)
+    places = max_connections(connections, files)
     if places >= connections:
         return None
     needed = connections + http_connections + SPARE_FILES
@@ -69,7 +69,7 @@ def open_files(pid: int | None = None) -> int | None:
     return None if files == resource.RLIM_INFINITY else files
 
 
-def most_files() -> int | None:
+def max_open_files() -> int | None:
     """Return the limit to which this account can raise its open files; None: no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
@@ -101,7 +101,7 @@ class Admission:
         """Create it from the settings, within the limit on open files."""
         limits, files = settings.limits, open_files()
         return cls(
-            limits.connections if files is None else most_connections(limits.connections, files),
+            limits.connections if files is None else max_connections(limits.connections, files),
             limits.connections_per_address,
             limits.connections_per_loopback_address,
             settings.tcp.allow,
@@ -120,7 +120,7 @@ class Admission:
     @property
     def busiest(self) -> int:
         """Connections of the address that has the most, loopback excluded."""
-        others = (count for name, count in self._counts.items() if not _named(name or None)[1])
+        others = (count for name, count in self._counts.items() if not _normalized(name or None)[1])
         return max(others, default=0)
 
     def admit(self, address: str | None) -> str | None:
@@ -128,7 +128,7 @@ class Admission:
 
         Call ``leave`` once for each admitted connection.  A reserved place is used first.
         """
-        name, _ = _named(address)
+        name, _ = _normalized(address)
         if self._reserved[name]:
             self._drop(self._reserved, name)
             return None
@@ -136,7 +136,7 @@ class Admission:
 
     def leave(self, address: str | None) -> None:
         """Uncount an admitted connection."""
-        self._drop(self._counts, _named(address)[0])
+        self._drop(self._counts, _normalized(address)[0])
 
     def reserve(self, address: str | None) -> str | None:
         """Like ``admit``, for a connection that must complete its TLS handshake first.
@@ -145,18 +145,18 @@ class Admission:
         """
         reason = self._count(address)
         if reason is None:
-            self._reserved[_named(address)[0]] += 1
+            self._reserved[_normalized(address)[0]] += 1
         return reason
 
     def give_up(self, address: str | None) -> None:
         """Uncount a reserved place whose connection never called ``admit``."""
-        name, _ = _named(address)
+        name, _ = _normalized(address)
         if self._reserved[name]:
             self._drop(self._reserved, name)
             self._drop(self._counts, name)
 
     def _count(self, address: str | None) -> str | None:
-        name, is_loopback = _named(address)
+        name, is_loopback = _normalized(address)
         reason = self._reason(name, is_loopback=is_loopback)
         if reason is None:
             self._counts[name] += 1
@@ -187,7 +187,7 @@ class Admission:
             del counts[name]
 
 
-def _named(address: str | None) -> tuple[str, bool]:
+def _normalized(address: str | None) -> tuple[str, bool]:
     """Return one name for all spellings of an address, and whether it is loopback."""
     if address is None:
         return "", True

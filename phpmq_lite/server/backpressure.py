@@ -56,11 +56,11 @@ class ReadBackpressure:
         else:
             self._waiting.pop(reader, None)
         if self.total_bytes > self.limit_bytes:
-            self._judge(reader, held_bytes)
+            self._apply_limit(reader, held_bytes)
         elif self._held:
             self._release()
 
-    def _judge(self, reader: Reader, held_bytes: int) -> None:
+    def _apply_limit(self, reader: Reader, held_bytes: int) -> None:
         oldest = self._oldest()
         if oldest is not None:
             self._resume(oldest)
@@ -91,7 +91,7 @@ class ReadBackpressure:
 
 REASON: Final = "resident"  # why a publisher is not read
 SHARE_OF_CGROUP: Final = 0.6
-_GLANCE_S: Final = 0.01  # a paused publisher is read this long once a second
+_BRIEF_READ_S: Final = 0.01  # a paused publisher is read this long once a second
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -147,9 +147,9 @@ class MemoryBrake:
             connection = session.connection
             if connection is not None and connection.published and not connection.consumers:
                 self._held.add(session)
-                loop.call_later(_GLANCE_S if was_on else 0, self._hold, session)
+                loop.call_later(_BRIEF_READ_S if was_on else 0, self._pause, session)
 
-    def _hold(self, session: Publisher) -> None:
+    def _pause(self, session: Publisher) -> None:
         if session in self._held:
             session.pause_reading(REASON)
 
@@ -233,7 +233,7 @@ class TimedSession(Protocol):
 AnySession = TypeVar("AnySession", bound=TimedSession)
 
 
-def overdue(session: TimedSession, now_s: float, limits: SlowPeerLimits) -> str | None:
+def overdue_reason(session: TimedSession, now_s: float, limits: SlowPeerLimits) -> str | None:
     """Return why a session must end now, or None.  ``now_s`` is on the event loop's clock."""
     began_s = session.frame_began_at
     if began_s is not None and not session.paused:
@@ -247,7 +247,7 @@ def overdue(session: TimedSession, now_s: float, limits: SlowPeerLimits) -> str 
     return None
 
 
-def longest_silent(
+def idle_sessions(
     sessions: Iterable[AnySession], now_s: float, limits: SlowPeerLimits
 ) -> list[AnySession]:
     """Return idle sessions, the longest idle first: no credit and no incomplete frame.
@@ -262,7 +262,7 @@ def longest_silent(
     return sorted(silent, key=lambda session: session.last_read_at)
 
 
-def excuse(session: TimedSession, seconds: float) -> None:
+def exclude_time(session: TimedSession, seconds: float) -> None:
     """Exclude a time in which the process was suspended and could not read."""
     session.last_read_at += seconds
     if session.frame_began_at is not None:

@@ -58,8 +58,8 @@ class CommitCounters:
             self.batch_sum += messages
 
 
-OVER_S: Final = 10.0  # time constant of the smoothing
-_SILENCE: Final = 0.01  # smaller rates become 0
+SMOOTHING_S: Final = 10.0  # time constant of the smoothing
+_MIN_RATE: Final = 0.01  # smaller rates become 0
 
 
 class SmoothedRate:
@@ -76,7 +76,7 @@ class SmoothedRate:
         if not self.per_s and count == self._count:
             return
         now = (count - self._count) / elapsed_s
-        self.per_s += min(1.0, elapsed_s / OVER_S) * (now - self.per_s)
+        self.per_s += min(1.0, elapsed_s / SMOOTHING_S) * (now - self.per_s)
         self._count = count
-        if self.per_s < _SILENCE:
+        if self.per_s < _MIN_RATE:
             self.per_s = 0.0

@@ -23,7 +23,7 @@ from phpmq_lite.protocol.frames import (
     WireLimits,
 )
 from phpmq_lite.protocol.frames import Frame as Parsed
-from phpmq_lite.server.inspector import NEAR_BYTES, DissectedFrame, Dissector, expected_of
+from phpmq_lite.server.inspector import CONTEXT_BYTES, DissectedFrame, Dissector, expected_syntax
 
 Encoding = Literal["auto", "raw", "hex", "base64"]
 _HEX: Final = re.compile(rb"(?:(?:0[xX]|\\x)?[0-9a-fA-F]{2}[\s:,]*)+")
@@ -44,8 +44,8 @@ class WrongByte:
     detail: str
     expected: str
     offset: int
-    before: bytes  # up to ``NEAR_BYTES``
-    found: bytes  # up to ``NEAR_BYTES``
+    before: bytes  # up to ``CONTEXT_BYTES``
+    found: bytes  # up to ``CONTEXT_BYTES``
 
 
 @dataclass(slots=True, frozen=True)
@@ -210,10 +210,10 @@ def _wrong(error: RemoteProtocolError, data: bytes) -> WrongByte:
     return WrongByte(
         error.code,
         error.detail,
-        expected_of(error.code),
+        expected_syntax(error.code),
         at,
-        data[max(0, at - NEAR_BYTES) : at],
-        data[at : at + NEAR_BYTES],
+        data[max(0, at - CONTEXT_BYTES) : at],
+        data[at : at + CONTEXT_BYTES],
     )
 
 

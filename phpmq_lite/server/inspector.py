@@ -97,7 +97,7 @@ class Dissector:
         if not self._frame:
             header = FramePiece(self._head, f"message header, {len(self._head)} of 8 bytes")
             return DissectedFrame("unknown", None, (header,), self._size)
-        found = _decoded(self._frame, self._pieces, self._size)
+        found = _decode_frame(self._frame, self._pieces, self._size)
         count = len(self._pieces) + self._packets_left
         pieces = [FramePiece(self._frame, f"{found.kind}, {count} packets"), *found.pieces[1:]]
         if self._left >= 0:
@@ -116,14 +116,14 @@ class Dissector:
         while pos < end:
             start = pos
             if self._left >= 0:
-                pos = self._take_content(data, pos)
+                pos = self._read_content(data, pos)
             elif self._frame:
                 pos = self._packet_header(data, pos)
             else:
                 pos = self._message_header(data, pos)
             self._size += pos - start
             if self._frame and not self._packets_left and self._left < 0:
-                done.append(_decoded(self._frame, self._pieces, self._size))
+                done.append(_decode_frame(self._frame, self._pieces, self._size))
                 self.reset()
         return done
 
@@ -157,7 +157,7 @@ class Dissector:
                 self._end_packet()
         return stop
 
-    def _take_content(self, data: bytes, pos: int) -> int:
+    def _read_content(self, data: bytes, pos: int) -> int:
         stop = min(pos + self._left, len(data))
         room = CUT_BYTES - len(self._content)
         if room > 0:
@@ -174,7 +174,9 @@ class Dissector:
         self._packets_left -= 1
 
 
-def _decoded(header: bytes, packets: list[tuple[bytes, bytes, int]], size: int) -> DissectedFrame:
+def _decode_frame(
+    header: bytes, packets: list[tuple[bytes, bytes, int]], size: int
+) -> DissectedFrame:
     """Return the frame with the meaning of its pieces."""
     number = int(header[3:6]) if header[3:6].isdigit() else 0
     kind = _MESSAGES.get(number, "unknown")
@@ -186,13 +188,15 @@ def _decoded(header: bytes, packets: list[tuple[bytes, bytes, int]], size: int) 
             queue = content.decode(errors="replace")
         pieces.append(
             FramePiece(
-                head + content, _meaning(number, packet, content, length), length - len(content)
+                head + content,
+                _describe_packet(number, packet, content, length),
+                length - len(content),
             )
         )
     return DissectedFrame(kind, queue, tuple(pieces), size)
 
 
-def _meaning(message: int, packet: int, content: bytes, length: int) -> str:
+def _describe_packet(message: int, packet: int, content: bytes, length: int) -> str:
     text = content.decode(errors="backslashreplace")
     match packet:
         case frames.QUEUE:
@@ -218,7 +222,7 @@ FRAMES_PER_S: Final = 200  # in both directions; more are skipped
 IDLE_S: Final = 60.0  # without a viewer, then recording ends
 WATCHED: Final = 16  # connections at once
 ERRORS: Final = 100
-NEAR_BYTES: Final = 32  # recorded on either side of a wrong byte
+CONTEXT_BYTES: Final = 32  # recorded on either side of a wrong byte
 
 _EXPECTED: Final = {
     frames.BAD_HEADER: "a message header: H and seven digits",
@@ -239,7 +243,7 @@ _EXPECTED: Final = {
 }
 
 
-def expected_of(code: str) -> str:
+def expected_syntax(code: str) -> str:
     """Return what the grammar expects instead of an error of this code."""
     return _EXPECTED.get(code, "")
 
@@ -290,7 +294,7 @@ class FrameRecorder:
 
     def note_in(self, data: bytes, frames: int, side: ServerSide) -> None:
         """Record inbound data, after the parser has; ``frames`` is the number of parsed frames."""
-        self._learn(self._in, side)
+        self._adopt_framing(self._in, side)
         partial = side.partial_bytes
         if not self._has_budget():
             self._is_aligned = False
@@ -315,12 +319,12 @@ class FrameRecorder:
         if not self._has_budget():
             self.missed += 1
             return
-        self._learn(self._out, side)
+        self._adopt_framing(self._out, side)
         self._out.reset()
         for part in parts:
             self._keep(self._out.feed(part), is_inbound=False)
 
-    def _learn(self, dissector: Dissector, side: ServerSide) -> None:
+    def _adopt_framing(self, dissector: Dissector, side: ServerSide) -> None:
         dissector.width = side.packet_header
         dissector.is_line = side.framing == "line"
 
@@ -484,15 +488,17 @@ class Inspector:
                 address=address,
                 code=error.code,
                 detail=error.detail,
-                expected=expected_of(error.code),
+                expected=expected_syntax(error.code),
                 offset=error.offset,
-                before=data[max(0, at - NEAR_BYTES) : at] if is_here else b"",
-                found=data[at : at + NEAR_BYTES] if is_here else b"",
+                before=data[max(0, at - CONTEXT_BYTES) : at] if is_here else b"",
+                found=data[at : at + CONTEXT_BYTES] if is_here else b"",
             )
         )
 
 
-def watch_in(core: Any, inspector: Inspector, client: int, now_s: float) -> FrameRecorder | None:
+def watch_client(
+    core: Any, inspector: Inspector, client: int, now_s: float
+) -> FrameRecorder | None:
     """Watch a connection by its number; call it within a batch."""
     connection = core.connections.get(client)
     return inspector.watch(client, None if connection is None else connection.peer, now_s)

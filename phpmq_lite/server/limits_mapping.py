@@ -8,7 +8,7 @@ from phpmq_lite.storage.disk_space import DiskSpaceBounds
 from phpmq_lite.storage.write.retention import RetentionBounds
 
 
-def limits_of(settings: Settings) -> Limits:
+def broker_limits(settings: Settings) -> Limits:
     """Return the limits of the core."""
     limits, receipts = settings.limits, settings.receipts
     return Limits(
@@ -34,12 +34,12 @@ def set_limits(core: Broker, limits: Limits) -> None:
     core.limits = core.state.limits = limits
 
 
-def queue_defaults_of(settings: Settings) -> QueueSettings:
+def queue_defaults(settings: Settings) -> QueueSettings:
     """Return the settings of a queue that sets none itself."""
     return QueueSettings(**settings.queues.model_dump())
 
 
-def retention_of(settings: Settings) -> RetentionBounds:
+def retention_bounds(settings: Settings) -> RetentionBounds:
     """Return how much history, how many receipts and how much of the audit log are kept."""
     history, receipts = settings.history, settings.receipts
     return RetentionBounds(
@@ -54,7 +54,7 @@ def retention_of(settings: Settings) -> RetentionBounds:
     )
 
 
-def space_of(settings: Settings) -> DiskSpaceBounds:
+def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
     """Return when publishing stops for lack of space, and the size of the reserve."""
     limits, storage = settings.limits, settings.storage
     # What one batch needs: its space in the write-ahead log, and again in the database.

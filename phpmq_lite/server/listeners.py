@@ -90,7 +90,7 @@ class Listeners:
         """Open listeners in the order of ``addresses``, with what clients must know about each."""
         return [
             PhpmqListener(
-                _whole(listener.address), listener.kind, has_ttl=listener.dispatch == "ttl"
+                _absolute(listener.address), listener.kind, has_ttl=listener.dispatch == "ttl"
             )
             for listener in self._listeners
         ]
@@ -133,10 +133,10 @@ class Listeners:
             await self.bind()
         try:
             for at, endpoint, dispatch in reversed(self._unix):
-                with _refusing(endpoint):
+                with _refuse_start(endpoint):
                     self._listeners.insert(at, _bind_unix(endpoint.path, dispatch))
             for listener in self._listeners:
-                with _refusing(listener.address):  # another program may listen there by now
+                with _refuse_start(listener.address):  # another program may listen there by now
                     listener.socket.listen(_BACKLOG)
         except BaseException:
             await self.close()
@@ -154,13 +154,13 @@ class Listeners:
         for listener in self._listeners:
             listener.socket.close()
             if listener.file is not None:
-                _remove_own(Path(listener.address.removeprefix("unix:")), listener.file)
+                _remove_own_socket(Path(listener.address.removeprefix("unix:")), listener.file)
         self._listeners.clear()
 
     # -- binding
 
     async def _bind(self, endpoint: ListenAddress, dispatch: Dispatch) -> None:
-        with _refusing(endpoint):
+        with _refuse_start(endpoint):
             if endpoint.kind == "unix":
                 remove_stale(endpoint.path)
                 self._unix.append((len(self._listeners), endpoint, dispatch))
@@ -194,7 +194,7 @@ class Listeners:
                 self._handshakes.add(task)
                 task.add_done_callback(self._handshakes.discard)
             else:
-                await self._hand_over(listener, connection)
+                await self._attach_protocol(listener, connection)
 
     async def _secure(
         self, listener: _Listener, connection: socket.socket, host: str | None
@@ -208,15 +208,15 @@ class Listeners:
             return
         is_made = False
         try:
-            is_made = await self._hand_over(listener, connection)
+            is_made = await self._attach_protocol(listener, connection)
         finally:
             if not is_made and self._gate is not None:
                 self._gate.give_up(host)
 
-    async def _hand_over(self, listener: _Listener, connection: socket.socket) -> bool:
+    async def _attach_protocol(self, listener: _Listener, connection: socket.socket) -> bool:
         """Attach a protocol to a connection; return whether ``connection_made`` was called."""
         try:
-            _prepare(connection)
+            _set_options(connection)
             protocol = self._factory(listener.kind, listener.dispatch)
         except Exception as error:  # keep accepting others
             connection.close()
@@ -243,7 +243,7 @@ class Listeners:
 
 
 @contextmanager
-def _refusing(endpoint: ListenAddress | str) -> Iterator[None]:
+def _refuse_start(endpoint: ListenAddress | str) -> Iterator[None]:
     """Translate OSError to the reason why the start is refused."""
     try:
         yield
@@ -259,14 +259,14 @@ def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:
     return _Listener(bound, f"unix:{path}", "unix", dispatch, file)
 
 
-def _whole(address: str) -> str:
+def _absolute(address: str) -> str:
     """Return the address with the absolute path of a Unix socket."""
     if not address.startswith("unix:"):
         return address
     return f"unix:{Path(address.removeprefix('unix:')).absolute()}"
 
 
-def _remove_own(path: Path, file: tuple[int, int]) -> None:
+def _remove_own_socket(path: Path, file: tuple[int, int]) -> None:
     """Remove our socket, unless another one has replaced it."""
     with suppress(OSError):  # a remaining file is stale, like that of a killed broker
         status = path.stat()
@@ -274,7 +274,7 @@ def _remove_own(path: Path, file: tuple[int, int]) -> None:
             path.unlink()
 
 
-def _prepare(connection: socket.socket) -> None:
+def _set_options(connection: socket.socket) -> None:
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -16,7 +16,7 @@ from phpmq_lite.logs import get_logger
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.backup.backups import AGAIN_S, Backup, BackupSchedule
+from phpmq_lite.storage.backup.backups import RETRY_S, Backup, BackupSchedule
 from phpmq_lite.storage.disk_space import DISK_FULL, DiskSpace, Shortage
 from phpmq_lite.storage.integrity.scrub import (
     PARTS,
@@ -30,12 +30,12 @@ from phpmq_lite.storage.integrity.scrub import (
 
 START_S: Final = 60.0  # after a start, which has more urgent work
 _TICK_S: Final = 0.2
-_KEPT_EACH_S: Final = 10.0  # between two saves of the progress
+_SAVE_EVERY_S: Final = 10.0  # between two saves of the progress
 _BUSY_BYTES: Final = 64 << 10  # received from clients within a tick
 _DAY_MS: Final = 86_400_000
 # Written during the structure check, which keeps the WAL from being truncated.
 LOG_BYTES: Final = 1 << 30
-_GLANCE_S: Final = 1.0  # between two checks of the WAL's size
+_LOG_CHECK_S: Final = 1.0  # between two checks of the WAL's size
 T = TypeVar("T")
 _log = logs.get_logger(__name__)
 
@@ -58,7 +58,7 @@ class ScrubRunner:
         self._database = database
         self._scrub = Scrub(database)
         self._settings = settings
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._is_cancelled = False
         self._bytes_in = 0
         self._thread: asyncio.Future[Any] | None = None  # the last work given to a thread
@@ -66,7 +66,7 @@ class ScrubRunner:
     @property
     def is_working(self) -> bool:
         """Return whether a scrub is running or was requested."""
-        return self._is_working or self._asked.is_set()
+        return self._is_working or self._requested.is_set()
 
     @property
     def tick_bytes(self) -> int:
@@ -84,7 +84,7 @@ class ScrubRunner:
         self._check(is_working=False)
         if ahead is not None:
             await ahead()
-        self._asked.set()
+        self._requested.set()
 
     async def stop(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
         """Cancel the current round, after ``ahead`` has returned.
@@ -103,72 +103,74 @@ class ScrubRunner:
         if is_working and not self.is_working:
             raise RefusedError("scrub_idle", "no scrub is under way")
 
-    async def run(self, *, is_owed: bool = False) -> None:
-        """Scrub whenever it is due; ``is_owed``: the start has not checked the structure."""
+    async def run(self, *, is_structure_due: bool = False) -> None:
+        """Scrub when it is due; ``is_structure_due``: the start did not check the structure."""
         self._scrub = Scrub(self._database)
         try:
             self.state = await asyncio.to_thread(read_state, self._folder)
-            if is_owed:
-                await self._look(with_bodies=False, with_structure=True, is_asked=True)
+            if is_structure_due:
+                await self._look(with_bodies=False, with_structure=True, is_requested=True)
             while True:
-                is_asked = await self._until_due()
-                with_structure = is_asked or self._is_structure_due()
-                await self._look(with_bodies=True, with_structure=with_structure, is_asked=is_asked)
+                is_requested = await self._wait_until_due()
+                with_structure = is_requested or self._is_structure_due()
+                await self._look(
+                    with_bodies=True, with_structure=with_structure, is_requested=is_requested
+                )
         finally:
             self._scrub.stop()
             if self._thread is not None:  # its reader would keep the WAL open
                 await asyncio.wait({self._thread})
 
-    async def _until_due(self) -> bool:
+    async def _wait_until_due(self) -> bool:
         """Wait for the schedule or for a request; return whether it was a request."""
         every_s = self._settings().scrub.every_h * 3_600
         due_s = (self.state.looked_at - self._now_ms()) / 1_000 + every_s
         wait_s = min(max(START_S, due_s), max(START_S, every_s)) if every_s else None
         try:
             async with asyncio.timeout(wait_s):
-                await self._asked.wait()
+                await self._requested.wait()
         except TimeoutError:
             return False
         return True
 
-    async def _look(self, *, with_bodies: bool, with_structure: bool, is_asked: bool) -> None:
+    async def _look(self, *, with_bodies: bool, with_structure: bool, is_requested: bool) -> None:
         """Run one round.  A scheduled round that fails waits for its next time.
 
         Otherwise damage that cannot be skipped would be read again and again.
         """
         self._is_working, self._is_cancelled = True, False
-        self._asked.clear()
+        self._requested.clear()
         try:
             if with_structure:
-                await self._look_at_structure()
+                await self._check_structure()
             if with_bodies:
-                await self._look_at_bodies()
+                await self._check_bodies()
         except DataDamagedError as error:
             self.state.structure = [str(error)]
             _log.error("scrub_failed", reason=str(error))
-            self._give_up(is_asked=is_asked)
+            self._abandon_round(is_requested=is_requested)
         except StorageError as error:  # such as too few descriptors: retry soon
             _log.error("scrub_failed", reason=str(error))
             self.state.now = ScrubRound()
         except Exception:
             _log.exception("scrub_failed", reason="unexpected")
-            self._give_up(is_asked=is_asked)
+            self._abandon_round(is_requested=is_requested)
         else:
             if with_bodies and self._is_cancelled:
-                self._give_up(is_asked=is_asked)
+                self._abandon_round(is_requested=is_requested)
         finally:
             self._is_working = False
-            await self._keep()
+            await self._save()
 
-    def _give_up(self, *, is_asked: bool) -> None:
+    def _abandon_round(self, *, is_requested: bool) -> None:
         self.state.now = ScrubRound()
-        if not is_asked:
+        if not is_requested:
             self.state.tried_at = self._now_ms()
 
-    async def _look_at_structure(self) -> None:
+    async def _check_structure(self) -> None:
         most = self._scrub.log_bytes + LOG_BYTES
         thread = self._begin(self._scrub.structure)
-        while not (await asyncio.wait({thread}, timeout=_GLANCE_S))[0]:
+        while not (await asyncio.wait({thread}, timeout=_LOG_CHECK_S))[0]:
             if self._scrub.log_bytes > most:
                 self._scrub.interrupt()
         try:
@@ -183,7 +185,7 @@ class ScrubRunner:
         if found:
             _log.error("structure_damaged", problems=found[:3])
 
-    async def _look_at_bodies(self) -> None:
+    async def _check_bodies(self) -> None:
         """Continue the round that a stop interrupted, or begin one."""
         state = self.state
         if not state.is_under_way:
@@ -193,15 +195,15 @@ class ScrubRunner:
             await asyncio.sleep(_TICK_S)
             if self._is_cancelled:
                 return
-            await self._look_at_slice(PARTS[state.now.part])
-            if asyncio.get_running_loop().time() - kept_at > _KEPT_EACH_S:
+            await self._check_slice(PARTS[state.now.part])
+            if asyncio.get_running_loop().time() - kept_at > _SAVE_EVERY_S:
                 kept_at = asyncio.get_running_loop().time()
-                await self._keep()
+                await self._save()
         state.now.ended_at = self._now_ms()
         state.last, state.now = state.now, ScrubRound()
         _log.info("scrubbed", bodies=state.last.bodies, bytes=state.last.bytes, bad=state.last.bad)
 
-    async def _look_at_slice(self, part: str) -> None:
+    async def _check_slice(self, part: str) -> None:
         upto = self.state.now.upto
         found = await self._in_thread(partial(self._scrub.look, part, upto, self.tick_bytes))
         note(self.state, part, found)
@@ -222,7 +224,7 @@ class ScrubRunner:
         self._thread = thread = asyncio.ensure_future(asyncio.to_thread(work))
         return thread
 
-    async def _keep(self) -> None:
+    async def _save(self) -> None:
         try:
             await asyncio.to_thread(partial(write_state, self._folder, self.state))
         except OSError as error:
@@ -262,21 +264,23 @@ class Maintenance:
         )
         self.scrub = ScrubRunner(engine, figures, database, settings)
 
-    async def run(self, *, is_owed: bool = False) -> None:
-        """Work by schedule and on demand; ``is_owed``: the start has not checked the structure."""
+    async def run(self, *, is_structure_due: bool = False) -> None:
+        """Work by schedule and on demand; ``is_structure_due``: check the structure first."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_kept_up("backups", self.backups.run))
-            tasks.create_task(_kept_up("scrub", partial(self.scrub.run, is_owed=is_owed)))
+            tasks.create_task(_run_again("backups", self.backups.run))
+            tasks.create_task(
+                _run_again("scrub", partial(self.scrub.run, is_structure_due=is_structure_due))
+            )
 
 
-async def _kept_up(name: str, run: Callable[[], Awaitable[None]]) -> None:
+async def _run_again(name: str, run: Callable[[], Awaitable[None]]) -> None:
     """Run again after an unexpected error, which is no reason to stop a serving broker."""
     while True:
         try:
             await run()
         except Exception:
-            _log.exception("care_failed", work=name, again_s=AGAIN_S)
-        await asyncio.sleep(AGAIN_S)
+            _log.exception("care_failed", work=name, again_s=RETRY_S)
+        await asyncio.sleep(RETRY_S)
 
 
 def _tell(result: Backup | StorageError) -> None:

@@ -94,11 +94,11 @@ class RollupSum:
     def include(self, other: "RollupSum") -> None:
         """Add activity of the same time span; gauges stay."""
         self.counts = list(map(add, self.counts, other.counts))
-        self.wait = _together(self.wait, other.wait)
-        self.hold = _together(self.hold, other.hold)
+        self.wait = _sum_histograms(self.wait, other.wait)
+        self.hold = _sum_histograms(self.hold, other.hold)
 
 
-def _together(one: list[int] | None, other: list[int] | None) -> list[int] | None:
+def _sum_histograms(one: list[int] | None, other: list[int] | None) -> list[int] | None:
     if one is None or other is None:
         return one if other is None else other  # lists are never changed in place
     return histogram.add(one, other)
@@ -177,7 +177,7 @@ class Rollups:
         rests = {point.at_s for point in self.points(REST)}
         return [UptimeSpan(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
 
-    def refused_lately(self, refused: Mapping[str, int]) -> dict[str, int]:
+    def recently_refused(self, refused: Mapping[str, int]) -> dict[str, int]:
         """Return how many publishes were refused in the last hour, by reason."""
         before = self._refused[0][1] if self._refused else {}
         lately = {reason: count - before.get(reason, 0) for reason, count in refused.items()}
@@ -205,7 +205,7 @@ class Rollups:
             if point.at_s == minute_s:
                 self._minute[queue_id] = RollupSum.of(point)
             elif quarter_s <= point.at_s < minute_s:
-                self._follow(self._quarter, queue_id, RollupSum.of(point))
+                self._append(self._quarter, queue_id, RollupSum.of(point))
             if not count % _CHANGED_AT_ONCE:
                 yield []
         if quarter_s != minute_s // QUARTER_S * QUARTER_S:
@@ -223,16 +223,16 @@ class Rollups:
         self.waiting, self.records = [], set()
         room = 0
         for queue in queues:
-            room += _QUEUES_AT_ONCE // _CHANGED_AT_ONCE if self._take(queue) else 1
+            room += _QUEUES_AT_ONCE // _CHANGED_AT_ONCE if self._sample_queue(queue) else 1
             if room >= _QUEUES_AT_ONCE:
                 room = 0
                 yield []
 
-    def _take(self, queue: Queue) -> bool:
+    def _sample_queue(self, queue: Queue) -> bool:
         """Add one queue; return whether there was any activity."""
         queue_id, row, held = queue.queue_id, queue.row, queue.held
         counts: tuple[int, ...] = _counts(queue.counters)
-        before = self._counted(queue)
+        before = self._last_counts(queue)
         live = row.live_count
         if not live and counts == before and queue_id not in self._filled:
             return False
@@ -245,20 +245,20 @@ class Rollups:
             self.waiting.append(queue_id)
             if is_records:
                 self.records.add(queue_id)
-        happened = self._since(queue, counts, before)
+        happened = self._changes(queue, counts, before)
         happened.gauges = [live - held, held, row.live_bytes, 0]
-        self._share(ALL, happened, 0 if is_records else live - held)
+        self._add_to_group(ALL, happened, 0 if is_records else live - held)
         if is_records:
-            self._share(RECORDS, happened, live - held)
+            self._add_to_group(RECORDS, happened, live - held)
         self._activity[queue_id] = self._activity.get(queue_id, 1) + sum(happened.counts)
         if queue_id in self._own or len(self._own) < QUEUES_MAX:
             self._own.add(queue_id)
-            self._follow(self._slot, queue_id, happened)
+            self._append(self._slot, queue_id, happened)
         else:
-            self._share(REST, happened, live - held)
+            self._add_to_group(REST, happened, live - held)
         return True
 
-    def _counted(self, queue: Queue) -> tuple[int, ...]:
+    def _last_counts(self, queue: Queue) -> tuple[int, ...]:
         """Return the counts of the last sample; zeros for a queue that was created again."""
         queue_id = queue.queue_id
         totals, counts = self._before.get(queue_id, (queue.counters, _ZEROS))
@@ -267,17 +267,17 @@ class Rollups:
         self._forget(queue_id)
         return _ZEROS
 
-    def _since(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> RollupSum:
+    def _changes(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> RollupSum:
         queue_id = queue.queue_id
         if counts == before:
             return RollupSum()
         happened = RollupSum(tuple(map(sub, counts, before)))
         self._before[queue_id] = queue.counters, counts
-        happened.wait = _grown(self._waits, queue_id, queue.wait)
-        happened.hold = _grown(self._holds, queue_id, queue.hold)
+        happened.wait = _histogram_growth(self._waits, queue_id, queue.wait)
+        happened.hold = _histogram_growth(self._holds, queue_id, queue.hold)
         return happened
 
-    def _share(self, number: int, happened: RollupSum, ready: int) -> None:
+    def _add_to_group(self, number: int, happened: RollupSum, ready: int) -> None:
         """Add a queue to the sum of several queues."""
         whole = self._slot.get(number)
         if whole is None:
@@ -293,12 +293,12 @@ class Rollups:
         """Append a point per queue; at the end of a minute, or if ``is_last``, yield rows."""
         slot_s, slot = self._slot_s, self._slot
         span_s = max(SLOT_S, min(now_s // SLOT_S * SLOT_S - slot_s, _LATE_S))
-        self._age(slot, now_s)
+        self._set_ages(slot, now_s)
         self._slot, self._slot_s = {}, now_s // SLOT_S * SLOT_S
         self.lines.clear()
         for count, (queue_id, happened) in enumerate(slot.items(), 1):
             self._series.setdefault(queue_id, Series()).add(happened.point(slot_s, span_s))
-            self._follow(self._minute, queue_id, happened)
+            self._append(self._minute, queue_id, happened)
             if not count % _CHANGED_AT_ONCE:
                 yield []
         self._series = {
@@ -309,7 +309,7 @@ class Rollups:
         if is_last or now_s // MINUTE_S * MINUTE_S != self.minute_s:
             yield from self._end_minute(now_s)
 
-    def _age(self, slot: dict[int, RollupSum], now_s: int) -> None:
+    def _set_ages(self, slot: dict[int, RollupSum], now_s: int) -> None:
         """Set how long the oldest ready messages have waited."""
         first: dict[int, int] = {}
         for queue_id in self.waiting:
@@ -328,7 +328,7 @@ class Rollups:
         self._minute, self.minute_s = {}, now_s // MINUTE_S * MINUTE_S
         yield from self._rows(minute, minute_s, MINUTE_S)
         for count, (queue_id, happened) in enumerate(minute.items(), 1):
-            self._follow(self._quarter, queue_id, happened)
+            self._append(self._quarter, queue_id, happened)
             if not count % _CHANGED_AT_ONCE:
                 yield []
         quarter_s = minute_s // QUARTER_S * QUARTER_S
@@ -336,7 +336,7 @@ class Rollups:
             quarter, self._quarter = self._quarter, {}
             yield from self._rows(quarter, quarter_s, QUARTER_S)
         yield [TrimRollups(span, now_s - kept, _REMOVED_AT_ONCE) for span, kept in KEPT_S.items()]
-        self._choose()
+        self._choose_own()
 
     def _rows(self, sums: Mapping[int, RollupSum], at_s: int, span_s: int) -> Iterator[Writes]:
         items = list(sums.items())
@@ -346,7 +346,7 @@ class Rollups:
                 for queue_id, happened in items[at : at + _CHANGED_AT_ONCE]
             ]
 
-    def _choose(self) -> None:
+    def _choose_own(self) -> None:
         """Choose the queues with their own points; queues that have them keep them more easily."""
         activity, self._activity = self._activity, {}
         own = self._own
@@ -357,7 +357,7 @@ class Rollups:
         )
 
     @staticmethod
-    def _follow(sums: dict[int, RollupSum], queue_id: int, later: RollupSum) -> None:
+    def _append(sums: dict[int, RollupSum], queue_id: int, later: RollupSum) -> None:
         known = sums.get(queue_id)
         if known is None:
             known = sums[queue_id] = RollupSum()
@@ -365,7 +365,7 @@ class Rollups:
 
     # -- once a minute
 
-    def note_refused(self, now_s: int, refused: Mapping[str, int]) -> None:
+    def record_refused(self, now_s: int, refused: Mapping[str, int]) -> None:
         """Record how many publishes were refused so far."""
         self._refused.append((now_s, dict(refused)))
         while self._refused[0][0] < now_s - HOUR_S:
@@ -383,7 +383,7 @@ class Rollups:
         self._holds.pop(queue_id, None)
 
 
-def _grown(
+def _histogram_growth(
     seen: dict[int, Sequence[int]], queue_id: int, counts: Sequence[int] | None
 ) -> list[int] | None:
     """Return what a histogram has gained since the last call; None if nothing."""
@@ -418,14 +418,14 @@ class RollupSampler:
     async def run(self) -> None:
         """Continue from stored rows, then take a sample at the end of each slot."""
         with suppress(StorageError):  # without the stored rows, sampling still works
-            await self._go_through(self._rollups.load(await self._past()))
+            await self._run_slices(self._rollups.load(await self._stored_rows()))
         self.is_loaded = True
         await self._look()
         while True:
             await asyncio.sleep(SLOT_S - self._now_ms() / 1_000 % SLOT_S + _AFTER_S)
             await self.sample()
 
-    async def _past(self) -> list[tuple[int, Point]]:
+    async def _stored_rows(self) -> list[tuple[int, Point]]:
         last_s = await self._stored.last(MINUTE_S)
         if last_s is None:
             return []
@@ -438,18 +438,18 @@ class RollupSampler:
         rollups, state = self._rollups, self._engine.core.state
         await self._look()
         now_s = self._now_ms() // 1_000
-        await self._go_through(rollups.close(now_s))
+        await self._run_slices(rollups.close(now_s))
         if not now_s % MINUTE_S // SLOT_S:
-            rollups.note_refused(now_s, self._engine.core.refused)
+            rollups.record_refused(now_s, self._engine.core.refused)
             rollups.forget(state.by_id)
 
     async def _look(self) -> None:
         rollups = self._rollups
-        await self._go_through(rollups.collect(list(self._engine.core.state.by_id.values())))
+        await self._run_slices(rollups.collect(list(self._engine.core.state.by_id.values())))
         with suppress(StorageError):  # keep the previous ages
             rollups.ages = await self._read_ages(rollups.waiting)
 
-    async def _go_through(self, work: Iterator[Writes]) -> None:
+    async def _run_slices(self, work: Iterator[Writes]) -> None:
         self._work = work
         for writes in work:
             if writes:
@@ -471,13 +471,13 @@ class RollupSampler:
             return
 
         def finish(core: Broker, answer: Reply) -> None:
-            for writes in self._rest(core):
+            for writes in self._last_slices(core):
                 _store(core, writes)
             core.state.batch.replies.append((answer, None))
 
         await self._engine.call(finish)
 
-    def _rest(self, core: Broker) -> Iterator[Writes]:
+    def _last_slices(self, core: Broker) -> Iterator[Writes]:
         yield from self._work  # a sample that was cancelled half-way
         yield from self._rollups.collect(list(core.state.by_id.values()))
         yield from self._rollups.close(self._now_ms() // 1_000, is_last=True)

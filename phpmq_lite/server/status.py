@@ -199,7 +199,7 @@ class BrokerHandle:
         self.space: DiskSpace | None = None
         self.loop_lag_ms = 0.0
         self._base = BrokerStatus(started_at=time.time_ns() // 1_000_000)
-        self._quiet: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> totals.turns, its status
+        self._idle: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> totals.turns, its status
 
     def set(self, **changes: object) -> None:
         """Change ``step``, ``is_ready``, ``is_draining``, ``listeners`` or ``last_error``."""
@@ -268,7 +268,7 @@ class BrokerHandle:
         base = replace(
             self._base,
             loop_lag_ms=self.loop_lag_ms,
-            **self._limited(),
+            **self._limit_figures(),
             paused=dict(figures.paused),
             protocol_errors=dict(figures.protocol_errors),
             closed=dict(figures.closed),
@@ -315,7 +315,7 @@ class BrokerHandle:
             queue_count=len(state.queues),
         )
 
-    def _limited(self) -> dict[str, Any]:
+    def _limit_figures(self) -> dict[str, Any]:
         """Return figures about limits; empty before there are listeners."""
         pressure, brake, gate = self.pressure, self.brake, self.gate
         if pressure is None or brake is None or gate is None:
@@ -349,33 +349,33 @@ class BrokerHandle:
         for at in range(0, len(queues), size):
             some = queues[at : at + size]
             yield [self._queue(queue, state, at_s) for queue in some]
-        if len(self._quiet) > 2 * len(state.queues):
-            self._quiet.clear()  # many queues were removed
+        if len(self._idle) > 2 * len(state.queues):
+            self._idle.clear()  # many queues were removed
 
     def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
         """Return the figures of a queue; the same object as before if the queue was idle."""
-        goal = state.registry.dead_letter_name(queue)
-        dead = 0 if queue.is_dead_letter_queue else _records(state, goal)
+        dead_letter_name = state.registry.dead_letter_name(queue)
+        dead = 0 if queue.is_dead_letter_queue else _records(state, dead_letter_name)
         rates = self.rates.of(queue, at_s)
         turns, row = queue.counters.activity, queue.row
         if queue.consumers or rates is not NO_RATES:
-            return _queue(queue, goal, dead, rates)
-        last = self._quiet.get(queue.queue_id)
+            return _queue(queue, dead_letter_name, dead, rates)
+        last = self._idle.get(queue.queue_id)
         if last is not None:
             before, status = last
             if (
                 before == turns
                 and status.settings is queue.settings
                 and status.dead == dead
-                and status.dead_letter_queue == goal
+                and status.dead_letter_queue == dead_letter_name
                 and status.is_dead_letter_queue is queue.is_dead_letter_queue
                 and status.bytes == row.live_bytes
                 and status.ready + status.dispatched == row.live_count
                 and status.dispatched == queue.held
             ):
                 return status
-        status = _queue(queue, goal, dead, rates)
-        self._quiet[queue.queue_id] = (turns, status)
+        status = _queue(queue, dead_letter_name, dead, rates)
+        self._idle[queue.queue_id] = (turns, status)
         return status
 
 
@@ -393,7 +393,9 @@ def _records(state: BrokerState, name: str) -> int:
     return 0 if records is None else records.row.live_count
 
 
-def _queue(queue: Queue, goal: str, dead: int, rates: tuple[float, float, float]) -> QueueStatus:
+def _queue(
+    queue: Queue, dead_letter_name: str, dead: int, rates: tuple[float, float, float]
+) -> QueueStatus:
     published, dispatched, acked = rates
     credit = sum(max(0, c.credit - len(c.held)) for c in queue.consumers.values())
     return QueueStatus(
@@ -416,7 +418,7 @@ def _queue(queue: Queue, goal: str, dead: int, rates: tuple[float, float, float]
         hold=queue.hold or (),
         deaths=queue.deaths,
         is_dead_letter_queue=queue.is_dead_letter_queue,
-        dead_letter_queue=goal,
+        dead_letter_queue=dead_letter_name,
     )
 
 

@@ -39,9 +39,9 @@ def server_context(
         raise SettingsError(
             f"{section}.tls_cert {cert} and {section}.tls_key {key} cannot be used: {error}"
         ) from None
-    _check_time(f"{section}.tls_cert", cert, context)
+    _check_validity(f"{section}.tls_cert", cert, context)
     if client_ca is not None:
-        _demand_clients(f"{section}.tls_client_ca", client_ca, context)
+        _require_client_certificates(f"{section}.tls_client_ca", client_ca, context)
     return context
 
 
@@ -68,16 +68,18 @@ def renew(secured: Sequence[TlsListener]) -> None:
         server_context(one.cert, one.key, one.client_ca, section=one.section) for one in secured
     ]
     for one, context in zip(secured, fresh, strict=True):
-        one.context.sni_callback = partial(_hand_over, context)  # called without a server name, too
+        one.context.sni_callback = partial(
+            _switch_context, context
+        )  # called without a server name, too
 
 
-def _hand_over(
+def _switch_context(
     fresh: ssl.SSLContext, connection: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext
 ) -> None:
     connection.context = fresh
 
 
-def _demand_clients(name: str, path: Path, context: ssl.SSLContext) -> None:
+def _require_client_certificates(name: str, path: Path, context: ssl.SSLContext) -> None:
     try:
         context.load_verify_locations(path)
     except (ssl.SSLError, ValueError) as error:
@@ -98,7 +100,7 @@ def _refuse_password() -> Never:
     raise ValueError("the key is encrypted; a key in a file of mode 0600 needs no password")
 
 
-def _check_time(name: str, cert: Path, server: ssl.SSLContext) -> None:
+def _check_validity(name: str, cert: Path, server: ssl.SSLContext) -> None:
     """Check validity with a handshake in memory, in which OpenSSL verifies the certificate.
 
     Python cannot inspect a certificate that was only loaded.  The client of this handshake trusts
@@ -109,7 +111,7 @@ def _check_time(name: str, cert: Path, server: ssl.SSLContext) -> None:
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         client.load_verify_locations(cert)
-        _shake_hands(client, server)
+        _handshake(client, server)
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _TIME_ERRORS:
             raise SettingsError(f"{name} {cert} {_TIME_ERRORS[error.verify_code]}") from None
@@ -117,19 +119,19 @@ def _check_time(name: str, cert: Path, server: ssl.SSLContext) -> None:
         raise SettingsError(f"{name} {cert} cannot be used: {error}") from None
 
 
-def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
     """Connect two contexts in memory until the client has verified the server."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = server.wrap_bio(to_server, to_client, server_side=True)
-    theirs = client.wrap_bio(to_client, to_server)
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
+    client_side = client.wrap_bio(to_client, to_server)
     while True:
         try:
-            theirs.do_handshake()
+            client_side.do_handshake()
         except ssl.SSLWantReadError:
             pass
         else:
             return
         try:
-            ours.do_handshake()
+            server_side.do_handshake()
         except ssl.SSLWantReadError:
             continue

@@ -11,16 +11,16 @@ from phpmq_lite.server.backpressure import (
     SILENT,
     MemoryBrake,
     SlowPeerLimits,
-    excuse,
-    longest_silent,
-    overdue,
+    exclude_time,
+    idle_sessions,
+    overdue_reason,
 )
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.storage.write.writer import Writer
 
-_EACH_S: Final = 1.0
+_INTERVAL_S: Final = 1.0
 
 
 class SessionMonitor:
@@ -42,24 +42,26 @@ class SessionMonitor:
         """Check once a second."""
         loop = asyncio.get_running_loop()
         while True:
-            due_s = loop.time() + _EACH_S
-            await asyncio.sleep(_EACH_S)
+            due_s = loop.time() + _INTERVAL_S
+            await asyncio.sleep(_INTERVAL_S)
             late_s = max(0.0, loop.time() - due_s)
             self._front.loop_lag_ms = late_s * 1_000
             if late_s * 1_000 > GAP_MS:
                 for session in self._sessions:
-                    excuse(session, late_s)
+                    exclude_time(session, late_s)
             self.look(loop.time())
 
     def look(self, now_s: float) -> None:
-        """End overdue sessions and take samples."""
+        """End overdue_reason sessions and take samples."""
         for session in list(self._sessions):
             session.note_writing(now_s)
             if session.connection is not None:
-                session.acks.sample(session.connection.acked, _EACH_S)
+                session.acks.sample(session.connection.acked, _INTERVAL_S)
             if session.paused and session.frame_began_at is not None:
-                session.frame_began_at += _EACH_S  # the timeout is suspended while it is not read
-            reason = overdue(session, now_s, self._limits)
+                session.frame_began_at += (
+                    _INTERVAL_S  # the timeout is suspended while it is not read
+                )
+            reason = overdue_reason(session, now_s, self._limits)
             if reason is not None:
                 session.abort(reason)
         if self._brake is not None:
@@ -67,7 +69,7 @@ class SessionMonitor:
         self._front.figures.inspector.end_idle(now_s)
         crowd = len(self._sessions) - self._limits.places * 4 // 5
         if crowd > 0:
-            for session in longest_silent(self._sessions, now_s, self._limits)[:crowd]:
+            for session in idle_sessions(self._sessions, now_s, self._limits)[:crowd]:
                 session.end(SILENT)
         if self._front.engine is not None:
             self._front.rates.sample(self._front.engine.core.state.by_id, now_s)
@@ -82,21 +84,21 @@ class EngineWatchdog:
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine = engine
         self._writer = writer
-        self._is_asked = False  # a probe has not been answered yet
+        self._is_waiting = False  # a probe has not been answered yet
 
     def beat(self) -> bool:
         """Return whether the last probe was answered, and send the next; True the first time.
 
         A writer that waits for disk space or another program is alive: a restart would not help.
         """
-        if self._is_asked:
+        if self._is_waiting:
             return self._writer.space.trouble is not None
-        self._is_asked = True
-        self._engine.submit(self._ask_writer)
+        self._is_waiting = True
+        self._engine.submit(self._probe_writer)
         return True
 
-    def _ask_writer(self, _core: Broker) -> None:
-        self._writer.start(lambda _store: None).add_done_callback(self._hear)
+    def _probe_writer(self, _core: Broker) -> None:
+        self._writer.start(lambda _store: None).add_done_callback(self._on_answer)
 
-    def _hear(self, done: asyncio.Future[None]) -> None:
-        self._is_asked = done.cancelled() or done.exception() is not None  # failed for good
+    def _on_answer(self, done: asyncio.Future[None]) -> None:
+        self._is_waiting = done.cancelled() or done.exception() is not None  # failed for good

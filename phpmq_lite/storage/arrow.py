@@ -26,7 +26,7 @@ BUSY_MS: Final = 5_000  # waited for a lock; ADBC sets no timeout
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
 
-_PLACE: Final = re.compile(r":(\w+)")
+_PARAMETER: Final = re.compile(r":(\w+)")
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,7 +55,7 @@ def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
 class ArrowDatabase(Protocol):
     """An open connection.  Methods raise StorageError if the database cannot be read."""
 
-    def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+    def table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         """Execute a statement with named parameters, and return all rows as a ``pyarrow.Table``."""
 
     def close(self) -> None:
@@ -93,11 +93,11 @@ class _Python:
         except sqlite3.Error as error:
             raise StorageError(f"cannot open the database: {error}") from error
 
-    def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+    def table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         import pyarrow as pa
 
         try:
-            cursor = self._connection.execute(text, given)
+            cursor = self._connection.execute(text, values)
             rows = cursor.fetchall()
         except sqlite3.Error as error:
             raise StorageError(f"cannot read the history: {error}") from error
@@ -131,11 +131,11 @@ class _Adbc:
         except dbapi.Error as error:
             raise StorageError(f"cannot open the database: {error}") from error
 
-    def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
-        values = [given[name] for name in dict.fromkeys(_PLACE.findall(text))]  # by position
+    def table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+        by_position = [values[name] for name in dict.fromkeys(_PARAMETER.findall(text))]
         try:
             with closing(self._connection.cursor(adbc_stmt_kwargs=self._options)) as cursor:
-                cursor.execute(text, values or None)
+                cursor.execute(text, by_position or None)
                 table = cursor.fetch_arrow_table()
         except self._error as error:
             raise StorageError(f"cannot read the history: {error}") from error
@@ -276,13 +276,13 @@ class Rows:
         self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        given = 0
+        returned = 0
         for batch in self._batches:
-            given += batch.num_rows
+            returned += batch.num_rows
             yield batch
-        if given != self.count:
+        if returned != self.count:
             raise RangeError(
-                f"({self.lo}, {self.hi}] had {self.count} rows, and {given} when they were read"
+                f"({self.lo}, {self.hi}] had {self.count} rows, but {returned} were read"
             )
 
 
@@ -321,8 +321,8 @@ class HistoryRanges:
     def offset_at(self, at_ms: int) -> int:
         """Return the last offset settled before a time, Unix ms; ``bounds().lo``: all are later."""
         bounds = self.bounds()
-        given = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
-        return int(self._rows(load("arrow")["offset_at"], given)[0]["offset"])
+        values = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
+        return int(self._rows(load("arrow")["offset_at"], values)[0]["offset"])
 
     def queues(self) -> list[str]:
         """Return the names of all queues that rows may refer to, in order."""
@@ -330,7 +330,7 @@ class HistoryRanges:
 
     # -- ranges
 
-    def history(self, asked: RowSelection, *, is_gap_ok: bool = False) -> Rows:
+    def history(self, selection: RowSelection, *, is_gap_ok: bool = False) -> Rows:
         """Return settled messages; ``hi`` is clipped to the last offset.
 
         With ``is_gap_ok``, ``lo`` is clipped to the first offset, and rows of deleted messages that
@@ -340,18 +340,18 @@ class HistoryRanges:
             RefusedError: ``gap``: rows of the range were removed; ``other_history``; ``bad_value``;
                 ``unknown_queue``.
         """
-        chosen = columns_of(asked.columns, body=asked.body)
+        chosen = columns_of(selection.columns, body=selection.body)
         bounds = self.bounds()
-        if asked.history_id not in (None, bounds.history_id):
-            detail = f"this is the history {bounds.history_id}, not {asked.history_id}"
+        if selection.history_id not in (None, bounds.history_id):
+            detail = f"this is the history {bounds.history_id}, not {selection.history_id}"
             raise RefusedError("other_history", detail)
-        text, given = self._conditions(asked)
+        text, values = self._conditions(selection)
         while True:
-            lo, hi = _clipped(asked, bounds, is_gap_ok=is_gap_ok)
-            reading = _Reading(self, _HISTORY, text, given, chosen)
+            lo, hi = _clipped(selection, bounds, is_gap_ok=is_gap_ok)
+            reading = _RangeReader(self, _HISTORY, text, values, chosen)
             count = reading.count(lo, hi)
             before, bounds = bounds, self.bounds()
-            has_lost_deleted = asked.needs_deleted and bounds.lo_deleted > max(
+            has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > max(
                 lo, before.lo_deleted
             )
             if bounds.lo <= lo and not has_lost_deleted:  # no row was removed meanwhile
@@ -372,58 +372,58 @@ class HistoryRanges:
         if not _is_match(held["queue"], allowed):
             raise RefusedError("foreign_queue", f"{subscription!r} holds messages of another queue")
         if lo < held["acked_upto"]:
-            detail = f"claims up to {held['acked_upto']} are acknowledged, asked is above {lo}"
+            detail = f"claims up to {held['acked_upto']} are acknowledged; request those above it"
             raise RefusedError("gap", detail)
         if not lo <= hi < held["next_claim"]:
             detail = f"({lo}, {hi}] is not claimed, the last claim is {held['next_claim'] - 1}"
             raise RefusedError("bad_value", detail)
-        given = {"subscription_id": held["subscription_id"]}
-        reading = _Reading(self, _CLAIMS, _CLAIMS.range, given, CLAIM_COLUMNS)
+        values = {"subscription_id": held["subscription_id"]}
+        reading = _RangeReader(self, _CLAIMS, _CLAIMS.range, values, CLAIM_COLUMNS)
         count = reading.count(lo, hi)
         schema = arrow_schema(CLAIM_COLUMNS)
         return Rows(lo, hi, count, schema, reading.batches(lo, hi), held["queue"])
 
     # -- statements
 
-    def table(self, text: str, given: dict[str, Any], columns: Sequence[ArrowColumn] = ()) -> Any:
+    def table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()) -> Any:
         """Execute a statement, return its ``pyarrow.Table``; without ``columns``, unconverted."""
         self.on_statement()
-        return self._database.table(text, given, columns)
+        return self._database.table(text, values, columns)
 
-    def _rows(self, text: str, given: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.table(text, given or {}).to_pylist()
+    def _rows(self, text: str, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.table(text, values or {}).to_pylist()
         return rows
 
-    def _conditions(self, asked: RowSelection) -> tuple[str, dict[str, Any]]:
+    def _conditions(self, selection: RowSelection) -> tuple[str, dict[str, Any]]:
         """Return the FROM and WHERE clauses for a selection, and their parameters."""
-        text, given = _HISTORY.range, {}
-        queue_ids = self._queue_ids(asked)
+        text, values = _HISTORY.range, {}
+        queue_ids = self._queue_ids(selection)
         if queue_ids is not None:
             text += f" {_part('only_queues')}"
-            given["queue_ids"] = json.dumps(queue_ids)
-        if asked.outcomes:
-            for name in asked.outcomes:
+            values["queue_ids"] = json.dumps(queue_ids)
+        if selection.outcomes:
+            for name in selection.outcomes:
                 if name not in OUTCOMES:
                     known = ", ".join(OUTCOMES)
                     raise RefusedError("bad_value", f"there is no outcome {name!r}: {known}")
             text += f" {_part('only_outcomes')}"
-            given["outcomes"] = json.dumps([OUTCOMES[name] for name in asked.outcomes])
-        return text, given
+            values["outcomes"] = json.dumps([OUTCOMES[name] for name in selection.outcomes])
+        return text, values
 
-    def _queue_ids(self, asked: RowSelection) -> list[int] | None:
+    def _queue_ids(self, selection: RowSelection) -> list[int] | None:
         """Return the ids of the queues that are selected and allowed; None: all."""
-        if not asked.queues and asked.pattern is None and not asked.allowed:
+        if not selection.queues and selection.pattern is None and not selection.allowed:
             return None
         known = {row["name"]: row["queue_id"] for row in self._rows(load("arrow")["queues"])}
-        for name in asked.queues:
+        for name in selection.queues:
             if name not in known:
                 raise RefusedError("unknown_queue", f"there is no queue {name!r}")
         return [
             queue_id
             for name, queue_id in known.items()
-            if (not asked.queues or name in asked.queues)
-            and (asked.pattern is None or fnmatchcase(name, asked.pattern))
-            and _is_match(name, asked.allowed)
+            if (not selection.queues or name in selection.queues)
+            and (selection.pattern is None or fnmatchcase(name, selection.pattern))
+            and _is_match(name, selection.allowed)
         ]
 
 
@@ -431,30 +431,31 @@ def _is_match(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatchcase(name, glob) for glob in globs)
 
 
-def _clipped(asked: RowSelection, bounds: HistoryBounds, *, is_gap_ok: bool) -> tuple[int, int]:
-    if not 0 <= asked.lo <= asked.hi:
-        detail = f"({asked.lo}, {asked.hi}] is no range: lo <= hi, both from 0"
+def _clipped(selection: RowSelection, bounds: HistoryBounds, *, is_gap_ok: bool) -> tuple[int, int]:
+    if not 0 <= selection.lo <= selection.hi:
+        detail = f"({selection.lo}, {selection.hi}] is not a range: lo <= hi, both from 0"
         raise RefusedError("bad_value", detail)
-    if asked.lo < bounds.lo and not is_gap_ok:
-        detail = f"rows up to {bounds.lo} left the history, asked is above {asked.lo}"
+    if selection.lo < bounds.lo and not is_gap_ok:
+        detail = f"rows up to {bounds.lo} left the history; the request begins above {selection.lo}"
         raise RefusedError("gap", detail)
-    if asked.needs_deleted and asked.lo < bounds.lo_deleted and not is_gap_ok:
+    if selection.needs_deleted and selection.lo < bounds.lo_deleted and not is_gap_ok:
         detail = (
-            f"rows of deleted messages up to {bounds.lo_deleted} left the history, asked is above"
-            f" {asked.lo}; ask for the other outcomes only, or accept the gap"
+            f"rows of deleted messages up to {bounds.lo_deleted} left the history; the request"
+            f" begins above {selection.lo}. Request other outcomes only, or accept the gap"
         )
         raise RefusedError("gap", detail)
-    if asked.lo > bounds.hi and not is_gap_ok:
-        raise RefusedError("gap", f"asked is above {asked.lo}, the last offset is {bounds.hi}")
-    lo = max(asked.lo, bounds.lo)
-    return lo, max(lo, min(asked.hi, bounds.hi))
+    if selection.lo > bounds.hi and not is_gap_ok:
+        detail = f"the request begins above {selection.lo}, the last offset is {bounds.hi}"
+        raise RefusedError("gap", detail)
+    lo = max(selection.lo, bounds.lo)
+    return lo, max(lo, min(selection.hi, bounds.hi))
 
 
 # -- a range, slice by slice
 
 
 @dataclass(slots=True, frozen=True)
-class _Kind:
+class _RowSource:
     """A number that orders rows, and the table they are read from."""
 
     number: str
@@ -466,25 +467,25 @@ def _part(name: str) -> str:
     return parts("arrow")[name]
 
 
-_HISTORY: Final = _Kind('m."offset"', _part("history_range"), needs_bodies=False)
-_CLAIMS: Final = _Kind("c.claim", _part("claim_range"), needs_bodies=True)
+_HISTORY: Final = _RowSource('m."offset"', _part("history_range"), needs_bodies=False)
+_CLAIMS: Final = _RowSource("c.claim", _part("claim_range"), needs_bodies=True)
 
 
 @dataclass(slots=True, frozen=True)
-class _Reading:
+class _RangeReader:
     """A range with its conditions."""
 
     ranges: HistoryRanges
-    kind: _Kind
+    kind: _RowSource
     range: str
-    given: dict[str, Any]
+    values: dict[str, Any]
     columns: Sequence[ArrowColumn]
 
     def count(self, lo: int, hi: int) -> int:
         """Return the number of rows."""
         text = f"SELECT count(*) AS count {self.range}"
         return sum(
-            self.ranges.table(text, self.given | part).to_pylist()[0]["count"]
+            self.ranges.table(text, self.values | part).to_pylist()[0]["count"]
             for part in _slices(lo, hi)
         )
 
@@ -501,7 +502,7 @@ class _Reading:
         text = f"SELECT {selected} {self.range} ORDER BY {self.kind.number}"
         for part in _slices(lo, hi):
             for piece in self._pieces(part):
-                table = self.ranges.table(text, self.given | piece, columns)
+                table = self.ranges.table(text, self.values | piece, columns)
                 batches = table.combine_chunks().to_batches()
                 yield from map(self._checked, batches) if has_bodies else batches
 
@@ -536,9 +537,9 @@ class _Reading:
         text = (
             _part("part_ends").replace("{number}", self.kind.number).replace("{range}", self.range)
         )
-        given = self.given | part | {"part_bytes": PART_BYTES}
+        values = self.values | part | {"part_bytes": PART_BYTES}
         lo = part["lo"]
-        for row in self.ranges.table(text, given).to_pylist():
+        for row in self.ranges.table(text, values).to_pylist():
             yield {"lo": lo, "hi": row["number"]}
             lo = row["number"]
 

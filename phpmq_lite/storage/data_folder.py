@@ -105,8 +105,8 @@ def network_file_system(path: Path) -> str | None:
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
-_LOOKERS_S: Final = 5.0  # wait for checks that hold a shared lock; they take a second at most
-_AGAIN_S: Final = 0.02
+_SHARED_LOCK_S: Final = 5.0  # wait for checks that hold a shared lock; they take a second at most
+_RETRY_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
@@ -166,7 +166,7 @@ class DataFolder:
         return folder
 
     @classmethod
-    def seen(cls, path: Path) -> Self:
+    def open_unlocked(cls, path: Path) -> Self:
         """Return an existing folder without locking it, for read-only checks."""
         return cls(path.absolute(), -1)
 
@@ -212,7 +212,7 @@ class DataFolder:
         and with ``is_running=False`` before its connection closes, which deletes the WAL; in the
         other order a kill in between would look like a loss.
         """
-        self._keep(
+        self._update_meta(
             replace(
                 self.meta,
                 has_messages=self.meta.has_messages if has_messages is None else has_messages,
@@ -222,7 +222,7 @@ class DataFolder:
 
     def seal(self, checksum: int | None) -> None:
         """Store the checksum of the closed database; None before it is opened for writing."""
-        self._keep(replace(self.meta, seal=checksum))
+        self._update_meta(replace(self.meta, seal=checksum))
 
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
         """Write ``last_error.json`` for the next start; return whether it was written.
@@ -230,7 +230,7 @@ class DataFolder:
         For fail-stop: it raises nothing and does not wait for the disk.
         """
         cause = next((e for e in _causes(error) if hasattr(e, "sqlite_errorcode")), None)
-        told = {
+        content = {
             "at_ms": at_ms,
             "error": type(error).__name__,
             "message": str(error),
@@ -239,7 +239,7 @@ class DataFolder:
             "pid": os.getpid(),
         }
         try:
-            write_whole(self.last_error_file, _as_json(told), sync=False)
+            write_whole(self.last_error_file, _to_json(content), sync=False)
         except OSError:
             return False
         return True
@@ -264,7 +264,7 @@ class DataFolder:
         Raises:
             DataDamagedError: it is missing, empty or not an SQLite file, but messages were stored.
         """
-        size = _size(self.database)
+        size = _size_of(self.database)
         if size:
             self._check_magic()
             return
@@ -298,32 +298,32 @@ class DataFolder:
         if not self.meta_file.exists():
             self._write_meta(self.meta)
 
-    def _keep(self, meta: Meta) -> None:
+    def _update_meta(self, meta: Meta) -> None:
         if meta != self.meta:
             self._write_meta(meta)
 
     def _write_meta(self, meta: Meta) -> None:
-        write_whole(self.meta_file, _as_json({"format": 1, **asdict(meta)}))
+        write_whole(self.meta_file, _to_json({"format": 1, **asdict(meta)}))
         self.meta = meta
 
 
 def read_meta(path: Path) -> Meta:
     """Read ``meta.json``; if it is missing or unreadable, an existing database counts as used."""
     file = path / _META
-    told = _read_json(file)
-    if told is None:
-        may_have = file.exists() or bool(_size(path / DATABASE))
+    content = _read_json(file)
+    if content is None:
+        may_have = file.exists() or bool(_size_of(path / DATABASE))
         return Meta(time.time_ns() // 1_000_000, has_messages=may_have)
-    seal, created_at = told.get("seal"), told.get("created_at")
+    seal, created_at = content.get("seal"), content.get("created_at")
     return Meta(
         created_at=created_at if isinstance(created_at, int) else 0,
-        has_messages=bool(told.get("has_messages", True)),
-        is_running=bool(told.get("is_running", False)),
+        has_messages=bool(content.get("has_messages", True)),
+        is_running=bool(content.get("is_running", False)),
         seal=seal if isinstance(seal, int) else None,
     )
 
 
-def holder(path: Path) -> str | None:
+def locking_pid(path: Path) -> str | None:
     """Return the pid that the broker which locked a folder has written; None: it is not locked.
 
     Changes nothing; for some microseconds it keeps a broker from starting.
@@ -342,7 +342,7 @@ def holder(path: Path) -> str | None:
         os.close(fd)
 
 
-def in_use(path: Path, pid: str) -> str:
+def in_use_message(path: Path, pid: str) -> str:
     """Return the error message for a folder that another broker has open."""
     return f"{path} is in use by phpmq-lite, pid {pid}. Stop it, or name another folder with --data"
 
@@ -385,7 +385,7 @@ def check_rights(path: Path) -> None:
 
 
 @contextmanager
-def held_still(path: Path) -> Iterator[None]:
+def prevent_start(path: Path) -> Iterator[None]:
     """Keep a broker from starting on this folder, without changing it.
 
     Raises:
@@ -423,27 +423,27 @@ def _take_lock(path: Path) -> int:
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         os.fchmod(fd, PRIVATE_FILE)
-        _lock_alone(fd, path)
+        _lock_exclusively(fd, path)
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except BlockingIOError:
         pid = _read_pid(fd)
         os.close(fd)
-        raise StartRefusedError(in_use(path, pid)) from None
+        raise StartRefusedError(in_use_message(path, pid)) from None
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _lock_alone(lock: int, path: Path) -> None:
+def _lock_exclusively(lock: int, path: Path) -> None:
     """Lock exclusively; wait for checks that hold a shared lock.
 
     Raises:
         BlockingIOError: a broker holds the lock.
         StartRefusedError: a check holds it for too long.
     """
-    until_s = time.monotonic() + _LOOKERS_S
+    until_s = time.monotonic() + _SHARED_LOCK_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -454,14 +454,14 @@ def _lock_alone(lock: int, path: Path) -> None:
             return
         if time.monotonic() >= until_s:
             raise StartRefusedError(f"{path} is held still by a check or a backup; wait for it")
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_S)
 
 
 def _read_pid(lock: int) -> str:
     return os.pread(lock, 32, 0).strip().decode("ascii", "replace") or "unknown"
 
 
-def _size(path: Path) -> int | None:
+def _size_of(path: Path) -> int | None:
     """Return the size of a file; None if it does not exist."""
     try:
         return path.stat().st_size
@@ -477,7 +477,7 @@ def _causes(error: BaseException | None) -> list[BaseException]:
     return chain
 
 
-def _as_json(value: dict[str, Any]) -> bytes:
+def _to_json(value: dict[str, Any]) -> bytes:
     return json.dumps(value, indent=1).encode() + b"\n"
 
 

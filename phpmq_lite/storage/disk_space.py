@@ -18,10 +18,10 @@ from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.storage.atomic_files import create_private
 
 BALLAST: Final = "ballast"
-PATIENCE_S: Final = 30.0  # without a successful write, unless the disk is full
-AGAIN_S: Final = 1.0
+MAX_TROUBLE_S: Final = 30.0  # without a successful write, unless the disk is full
+RETRY_S: Final = 1.0
 _MIB: Final = 1 << 20
-_LEAST: Final = 8 * _MIB  # reserve if the settings name none: more than a batch needs
+_MIN_RESERVE: Final = 8 * _MIB  # reserve if the settings name none: more than a batch needs
 
 DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # code, reason
 DISK_FULL: Final = ("disk_full", "disk full")
@@ -87,8 +87,8 @@ class DiskSpace:
         self._sleep = sleep
         self._disk = Watermark()
         self._database = Watermark()
-        self._is_bare = False  # the disk was full; until the ballast fits again
-        self._since = 0.0  # when the trouble began
+        self._was_full = False  # the disk was full; until the ballast fits again
+        self._trouble_since = 0.0  # when the trouble began
 
     @property
     def has_ballast(self) -> bool:
@@ -104,9 +104,9 @@ class DiskSpace:
     def begin(self) -> None:
         """Measure before the first write: on a full disk SQLite cannot even open the database."""
         self.free_bytes = _free(self._folder)
-        self._is_bare = self.free_bytes < self.bounds.ballast_bytes // 2
-        if self._is_bare or not self.bounds.ballast_bytes:
-            self._give_up_ballast()
+        self._was_full = self.free_bytes < self.bounds.ballast_bytes // 2
+        if self._was_full or not self.bounds.ballast_bytes:
+            self._delete_ballast()
 
     def measure(self, used_bytes: int) -> None:
         """Measure the free space, given the used size; create the ballast if it fits."""
@@ -116,8 +116,8 @@ class DiskSpace:
         except OSError:  # the next write raises the actual error
             return
         if free >= self._reserve * 3 // 2:
-            self._is_bare = False
-        if free >= self._enough_for_ballast and self._make_ballast():
+            self._was_full = False
+        if free >= self._ballast_threshold and self._make_ballast():
             self.free_bytes = free = _free(self._folder)
         shortage = self._shortage_of(free, used_bytes)
         if shortage != self.shortage:
@@ -129,7 +129,7 @@ class DiskSpace:
         enough = least * 3 // 2
         is_low = self._disk.note(free, least, enough)
         is_over = most > 0 and self._database.note(most - used_bytes, 0, most // 16)
-        if self._is_bare:
+        if self._was_full:
             return self._full()
         if is_low:
             return Shortage(
@@ -155,10 +155,10 @@ class DiskSpace:
 
     @property
     def _reserve(self) -> int:
-        return max(self.bounds.free_bytes, self.bounds.ballast_bytes) or _LEAST
+        return max(self.bounds.free_bytes, self.bounds.ballast_bytes) or _MIN_RESERVE
 
     @property
-    def _enough_for_ballast(self) -> int:
+    def _ballast_threshold(self) -> int:
         """Free bytes at which the ballast may be created without stopping publishing."""
         return max(
             self._reserve * 3 // 2, self.bounds.free_bytes * 3 // 2 + self.bounds.ballast_bytes
@@ -171,7 +171,7 @@ class DiskSpace:
         size = self.bounds.ballast_bytes
         if not size or self.has_ballast:
             return True
-        self._give_up_ballast()  # it is incomplete
+        self._delete_ballast()  # it is incomplete
         try:
             file = create_private(self._ballast)
             try:
@@ -179,40 +179,40 @@ class DiskSpace:
             finally:
                 os.close(file)
         except OSError:
-            self._give_up_ballast()
+            self._delete_ballast()
             return False
         return True
 
-    def _give_up_ballast(self) -> bool:
+    def _delete_ballast(self) -> bool:
         try:
             self._ballast.unlink()
         except OSError:
             return False
         return True
 
-    def make_way(self) -> None:
+    def release_ballast_if_full(self) -> None:
         """Delete the ballast if the disk is nearly full: the last files need space, too."""
-        if self._is_bare or _free(self._folder) < _MIB:
-            self._give_up_ballast()
+        if self._was_full or _free(self._folder) < _MIB:
+            self._delete_ballast()
 
     # -- failed writes
 
     def note_full(self) -> bool:
         """Note that the disk is full, and delete the ballast; return False if there was none."""
-        self._is_bare = True
+        self._was_full = True
         if self.shortage != (full := self._full()):
             self.shortage = full
             self.on_change()
-        return self._give_up_ballast()
+        return self._delete_ballast()
 
-    def note_held_up(self, error: NotWritableError) -> None:
+    def note_not_writable(self, error: NotWritableError) -> None:
         """Note that nothing can be written now.
 
         Raises:
             NotWritableError: this has lasted too long.
         """
         self._note_trouble(str(error))
-        if self._timer() - self._since >= PATIENCE_S:
+        if self._timer() - self._trouble_since >= MAX_TROUBLE_S:
             raise error
 
     def wait_after(self, error: StorageFullError | NotWritableError) -> None:
@@ -224,17 +224,17 @@ class DiskSpace:
             NotWritableError: nothing could be written for too long.
         """
         if isinstance(error, NotWritableError):
-            self.note_held_up(error)
+            self.note_not_writable(error)
         elif self.note_full():
             return
         else:
             self._note_trouble(str(error))
-        self._sleep(AGAIN_S)
+        self._sleep(RETRY_S)
 
     def _note_trouble(self, text: str) -> None:
         if self.trouble != text:
             self.trouble = text
-            self._since = self._timer()
+            self._trouble_since = self._timer()
             self.on_change()
 
     def note_stored(self) -> None:

@@ -27,7 +27,7 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
-from phpmq_lite.storage.sqlite_errors import OF_DISK, meaning
+from phpmq_lite.storage.sqlite_errors import DISK_ERRORS, meaning
 from phpmq_lite.storage.statements import load
 
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
@@ -116,7 +116,7 @@ def migrate(
         try:
             _apply(connection, migration)
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in OF_DISK:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK_ERRORS:
                 raise meaning(connection, error) from error
             raise _refusal(f"migration {migration.name} failed and was undone", error) from error
     return [migration.name for migration in waiting]

@@ -16,10 +16,12 @@ from typing import Final
 from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError, StorageFullError
 
 # Errors about the disk rather than the statement, except damage.
-OF_DISK: Final = frozenset(
+DISK_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
 )
-_OF_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR})
+_DAMAGE_ERRORS: Final = frozenset(
+    {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR}
+)
 # A file system that was remounted read-only returns EROFS, which SQLite reports only as these.
 _MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
@@ -45,7 +47,7 @@ def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def translate_as_unknown() -> Iterator[None]:
+def raise_as_unknown() -> Iterator[None]:
     """Raise OutcomeUnknownError for any error, because the batch is stored already."""
     try:
         yield
@@ -90,7 +92,7 @@ def meaning(connection: sqlite3.Connection, error: Exception) -> StorageError:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Return whether the file itself is damaged, as opposed to a temporary error."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_DAMAGE
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_ERRORS
 
 
 def _text(error: Exception) -> str:

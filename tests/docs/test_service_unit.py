@@ -20,7 +20,7 @@ from phpmq_lite.process import STOP_S, SystemdNotifier
 from phpmq_lite.server.admission import SPARE_FILES
 from phpmq_lite.server.backpressure import SHARE_OF_CGROUP
 from phpmq_lite.settings import SETTINGS, SYSTEM_FILE, Settings
-from phpmq_lite.storage.disk_space import PATIENCE_S
+from phpmq_lite.storage.disk_space import MAX_TROUBLE_S
 from tests.docs.command_lines import assert_taken
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,7 +69,7 @@ def test_times_are_longer_than_what_ends_by_itself() -> None:
     watchdog_s = int(value("WatchdogSec"))
     assert value("Type") == "notify"
     assert int(value("TimeoutStopSec")) > STOP_S
-    assert watchdog_s > PATIENCE_S
+    assert watchdog_s > MAX_TROUBLE_S
     assert watchdog_s / SystemdNotifier("/run/notify", watchdog_s).each_s >= 4
 
 

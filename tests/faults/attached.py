@@ -16,13 +16,13 @@ from tests.faults.disk_mutants import MUTANTS
 from tests.faults.shim import attach
 
 EACH_S: Final = 0.05
-PATIENCE_S: Final = 1.0
+MAX_TROUBLE_S: Final = 1.0
 
 if __name__ == "__main__":
     attach(Path(sys.argv.pop(1)))
     setattr(engine, "_MAINTENANCE_S", EACH_S)  # noqa: B010 - a constant is not assigned to
-    setattr(disk_space, "AGAIN_S", EACH_S)  # noqa: B010
-    setattr(disk_space, "PATIENCE_S", PATIENCE_S)  # noqa: B010
+    setattr(disk_space, "RETRY_S", EACH_S)  # noqa: B010
+    setattr(disk_space, "MAX_TROUBLE_S", MAX_TROUBLE_S)  # noqa: B010
     mutant = sys.argv.pop(1)
     if mutant != "-":
         MUTANTS[mutant]()

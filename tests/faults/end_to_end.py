@@ -355,7 +355,7 @@ def serve_under(control: Path) -> None:
     """Be a broker above the shim that does soon what it would do later."""
     attach(control)
     setattr(engine, "_MAINTENANCE_S", 0.05)  # noqa: B010 - a constant is not assigned to
-    setattr(disk_space, "AGAIN_S", 0.05)  # noqa: B010
+    setattr(disk_space, "RETRY_S", 0.05)  # noqa: B010
     setattr(service, "DRAIN_S", 0.3)  # noqa: B010
     phpmq_lite()
 

@@ -161,11 +161,11 @@ class Trial:
                 return
 
     def _load(self) -> None:
-        with SocketClient(self.broker.port) as asker, SocketClient(self.broker.port) as taker:
-            asker.socket.settimeout(AFTER_S)
+        with SocketClient(self.broker.port) as read_owner, SocketClient(self.broker.port) as taker:
+            read_owner.socket.settimeout(AFTER_S)
             taker.socket.settimeout(AFTER_S)
             for _ in range(3):
-                self._confirm(asker, QUEUE)
+                self._confirm(read_owner, QUEUE)
             taker.consume(QUEUE, 10)
             first, second, third = taker.dispatches(3)
             taker.ack(first)
@@ -173,11 +173,11 @@ class Trial:
             taker.dead_letter(third)
             self._confirm(taker, MARKS)
             for _ in range(3):
-                asker.publish(QUEUE, self._new_key() + b"plain")
-            self._confirm(asker, QUEUE, 20_000)
-            self._confirm(asker, QUEUE, 10, ttl_s=1)
+                read_owner.publish(QUEUE, self._new_key() + b"plain")
+            self._confirm(read_owner, QUEUE, 20_000)
+            self._confirm(read_owner, QUEUE, 10, ttl_s=1)
             self._await_checkpoint()
-            self._confirm(asker, QUEUE)
+            self._confirm(read_owner, QUEUE)
 
     def _new_key(self) -> bytes:
         self._keys += 1

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.acceptance]
 Figure = Callable[[str], None]
 ONLY_WHEN_FULL = "storage.free_bytes=0"
 IMPATIENT = (  # 2 s instead of 30
-    "from phpmq_lite.storage import disk_space; disk_space.PATIENCE_S = 2.0\n"
+    "from phpmq_lite.storage import disk_space; disk_space.MAX_TROUBLE_S = 2.0\n"
     "from phpmq_lite.cli.main import main; main()"
 )
 

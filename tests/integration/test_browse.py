@@ -135,8 +135,8 @@ async def test_message_is_not_found_by_its_number_alone(
     assert await reader.message(known[:16] + "0" * 16) is None
     assert await reader.message("f" * 32) is None
     assert await reader.message("not an id") is None
-    assert await reader.was_given(known[:16] + "0" * 16)
-    assert not await reader.was_given("f" * 32)
+    assert await reader.was_assigned(known[:16] + "0" * 16)
+    assert not await reader.was_assigned("f" * 32)
 
 
 async def test_record_names_the_message_it_is_about(
@@ -251,7 +251,7 @@ async def test_dead_letters_of_many_are_looked_at_in_part(
     database: Database, reader: MessageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_groups, "_SLICE", 20)
-    monkeypatch.setattr(dead_letter_groups, "_SHORTEST", 20)
+    monkeypatch.setattr(dead_letter_groups, "_FIRST_SLICE", 20)
     for queue_id, name in ((3, "a.dlq"), (4, "b.dlq")):
         database.queue(name, queue_id, live=50)
         for _ in range(50):
@@ -362,7 +362,7 @@ async def test_trash_has_what_can_be_restored(
     assert (page.next, page.is_cut) == (None, False)
     page = await reader.trash(queues=frozenset({2}))
     assert [row.message_id for row in page.rows] == [deleted[5], deleted[3], deleted[1]]
-    monkeypatch.setattr(messages, "TRASH_LOOKED", 2)
+    monkeypatch.setattr(messages, "TRASH_SCANNED", 2)
     page = await reader.trash(queues=frozenset({2}))
     assert ([row.message_id for row in page.rows], page.is_cut) == ([], True)
     page = await reader.trash(queues=frozenset({2}), before=page.next)

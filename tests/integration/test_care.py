@@ -154,7 +154,7 @@ async def test_backup_under_way_does_not_hold_up_a_stop(
     began = threading.Event()
 
     def copy(making: BackupMaker, _copy: Path) -> None:
-        with making._opened("file::memory:") as connection:
+        with making._open("file::memory:") as connection:
             began.set()
             endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) "
             connection.execute(endless + "SELECT count(*) FROM n")
@@ -211,7 +211,7 @@ async def test_look_at_the_structure_ends_where_too_much_is_written_meanwhile(
 
     monkeypatch.setattr("phpmq_lite.storage.integrity.scrub.integrity_problems", look_for_ever)
     monkeypatch.setattr(maintenance, "LOG_BYTES", 0)
-    monkeypatch.setattr(maintenance, "_GLANCE_S", 0.01)
+    monkeypatch.setattr(maintenance, "_LOG_CHECK_S", 0.01)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
         scrub = care_of(running).scrub
         await scrub.start()
@@ -329,9 +329,9 @@ async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
     monkeypatch.setattr(Scrub, "look", look)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
         scrub = care_of(running).scrub
-        for is_asked in (False, True):
+        for is_requested in (False, True):
             seen, tried_at = len(looks), scrub.state.tried_at
-            if is_asked:
+            if is_requested:
                 await scrub.start()
             await wait_until(lambda seen=seen: len(looks) > seen)  # type: ignore[misc]
             await scrub.stop()
@@ -339,7 +339,7 @@ async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
             seen = len(looks)
             await asyncio.sleep(0.1)
             assert len(looks) == seen
-            assert (scrub.state.tried_at == tried_at) == is_asked
+            assert (scrub.state.tried_at == tried_at) == is_requested
 
 
 async def test_what_nobody_thought_of_ends_no_broker(
@@ -351,9 +351,9 @@ async def test_what_nobody_thought_of_ends_no_broker(
         calls.append(1)
         raise TypeError("odd")
 
-    monkeypatch.setattr(maintenance, "AGAIN_S", 0.01)
+    monkeypatch.setattr(maintenance, "RETRY_S", 0.01)
     monkeypatch.setattr("phpmq_lite.server.maintenance.read_state", fail)
-    monkeypatch.setattr("phpmq_lite.storage.backup.backups.listed", fail)
+    monkeypatch.setattr("phpmq_lite.storage.backup.backups.list_backups", fail)
     async with testing.running_service(tmp_path / "data") as running:
         await wait_until(lambda: len(calls) > 5)
         assert await asyncio.to_thread(page, running, "livez")

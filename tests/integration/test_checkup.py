@@ -27,7 +27,7 @@ def test_start_goes_on_where_the_first_write_was_cut_off(tmp_path: Path) -> None
     _cut_first_write(tmp_path / "data")
     folder = DataFolder.open(tmp_path / "data")
     found = check_files(folder)
-    assert found.is_owed
+    assert found.is_structure_due
     assert not list(folder.path.glob("damaged-*"))
     with sqlite3.connect(folder.database) as connection:
         assert connection.execute("SELECT count(*) FROM one").fetchone() == (0,)

@@ -208,7 +208,7 @@ def test_clock_that_stays_where_it_is_makes_one_row(driver: Driver) -> None:
 
 def test_clock_is_noted_later_while_a_stranger_has_the_lock(driver: Driver) -> None:
     """As all else that is known not to be stored: the broker does not end of it."""
-    driver.store.wait_for_others(False)
+    driver.store.set_lock_wait(False)
     with closing(sqlite3.connect(driver.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         with pytest.raises(NotWritableError, match="locked"):

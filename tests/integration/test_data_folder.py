@@ -14,7 +14,7 @@ import pytest
 
 from phpmq_lite.errors import DataDamagedError, OutcomeUnknownError, StartRefusedError
 from phpmq_lite.storage import data_folder
-from phpmq_lite.storage.data_folder import DataFolder, held_still
+from phpmq_lite.storage.data_folder import DataFolder, prevent_start
 
 HOLDER = """
 import sys
@@ -55,15 +55,15 @@ def test_broker_waits_for_who_only_looks(path: Path, monkeypatch: pytest.MonkeyP
     """A doctor or a question of another command takes a moment: no reason to refuse a start."""
     DataFolder.open(path).close()
     looks = ExitStack()
-    looks.enter_context(held_still(path))
+    looks.enter_context(prevent_start(path))
     monkeypatch.setattr("phpmq_lite.storage.data_folder.time.sleep", lambda _s: looks.close())
     DataFolder.open(path).close()
 
 
 def test_broker_does_not_wait_long_for_a_check(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     DataFolder.open(path).close()
-    monkeypatch.setattr(data_folder, "_LOOKERS_S", 0.0)
-    with held_still(path), pytest.raises(StartRefusedError, match="held still by a check or a"):
+    monkeypatch.setattr(data_folder, "_SHARED_LOCK_S", 0.0)
+    with prevent_start(path), pytest.raises(StartRefusedError, match="held still by a check or a"):
         DataFolder.open(path)
     DataFolder.open(path).close()
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import StartRefusedError
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, holder, read_meta
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, locking_pid, read_meta
 from phpmq_lite.storage.integrity.stopped_database import read_stopped
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import broker_process
@@ -282,13 +282,13 @@ def test_key_of_another_certificate_is_bad(data: Path, tmp_path: Path) -> None:
 
 def test_who_holds_a_folder_is_seen_without_taking_it(tmp_path: Path) -> None:
     path = tmp_path / "held"
-    assert holder(path) is None
+    assert locking_pid(path) is None
     folder = DataFolder.open(path)
-    assert holder(path) == str(os.getpid())
+    assert locking_pid(path) == str(os.getpid())
     with pytest.raises(StartRefusedError, match="is in use"):
         read_stopped(path)
     folder.close()
-    assert holder(path) is None
+    assert locking_pid(path) is None
     assert read_stopped(path).is_new
 
 

@@ -217,7 +217,7 @@ async def test_batch_is_kept_while_a_stranger_has_the_lock(opened: Writer) -> No
 async def test_stranger_who_keeps_the_lock_ends_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spaces, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(spaces, "MAX_TROUBLE_S", 0.0)
     ends: list[object] = []
     one = Writer(make_database(tmp_path), on_fatal=ends.append)
     await one.open(1 << 20)

@@ -24,7 +24,7 @@ from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write import history_index as module
-from phpmq_lite.storage.write.history_index import FEWEST, ROWS, WAIT_MS, HistoryIndexer
+from phpmq_lite.storage.write.history_index import MAX_ROWS, MIN_ROWS, WAIT_MS, HistoryIndexer
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.write.store import Store
@@ -93,33 +93,41 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 def test_few_rows_wait_for_more_or_for_some_seconds(ledger: Ledger) -> None:
     places = HistoryIndexer(timer=lambda: 0.0)
     assert places.step(ledger.connection, 1_000, is_idle=False) == 0  # none there
-    ledger.fill(ROWS - 1)
+    ledger.fill(MAX_ROWS - 1)
     assert places.step(ledger.connection, 1_000 + WAIT_MS - 1, is_idle=False) == 0
     ledger.settle(1, 2)
-    assert places.step(ledger.connection, 1_001, is_idle=False) == ROWS
+    assert places.step(ledger.connection, 1_001, is_idle=False) == MAX_ROWS
     ledger.settle(1, 3)
     assert places.step(ledger.connection, 1_000 + WAIT_MS, is_idle=False) == 0
     assert places.step(ledger.connection, 1_001 + WAIT_MS, is_idle=False) == 1
     ledger.settle(1, 4)
     assert places.step(ledger.connection, 1_002 + WAIT_MS, is_idle=True) == 1
-    assert ledger.upto() == ROWS + 2
+    assert ledger.upto() == MAX_ROWS + 2
 
 
 def test_long_tail_is_placed_in_slices(ledger: Ledger) -> None:
-    ledger.fill(ROWS * 2 + 5)
+    ledger.fill(MAX_ROWS * 2 + 5)
     places = HistoryIndexer(timer=lambda: 0.0)
     taken = [(places.step(ledger.connection, 0, is_idle=True), places.has_more) for _ in range(4)]
-    assert taken == [(ROWS, True), (ROWS, False), (5, False), (0, False)]
-    assert ledger.upto() == ROWS * 2 + 5
+    assert taken == [(MAX_ROWS, True), (MAX_ROWS, False), (5, False), (0, False)]
+    assert ledger.upto() == MAX_ROWS * 2 + 5
 
 
 def test_slices_follow_the_time_that_they_take(ledger: Ledger) -> None:
-    ledger.fill(ROWS * 4)
+    ledger.fill(MAX_ROWS * 4)
     took_s = iter([1.0, 1.0, 1.0, 1.0, 0.0, 0.02, 0.0])
     clock = itertools.chain.from_iterable((0.0, seconds) for seconds in took_s)
     places = HistoryIndexer(timer=lambda: next(clock))
     taken = [places.step(ledger.connection, 0, is_idle=True) for _ in range(7)]
-    assert taken == [ROWS, ROWS // 2, ROWS // 4, ROWS // 8, FEWEST, FEWEST * 2, FEWEST * 2]
+    assert taken == [
+        MAX_ROWS,
+        MAX_ROWS // 2,
+        MAX_ROWS // 4,
+        MAX_ROWS // 8,
+        MIN_ROWS,
+        MIN_ROWS * 2,
+        MIN_ROWS * 2,
+    ]
     ledger.upto()
 
 
@@ -137,16 +145,16 @@ def test_upkeep_places_whatever_retention_does(ledger: Ledger) -> None:
     upkeep = WriterMaintenance(
         ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20, FakeClock().counters
     )
-    upkeep._places = HistoryIndexer(timer=lambda: 0.0)  # however slow the machine is
-    ledger.fill(ROWS * 2 + 5)
+    upkeep._indexer = HistoryIndexer(timer=lambda: 0.0)  # however slow the machine is
+    ledger.fill(MAX_ROWS * 2 + 5)
     assert upkeep(store, Now(1, 1), False)
     assert not upkeep(store, Now(1, 1), False)
-    assert ledger.upto() == ROWS * 2
+    assert ledger.upto() == MAX_ROWS * 2
     ledger.settle(1, 2)
     assert not upkeep(store, Now(1, 2), False)
-    assert ledger.upto() == ROWS * 2
+    assert ledger.upto() == MAX_ROWS * 2
     assert not upkeep(store, Now(1, 3), True)
-    assert ledger.upto() == ROWS * 2 + 6
+    assert ledger.upto() == MAX_ROWS * 2 + 6
     assert store.wal_bytes > 0
 
 
@@ -168,14 +176,14 @@ def test_removed_queue_stays_while_the_history_names_it(ledger: Ledger) -> None:
 
 
 def test_full_disk_leaves_the_rows_in_the_tail(ledger: Ledger) -> None:
-    ledger.fill(ROWS)
+    ledger.fill(MAX_ROWS)
     (pages,) = ledger.execute("PRAGMA page_count").fetchone()
     ledger.execute(f"PRAGMA max_page_count={pages + 3}").fetchall()
     assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == 0
     assert not ledger.connection.in_transaction
     assert ledger.upto() == 0
     ledger.execute("PRAGMA max_page_count=1000000").fetchall()
-    assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == ROWS
+    assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == MAX_ROWS
 
 
 @pytest.mark.parametrize("queues", [10, 5_000])
@@ -222,14 +230,14 @@ HistoryIndexer().step(connection, 0, is_idle=True)
         ("INSERT INTO history_number", 0),
         ("INSERT OR IGNORE INTO trace_place", 0),
         ("INSERT INTO counter", 0),
-        ("COMMIT", ROWS),
+        ("COMMIT", MAX_ROWS),
     ],
 )
 def test_kill_in_the_middle_leaves_a_whole_slice_or_none(
     tmp_path: Path, at: str, placed: int
 ) -> None:
     ledger = Ledger(tmp_path / "phpmq.db")
-    ledger.fill(ROWS + 50)
+    ledger.fill(MAX_ROWS + 50)
     ledger.connection.close()
     done = subprocess.run([sys.executable, "-c", KILLED, str(ledger.path), at], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -238,7 +246,7 @@ def test_kill_in_the_middle_leaves_a_whole_slice_or_none(
     places = HistoryIndexer()
     while places.step(ledger.connection, 0, is_idle=True):
         pass
-    assert ledger.upto() == ROWS + 50
+    assert ledger.upto() == MAX_ROWS + 50
     ledger.connection.close()
 
 
@@ -311,7 +319,7 @@ def act(ledger: Ledger, turn: tuple[str, int, int]) -> None:
         ledger.settle(number, outcome)
     elif kind == "place":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "ROWS", number)
+            patch.setattr(module, "MAX_ROWS", number)
             HistoryIndexer().step(ledger.connection, 0, is_idle=True)
     else:
         remove_expired(

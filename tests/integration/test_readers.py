@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.storage.read.readers import Readers, asker
+from phpmq_lite.storage.read.readers import Readers, read_owner
 
 ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
 HOSTILE = "a" * 1_900 + "b"
@@ -99,7 +99,7 @@ async def test_reads_of_one_do_not_hold_up_those_of_another(path: Path) -> None:
     done: list[str] = []
 
     async def read(who: str) -> None:
-        asker.set(who)
+        read_owner.set(who)
         await ask(readers)
         done.append(who)
 

@@ -21,7 +21,7 @@ from phpmq_lite.storage.backup.backups import (
     read_backup,
     remove_old,
 )
-from phpmq_lite.storage.backup.restore import RAISED, WithdrawnAccess, drill, restore
+from phpmq_lite.storage.backup.restore import NUMBER_GAP, WithdrawnAccess, drill, restore
 from phpmq_lite.storage.data_folder import DataFolder, Meta, read_meta
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.integrity.verify import verify
@@ -264,7 +264,7 @@ def test_restore_puts_the_backup_in_place_and_the_rest_aside(backup: Backup, dat
 
 def test_restored_numbers_go_on_far_above(backup: Backup, data: Path) -> None:
     restore(backup.folder, data)
-    assert query_value(data / "phpmq.db", "SELECT next_number FROM line") == 6 + RAISED
+    assert query_value(data / "phpmq.db", "SELECT next_number FROM line") == 6 + NUMBER_GAP
 
 
 def test_restored_history_is_another_one(backup: Backup, data: Path) -> None:

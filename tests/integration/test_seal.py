@@ -130,4 +130,4 @@ def test_large_database_is_left_to_the_scrub(data: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("phpmq_lite.storage.integrity.startup.CHECKED_BYTES", 1)
     with closing(DataFolder.open(data)) as folder:
         folder.seal(None)
-        assert check_files(folder).is_owed
+        assert check_files(folder).is_structure_due

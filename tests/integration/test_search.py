@@ -47,7 +47,9 @@ async def search(
 ) -> AsyncIterator[Search]:
     """Search in slices that are much smaller than the database, where most are placed or few."""
     monkeypatch.setattr(search_module, "_FIRST_WIDTH", 7)
-    monkeypatch.setattr(search_module, "_FEW", 2_000 if request.param == "along numbers" else 0)
+    monkeypatch.setattr(
+        search_module, "_MAX_TRACED", 2_000 if request.param == "along numbers" else 0
+    )
     if request.param == "walked over":
         monkeypatch.setattr(search_module, "_LONG_TAIL", -1)
     readers = Readers(path, count=1)

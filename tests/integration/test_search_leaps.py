@@ -98,7 +98,7 @@ async def test_numbers_and_leaps_change_no_page(
         store(database, messages)
         index_upto(database, placed)
         readers = Readers(database.path, count=1)
-        for name, value in (("_FIRST_WIDTH", 1), ("_FAST_S", 0), ("_FEW", 0)):
+        for name, value in (("_FIRST_WIDTH", 1), ("_FAST_S", 0), ("_MAX_TRACED", 0)):
             patch.setattr(search_module, name, value)
         search = Search(readers, now_ms=lambda: NOW_MS)
         await leaps_agree(search, database, parse_search(text), limit)
@@ -112,7 +112,7 @@ async def test_numbers_and_leaps_change_no_page(
 async def leaps_agree(search: Search, database: Database, query: SearchQuery, limit: int) -> None:
     found = await pages(search, query, limit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Search, "_leap", AsyncMock())
+        patch.setattr(Search, "_skip_ahead", AsyncMock())
         assert found == await pages(search, query, limit)
         patch.setattr(search_module, "_LONG_TAIL", -1)
         assert found == await pages(search, query, limit)

@@ -319,7 +319,7 @@ def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
 
 def test_start_tells_of_a_wal_that_was_given_up_in_part() -> None:
     starting = StartRecorder("0.2.0", NOW_MS, was_clean=False)
-    wal = WalScan(commits=3, frames=9, first_bad=10, commits_behind=2, last_behind=20)
+    wal = WalScan(commits=3, frames=9, first_bad=10, commits_after=2, last_after=20)
     starting.note_files(StartupCheck(wal, ["the files"]))
     starting.note_error({"message": "SQLITE_IOERR: disk I/O error"})
     report = starting.report

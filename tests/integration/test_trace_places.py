@@ -14,7 +14,7 @@ from phpmq_lite.storage.read import search as search_module
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.statements import load, many
-from phpmq_lite.storage.write.history_index import ROWS, HistoryIndexer
+from phpmq_lite.storage.write.history_index import MAX_ROWS, HistoryIndexer
 from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
 from tests.support.core_and_store import empty_database, open_store
 from tests.support.reference_search import ReferenceRow, all_rows, is_match, pages
@@ -140,7 +140,7 @@ async def search_agrees(readers: Readers, house: House, text: str) -> None:
     expected = sorted((row.seq for row in rows if is_match(query, row)), reverse=True)
     for few, tail in ((2_000, 50_000), (0, 50_000), (0, -1)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(search_module, "_FEW", few)
+            patch.setattr(search_module, "_MAX_TRACED", few)
             patch.setattr(search_module, "_LONG_TAIL", tail)
             patch.setattr(search_module, "_FIRST_WIDTH", 7)
             found = await pages(Search(readers, now_ms=lambda: 0), query, 3)
@@ -164,13 +164,13 @@ def fill(house: House, alive: int, settled: int) -> None:
 
 
 def test_few_messages_alive_are_not_entered(house: House) -> None:
-    fill(house, ROWS - 1, 0)
+    fill(house, MAX_ROWS - 1, 0)
     assert house.places.step(house.connection, 0, is_idle=True) == 0
-    house.next = ROWS
+    house.next = MAX_ROWS
     house.publish("a")
     house.execute("DELETE FROM message WHERE seq BETWEEN 10 AND 20")
-    assert house.places.step(house.connection, 0, is_idle=False) == ROWS - 11
-    assert house.counter("traced_upto") == ROWS + 1
+    assert house.places.step(house.connection, 0, is_idle=False) == MAX_ROWS - 11
+    assert house.counter("traced_upto") == MAX_ROWS + 1
     assert house.places.wal_bytes > 0
     house.check()
     assert house.places.step(house.connection, 0, is_idle=True) == 0
@@ -178,28 +178,28 @@ def test_few_messages_alive_are_not_entered(house: House) -> None:
 
 
 def test_settled_and_alive_messages_take_turns(house: House) -> None:
-    fill(house, ROWS * 2 + 5, ROWS * 2 + 5)
+    fill(house, MAX_ROWS * 2 + 5, MAX_ROWS * 2 + 5)
     taken = []
     while rows := house.places.step(house.connection, 0, is_idle=True):
-        moved = [house.counter(name) // ROWS for name in ("placed_upto", "traced_upto")]
+        moved = [house.counter(name) // MAX_ROWS for name in ("placed_upto", "traced_upto")]
         taken.append((rows, *moved, house.places.has_more))
         house.check()
     assert taken == [
-        (ROWS, 1, 0, True), (ROWS, 1, 3, True), (ROWS, 2, 3, True), (ROWS, 2, 4, False),
-        (5, 2, 4, False),
+        (MAX_ROWS, 1, 0, True), (MAX_ROWS, 1, 3, True), (MAX_ROWS, 2, 3, True), (MAX_ROWS, 2, 4,
+        False), (5, 2, 4, False),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_busy_broker_enters_one_slice_of_those_alive_at_a_time(house: House, is_idle: bool) -> None:
-    fill(house, ROWS * 3, 0)
-    assert house.places.step(house.connection, 0, is_idle=is_idle) == ROWS
+    fill(house, MAX_ROWS * 3, 0)
+    assert house.places.step(house.connection, 0, is_idle=is_idle) == MAX_ROWS
     assert house.places.has_more is is_idle
-    assert house.places.step(house.connection, 0, is_idle=is_idle) == ROWS
+    assert house.places.step(house.connection, 0, is_idle=is_idle) == MAX_ROWS
 
 
 def test_full_disk_leaves_the_traces_in_the_tail(house: House) -> None:
-    fill(house, ROWS, 0)
+    fill(house, MAX_ROWS, 0)
     (count,) = house.execute("PRAGMA page_count").fetchone()
     house.execute(f"PRAGMA max_page_count={count + 3}").fetchall()
     assert house.places.step(house.connection, 0, is_idle=True) == 0

@@ -10,7 +10,7 @@ import pytest
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.integrity.stopped_database import has_admin
-from phpmq_lite.storage.integrity.wal_check import check_wal, look_at_wal
+from phpmq_lite.storage.integrity.wal_check import check_wal, scan_wal_files
 from phpmq_lite.storage.integrity.wal_format import committed_frames
 
 
@@ -37,7 +37,7 @@ def salts(folder: DataFolder) -> bytes:
 
 
 def test_index_tells_how_many_frames_were_committed(folder: DataFolder) -> None:
-    found = look_at_wal(folder.wal, folder.shm)
+    found = scan_wal_files(folder.wal, folder.shm)
     assert found.known_frames == found.frames > 0
     assert not found.is_damaged
 

@@ -156,7 +156,7 @@ def test_sixty_flipped_bits_are_all_reported(small: tuple[bytes, bytes], tmp_pat
         found = judge(flipped(wal, bit))
         assert found.is_damaged, bit
         assert found.first_bad == (bit // 8 - HEADER_BYTES) // FRAME + 1
-        assert found.last_behind == ends(wal)[-1]
+        assert found.last_after == ends(wal)[-1]
         assert rows_seen(tmp_path, database, flipped(wal, bit)) == found.commits < 12
 
 
@@ -177,7 +177,7 @@ def bit_frame(bit: int) -> int:
 
 def test_header_that_is_damaged_loses_all_commits(small: tuple[bytes, bytes]) -> None:
     found = judge(flipped(small[1], 100))
-    assert (found.first_bad, found.commits, found.commits_behind) == (0, 0, 12)
+    assert (found.first_bad, found.commits, found.commits_after) == (0, 0, 12)
 
 
 def test_bad_sector_with_two_commits_behind_is_reported(small: tuple[bytes, bytes]) -> None:
@@ -348,7 +348,7 @@ def test_guard_keeps_one_copy_when_it_is_started_again_and_again(crashed: Crashe
 
 def test_guard_passes_damage_when_the_loss_is_accepted(crashed: Crashed) -> None:
     folder = crashed(damage)
-    assert check_wal(folder, accept_loss=True).commits_behind == 3
+    assert check_wal(folder, accept_loss=True).commits_after == 3
     assert len(list(folder.path.glob("damaged-*"))) == 1
 
 

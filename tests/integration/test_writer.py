@@ -264,7 +264,7 @@ def test_a_reader_delays_the_checkpoint_and_no_batch(make: MakeDriver) -> None:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM message").fetchone()
         driver.publish(b"b")
-        assert not driver.store.checkpoint_at_once("RESTART")
+        assert not driver.store.checkpoint_without_waiting("RESTART")
         # Asked again a mebibyte later, not after another whole WAL.
         assert LONG_WAL_BYTES - (1 << 20) <= driver.store.wal_bytes < LONG_WAL_BYTES
         assert driver.store.execute("PRAGMA busy_timeout").fetchone() == (5_000,)

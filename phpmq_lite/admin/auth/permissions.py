@@ -115,7 +115,7 @@ async def find_message(request: web.Request, context: Context) -> MessageRow:
         if allowed is None or found.queue_id in allowed:
             return found
         raise Problem(404, "unknown_message", "There is no message with this id.", field="id")
-    if await context.reader.was_given(message_id):
+    if await context.reader.was_assigned(message_id):
         raise Problem(
             410,
             "gone_message",

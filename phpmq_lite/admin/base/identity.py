@@ -8,7 +8,7 @@ from aiohttp import web
 from phpmq_lite.admin.base.context import QUEUES
 from phpmq_lite.admin.base.route import Role
 from phpmq_lite.storage.read.accounts import ApiToken
-from phpmq_lite.storage.read.readers import asker
+from phpmq_lite.storage.read.readers import read_owner
 
 Kind = Literal["user", "token", "local", "control", "nobody"]
 
@@ -53,7 +53,7 @@ def set_identity(request: web.Request, identity: Identity) -> None:
     Reads of the request wait in the line of this identity.
     """
     request[_IDENTITY] = identity
-    asker.set(identity.actor)
+    read_owner.set(identity.actor)
     request[QUEUES] = identity.queues
 
 

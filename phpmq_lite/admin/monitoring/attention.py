@@ -274,7 +274,7 @@ async def read_notices(
             deaths=await signs.deaths(since_ms),
             unread=await signs.unread_expiries(since_ms),
             held=await signs.held() if status.held else (),
-            refused=context.rollups.refused_lately(status.refused or {}),
+            refused=context.rollups.recently_refused(status.refused or {}),
             disk_share=1 - disk.free / disk.total if disk.total else 0.0,
             wal_bytes=disk.files["wal"],
             wal_limit_bytes=context.settings.storage.wal_bytes,

@@ -38,7 +38,7 @@ from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import StoredPipeline
-from phpmq_lite.storage.read.readers import asker
+from phpmq_lite.storage.read.readers import read_owner
 
 ROWS_MAX: Final = 100_000  # of a token, and of a publish
 SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # others have their turn after each
@@ -338,7 +338,7 @@ def _row_count(request: web.Request) -> int | None:
 @asynccontextmanager
 async def _slot(context: Context) -> AsyncIterator[None]:
     """Occupy one of the slots for uploads that are checked and stored; users take turns."""
-    owner = asker.get()
+    owner = read_owner.get()
     try:
         async with asyncio.timeout(_SLOT_S):
             await context.uploads.acquire(owner)

@@ -23,7 +23,7 @@ from phpmq_lite.admin.resources.messages import MessageView
 from phpmq_lite.model import Batch, has_room
 from phpmq_lite.storage.read.activity import RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow
-from phpmq_lite.storage.read.readers import Readers, asker
+from phpmq_lite.storage.read.readers import Readers, read_owner
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
@@ -145,7 +145,7 @@ async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio
     Raises:
         Problem: 429 where too many wait.
     """
-    owner, owners = asker.get(), Counter(hub.waits.values())
+    owner, owners = read_owner.get(), Counter(hub.waits.values())
     if not has_room(owners[owner], owners.total(), 1, WAITS):
         hub.waits_refused += 1
         raise Problem(

@@ -47,7 +47,7 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def _running(settings: Settings, pid: str) -> Finding:
-    admin = AdminClient(DataFolder.seen(settings.data).control_socket)
+    admin = AdminClient(DataFolder.open_unlocked(settings.data).control_socket)
     try:
         stats = admin.call("GET", "/stats", timeout_s=_TIMEOUT_S)
     except CommandError as error:

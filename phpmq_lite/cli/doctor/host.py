@@ -16,9 +16,9 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.addresses import CONTROL_SOCKET, parse_endpoint
-from phpmq_lite.server.admission import files_problem, most_files, open_files
+from phpmq_lite.server.admission import max_open_files, open_files, open_files_problem
 from phpmq_lite.server.backpressure import memory_bound
-from phpmq_lite.server.limits_mapping import space_of
+from phpmq_lite.server.limits_mapping import disk_space_bounds
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file
 from phpmq_lite.storage.data_folder import (
@@ -26,7 +26,7 @@ from phpmq_lite.storage.data_folder import (
     check_local,
     check_rights,
     file_system,
-    holder,
+    locking_pid,
     read_meta,
 )
 from phpmq_lite.storage.disk_space import DiskSpace
@@ -56,7 +56,7 @@ class FolderAccess(NamedTuple):
 def broker_pid(path: Path) -> str | None:
     """Give the pid of the broker that runs on a folder; None where none is seen."""
     try:
-        return holder(path)
+        return locking_pid(path)
     except OSError:
         return None
 
@@ -83,7 +83,7 @@ def folder_access(path: Path) -> FolderAccess:
         above = nearest_existing(path)
         return FolderAccess(path, os.geteuid(), can_write=os.access(above, os.W_OK | os.X_OK))
     status = path.stat()
-    folder = DataFolder.seen(path) if os.access(path, os.R_OK | os.X_OK) else None
+    folder = DataFolder.open_unlocked(path) if os.access(path, os.R_OK | os.X_OK) else None
     known = () if folder is None else (folder.database, folder.wal, folder.shm, folder.meta_file)
     strangers = (one.name for one in known if one.exists() and one.stat().st_uid != status.st_uid)
     return FolderAccess(
@@ -221,7 +221,7 @@ def sync_finding(took_ms: float) -> Finding:
 
 
 def _room(settings: Settings, path: Path) -> Finding:
-    bounds = replace(space_of(settings), max_bytes=0, ballast_bytes=0)  # makes no ballast
+    bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # makes no ballast
     space = DiskSpace(nearest_existing(path), bounds)
     space.measure(0)
     shortage = "" if space.shortage is None else space.shortage.detail
@@ -261,7 +261,7 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
     files = open_files()
     with suppress(OSError, ValueError):  # of another account, or its pid is another's name
         files = open_files(int(pid)) if pid else files
-    yield open_files_finding(limits.connections, limits.http_connections, files, most_files())
+    yield open_files_finding(limits.connections, limits.http_connections, files, max_open_files())
     yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())
     now_ms = time.time_ns() // 1_000_000
     made_ms = read_meta(settings.data).created_at if settings.data.is_dir() else 0
@@ -278,7 +278,7 @@ def open_files_finding(
     name = "open files"
     if files is None:
         return ok(name, "any number")
-    problem = files_problem(connections, http_connections, files, hard)
+    problem = open_files_problem(connections, http_connections, files, hard)
     if problem is not None:
         return warn(name, *problem)
     return ok(name, f"{files:,} may be open, enough for {connections:,} connections")

@@ -44,7 +44,7 @@ from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"
 BACKUP_LIMIT_S: Final = 600.0  # for the copy
-_STEPS_BETWEEN_LOOKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
 _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
 
 
@@ -67,7 +67,7 @@ class Manifest:
     last_offset: int
 
 
-_KINDS: Final = {one.name: one.type for one in fields(Manifest)}
+_TYPES: Final = {one.name: one.type for one in fields(Manifest)}
 
 
 @dataclass(slots=True, frozen=True)
@@ -131,12 +131,12 @@ class BackupMaker:
         clock.start()
         try:
             self._prepare()
-            with self._unnamed() as place:
+            with self._temporary_folder() as place:
                 self._copy(place / DATABASE)
                 self._check_files()
-                return self._name(place, began_at)
+                return self._finish(place, began_at)
         except sqlite3.Error as error:
-            raise self._refusal(error, limit_s) from error
+            raise self._translated(error, limit_s) from error
         except OSError as error:
             raise StorageError(
                 f"cannot make a backup in {self._folder}: {os_reason(error)}"
@@ -156,7 +156,7 @@ class BackupMaker:
         check_space(self._folder, max(2 * size, size + self._reserve * is_beside))
 
     @contextmanager
-    def _unnamed(self) -> Iterator[Path]:
+    def _temporary_folder(self) -> Iterator[Path]:
         place = self._folder / f".{token_hex(8)}.new"
         place.mkdir(mode=PRIVATE_FOLDER)
         try:
@@ -171,18 +171,18 @@ class BackupMaker:
         # SQLite would create a WAL to read a closed database.
         is_alone = not self._is_open and not (wal.exists() and _size(wal))
         uri = f"{self._database.resolve().as_uri()}?mode=ro{'&immutable=1' * is_alone}"
-        with self._opened(uri) as connection:
+        with self._open(uri) as connection:
             connection.execute("VACUUM INTO ?", (str(copy),))
         sync_file(copy)
 
     @contextmanager
-    def _opened(self, uri: str) -> Iterator[sqlite3.Connection]:
+    def _open(self, uri: str) -> Iterator[sqlite3.Connection]:
         with closing(
             sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         ) as connection:
             self._connection = connection
             # ``interrupt`` does not affect a statement that has not begun.
-            connection.set_progress_handler(self._is_stopped.is_set, _STEPS_BETWEEN_LOOKS)
+            connection.set_progress_handler(self._is_stopped.is_set, _STEPS_BETWEEN_CHECKS)
             try:
                 if self._is_stopped.is_set():  # before a statement that ``stop`` could interrupt
                     raise StorageError("the backup was stopped before it was made")
@@ -190,10 +190,10 @@ class BackupMaker:
             finally:
                 self._connection = None
 
-    def _name(self, place: Path, began_at: int) -> Backup:
+    def _finish(self, place: Path, began_at: int) -> Backup:
         """Check the copy, write its manifest, and rename the folder."""
         copy = place / DATABASE
-        with self._opened(f"{copy.resolve().as_uri()}?mode=ro&immutable=1") as connection:
+        with self._open(f"{copy.resolve().as_uri()}?mode=ro&immutable=1") as connection:
             problems = integrity_problems(connection, "quick_check")
             if problems:
                 raise DataDamagedError(f"the copy is damaged: {'; '.join(problems[:3])}")
@@ -209,7 +209,7 @@ class BackupMaker:
         queues, messages, settled, bodies = connection.execute(sql["counts"]).fetchone()
         last_seq, last_offset = connection.execute(sql["ends"]).fetchone()
         return Manifest(
-            _free_id(self._folder, began_at),
+            _unused_id(self._folder, began_at),
             began_at,
             time_ns() // 1_000_000 - began_at,
             self._version,
@@ -224,7 +224,7 @@ class BackupMaker:
             last_offset,
         )
 
-    def _refusal(self, error: sqlite3.Error, limit_s: float) -> StorageError:
+    def _translated(self, error: sqlite3.Error, limit_s: float) -> StorageError:
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_INTERRUPT":
             return StorageError(f"the backup was stopped; it may take {limit_s:g} s")
@@ -253,11 +253,11 @@ def is_id(text: str) -> bool:
 def read_backup(folder: Path) -> Backup | None:
     """Read the manifest of a backup; None if it is invalid, or the database is missing."""
     try:
-        told = json.loads((folder / MANIFEST).read_bytes())
-        manifest = Manifest(**told)
+        content = json.loads((folder / MANIFEST).read_bytes())
+        manifest = Manifest(**content)
     except (OSError, ValueError, TypeError):
         return None
-    if not all(type(value) is _KINDS[name] for name, value in asdict(manifest).items()):
+    if not all(type(value) is _TYPES[name] for name, value in asdict(manifest).items()):
         return None
     return Backup(folder, manifest) if (folder / DATABASE).is_file() else None
 
@@ -311,7 +311,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _free_id(folder: Path, at_ms: int) -> str:
+def _unused_id(folder: Path, at_ms: int) -> str:
     """Return an unused id, named after the time, with a number for a second backup per second."""
     stamp = f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y%m%dT%H%M%SZ}"
     names = (stamp if number == 1 else f"{stamp}-{number}" for number in count(1))
@@ -322,7 +322,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-AGAIN_S: Final = 600.0  # after a failed backup
+RETRY_S: Final = 600.0  # after a failed backup
 
 
 class BackupSchedule:
@@ -351,12 +351,12 @@ class BackupSchedule:
         self.error: str | None = None  # of the last one, if it failed
         self._keep = keep
         self._reserve = reserve
-        self._is_claimed = False  # a backup is about to start, after its audit row is written
+        self._is_starting = False  # a backup is about to start, after its audit row is written
         self._database = database
         self._every_s = every_h * 3_600
         self._version = version
         self._tell = tell
-        self._making: BackupMaker | None = None
+        self._maker: BackupMaker | None = None
         self._task: asyncio.Task[Backup] | None = None
 
     @property
@@ -398,29 +398,29 @@ class BackupSchedule:
             RefusedError: one is in progress, or about to start; ``ahead`` is not called.
         """
         self._check_idle()
-        self._is_claimed = True
+        self._is_starting = True
         try:
             await ahead()
         finally:
-            self._is_claimed = False
+            self._is_starting = False
         self.start()
 
     def _check_idle(self) -> None:
-        if self.is_making or self._is_claimed:
+        if self.is_making or self._is_starting:
             raise RefusedError("backup_running", "a backup is under way; there is one at a time")
 
     async def _make(self) -> Backup:
-        self._making = making = BackupMaker(
+        self._maker = maker = BackupMaker(
             self._database, self.folder, self._version, reserve=self._reserve(),
             check_files=self._check_files,
         )  # fmt: skip
         try:
-            backup = await asyncio.to_thread(making.run)
+            backup = await asyncio.to_thread(maker.run)
             self.newest = backup.manifest
             self.made = backup.manifest.id
             await asyncio.to_thread(_remove_old, self.folder, self._keep(), backup.manifest.id)
         except Exception as error:  # the broker continues, and the next backup may succeed
-            failure = error if isinstance(error, StorageError) else _unexpected(error)
+            failure = error if isinstance(error, StorageError) else _unexpected_error(error)
             self.error = str(failure)
             self._tell(failure)
             raise failure from failure.__cause__
@@ -443,24 +443,24 @@ class BackupSchedule:
             with suppress(StorageError):  # the next backup reports it
                 self.newest = _newest(await self.all())
             while self._every_s:
-                await asyncio.sleep(self._wait_s())
+                await asyncio.sleep(self._delay_s())
                 try:
                     if not self.is_making:
                         self.start()
                     await self.ended()
                 except (StorageError, RefusedError):  # refused: one is about to start
-                    await asyncio.sleep(min(AGAIN_S, self._every_s))
+                    await asyncio.sleep(min(RETRY_S, self._every_s))
             await asyncio.Event().wait()
         finally:
             await self._end()
 
-    def _wait_s(self) -> float:
+    def _delay_s(self) -> float:
         made_s = self.newest.made_at / 1_000 if self.newest is not None else 0.0
         return min(max(0.0, made_s + self._every_s - time.time()), self._every_s)
 
     async def _end(self) -> None:
-        if self._making is not None and self._task is not None:
-            self._making.stop()
+        if self._maker is not None and self._task is not None:
+            self._maker.stop()
             await asyncio.wait({self._task})
 
 
@@ -470,7 +470,7 @@ def _newest(there: list[Backup]) -> Manifest | None:
     return next((one.manifest for one in there if one.manifest.made_at <= now_ms), None)
 
 
-def _unexpected(error: Exception) -> StorageError:
+def _unexpected_error(error: Exception) -> StorageError:
     failure = StorageError(f"the backup failed: {error!r}")
     failure.__cause__ = error
     return failure

@@ -52,8 +52,8 @@ def renew_history_id(connection: sqlite3.Connection) -> None:
     connection.execute(load("restore")["renew_history_id"])
 
 
-RAISED: Final = 1_000_000  # added to the backup's numbers, so that none is used twice
-_STAGED: Final = ".restored.new"
+NUMBER_GAP: Final = 1_000_000  # added to the backup's numbers, so that none is used twice
+_STAGED_NAME: Final = ".restored.new"
 _CACHE_BYTES: Final = 8 << 20
 
 ReportStep = Callable[[str], None]
@@ -104,19 +104,19 @@ def restore(
         StartRefusedError: a broker runs there; or the backup is of a newer version.
         StorageFullError: there is no space for it.
     """
-    database = checked_source(source, tell)
+    database = check_source(source, tell)
     folder = DataFolder.open(data, allow_network_fs=allow_network_fs, is_replaced=True)
     with closing(folder):
-        staged = folder.path / _STAGED
+        staged = folder.path / _STAGED_NAME
         try:
-            _stage(database, staged)
+            _copy_to_staging(database, staged)
             tell("checking the database")
-            done = RestoreResult(folder.database, checks=_prepared(staged))
+            done = RestoreResult(folder.database, checks=_check_and_renumber(staged))
             if done.problems and not accept_loss:
                 raise DataDamagedError(f"{database} is damaged: {'; '.join(done.problems[:3])}")
             if not keep_tokens:
                 tell("comparing users, sessions and tokens with those of the replaced database")
-                done.withdrawn = _withdraw(staged, _accounts_of(folder))
+                done.withdrawn = _revoke_access(staged, _replaced_accounts(folder))
             tell("putting it in place")
             done.aside = _move_aside(folder)
             # After a power cut here, a start reports that the database is missing.
@@ -143,14 +143,14 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
         with closing(DataFolder.open(data, allow_network_fs=True)) as folder:
             check_files(folder)
             tell("migrating and recovering")
-            done.migrated = _start(folder.database, migrations)
+            done.migrated = _start_once(folder.database, migrations)
             seal(folder)
         tell("checking what a start made of it")
         done.checks = verify(data, migrations)
     return done
 
 
-def checked_source(source: Path, tell: ReportStep = lambda step: None) -> Path:
+def check_source(source: Path, tell: ReportStep = lambda step: None) -> Path:
     """Return the database of a backup, checked against its manifest; a bare file has none.
 
     Raises:
@@ -170,14 +170,14 @@ def checked_source(source: Path, tell: ReportStep = lambda step: None) -> Path:
     return backup.database
 
 
-def _stage(database: Path, staged: Path) -> None:
+def _copy_to_staging(database: Path, staged: Path) -> None:
     check_space(staged.parent, database.stat().st_size)
     staged.unlink(missing_ok=True)
     os.close(create_private(staged))
     shutil.copyfile(database, staged)
 
 
-def _prepared(staged: Path) -> list[Check]:
+def _check_and_renumber(staged: Path) -> list[Check]:
     """Check the copy, then assign its new numbers and history id."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         migrate.pending(connection, migrations_folder())  # refuses a foreign or newer database
@@ -186,7 +186,7 @@ def _prepared(staged: Path) -> list[Check]:
             connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # a single file from now on
             connection.execute("BEGIN IMMEDIATE")
             last = connection.execute(load("restore")["last_number"]).fetchone()[0]
-            connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + RAISED))
+            connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
             if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
                 renew_history_id(connection)
             connection.execute("COMMIT")
@@ -196,7 +196,7 @@ def _prepared(staged: Path) -> list[Check]:
     return checks
 
 
-def _accounts_of(folder: DataFolder) -> StoredAccounts | None:
+def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
     """Return the accounts of the database to be replaced.
 
     None if it does not exist, or if commits may be missing from it: access that was revoked last
@@ -212,7 +212,7 @@ def _accounts_of(folder: DataFolder) -> StoredAccounts | None:
         return None
 
 
-def _withdraw(staged: Path, valid: StoredAccounts | None) -> WithdrawnAccess:
+def _revoke_access(staged: Path, valid: StoredAccounts | None) -> WithdrawnAccess:
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -245,7 +245,7 @@ def _move_aside(folder: DataFolder) -> Path | None:
     return aside
 
 
-def _start(database: Path, migrations: Path) -> list[str]:
+def _start_once(database: Path, migrations: Path) -> list[str]:
     """Do what a start does between its checks and its listeners."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         store = Store(connection)

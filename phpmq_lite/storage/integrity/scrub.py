@@ -23,8 +23,8 @@ from phpmq_lite.storage.statements import load
 FILE: Final = "scrub.json"
 PARTS: Final = ("alive", "settled")
 _ROW_BYTES: Final = 256  # counted per row, besides its body
-_STEPS_BETWEEN_LOOKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
-_NAMED: Final = 100  # seqs of damaged bodies that are stored
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
+_MAX_NAMED: Final = 100  # seqs of damaged bodies that are stored
 
 
 @dataclass(slots=True)
@@ -99,12 +99,12 @@ class ScrubSlice:
 def read_state(folder: Path) -> ScrubState:
     """Read the stored state; an unreadable file counts as a new state."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        told = json.loads((folder / FILE).read_bytes())
-        last = told["last"]
+        content = json.loads((folder / FILE).read_bytes())
+        last = content["last"]
         return ScrubState(
-            _round(told["now"]), None if last is None else _round(last),
-            _number(told["structure_at"]), [str(text) for text in _items(told["structure"])],
-            _number(told.get("tried_at", 0)),
+            _round(content["now"]), None if last is None else _round(last),
+            _number(content["structure_at"]), [str(text) for text in _items(content["structure"])],
+            _number(content.get("tried_at", 0)),
         )  # fmt: skip
     return ScrubState()
 
@@ -114,24 +114,24 @@ def write_state(folder: Path, state: ScrubState) -> None:
     write_whole(folder / FILE, json.dumps(asdict(state)).encode() + b"\n", sync=False)
 
 
-def _round(told: dict[str, object]) -> ScrubRound:
+def _round(content: dict[str, object]) -> ScrubRound:
     known = {one.name for one in fields(ScrubRound)}
     numbers = {
-        name: _number(value) for name, value in told.items() if name in known and name != "named"
+        name: _number(value) for name, value in content.items() if name in known and name != "named"
     }
-    return ScrubRound(**numbers, named=[_number(seq) for seq in _items(told.get("named", []))])
+    return ScrubRound(**numbers, named=[_number(seq) for seq in _items(content.get("named", []))])
 
 
-def _number(told: object) -> int:
-    if type(told) is not int or not 0 <= told < 1 << 63:
-        raise ValueError(told)
-    return told
+def _number(content: object) -> int:
+    if type(content) is not int or not 0 <= content < 1 << 63:
+        raise ValueError(content)
+    return content
 
 
-def _items(told: object) -> list[object]:
-    if not isinstance(told, list):
-        raise TypeError(told)
-    return told
+def _items(content: object) -> list[object]:
+    if not isinstance(content, list):
+        raise TypeError(content)
+    return content
 
 
 class Scrub:
@@ -219,7 +219,7 @@ class Scrub:
             )
             connection.execute("PRAGMA query_only=1")
             # ``interrupt`` does not affect a statement that has not begun.
-            connection.set_progress_handler(lambda: self._is_stopped, _STEPS_BETWEEN_LOOKS)
+            connection.set_progress_handler(lambda: self._is_stopped, _STEPS_BETWEEN_CHECKS)
             self._connection = connection
             return connection
 
@@ -234,7 +234,7 @@ def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
         now.bad_alive += len(found.bad)
     else:
         now.bad_settled += len(found.bad)
-    now.named = (now.named + found.bad)[:_NAMED]
+    now.named = (now.named + found.bad)[:_MAX_NAMED]
     if found.is_end:
         now.part, now.upto = now.part + 1, 0
 

@@ -19,7 +19,7 @@ from zlib import crc32
 from phpmq_lite.errors import DatabaseReplacedError, DataDamagedError
 from phpmq_lite.storage.atomic_files import create_private
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
-from phpmq_lite.storage.integrity.wal_check import keep_damaged
+from phpmq_lite.storage.integrity.wal_check import copy_damaged_files
 
 _NAME: Final = "seal"
 # A word, the checksum of the database, the checksum of both.
@@ -47,18 +47,18 @@ def write_seal(file: int, checksum: int) -> None:
     os.pwrite(file, _RECORD.pack(_WORD, checksum, _check(checksum)), 0)
 
 
-def strike_seal(file: int) -> None:
+def erase_seal(file: int) -> None:
     """Erase the seal; it is gone from the disk on return."""
     os.pwrite(file, bytes(_RECORD.size), 0)
     os.fsync(file)
 
 
-def strike_seal_left(folder: Path) -> None:
+def erase_leftover_seal(folder: Path) -> None:
     """Erase the seal of a broker that has ended, if there is one."""
     if (folder / _NAME).exists():
         file = open_seal(folder)
         try:
-            strike_seal(file)
+            erase_seal(file)
         finally:
             os.close(file)
 
@@ -110,7 +110,7 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
         if not is_whole:
             _refuse(folder, found, accept_loss=accept_loss)
     folder.seal(None)
-    strike_seal_left(folder.path)
+    erase_leftover_seal(folder.path)
     return is_whole
 
 
@@ -148,7 +148,7 @@ def _refuse(folder: DataFolder, found: int, *, accept_loss: bool) -> None:
         f"{folder.database} is not as the broker left it: it was damaged since, or another program "
         "wrote to it"
     )
-    copies = keep_damaged(folder, loss, f"crc32:{found:08x}")
+    copies = copy_damaged_files(folder, loss, f"crc32:{found:08x}")
     if not accept_loss:
         raise DataDamagedError(
             f"{loss}; it was copied to {copies}. Inspect it with `phpmq-lite database verify`, "
@@ -157,8 +157,8 @@ def _refuse(folder: DataFolder, found: int, *, accept_loss: bool) -> None:
         )
 
 
-_SHARE: Final = 100  # sealing takes at most 1/100 of the time,
-_LEAST_S: Final = 1.0  # and starts at most once a second: erasing a seal costs an fsync
+_MAX_SHARE: Final = 100  # sealing takes at most 1/100 of the time,
+_MIN_INTERVAL_S: Final = 1.0  # and starts at most once a second: erasing a seal costs an fsync
 
 
 class LiveSeal:
@@ -172,7 +172,7 @@ class LiveSeal:
         self._files = files or OpenedFiles(database)
         # Open until the end: closing the file earlier would release SQLite's locks.
         self._database = database.open("rb", buffering=0)
-        self._file = _opened(database.parent)
+        self._file = _open_erased(database.parent)
         self._lock = threading.Lock()  # guards the content of the file
         self._has_seal = False
         self._checkpoints = 0
@@ -188,7 +188,7 @@ class LiveSeal:
         with self._lock:
             self._checkpoints += 1
             if self._file is not None and self._has_seal:
-                strike_seal(self._file)
+                erase_seal(self._file)
                 self._has_seal = False
 
     def take(self) -> None:
@@ -223,7 +223,7 @@ class LiveSeal:
                 found = checksum_of_file(self._database, lambda: checkpoints == self._checkpoints)
                 self._write(found, checkpoints)
         took_s = monotonic() - began_s
-        self._due_s = max(self._due_s, began_s + max(_LEAST_S, _SHARE * took_s))
+        self._due_s = max(self._due_s, began_s + max(_MIN_INTERVAL_S, _MAX_SHARE * took_s))
 
     def _write(self, found: int, checkpoints: int) -> None:
         with self._lock:
@@ -233,14 +233,14 @@ class LiveSeal:
                 write_seal(self._file, found)
 
 
-def _opened(folder: Path) -> int | None:
+def _open_erased(folder: Path) -> int | None:
     """Open the file of the seal and allocate it; None: nothing can be sealed."""
     try:
         file = open_seal(folder)
     except OSError:
         return None
     try:
-        strike_seal(file)
+        erase_seal(file)
     except OSError:
         os.close(file)
         return None

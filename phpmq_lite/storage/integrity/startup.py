@@ -17,7 +17,7 @@ from phpmq_lite.model import Recovered
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.integrity.seal import break_seal, checksum_of
 from phpmq_lite.storage.integrity.verify import integrity_problems
-from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, keep_damaged
+from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, copy_damaged_files
 from phpmq_lite.storage.migrate import schema_problems
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.statements import load
@@ -31,7 +31,7 @@ class StartupCheck:
 
     wal: WalScan
     checks: list[str] = field(default_factory=list)  # done, in words
-    is_owed: bool = False  # the structure was not checked, and should be soon
+    is_structure_due: bool = False  # the structure was not checked, and should be soon
 
 
 def check_files(
@@ -56,7 +56,7 @@ def check_files(
     if break_seal(folder, accept_loss=accept_loss):
         done.checks.append("every byte of the database against what the broker left")
     elif folder.has_journal or folder.database.stat().st_size > CHECKED_BYTES:
-        done.is_owed = True
+        done.is_structure_due = True
     else:
         _check_structure(folder, accept_loss=accept_loss)
         done.checks.append("the structure of the database")
@@ -77,7 +77,7 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
     if not problems:
         return
     loss = f"{folder.database} is damaged: {'; '.join(problems[:3])}"
-    copies = keep_damaged(folder, loss, f"crc32:{checksum_of(folder.database):08x}")
+    copies = copy_damaged_files(folder, loss, f"crc32:{checksum_of(folder.database):08x}")
     if not accept_loss:
         raise DataDamagedError(
             f"{loss}; it was copied to {copies}. Inspect it with `phpmq-lite database verify`, "
@@ -122,10 +122,12 @@ class StartRecorder:
         self.down_from_ms: int | None = None  # Unix ms; None: this is the first start
         self.report = StartReport()
 
-    def note_error(self, told: dict[str, Any] | None) -> None:
+    def note_error(self, content: dict[str, Any] | None) -> None:
         """Record ``last_error.json``, if the broker stopped immediately."""
-        if told is not None and not self.was_clean:
-            self.report.last_error = str(told.get("message") or told.get("error") or "unknown")
+        if content is not None and not self.was_clean:
+            self.report.last_error = str(
+                content.get("message") or content.get("error") or "unknown"
+            )
 
     def note_files(self, found: StartupCheck) -> None:
         """Record what was found in the files before they were opened."""
@@ -219,8 +221,8 @@ class Starts:
 def _report(text: str) -> StartReport:
     """Parse a report; unknown members, of other versions, are ignored."""
     try:
-        told = json.loads(text)
+        content = json.loads(text)
     except ValueError:
-        told = {}
+        content = {}
     known = StartReport.__dataclass_fields__
-    return StartReport(**{name: value for name, value in told.items() if name in known})
+    return StartReport(**{name: value for name, value in content.items() if name in known})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.data_folder import DataFolder, held_still
+from phpmq_lite.storage.data_folder import DataFolder, prevent_start
 from phpmq_lite.storage.integrity.seal import checksum_of
 from phpmq_lite.storage.integrity.startup import CHECKED_BYTES
 from phpmq_lite.storage.integrity.verify import check_log
@@ -23,7 +23,7 @@ from phpmq_lite.storage.statements import load
 
 @contextmanager
 def open_stopped(database: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for a short read, while ``held_still`` keeps brokers from starting.
+    """Open a database for a short read, while ``prevent_start`` keeps brokers from starting.
 
     The index of the WAL stays unchanged for ``check_wal``, because SQLite reads the WAL into memory
     if it may not share it.  When closing, SQLite removes a WAL without a commit, whether it is
@@ -67,57 +67,57 @@ def read_stopped(path: Path) -> StoppedDatabase:
         StartRefusedError: a broker runs there.
         OSError: a file cannot be read.
     """
-    with held_still(path):
-        folder = DataFolder.seen(path)
-        seen = StoppedDatabase(was_clean=not folder.meta.is_running)
+    with prevent_start(path):
+        folder = DataFolder.open_unlocked(path)
+        found = StoppedDatabase(was_clean=not folder.meta.is_running)
         error = folder.read_last_error()
-        if error is not None and not seen.was_clean:
-            seen.last_error = str(error.get("message") or error.get("error") or "unknown")
+        if error is not None and not found.was_clean:
+            found.last_error = str(error.get("message") or error.get("error") or "unknown")
         try:
             folder.check_database()
         except DataDamagedError as damage:
-            seen.problems.append(str(damage))
-            return seen
+            found.problems.append(str(damage))
+            return found
         is_empty = not folder.database.exists() or not folder.database.stat().st_size
         if is_empty or folder.has_journal:
-            seen.is_new = True
-            return seen
-        _look_at_log(folder, seen)
-        if not seen.problems:
-            _look_at_database(folder, seen)
-        return seen
+            found.is_new = True
+            return found
+        _check_log(folder, found)
+        if not found.problems:
+            _check_database(folder, found)
+        return found
 
 
-def _look_at_log(folder: DataFolder, seen: StoppedDatabase) -> None:
-    check = check_log(folder.wal, is_running=not seen.was_clean)
-    seen.log = check.found
-    seen.problems += check.problems
+def _check_log(folder: DataFolder, found: StoppedDatabase) -> None:
+    check = check_log(folder.wal, is_running=not found.was_clean)
+    found.log = check.found
+    found.problems += check.problems
     expected = folder.meta.seal
     has_log = folder.wal.exists() and folder.wal.stat().st_size > 0
     if expected is None or has_log or folder.database.stat().st_size > CHECKED_BYTES:
         return
     if checksum_of(folder.database) != expected:
-        seen.problems.append(
+        found.problems.append(
             f"{folder.database} is not as the last clean stop left it: it was damaged since, or "
             "another program wrote to it"
         )
 
 
-def _look_at_database(folder: DataFolder, seen: StoppedDatabase) -> None:
+def _check_database(folder: DataFolder, found: StoppedDatabase) -> None:
     try:
         with open_stopped(folder.database) as connection:
-            seen.waiting = [one.name for one in pending(connection, migrations_folder())]
-            seen.schema, pages, free, size = (
+            found.waiting = [one.name for one in pending(connection, migrations_folder())]
+            found.schema, pages, free, size = (
                 int(connection.execute(f"PRAGMA {name}").fetchone()[0])
                 for name in ("user_version", "page_count", "freelist_count", "page_size")
             )
-            seen.used_bytes = (pages - free) * size
+            found.used_bytes = (pages - free) * size
     except StartRefusedError as error:
-        seen.refusal = str(error)
+        found.refusal = str(error)
     except DataDamagedError as error:
-        seen.problems.append(str(error))
+        found.problems.append(str(error))
     except sqlite3.Error as error:
-        seen.problems.append(f"cannot read {folder.database}: {error}")
+        found.problems.append(f"cannot read {folder.database}: {error}")
 
 
 def has_admin(database: Path) -> bool:
@@ -129,7 +129,7 @@ def has_admin(database: Path) -> bool:
     if not database.is_file():
         return False
     try:
-        with held_still(database.parent), open_stopped(database) as one:
+        with prevent_start(database.parent), open_stopped(database) as one:
             return all(
                 one.execute(load("accounts")[name]).fetchone()[0]
                 for name in ("has_users", "has_admin")

@@ -17,8 +17,8 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.data_folder import DATABASE, held_still, read_meta
-from phpmq_lite.storage.integrity.wal_check import describe, look_at_wal
+from phpmq_lite.storage.data_folder import DATABASE, prevent_start, read_meta
+from phpmq_lite.storage.integrity.wal_check import describe, scan_wal_files
 from phpmq_lite.storage.migrate import pending, schema_problems
 from phpmq_lite.storage.sqlite_errors import is_damage
 from phpmq_lite.storage.statements import load
@@ -26,15 +26,15 @@ from phpmq_lite.storage.statements import load
 NAMED: Final = 10  # examples per message
 _PROBLEMS_MAX: Final = 100  # that SQLite reports
 # Consistency rules: the statement, the schema since which it applies, and the message.
-_AGREE: Final[tuple[tuple[str, int, str], ...]] = (
-    ("agree_queues", 1, "queues count other messages than they have"),
-    ("agree_owners", 1, "messages are of queues that are not there"),
-    ("agree_once", 1, "messages are there twice"),
-    ("agree_numbers", 2, "rows have a number that was not given out yet"),
-    ("agree_offsets", 2, "offsets of the history are missing"),
-    ("agree_places", 2, "settled messages and their places differ"),
-    ("agree_totals", 2, "totals of the history are not those of its rows"),
-    ("agree_claims", 4, "claims are of messages that nobody can hold"),
+_RULES: Final[tuple[tuple[str, int, str], ...]] = (
+    ("inconsistent_queues", 1, "queues count other messages than they have"),
+    ("missing_queues", 1, "messages are of queues that are not there"),
+    ("duplicate_messages", 1, "messages are there twice"),
+    ("unassigned_numbers", 2, "rows have a number that was not given out yet"),
+    ("missing_offsets", 2, "offsets of the history are missing"),
+    ("inconsistent_index", 2, "settled messages and their places differ"),
+    ("inconsistent_totals", 2, "totals of the history are not those of its rows"),
+    ("invalid_claims", 4, "claims are of messages that nobody can hold"),
 )
 
 
@@ -60,7 +60,7 @@ def verify(path: Path, migrations: Path | None = None) -> list[Check]:
     database = path / DATABASE if path.is_dir() else path
     if database.name != DATABASE:
         return _verify_files(database, migrations, is_running=False)
-    with held_still(database.parent):
+    with prevent_start(database.parent):
         is_running = read_meta(database.parent).is_running
         return _verify_files(database, migrations, is_running=is_running)
 
@@ -70,7 +70,7 @@ def _verify_files(database: Path, migrations: Path | None, *, is_running: bool) 
         raise DataDamagedError(f"there is no database {database}")
     wal = database.with_name(f"{database.name}-wal")
     checks = [check_log(wal, is_running=is_running)]
-    with _readable(database, wal) as connection:
+    with _open_unchanged(database, wal) as connection:
         checks += check_all(connection, migrations)
     return checks
 
@@ -79,15 +79,15 @@ def check_all(connection: sqlite3.Connection, migrations: Path | None = None) ->
     """Verify everything in a database through an open connection."""
     connection.create_function("checksum", 2, _checksum, deterministic=True)
     checks = [
-        _guarded("structure and indexes", connection, _check_structure),
-        _guarded("schema", connection, partial(_check_schema, migrations or migrations_folder())),
+        _run_check("structure and indexes", connection, _check_structure),
+        _run_check("schema", connection, partial(_check_schema, migrations or migrations_folder())),
     ]
     if checks[-1].problems:
         return checks  # not our tables
     return [
         *checks,
-        _guarded("bodies", connection, _check_bodies),
-        _guarded("tables", connection, _check_tables),
+        _run_check("bodies", connection, _check_bodies),
+        _run_check("tables", connection, _check_tables),
     ]
 
 
@@ -98,7 +98,7 @@ def check_log(wal: Path, *, is_running: bool) -> Check:
     """Check a write-ahead log; ``is_running``: according to ``meta.json`` there should be one."""
     check = Check("write-ahead log", "none, the database was closed")
     try:
-        found = look_at_wal(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
+        found = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
     except FileNotFoundError:
         if is_running:
             check.found = "missing"
@@ -154,18 +154,18 @@ def _check_bodies(connection: sqlite3.Connection, check: Check) -> None:
     )
     bad = [seq for (seq,) in connection.execute(sql["alive_bodies"])]
     if bad:
-        check.problems.append(f"{len(bad):,} messages alive have a bad body: {_some(bad)}")
+        check.problems.append(f"{len(bad):,} messages alive have a bad body: {_list_seqs(bad)}")
     rows = connection.execute(sql["settled_bodies"]).fetchall()
     old = [seq for seq, is_known in rows if not is_known]
     if old:
-        check.problems.append(f"{len(old):,} settled messages have a bad body: {_some(old)}")
+        check.problems.append(f"{len(old):,} settled messages have a bad body: {_list_seqs(old)}")
     if len(rows) > len(old):
         check.found += f"; {len(rows) - len(old):,} more died of a bad body, reason crc"
 
 
 def _check_tables(connection: sqlite3.Connection, check: Check) -> None:
     version = _version(connection)
-    asked = [rule for rule in _AGREE if rule[1] <= version]
+    asked = [rule for rule in _RULES if rule[1] <= version]
     check.found = f"{len(asked)} rules"
     for name, _, text in asked:
         count = connection.execute(load("verify")[name]).fetchone()[0]
@@ -173,7 +173,7 @@ def _check_tables(connection: sqlite3.Connection, check: Check) -> None:
             check.problems.append(f"{abs(count):,} {text}")
 
 
-def _guarded(
+def _run_check(
     name: str, connection: sqlite3.Connection, look: Callable[[sqlite3.Connection, Check], None]
 ) -> Check:
     """Run a check; what SQLite cannot read is a problem, too."""
@@ -196,7 +196,7 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _some(seqs: list[int]) -> str:
+def _list_seqs(seqs: list[int]) -> str:
     more = ", …" if len(seqs) > NAMED else ""
     return "seq " + ", ".join(map(str, seqs[:NAMED])) + more
 
@@ -205,7 +205,7 @@ def _some(seqs: list[int]) -> str:
 
 
 @contextmanager
-def _readable(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
+def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
     """Open a database without changing anything around it."""
     if not wal.exists() or not wal.stat().st_size:
         with closing(_open(database, "immutable=1")) as connection:

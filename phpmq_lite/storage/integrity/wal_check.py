@@ -47,8 +47,8 @@ class WalScan:
     commits: int = 0  # complete commits that SQLite will find
     frames: int = 0  # valid frames before the first bad one
     first_bad: int | None = None  # where SQLite stops; None: it reads all
-    commits_behind: int = 0  # complete commits after the first bad frame, which SQLite would drop
-    last_behind: int = 0  # the frame that ends the last of them
+    commits_after: int = 0  # complete commits after the first bad frame, which SQLite would drop
+    last_after: int = 0  # the frame that ends the last of them
     salts: bytes = field(default=b"", compare=False)  # of its header; empty: the header is invalid
     known_frames: int = 0  # committed frames according to the index of the WAL
 
@@ -60,7 +60,7 @@ class WalScan:
     @property
     def commits_lost(self) -> int:
         """The minimum number of stored commits that SQLite would drop."""
-        return self.commits_behind or int(self.known_frames > self.frames)
+        return self.commits_after or int(self.known_frames > self.frames)
 
 
 def scan_wal(file: BinaryIO) -> WalScan:
@@ -74,8 +74,8 @@ def scan_wal(file: BinaryIO) -> WalScan:
         return WalScan()
     header = read_header(raw)
     if header.is_valid:
-        judge = _Judge(header.salts, header.seeds)
-        return replace(judge.run(read_frames(file, header)), salts=header.salts)
+        frame_scan = _FrameScan(header.salts, header.seeds)
+        return replace(frame_scan.run(read_frames(file, header)), salts=header.salts)
     return _scan_without_header(file, header)
 
 
@@ -109,8 +109,8 @@ def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
         for order in _ORDERS:
             shape = header._replace(page_size=page_size, order=order)
             for salts in _likely_salts(read_frames(file, shape)):
-                judge = _Judge(salts, header.seeds, first_bad=0)
-                found = judge.run(read_frames(file, shape))
+                frame_scan = _FrameScan(salts, header.seeds, first_bad=0)
+                found = frame_scan.run(read_frames(file, shape))
                 if found.is_damaged:
                     return found
     return WalScan(first_bad=0)
@@ -122,7 +122,7 @@ def _likely_salts(frames: Iterable[WalFrame]) -> list[bytes]:
     return list(dict.fromkeys([*seen[:1], *(salts for salts, _ in Counter(seen).most_common(1))]))
 
 
-class _Judge:
+class _FrameScan:
     """Reads the frames once.  A frame is *ours* if it is of the generation of the header.
 
     SQLite restarts a WAL by overwriting it from the beginning with new salts, so old frames after
@@ -138,17 +138,17 @@ class _Judge:
         self.first_bad = first_bad
         # After the first bad frame: no frame of this transaction is bad, so far.
         self.is_complete = first_bad == 0
-        self.commits = self.frames = self.commits_behind = self.last_behind = 0
+        self.commits = self.frames = self.commits_after = self.last_after = 0
 
     def run(self, frames: Iterable[WalFrame]) -> WalScan:
         """Check all frames."""
         for number, frame in enumerate(frames, start=1):
-            self._look_at(number, frame)
+            self._add_frame(number, frame)
         return WalScan(
-            self.commits, self.frames, self.first_bad, self.commits_behind, self.last_behind
+            self.commits, self.frames, self.first_bad, self.commits_after, self.last_after
         )
 
-    def _look_at(self, number: int, frame: WalFrame) -> None:
+    def _add_frame(self, number: int, frame: WalFrame) -> None:
         has_salts = frame.salts == self.salts
         # Old frames are chained, too; only frames that may follow one of ours are summed.
         fits = (has_salts or self.is_ours) and any(map(frame.follows, self.seeds))
@@ -158,19 +158,19 @@ class _Judge:
             self.commits += frame.commit > 0
         else:
             ends = self._ends(frame, fits=fits, has_salts=has_salts)
-            self._look_behind(number, is_good=is_good, ends=ends)
+            self._add_after_damage(number, is_good=is_good, ends=ends)
         self.is_ours = has_salts or fits
-        self.seeds = self._seeds_behind(frame, is_good)
+        self.seeds = self._next_seeds(frame, is_good)
 
-    def _look_behind(self, number: int, *, is_good: bool, ends: bool) -> None:
+    def _add_after_damage(self, number: int, *, is_good: bool, ends: bool) -> None:
         """Count complete transactions from the first bad frame on."""
         if self.first_bad is None:
             self.first_bad = number
         self.is_complete = self.is_complete and is_good
         if ends:
             if self.is_complete:
-                self.commits_behind += 1
-                self.last_behind = number
+                self.commits_after += 1
+                self.last_after = number
             self.is_complete = True  # the next transaction begins
 
     def _ends(self, frame: WalFrame, *, fits: bool, has_salts: bool) -> bool:
@@ -188,7 +188,7 @@ class _Judge:
             return before > 0
         return frame.commit > 0 and not frame.is_split
 
-    def _seeds_behind(self, frame: WalFrame, is_good: bool) -> tuple[Checksum, ...]:
+    def _next_seeds(self, frame: WalFrame, is_good: bool) -> tuple[Checksum, ...]:
         """Return the checksums that may precede the next frame.
 
         If the content was damaged, the stored checksum is right; if that was damaged, the computed
@@ -214,7 +214,7 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
             SQLite drops those commits; a failed copy is still raised.
     """
     try:
-        found = look_at_wal(folder.wal, folder.shm)
+        found = scan_wal_files(folder.wal, folder.shm)
     except FileNotFoundError:
         _check_missing(folder, accept_loss=accept_loss)
         return WalScan()
@@ -223,7 +223,7 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
     if not found.is_damaged:
         return found
     loss = describe(folder.wal.name, found)
-    copies = keep_damaged(folder, loss, _digest(folder.wal))
+    copies = copy_damaged_files(folder, loss, _sha256(folder.wal))
     if not accept_loss:
         raise DataDamagedError(
             f"{loss}; the files were copied to {copies}; to start without these commits, once, "
@@ -232,7 +232,7 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
     return found
 
 
-def look_at_wal(wal: Path, index: Path) -> WalScan:
+def scan_wal_files(wal: Path, index: Path) -> WalScan:
     """Scan a WAL, and read its length from its index, the ``-shm`` file; changes neither.
 
     Raises:
@@ -254,19 +254,19 @@ def _check_missing(folder: DataFolder, *, accept_loss: bool) -> None:
 
 def describe(name: str, found: WalScan) -> str:
     """Return a message about the frames and commits of a damaged WAL that would be lost."""
-    if not found.commits_behind:
+    if not found.commits_after:
         return (
             f"{name} is whole up to frame {found.frames} only, and was up to frame "
             f"{found.known_frames}: the commits in between would be lost"
         )
     where = "its header" if found.first_bad == 0 else f"frame {found.first_bad}"
     return (
-        f"{name} is damaged at {where}, and {found.commits_behind} complete commits behind it, "
-        f"up to frame {found.last_behind}, would be lost"
+        f"{name} is damaged at {where}, and {found.commits_after} complete commits behind it, "
+        f"up to frame {found.last_after}, would be lost"
     )
 
 
-def keep_damaged(folder: DataFolder, loss: str, digest: str) -> Path:
+def copy_damaged_files(folder: DataFolder, loss: str, digest: str) -> Path:
     """Copy database, WAL and shm to a new ``damaged-<time>/`` and return that folder.
 
     A supervisor may restart a refused broker many times, so files with the same checksum are copied
@@ -276,12 +276,12 @@ def keep_damaged(folder: DataFolder, loss: str, digest: str) -> Path:
         DataDamagedError: the copy failed, usually for lack of space.
     """
     try:
-        return _copied(folder, digest) or _copy(folder, loss, digest)
+        return _existing_copy(folder, digest) or _copy(folder, loss, digest)
     except OSError as error:
         raise DataDamagedError(f"{loss}; the files could not be copied: {error}") from error
 
 
-def _copied(folder: DataFolder, digest: str) -> Path | None:
+def _existing_copy(folder: DataFolder, digest: str) -> Path | None:
     for report in sorted(folder.path.glob(f"{_PREFIX}*/{_REPORT}")):
         if _read_report(report).get("sha256") == digest:
             return report.parent
@@ -296,13 +296,13 @@ def _copy(folder: DataFolder, loss: str, digest: str) -> Path:
             os.close(create_private(copy))
             shutil.copyfile(source, copy)
             sync_file(copy)
-    told = {"sha256": digest, "loss": loss}
-    write_whole(target / _REPORT, json.dumps(told, indent=1).encode() + b"\n")
+    report = {"sha256": digest, "loss": loss}
+    write_whole(target / _REPORT, json.dumps(report, indent=1).encode() + b"\n")
     sync_folder(folder.path)
     return target
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

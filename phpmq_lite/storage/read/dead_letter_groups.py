@@ -14,28 +14,28 @@ from typing import Final, NamedTuple
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.read.readers import Readers
 
-LOOKED: Final = 50_000  # records of all queues together
+RECORDS_SCANNED: Final = 50_000  # records of all queues together
 LIMIT_S: Final = 0.04
 DEEP_LIMIT_S: Final = 1.5  # on request
 SPANS: Final = 28  # bars of the chart
 SPAN_MS: Final = 6 * 3_600_000  # per bar: seven days in total
 CAUSE_CHARACTERS: Final = 200
-CAUSE_STARS: Final = 7  # and one for the end: the limit of a search pattern
+CAUSE_WILDCARDS: Final = 7  # and one for the end: the limit of a search pattern
 _SLICE: Final = 100  # records of one queue per read
-_SHORTEST: Final = 20
-_PATIENCE: Final = 1.5  # times the limit, until each queue was read once
-_CAUSES: Final = 2_000  # groups; further causes are merged
+_FIRST_SLICE: Final = 20
+_FIRST_ROUND_FACTOR: Final = 1.5  # times the limit, until each queue was read once
+_MAX_GROUPS: Final = 2_000  # groups; further causes are merged
 
 # Differences between two failures of one cause: words with a digit, and what joins them.
 _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
 
 
 _ERROR: Final = re.compile(rb'"error" ?: ?"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*)("?)')
-_HALF: Final = re.compile(  # an incomplete escape at the end of the block
+_INCOMPLETE_ESCAPE: Final = re.compile(  # an incomplete escape at the end of the block
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$"
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-_SAID: Final = {  # member of a block -> its text, if it is plain and complete
+_STATED: Final = {  # member of a block -> its text, if it is plain and complete
     name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,259})"' % name.encode())
     for name in ("reason", "detail", "original_queue")
 }
@@ -105,7 +105,7 @@ def cause_of(block: bytes | None) -> DeadLetterCause | None:
     raw, is_whole = found[1], bool(found[2])
     try:
         if not is_whole:
-            raw = _HALF.sub(b"", raw).decode(errors="ignore").encode()
+            raw = _INCOMPLETE_ESCAPE.sub(b"", raw).decode(errors="ignore").encode()
         text = str(json.loads(f'"{raw.decode()}"')) if b"\\" in raw else raw.decode()
         text.encode()
     except ValueError:  # not UTF-8, not JSON, or an incomplete character, which cannot be shown
@@ -116,15 +116,15 @@ def cause_of(block: bytes | None) -> DeadLetterCause | None:
     if not any(map(str.isalpha, bare)) and not _CONTROL.search(text):
         bare = text  # only a number: as * it would match any text
     pieces = bare.split("*")
-    if len(pieces) > CAUSE_STARS + 1:
-        return DeadLetterCause("*".join(pieces[: CAUSE_STARS + 1]), False)
+    if len(pieces) > CAUSE_WILDCARDS + 1:
+        return DeadLetterCause("*".join(pieces[: CAUSE_WILDCARDS + 1]), False)
     return DeadLetterCause(bare, is_whole)
 
 
-def error_text_in(block: bytes | None) -> tuple[tuple[str, str], ...]:
+def stated_source(block: bytes | None) -> tuple[tuple[str, str], ...]:
     """Return detail (or reason) and queue of a block, matched as bytes."""
     found: dict[str, str] = {}
-    for name, pattern in _SAID.items():
+    for name, pattern in _STATED.items():
         value = pattern.search(block) if block else None
         if value is not None:
             found[name] = value[1].decode(errors="replace")
@@ -145,7 +145,7 @@ class DeadLetterGroups:
         *,
         queues: frozenset[int] | None = None,
         names: Iterable[str] = (),
-        looked: int = LOOKED,
+        looked: int = RECORDS_SCANNED,
         limit_s: float = LIMIT_S,
     ) -> DeadLetterPage:
         """Group the newest records of ``queues``; None: all.
@@ -155,13 +155,13 @@ class DeadLetterGroups:
         rows = await self._readers.read(
             "messages", "dead_letter_queues", names=json.dumps(sorted(names))
         )
-        shelves = [row for row in rows if queues is None or row[0] in queues]
-        total = sum(count for _, _, count in shelves)
+        queues_with_records = [row for row in rows if queues is None or row[0] in queues]
+        total = sum(count for _, _, count in queues_with_records)
         found: dict[tuple[object, ...], DeadLetterGroup] = {}
-        walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in shelves}
-        slice_ = _SHORTEST  # first a few of each queue, then more
+        walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in queues_with_records}
+        slice_ = _FIRST_SLICE  # first a few of each queue, then more
         began_s = monotonic()
-        ends_s, seen = began_s + limit_s * _PATIENCE, 0
+        ends_s, seen = began_s + limit_s * _FIRST_ROUND_FACTOR, 0
         while walks and seen < looked:  # each queue in turn, so that none is left out
             for queue_id, (name, before) in list(walks.items()):
                 slice_began_s = monotonic()
@@ -179,7 +179,7 @@ class DeadLetterGroups:
             if monotonic() > ends_s:
                 break
         groups = sorted(found.values(), key=lambda group: -group.last_seq)
-        await self._name(groups)
+        await self._add_names(groups)
         return DeadLetterPage(groups, seen, max(total, seen))
 
     async def _slice(
@@ -198,11 +198,11 @@ class DeadLetterGroups:
         since_ms = now_ms - SPANS * SPAN_MS
         for _, seq, origin, urn, reason, at_ms, size, is_again, block in rows:
             cause = cause_of(block)
-            said = error_text_in(block) if origin is None and reason is None else ()
+            said = stated_source(block) if origin is None and reason is None else ()
             key = (queue_id, origin, urn, reason, cause, said)
             group = found.get(key)
             if group is None:
-                if len(found) >= _CAUSES:
+                if len(found) >= _MAX_GROUPS:
                     urn = cause = None
                     said = ()
                 key = (queue_id, origin, urn, reason, cause, said)
@@ -221,7 +221,7 @@ class DeadLetterGroups:
                 group.arrivals[min((at_ms - since_ms) // SPAN_MS, SPANS - 1)] += 1
         return len(rows), rows[-1][0] if rows else before
 
-    async def _name(self, groups: Sequence[DeadLetterGroup]) -> None:
+    async def _add_names(self, groups: Sequence[DeadLetterGroup]) -> None:
         """Fill in the names of origins and the ids of samples."""
         origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
         seqs = json.dumps([group.last_seq for group in groups])

@@ -22,7 +22,7 @@ BODY_PART_BYTES: Final = 1 << 20  # per read
 SHA256_BYTES: Final = 8 << 20  # the download of a larger body includes it
 EVENT_ROWS: Final = 500
 LINK_ROWS: Final = 100
-TRASH_LOOKED: Final = 1_000  # deleted messages read per page
+TRASH_SCANNED: Final = 1_000  # deleted messages read per page
 EXPIRING_ROWS: Final = 10_000
 _HISTORY_SLICE: Final = 20_000  # offsets per read if a filter has no index
 _HISTORY_LIMIT_S: Final = 1.0  # for all slices of one page
@@ -231,7 +231,7 @@ class MessageReader:
         found = MessageRow(*rows[0])
         return found if compare_digest(found.message_id, message_id) else None
 
-    async def was_given(self, message_id: str) -> bool:
+    async def was_assigned(self, message_id: str) -> bool:
         """Return whether this broker has assigned the number in this id; its row may be gone."""
         rows = await self._read("next_number")
         return 0 < int(message_id[:16], 16) < int(rows[0][0])
@@ -369,7 +369,7 @@ class MessageReader:
         """
         start = 1 << 62 if before is None else before
         looked = await self._read(
-            "newest_deleted", start=start, looked=TRASH_LOOKED,
+            "newest_deleted", start=start, looked=TRASH_SCANNED,
             queues=None if queues is None else json.dumps(sorted(queues)),
         )  # fmt: skip
         there = [(offset, seq) for offset, seq, is_there in looked if is_there]
@@ -377,7 +377,7 @@ class MessageReader:
         rows = await self.rows([seq for _, seq in page])
         if len(there) > len(page):
             return TrashPage(rows, page[-1][0], False)
-        if len(looked) == TRASH_LOOKED:
+        if len(looked) == TRASH_SCANNED:
             return TrashPage(rows, int(looked[-1][0]), True)
         return TrashPage(rows, None, False)
 

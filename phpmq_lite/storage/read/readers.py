@@ -20,7 +20,9 @@ import aiosqlite
 from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.storage.statements import load
 
-asker: Final[ContextVar[str]] = ContextVar("asker", default="")  # on whose behalf a task works
+read_owner: Final[ContextVar[str]] = ContextVar(
+    "read_owner", default=""
+)  # on whose behalf a task works
 
 
 class FairSlots:
@@ -46,15 +48,15 @@ class FairSlots:
             self.free -= 1
             self.held[owner] += 1
             return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(place)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(waiter)
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if not place.cancelled():  # the slot was handed over just now
+            if not waiter.cancelled():  # the slot was handed over just now
                 self.release(owner)
-            elif place in (line := self._waiting.get(owner, deque())):
-                line.remove(place)
+            elif waiter in (line := self._waiting.get(owner, deque())):
+                line.remove(waiter)
                 if not line:
                     del self._waiting[owner]
             raise
@@ -70,17 +72,17 @@ class FairSlots:
 
     def _hand_over(self, owner: str) -> None:
         line = self._waiting.pop(owner)
-        place = line.popleft()
+        waiter = line.popleft()
         if line:
             self._waiting[owner] = line  # after all others
-        if not place.done():  # otherwise it was cancelled
+        if not waiter.done():  # otherwise it was cancelled
             self.free -= 1
             self.held[owner] += 1
-            place.set_result(None)
+            waiter.set_result(None)
 
 
 READ_LIMIT_S: Final = 2.0  # per read
-_STEPS_BETWEEN_LOOKS: Final = 10_000  # of SQLite's virtual machine, below a millisecond
+_STEPS_BETWEEN_CHECKS: Final = 10_000  # of SQLite's virtual machine, below a millisecond
 _CLOSING: Final = "close"  # owner of the slots that ``close`` takes
 
 Row = tuple[Any, ...]
@@ -107,7 +109,7 @@ class _Reader(sqlite3.Connection):
         self.create_function("in_time", 0, self._check_time)
         self.create_function("has_text", 2, self._has_text)
         self.create_function("matches_glob", 2, self._matches_glob)
-        self.set_progress_handler(self.is_over, _STEPS_BETWEEN_LOOKS)
+        self.set_progress_handler(self.is_over, _STEPS_BETWEEN_CHECKS)
 
     def body_part(self, seq: int, start: int, size: int) -> bytes:
         """Read part of a body; ``substr`` would first read all of it."""
@@ -144,8 +146,8 @@ class _Reader(sqlite3.Connection):
 class Readers:
     """A few read-only connections to one database, opened on first use.
 
-    Callers (``asker``) get them in turn, so that many reads of one do not delay those of another.
-    Methods raise ReadTooLongError, and StorageError if the database cannot be read.
+    Callers (``read_owner``) get them in turn, so that many reads of one do not delay those of
+    another. Methods raise ReadTooLongError, and StorageError if the database cannot be read.
     """
 
     def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
@@ -158,7 +160,7 @@ class Readers:
         self._closes = 0  # calls of ``close``: earlier reads fail
         # Two concurrent calls of ``close`` would wait for each other.
         self._closing = asyncio.Lock()
-        self._others: list[Readers] = []
+        self._pools: list[Readers] = []
 
     def apart(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
         """Return further connections to the same database, for slow reads.
@@ -166,7 +168,7 @@ class Readers:
         They are closed together with these.
         """
         made = Readers(self._path, count=count, limit_s=limit_s)
-        self._others.append(made)
+        self._pools.append(made)
         return made
 
     @property
@@ -180,7 +182,7 @@ class Readers:
         Running and waiting reads fail with StorageError, because they must not delay a stop.  Each
         connection is waited for: one left open would answer to an event loop that may be closed.
         """
-        for other in self._others:
+        for other in self._pools:
             await other.close()
         async with self._closing:
             taken: list[aiosqlite.Connection | None] = []
@@ -230,7 +232,7 @@ class Readers:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[aiosqlite.Connection]:
-        owner, closes = asker.get(), self._closes
+        owner, closes = read_owner.get(), self._closes
         await self._slots.acquire(owner)
         connection = self._free.pop()
         try:
@@ -270,7 +272,7 @@ class Readers:
 
 # -- text and patterns in large bodies
 
-# SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each place of a body: 8 MiB of one
+# SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body: 8 MiB of one
 # letter and a pattern of 2,000 of it take half a minute, and nothing can interrupt a function.
 # These are linear in the body; ``check`` is called before each piece and raises when time is up.
 

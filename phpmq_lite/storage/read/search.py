@@ -27,7 +27,7 @@ from phpmq_lite.storage.read.search_plan import (
 SEARCH_LIMIT_S: Final = 1.6  # of all slices; the last one may exceed it by its own limit
 SLICE_LIMIT_S: Final = 0.4  # of one slice
 PAGE_ROWS: Final = 200
-FROZEN_IDS: Final = 1_000_000
+FROZEN_LIMIT: Final = 1_000_000
 FROZEN_LIMIT_S: Final = 20.0
 _FIRST_WIDTH: Final = 2_000  # width of the first slice; it grows while slices are fast
 _LAST_WIDTH: Final = 1 << 40
@@ -35,8 +35,8 @@ _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
 _SLICE_ROWS: Final = 1_000  # the event loop counts them in 2 ms
 _LONG_TAIL: Final = 50_000  # messages that are not indexed yet, as after an upgrade
-_FEW: Final = 2_000  # messages of a trace, looked up one by one
-_ASKED: Final = 500  # seqs per statement
+_MAX_TRACED: Final = 2_000  # messages of a trace, looked up one by one
+_MAX_SEQS: Final = 500  # seqs per statement
 _URNS: Final = 20  # distinguished in a summary
 _URNS_COUNTED: Final = 10_000
 
@@ -81,7 +81,7 @@ class FrozenSelection:
 
 
 @dataclass(slots=True)
-class _Run:
+class _SearchRun:
     """A plan and the range that it searches: ``low`` and ``high`` are exclusive."""
 
     plan: SearchPlan
@@ -132,7 +132,7 @@ class Search:
             return SearchHits([], None, 0, 0, True)
         run.place = min(place[1], run.high) if place else run.high
         rows: list[Row] = []
-        async for part in self._walk(run, limit_s, wanted=limit + 1):
+        async for part in self._slices(run, limit_s, wanted=limit + 1):
             rows += part
             if len(rows) > limit:
                 run.place, run.is_done = int(rows[limit - 1][0]), False
@@ -150,7 +150,7 @@ class Search:
         limit_s: float = SLICE_LIMIT_S,
     ) -> MessageRow | None:
         """Return the match before this one in the list; None if none was found in time."""
-        return await self._beside(query, row, queues, limit_s, is_newest_first=False)
+        return await self._neighbour(query, row, queues, limit_s, is_newest_first=False)
 
     async def older(
         self,
@@ -161,9 +161,9 @@ class Search:
         limit_s: float = SLICE_LIMIT_S,
     ) -> MessageRow | None:
         """Return the match after this one in the list; None if none was found in time."""
-        return await self._beside(query, row, queues, limit_s, is_newest_first=True)
+        return await self._neighbour(query, row, queues, limit_s, is_newest_first=True)
 
-    async def _beside(
+    async def _neighbour(
         self,
         query: SearchQuery,
         row: MessageRow,
@@ -180,7 +180,7 @@ class Search:
         if place is None:
             return None
         run.place = place
-        async for part in self._walk(run, limit_s, wanted=1, is_newest_first=is_newest_first):
+        async for part in self._slices(run, limit_s, wanted=1, is_newest_first=is_newest_first):
             if part:
                 return next(iter(await self.rows([part[0][1]])), None)
         return None
@@ -192,13 +192,13 @@ class Search:
         if not seqs:
             return []
         only, others = await self._queues(query, queues)
-        plan = make_plan(query, only, others, self._now_ms(), seqs=seqs[:_ASKED])
+        plan = make_plan(query, only, others, self._now_ms(), seqs=seqs[:_MAX_SEQS])
         if plan is None:
             return []
         rows = await self._readers.run(
             "search",
             plan.text(is_newest_first=False),
-            plan.parameters | {"low": plan.low, "high": plan.high, "limit": _ASKED},
+            plan.parameters | {"low": plan.low, "high": plan.high, "limit": _MAX_SEQS},
         )
         numbers = [row[1] for row in rows]
         return [
@@ -212,7 +212,7 @@ class Search:
         query: SearchQuery,
         *,
         queues: frozenset[int] | None = None,
-        limit: int = FROZEN_IDS,
+        limit: int = FROZEN_LIMIT,
         time_s: float = FROZEN_LIMIT_S,
     ) -> FrozenSelection:
         """Return all current matches, at most ``limit``, with a summary."""
@@ -221,8 +221,8 @@ class Search:
         if run is None:
             return frozen
         frozen.upto, run.place = run.upto, run.low
-        count = _Count(self._now_ms())
-        async for part in self._walk(run, time_s, wanted=_SLICE_ROWS, is_newest_first=False):
+        count = _MatchSummary(self._now_ms())
+        async for part in self._slices(run, time_s, wanted=_SLICE_ROWS, is_newest_first=False):
             room = limit - len(frozen.seqs)
             if len(part) > room:
                 run.is_done = False
@@ -234,7 +234,7 @@ class Search:
         await self._finish(frozen, count)
         return frozen
 
-    async def _finish(self, frozen: FrozenSelection, count: "_Count") -> None:
+    async def _finish(self, frozen: FrozenSelection, count: "_MatchSummary") -> None:
         names = await self._readers.read("search", "names", queues=json.dumps(list(count.queues)))
         by_id: dict[int, str] = dict((int(key), str(name)) for key, name in names)
         frozen.by_queue = {
@@ -267,7 +267,7 @@ class Search:
 
     async def _begin(
         self, query: SearchQuery, allowed: frozenset[int] | None, upto: int | None
-    ) -> _Run | None:
+    ) -> _SearchRun | None:
         queues, others = await self._queues(query, allowed)
         asked = json.dumps(list(queues or ()))
         line = (await self._readers.read("search", "line", queues=asked))[0]
@@ -275,24 +275,24 @@ class Search:
         has_traces = has_numbers and (line[9] or 0) <= _LONG_TAIL
         plan = make_plan(query, queues, others, self._now_ms(), has_traces=has_traces)
         if plan is not None and plan.line == "seq" and has_traces:
-            seqs = await self._traced(query, plan)
+            seqs = await self._traced_seqs(query, plan)
             if seqs is not None:
                 plan = make_plan(query, queues, others, self._now_ms(), seqs=seqs) if seqs else None
         if plan is None:
             return None
         if plan.leap == "next_seq" and not has_numbers:
             plan = make_plan(query, queues, others, self._now_ms(), has_numbers=False) or plan
-        return _bounds(plan, line, upto, has_queues=queues is not None)
+        return _search_range(plan, line, upto, has_queues=queues is not None)
 
-    async def _traced(self, query: SearchQuery, plan: SearchPlan) -> list[int] | None:
+    async def _traced_seqs(self, query: SearchQuery, plan: SearchPlan) -> list[int] | None:
         """Return all messages whose traces begin with the given texts, if they are few."""
         found: set[int] = set()
         ranges = trace_ranges(query)
-        given = {"low": plan.low, "high": plan.high, "limit": _FEW + 1}
+        given = {"low": plan.low, "high": plan.high, "limit": _MAX_TRACED + 1}
         for start, end in ranges:
             rows = await self._readers.read("search", "few_traced", start=start, end=end, **given)
             found.update(seq for (seq,) in rows)
-            if len(found) > _FEW:
+            if len(found) > _MAX_TRACED:
                 return None
         return sorted(found) if ranges else None
 
@@ -317,8 +317,8 @@ class Search:
         rows = await self._readers.read("search", "queues", globs=json.dumps(globs))
         return {queue_id for (queue_id,) in rows}
 
-    async def _walk(
-        self, run: _Run, limit_s: float, *, wanted: int, is_newest_first: bool = True
+    async def _slices(
+        self, run: _SearchRun, limit_s: float, *, wanted: int, is_newest_first: bool = True
     ) -> AsyncIterator[list[Row]]:
         """Yield the matches slice by slice, at most ``wanted`` each; ``run`` tracks the progress.
 
@@ -328,7 +328,7 @@ class Search:
         width = _FIRST_WIDTH
         ends_s = time.monotonic() + limit_s
         while not run.is_done:
-            low, high = _window(run, width, is_newest_first=is_newest_first)
+            low, high = _slice_bounds(run, width, is_newest_first=is_newest_first)
             began_s = time.monotonic()
             rows = await self._slice(run.plan, text, low, high, wanted)
             took_s = time.monotonic() - began_s
@@ -344,7 +344,7 @@ class Search:
                 )
                 yield rows
                 if run.leap and is_newest_first and not rows and not run.is_done:
-                    await self._leap(run)
+                    await self._skip_ahead(run)
                 if full:  # rows after the last one were sorted for nothing
                     width = min(
                         width, 2 * (high - run.place if is_newest_first else run.place - low)
@@ -356,7 +356,7 @@ class Search:
             if time.monotonic() > ends_s:
                 return
 
-    async def _leap(self, run: _Run) -> None:
+    async def _skip_ahead(self, run: _SearchRun) -> None:
         """Skip messages of other queues, however many; newest first.
 
         If that takes too long, the slices continue without.
@@ -379,14 +379,16 @@ class Search:
             return None
 
 
-def _window(run: _Run, width: int, *, is_newest_first: bool) -> tuple[int, int]:
+def _slice_bounds(run: _SearchRun, width: int, *, is_newest_first: bool) -> tuple[int, int]:
     """Return the bounds (exclusive) of the next slice."""
     if is_newest_first:
         return max(run.place - width - 1, run.low), run.place
     return run.place, min(run.place + width + 1, run.high)
 
 
-def _bounds(plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool) -> _Run | None:
+def _search_range(
+    plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool
+) -> _SearchRun | None:
     """Return the range that a plan searches; None if it is empty."""
     next_number, alive, settled, first, last, position, live, live_there, *_ = line
     top = next_number - 1
@@ -408,10 +410,10 @@ def _bounds(plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool) 
         low, high = max(low, plan.low), min(high, plan.high)
     if upto is not None:
         high = min(high, upto + 1)
-    return None if high - low < 2 else _Run(plan, low, high, total, top, plan.leap)
+    return None if high - low < 2 else _SearchRun(plan, low, high, total, top, plan.leap)
 
 
-class _Count:
+class _MatchSummary:
     """Summarizes matches as they arrive."""
 
     def __init__(self, now_ms: int) -> None:

@@ -185,21 +185,21 @@ def make_plan(
         has_traces: the same for the index by trace.
     """
     states = _states(query)
-    low, high = _numbers(query)
+    low, high = _seq_bounds(query)
     if seqs is not None:
         low, high = max(low, min(seqs) - 1), min(high, max(seqs) + 1)
     if not states or (queues is not None and not queues) or high - low < 2:
         return None
-    maker = _Maker(now_ms)
-    maker.add("queues", json.dumps(list(queues or ())))
+    builder = _ConditionBuilder(now_ms)
+    builder.add("queues", json.dumps(list(queues or ())))
     if queues is not None and len(queues) == 1:
-        maker.add("queue", queues[0])
-    maker.add("other_queues", json.dumps(list(others)))
-    maker.add("outcomes", json.dumps(sorted(states - ALIVE)))
-    conditions, has_body = maker.conditions(query)
+        builder.add("queue", queues[0])
+    builder.add("other_queues", json.dumps(list(others)))
+    builder.add("outcomes", json.dumps(sorted(states - ALIVE)))
+    conditions, has_body = builder.conditions(query)
     if seqs is not None:
-        conditions.insert(0, _PARTS["in_seqs"].replace("{v}", maker.bind(json.dumps(list(seqs)))))
-    traces = _traces(query) if seqs is None and has_traces else []
+        conditions.insert(0, _PARTS["in_seqs"].replace("{v}", builder.bind(json.dumps(list(seqs)))))
+    traces = _exact_traces(query) if seqs is None and has_traces else []
     has_ids = low >= 0 or high < 1 << 62 or bool(trace_ranges(query))
     alive, settled, line = _sources(
         states,
@@ -208,20 +208,20 @@ def make_plan(
         has_traces=bool(traces),
         has_numbers=has_numbers and seqs is None,
     )
-    named = ", ".join(f":{maker.bind(trace)}" for trace in traces)
+    named = ", ".join(f":{builder.bind(trace)}" for trace in traces)
     texts = []
     for source, columns in (*((name, _COLUMNS[0]) for name in alive),
                             *((name, _COLUMNS[1]) for name in settled)):  # fmt: skip
         wanted = states & (ALIVE if columns is _COLUMNS[0] else _SETTLED)
-        own = list(_places(source, wanted, queues is not None, bool(others), maker))
+        own = list(_source_conditions(source, wanted, queues is not None, bool(others), builder))
         text = " AND ".join([_PARTS[source].replace("{traces}", named), *own, *conditions])
         text = text.replace("{join}", _PARTS["body"] if has_body else "")
-        text = text.replace("{these}", _these(maker))
+        text = text.replace("{these}", _queue_condition(builder))
         texts.append(_fill(text, columns))
     leap = "next_seq" if line == "seq" else "next_offset"
     if _OF_QUEUES.isdisjoint(settled):
         leap = ""
-    known = maker.parameters
+    known = builder.parameters
     return SearchPlan(line, tuple(texts), known, bool(alive), bool(settled), low, high, leap)
 
 
@@ -233,7 +233,7 @@ def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
     return ranges if len(ranges) == len(terms) else []
 
 
-def _traces(query: SearchQuery) -> list[str]:
+def _exact_traces(query: SearchQuery) -> list[str]:
     """Return the only traces that can match; empty: any trace."""
     terms = [term for term in query.of("trace") if not term.is_negated]
     if any(is_pattern(term.value) for term in terms):
@@ -269,25 +269,29 @@ def _sources(
     return of_alive if alive else [], of_settled if settled else [], "seq"
 
 
-def _places(
-    source: str, states: frozenset[State], has_queues: bool, has_others: bool, maker: "_Maker"
+def _source_conditions(
+    source: str,
+    states: frozenset[State],
+    has_queues: bool,
+    has_others: bool,
+    builder: "_ConditionBuilder",
 ) -> Iterator[str]:
     """Yield conditions that the source does not include: queues and states."""
     if has_queues and source not in _OF_QUEUES:
-        yield f"m.queue_id {_these(maker)}"
+        yield f"m.queue_id {_queue_condition(builder)}"
     if has_others:
         yield _PARTS["not_in_queues"]
     is_whole = states in (ALIVE, _SETTLED)
     if not is_whole and source == "settled_numbers":
         yield _PARTS["in_outcomes"]
     elif not is_whole and source not in ("alive_held", "settled_unusual", "settled_queues"):
-        name = maker.bind(json.dumps(sorted(states)))
+        name = builder.bind(json.dumps(sorted(states)))
         yield _PARTS["in_states"].replace("{v}", name)
 
 
-def _these(maker: "_Maker") -> str:
+def _queue_condition(builder: "_ConditionBuilder") -> str:
     """Return the condition on queues; comparing with one is three times faster than many."""
-    return _PARTS["this_queue" if "queue" in maker.parameters else "these_queues"]
+    return _PARTS["this_queue" if "queue" in builder.parameters else "these_queues"]
 
 
 def _fill(text: str, columns: dict[str, str]) -> str:
@@ -297,13 +301,13 @@ def _fill(text: str, columns: dict[str, str]) -> str:
 
 
 def _states(query: SearchQuery) -> frozenset[State]:
-    asked = query.of("state")
-    only = {State[term.value.upper()] for term in asked if not term.is_negated}
-    never = {State[term.value.upper()] for term in asked if term.is_negated}
+    terms = query.of("state")
+    only = {State[term.value.upper()] for term in terms if not term.is_negated}
+    never = {State[term.value.upper()] for term in terms if term.is_negated}
     return frozenset(only or set(State)) - never
 
 
-def _numbers(query: SearchQuery) -> tuple[int, int]:
+def _seq_bounds(query: SearchQuery) -> tuple[int, int]:
     """Return the bounds (exclusive) of the seqs that the ids allow."""
     ranges = []
     for term in query.of("id"):
@@ -318,7 +322,7 @@ def _numbers(query: SearchQuery) -> tuple[int, int]:
     return min(low, 1 << 62), min(high, 1 << 62)
 
 
-class _Maker:
+class _ConditionBuilder:
     """Composes conditions and collects their parameters."""
 
     def __init__(self, now_ms: int) -> None:
@@ -335,19 +339,19 @@ class _Maker:
     def conditions(self, query: SearchQuery) -> tuple[list[str], bool]:
         """Return the conditions, those on bodies last, and whether there are any on bodies."""
         cheap: list[str] = []
-        dear: list[str] = []
+        expensive: list[str] = []
         for terms in _groups(query):
-            text = " OR ".join(f"({self._one(term)})" for term in terms)
+            text = " OR ".join(f"({self._condition(term)})" for term in terms)
             text = f"NOT coalesce({text}, 0)" if terms[0].is_negated else f"({text})"
-            (dear if terms[0].kind in ("text", "data") else cheap).append(text)
-        return cheap + dear, bool(dear)
+            (expensive if terms[0].kind in ("text", "data") else cheap).append(text)
+        return cheap + expensive, bool(expensive)
 
-    def _one(self, term: SearchTerm) -> str:
+    def _condition(self, term: SearchTerm) -> str:
         match term.kind:
             case "text":
-                return self._text(term.value)
+                return self._text_condition(term.value)
             case "data":
-                return self._member(term)
+                return self._member_condition(term)
             case "id":
                 return self._part("id", as_glob(term.value))
             case "urn":
@@ -365,10 +369,10 @@ class _Maker:
     def _part(self, name: str, value: Any) -> str:
         return _PARTS[name].replace("{v}", self.bind(value))
 
-    def _text(self, text: str) -> str:
+    def _text_condition(self, text: str) -> str:
         return " OR ".join(self._part("text", spelling) for spelling in spellings(text))
 
-    def _member(self, term: SearchTerm) -> str:
+    def _member_condition(self, term: SearchTerm) -> str:
         plain = plain_text(term.value)
         if term.sign:
             then = self._part("member_compared", term.number).replace("{sign}", term.sign)

@@ -1,4 +1,4 @@
--- Who may come in: users, API tokens, sessions.  Read whole at start, written row by row.
+-- Users, API tokens and login sessions, read at start; saved items.
 
 -- name: users
 -- columns: user_id, name, password, role, queues, created_at, last_login_at
@@ -15,22 +15,22 @@ SELECT session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, addre
 FROM session;
 
 -- name: known_addresses
--- From where somebody logged in lately: the newest rows of the audit only, it has no index.
+-- Addresses of recent logins, from the newest audit rows only: there is no index.
 -- parameters: since (at_ms)
 SELECT DISTINCT address
 FROM (SELECT at_ms, address, action, result FROM audit ORDER BY audit_id DESC LIMIT 20000)
 WHERE action = 'session.login' AND result = 'done' AND at_ms >= :since;
 
 -- name: has_users
--- columns: 1 where the table of users is there, 0 in an older database
+-- columns: 1 if the table of users exists, 0 in an older database
 SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'user');
 
 -- name: has_admin
--- columns: 1 where there is a user who may do everything
+-- columns: 1 if there is a user with the role admin
 SELECT EXISTS (SELECT 1 FROM user WHERE role = 'admin');
 
 -- name: saved_items
--- All of a kind, by name.
+-- Items of a kind, by name.
 -- parameters: kind; limit
 -- columns: name, content (JSON), saved_at, saved_by
 SELECT name, content, saved_at, saved_by
@@ -40,7 +40,7 @@ ORDER BY name
 LIMIT :limit;
 
 -- name: saved_item
--- One saved thing.
+-- One item.
 -- parameters: kind; name
 -- columns: name, content (JSON), saved_at, saved_by
 SELECT name, content, saved_at, saved_by

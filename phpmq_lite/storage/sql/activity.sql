@@ -1,8 +1,8 @@
--- What the live views and waits look up, on read-only connections.
+-- Recent activity for live views and the overview.  Each statement reads at most :limit rows.
 
 -- name: recent_deaths
--- Messages that died lately, by queue and reason.
--- parameters: since (Unix ms); limit (rows looked at, the newest)
+-- Messages that died since a time, by queue and reason.
+-- parameters: since (Unix ms); limit (newest rows to read)
 -- columns: queue_id, reason, messages
 -- index: history_unusual
 SELECT queue_id, reason, count(*)
@@ -17,8 +17,8 @@ WHERE settled_at >= :since
 GROUP BY queue_id, reason;
 
 -- name: unread_expiries
--- Messages that expired lately and were never dispatched, by queue.
--- parameters: since (Unix ms); limit (rows looked at, the newest)
+-- Messages that expired since a time without a dispatch, by queue.
+-- parameters: since (Unix ms); limit (newest rows to read)
 -- columns: queue_id, messages
 -- index: history_unusual
 SELECT queue_id, count(*)
@@ -33,9 +33,9 @@ WHERE settled_at >= :since AND deliveries = 0
 GROUP BY queue_id;
 
 -- name: held
--- What consumers hold, by queue and consumer.
--- parameters: limit (rows looked at, the oldest)
--- columns: queue_id, client, messages, bytes, since (Unix ms) the oldest is held
+-- Messages held by consumers, by queue and consumer.
+-- parameters: limit (oldest rows to read)
+-- columns: queue_id, client, messages, bytes, dispatch time of the oldest (Unix ms)
 -- index: message_held
 SELECT queue_id, consumer, count(*), sum(size), min(last_dispatched_at)
 FROM (
@@ -48,7 +48,7 @@ FROM (
 GROUP BY queue_id, consumer;
 
 -- name: previews
--- Where messages are, alive or settled, and how they begin; what is not there is left out.
+-- Live and settled messages and the beginning of their bodies; unknown ones are omitted.
 -- parameters: seqs (a JSON array)
 -- columns: seq, token, queue_id, size, the first 480 bytes of the body
 -- index: history_seq
@@ -63,7 +63,7 @@ CROSS JOIN history AS m ON m.seq = wanted.value
 LEFT JOIN body AS b ON b.seq = m.seq;
 
 -- name: recent_events
--- The unusual turns of a queue's messages among the newest of all, the last first.
+-- Events of a queue's messages among the newest of all queues, newest first.
 -- parameters: queue_id; among, limit (rows)
 -- columns: event_id, seq, token, at_ms, kind, detail
 -- index: history_seq
@@ -77,7 +77,7 @@ ORDER BY e.event_id DESC
 LIMIT :limit;
 
 -- name: published_after
--- The next messages in the order of their publishing, alive or settled.
+-- The next published messages, live or settled, in order.
 -- parameters: after (seq, exclusive); limit
 -- columns: seq
 -- index: history_seq
@@ -88,14 +88,14 @@ ORDER BY 1
 LIMIT :limit;
 
 -- name: settled_after
--- The next settled messages in the order of their end.
+-- The next settled messages, in order.
 -- parameters: after (offset, exclusive); limit
 -- columns: offset, seq
 SELECT "offset", seq FROM history WHERE "offset" > :after ORDER BY "offset" LIMIT :limit;
 
 -- name: ends
--- How far publishing and settling have come.
--- columns: the number that the next message gets, the last offset (NULL: there was none yet)
+-- The last numbers assigned.
+-- columns: number of the next message, last offset (NULL: none yet)
 SELECT
   (SELECT next_number FROM line),
   (SELECT max("offset") FROM history);

@@ -1,6 +1,6 @@
--- Ranges of the history and of claims, for export.  Read by Python's SQLite and by ADBC's alike, so
--- with the functions of neither, and with parameters in the order in which they stand here.
--- What is selected is put together from the parts, a column each; other columns are their own names.
+-- Ranges of the history and of claims, for export.  They are read through Python's SQLite and
+-- through ADBC, so they use functions of neither, and parameters occur in the order in which they
+-- are bound. The selected columns are composed of parts; a column without a part has its own name.
 
 -- part: column_offset
 m."offset"
@@ -30,17 +30,17 @@ AND m.queue_id IN (SELECT value FROM json_each(:queue_ids))
 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
 
 -- part: history_range
--- Settled messages of a range of offsets.
+-- Settled messages in a range of offsets.
 FROM history AS m
 WHERE m."offset" > :lo AND m."offset" <= :hi
 
 -- part: claim_range
--- What a subscription holds, by the numbers of its claims.
+-- Messages held by a subscription, in a range of claims.
 FROM claim AS c JOIN message AS m ON m.seq = c.seq
 WHERE c.subscription_id = :subscription_id AND c.claim > :lo AND c.claim <= :hi
 
 -- part: part_ends
--- Last number of each part with so many bytes of bodies, or of one larger body.
+-- The last number of each part with :part_bytes of bodies, or with one larger body.
 SELECT max(number) AS number FROM (
   SELECT {number} AS number, sum(m.size) OVER (ORDER BY {number}) / :part_bytes AS part
   {range}
@@ -51,9 +51,9 @@ coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
   ORDER BY "offset" LIMIT 1) < :at_ms, 0)
 
 -- name: bounds
--- Where the history stands, in one moment.  Retention keeps the first offsets that may be there.
--- columns: history_id; lo (above it only deleted ones may be missing); hi (the last offset given
---   out); lo_deleted (above it none is missing)
+-- Which offsets the history has, at one moment.
+-- columns: history_id; lo (above it only deleted messages may be missing); hi (last offset
+--   assigned); lo_deleted (above it none is missing)
 SELECT
   (SELECT value FROM meta WHERE name = 'history_id') AS history_id,
   max(coalesce((SELECT value FROM counter WHERE name = 'history_lo'), 0) - 1, 0) AS lo,
@@ -61,9 +61,9 @@ SELECT
   max(coalesce((SELECT value FROM counter WHERE name = 'deleted_lo'), 0) - 1, 0) AS lo_deleted;
 
 -- name: offset_at
--- The last offset settled before a time, by halving: times only grow.
+-- The last offset settled before a time, by bisection: times only grow.
 -- parameters: lo, hi (as in bounds); at_ms (Unix ms)
--- columns: offset; lo where all are later
+-- columns: offset; lo if all are later
 WITH RECURSIVE halving (low, high) AS (
   SELECT :lo + 1, :hi + 1
   UNION ALL
@@ -74,7 +74,7 @@ WITH RECURSIVE halving (low, high) AS (
 SELECT max(low) - 1 AS "offset" FROM halving;
 
 -- name: queues
--- All queues that there were and that the history may still name.
+-- All queues that the history may refer to.
 -- columns: queue_id, name
 SELECT queue_id, name FROM queue ORDER BY name;
 

@@ -1,4 +1,4 @@
--- The audit as pages show it: newest first, filtered, in slices of numbers so that no read is long.
+-- The audit log: newest first, filtered, in slices of numbers, so that no read takes long.
 
 -- part: columns
 audit_id, at_ms, actor, source, address, action, target, count, reason, result, detail, request_id
@@ -14,20 +14,20 @@ audit_id, at_ms, actor, source, address, action, target, count, reason, result, 
   AND (:upto IS NULL OR at_ms < :upto)
 
 -- name: ends
--- The oldest and the newest number; NULL where there is no row.
+-- The oldest and the newest number; NULL if there is no row.
 -- columns: first, last
 SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 
 -- name: older
--- Rows below a number, the newest first.
--- parameters: before (audit_id, exclusive), floor (inclusive), limit; the filter: NULL stands for any
+-- Rows below a number, newest first.
+-- parameters: before (audit_id, exclusive), floor (inclusive), limit; the filter: NULL matches any
 -- index: INTEGER PRIMARY KEY
 SELECT {columns} FROM audit
 WHERE audit_id < :before AND audit_id >= :floor AND {filter}
 ORDER BY audit_id DESC LIMIT :limit;
 
 -- name: newer
--- Rows above a number, the oldest first.
+-- Rows above a number, oldest first.
 -- parameters: after (audit_id, exclusive), ceiling (inclusive), limit; the filter
 -- index: INTEGER PRIMARY KEY
 SELECT {columns} FROM audit
@@ -35,13 +35,13 @@ WHERE audit_id > :after AND audit_id <= :ceiling AND {filter}
 ORDER BY audit_id LIMIT :limit;
 
 -- name: newest_of_target
--- The newest row about a thing.
+-- The newest row with a target.
 -- parameters: target
 -- index: audit_target
 SELECT {columns} FROM audit WHERE target = :target ORDER BY audit_id DESC LIMIT 1;
 
 -- name: bulk_job
--- The audit row of a piece of bulk work.
+-- The row of a bulk job.
 -- parameters: audit_id
 -- columns: at_ms, actor, action, target, count, result, detail
 SELECT at_ms, actor, action, target, count, result, detail

@@ -1,4 +1,4 @@
--- What the writer does in each batch, and what it loads after it.
+-- The statements of the writer: a start, each batch, and what is loaded after it.
 
 -- part: columns
 -- The columns that every message has, in the order of model.Message.
@@ -6,56 +6,54 @@ seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer
 
 -- part: envelope_columns
--- With what is indexed of an envelope.
+-- With the indexed members of an envelope.
 {columns},
   urn, trace_id, meta_id, attempts
 
 -- part: all_columns
--- All columns of a message that is alive, in that order.
+-- All columns of a live message, in that order.
 {envelope_columns}, source_seq, source_queue_id, source_reason
 
 -- part: history_columns
--- What the history takes over from it: all but the state.
+-- The columns that the history copies: all except the state.
 seq, token, queue_id, position, ttl_s,
   deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
   crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
   source_reason
 
 -- name: insert_ready
--- New messages that never expire and were not dispatched in their batch.  What they have in common
--- is not bound: 8 parameters a row instead of 16 take 0.8 instead of 2.3 µs.
+-- New messages without a TTL that were not dispatched in their batch.  Constant values are not
+-- bound: 8 parameters per row instead of 16 take 0.8 instead of 2.3 µs.
 -- rows: seq, token, queue_id, position, published_at, size, crc, publisher
 INSERT INTO message ({columns})
 VALUES {rows:(?,?,?,?,0,NULL,NULL,?,NULL,NULL,0,0,?,?,?,NULL)};
 
 -- name: insert_dispatched
--- The same, of those that were dispatched once in their batch.
--- rows: seq, token, queue_id, position, published_at, first_dispatched_at, last_dispatched_at, size,
---   crc, publisher, consumer
+-- The same, for messages that were dispatched once in their batch. rows: seq, token, queue_id,
+-- position, published_at, first_dispatched_at, last_dispatched_at, size, crc, publisher, consumer
 INSERT INTO message ({columns})
 VALUES {rows:(?,?,?,?,1,NULL,NULL,?,?,?,1,0,?,?,?,?)};
 
 -- name: insert_ready_ttl
--- The same, of those that expire.
+-- The same, for messages with a TTL.
 -- rows: seq, token, queue_id, position, ttl_s, deadline_ms, published_at, size, crc, publisher
 INSERT INTO message ({columns})
 VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL)};
 
 -- name: insert_ready_enveloped
--- The same, of envelopes; the record's columns stay NULL.
+-- The same, for envelopes; the columns of a dead letter stay NULL.
 -- rows: those of insert_ready_ttl; urn, trace_id, meta_id, attempts
 INSERT INTO message ({envelope_columns})
 VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL,?,?,?,?)};
 
 -- name: insert_plain
--- New messages that were dispatched, or more, in their batch; the envelope's and the record's
--- columns stay NULL.
+-- Other new messages without an envelope; the columns of envelopes and dead letters stay NULL.
 -- rows: seq to consumer
 INSERT INTO message ({columns})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
 -- name: insert_enveloped
--- The same, of envelopes.
+-- The same, for envelopes.
 -- rows: seq to attempts
 INSERT INTO message ({envelope_columns})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
@@ -71,15 +69,15 @@ VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 INSERT INTO body (seq, content) VALUES {rows:(?,?)};
 
 -- name: dispatch_messages
--- Messages on disk that were dispatched in this batch.
--- rows: seq, consumer, when (Unix ms)
+-- Stored messages that were dispatched in this batch.
+-- rows: seq, consumer, dispatched (Unix ms)
 UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.column2,
   last_dispatched_at = given.column3,
   first_dispatched_at = coalesce(first_dispatched_at, given.column3)
 FROM (VALUES {rows:(?,?,?)}) AS given WHERE message.seq = given.column1;
 
 -- name: update_messages
--- Messages on disk that returned, were requeued or forwarded.
+-- Stored messages that returned, were requeued or forwarded.
 -- rows: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
 --   last_dispatched_at, deliveries, charged, consumer
 UPDATE message SET queue_id = given.column2, position = given.column3, state = given.column4,
@@ -89,14 +87,14 @@ UPDATE message SET queue_id = given.column2, position = given.column3, state = g
 FROM (VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?)}) AS given WHERE message.seq = given.column1;
 
 -- name: settle_messages
--- Rows of settled messages, in order of seq; SQLite numbers the offset, behind the newest row.
+-- History rows of settled messages, in order of seq; SQLite assigns the next offset.
 -- before the rows: outcome, reason, now (Unix ms).  rows: seq
 INSERT INTO history (outcome, reason, settled_at, {history_columns})
 SELECT ?, ?, ?, {history_columns} FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
 
 -- name: settle_dispatched
--- The same, of messages that were on disk before and both dispatched and settled in this batch:
--- their rows need not be written in between, which costs 1 µs each.
+-- The same, for stored messages that were both dispatched and settled in this batch: not updating
+-- their live rows in between saves 1 µs each.
 -- before the rows: outcome, reason, now (Unix ms).  rows: seq, consumer, dispatched (Unix ms)
 INSERT INTO history (outcome, reason, settled_at, {history_columns})
 SELECT ?, ?, ?, seq, token, queue_id, position, ttl_s, deadline_ms, published_at,
@@ -123,7 +121,7 @@ INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES {rows:(?,?,?,?)};
 INSERT INTO queue (queue_id, name, created_at, created_by) VALUES (?, ?, ?, ?);
 
 -- name: update_queue
--- How much is alive in each queue that a batch touched.
+-- Live messages and bytes of the queues that a batch changed.
 -- rows: queue_id, live_count, live_bytes
 UPDATE queue SET live_count = given.column2, live_bytes = given.column3
 FROM (VALUES {rows:(?,?,?)}) AS given WHERE queue.queue_id = given.column1;
@@ -160,7 +158,7 @@ FROM message WHERE queue_id = ? AND position > ? AND state = 0
 ORDER BY position LIMIT ?;
 
 -- name: all_page
--- Messages of a queue that are alive, in order.
+-- Live messages of a queue, in order.
 -- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
 -- index: message_held
@@ -172,7 +170,7 @@ FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AN
 ORDER BY position LIMIT :limit;
 
 -- name: ready_page
--- The same, of those that are ready.
+-- The same, for ready messages.
 -- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
 SELECT {all_columns}
@@ -180,7 +178,7 @@ FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AN
 ORDER BY position LIMIT :limit;
 
 -- name: claimed_page
--- The same, of those that a subscription holds, by claim.
+-- The same, for the messages that a subscription holds, by claim.
 -- parameters: of (subscription_id); after (claim, exclusive); upto (claim, inclusive); limit
 -- index: PRIMARY KEY
 SELECT {all_columns}
@@ -194,8 +192,8 @@ SELECT {all_columns}
 FROM message WHERE seq IN ({rows:?});
 
 -- name: settled_by_seq
--- Settled messages in the columns of one that is alive.  The state is the outcome, or 0 (ready)
--- where it was restored: its event then has the id of a younger message.
+-- Settled messages in the columns of live ones.  The state is the outcome, or 0 (ready) if the
+-- message was restored: then its restore event has the id of a younger message.
 -- rows: seq
 -- index: history_seq
 SELECT seq, token, queue_id, position,
@@ -207,7 +205,7 @@ SELECT seq, token, queue_id, position,
 FROM history WHERE seq IN ({rows:?});
 
 -- name: due_messages
--- Ready messages whose deadline has passed, the soonest first.
+-- Ready messages whose deadline has passed, soonest first.
 -- parameters: now (steady ms); limit
 -- index: message_deadline
 SELECT {all_columns}
@@ -215,7 +213,7 @@ FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ?
 ORDER BY deadline_ms LIMIT ?;
 
 -- name: next_deadline
--- The soonest deadline of a ready message (steady ms) after a moment.
+-- The soonest deadline of a ready message after a time (steady ms).
 -- parameters: after (steady ms, exclusive)
 -- index: message_deadline
 SELECT min(deadline_ms) FROM message
@@ -235,9 +233,9 @@ SELECT seq, crc FROM message WHERE seq IN ({rows:?});
 SELECT seq, crc FROM history WHERE seq IN ({rows:?});
 
 -- name: client_records
--- Records about messages, alive: what a client wrote before the message itself was dead, in the
--- queue where its record belongs or in NAME.dlq; in any other only what was written by who had the
--- message.  The newest few of each, because anybody can write any number.
+-- Live dead letters that clients wrote about messages before these were dead: in their dead-letter
+-- queue or in NAME.dlq by anyone, in other queues only by the client that held the message.  Only
+-- the newest few of each, because their number is not limited.
 -- rows: source_seq, queue_id, queue_id, publisher
 -- columns: source_seq, seq, token, size
 -- index: message_source
@@ -259,7 +257,7 @@ FROM (VALUES {rows:(?,?,?,?)}) AS given CROSS JOIN message AS record ON record.s
     ORDER BY newest.seq DESC LIMIT 8));
 
 -- name: release_dispatched
--- At start: what connections held is ready again, in its old place; claimed ones stay dispatched.
+-- At start: messages held by connections are ready again, in their place; claimed ones stay.
 -- index: message_held
 UPDATE message SET state = 0
 WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.seq);
@@ -269,7 +267,7 @@ SELECT queue_id, name, created_at, on_expire, max_deliveries, ack_timeout_s, max
   max_bytes, payload_policy, settings, live_count, live_bytes, created_by FROM queue;
 
 -- name: delete_forgotten_queues
--- At start: removed queues that neither the history nor a key needs any more.
+-- At start: removed queues that neither the history nor a receipt refers to.
 -- index: history_place USING PRIMARY KEY
 DELETE FROM queue WHERE settings = '{"removed": true}'
   AND NOT EXISTS (
@@ -290,12 +288,12 @@ DELETE FROM queue WHERE settings = '{"removed": true}'
   AND queue_id NOT IN (SELECT queue_id FROM subscription);
 
 -- name: newest_excess_receipt
--- The newest key of those that are too many; no row: all count.
+-- The newest receipt above the limit; no row: none is.
 -- parameters: how many count
 SELECT n FROM receipt ORDER BY n DESC LIMIT 1 OFFSET ?;
 
 -- name: receipts
--- Keys that still count, oldest first.
+-- Receipts that still count, oldest first.
 -- parameters: after (n); added after (steady ms); limit
 -- index: INTEGER PRIMARY KEY
 SELECT n, queue_id, key, seq, at_ms FROM receipt WHERE n > ? AND at_ms > ? ORDER BY n LIMIT ?;
@@ -305,13 +303,13 @@ SELECT name, value FROM counter WHERE name <> 'next_number'
 UNION ALL SELECT 'next_number', next_number FROM line;
 
 -- name: close_clients
--- At start: connections that the last stop left open.
+-- At start: connections that were open when the broker stopped.
 -- parameters: closed_at (Unix ms), reason
 -- index: client_closed
 UPDATE client SET closed_at = ?, reason = ? WHERE closed_at IS NULL AND client > 0;
 
 -- name: overwrite_body
--- A secret is overwritten before its row goes: SQLite leaves the bytes of a deleted row in place.
+-- Overwrites a secret before its row is deleted: SQLite does not clear the bytes of a deleted row.
 -- parameters: seq
 -- index: INTEGER PRIMARY KEY
 UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
@@ -322,7 +320,7 @@ UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
 DELETE FROM body WHERE seq = :seq;
 
 -- name: link_messages
--- The event of a message that was made of another one, with the other one's id.
+-- The event of a message made from another one, with the id of the other one.
 -- parameters: seq, at_ms, kind; seq of the other one three times
 -- index: INTEGER PRIMARY KEY
 -- index: history_seq
@@ -332,7 +330,7 @@ INSERT INTO event (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesc
   printf('%016x', :source_seq));
 
 -- name: insert_clock_step
--- From the next settled message on; ahead of the batch that was decided after the clock was set.
+-- Applies from the next settled message on; stored before batches decided after the clock change.
 -- parameters: at_ms (steady), step_ms
 INSERT INTO clock_step (from_offset, at_ms, step_ms)
 SELECT coalesce(max("offset"), 0) + 1, ?, ? FROM history;
@@ -342,7 +340,7 @@ SELECT coalesce(max("offset"), 0) + 1, ?, ? FROM history;
 SELECT step_ms FROM clock_step ORDER BY number DESC LIMIT 1;
 
 -- name: shift_deadlines
--- The broker was away for so long: what was there before has less time left.
+-- The broker was away: messages from before have less time left.
 -- parameters: away_ms, first_number, excluded
 UPDATE message SET deadline_ms = deadline_ms - :away_ms
 WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
@@ -375,7 +373,7 @@ INSERT INTO stage_row (row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, a
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
 -- name: quarantined_rows
--- What may not reach a consumer.
+-- Staged rows that are invalid.
 -- parameters: spans
 -- columns: row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
 --   record, content
@@ -387,7 +385,7 @@ FROM json_each(:spans) AS span CROSS JOIN stage_row
 WHERE reason IS NOT NULL ORDER BY row_id;
 
 -- name: copy_staged_messages
--- New messages at the end of their queues, their numbers in the order of the rows.
+-- New messages at the end of their queues, numbered in the order of the rows.
 -- parameters: offset, at_ms, steady_ms, publisher, first_row, end_row
 -- index: INTEGER PRIMARY KEY
 INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
@@ -406,13 +404,13 @@ FROM (VALUES (:offset, :first_row, :end_row)) AS given CROSS JOIN stage_row
 WHERE reason IS NULL ORDER BY row_id;
 
 -- name: drop_stage
--- Published, or not wanted: its rows are removed in slices.
+-- Published or cancelled: its rows are removed in slices.
 -- parameters: stage_id
 -- index: INTEGER PRIMARY KEY
 UPDATE stage SET token = NULL WHERE stage_id = :stage_id;
 
 -- name: seal_stage
--- The rest of a publish that is done in part.
+-- The rest of a partial publish.
 -- parameters: token, until_ms, stage_id
 -- index: INTEGER PRIMARY KEY
 UPDATE stage SET token = :token, until_ms = :until_ms WHERE stage_id = :stage_id;
@@ -431,7 +429,7 @@ ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.
   single_use = excluded.single_use;
 
 -- name: record_app_id_use
--- A repeated publish, or another owner.
+-- A repeated publish, or a new owner.
 -- parameters: owner, used_ms, app_id
 -- index: PRIMARY KEY
 UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
@@ -442,11 +440,11 @@ UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
 DELETE FROM published WHERE app_id = :app_id;
 
 -- name: drop_unfinished_stages
--- At start: who was staging is gone.
+-- At start: their publishers are disconnected.
 UPDATE stage SET token = NULL WHERE is_whole = 0 AND token IS NOT NULL;
 
 -- name: delete_queues_of_dropped_stages
--- At start, after drop_open.
+-- At start, after drop_unfinished_stages.
 DELETE FROM stage_part WHERE stage_id IN (SELECT stage_id FROM stage WHERE token IS NULL);
 
 -- name: stages
@@ -462,11 +460,11 @@ SELECT stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, poli
 FROM stage_part;
 
 -- name: next_stage_id
--- At start: the number of the next token.
+-- At start.
 SELECT coalesce(max(stage_id), 0) + 1 FROM stage;
 
 -- name: published_versions
--- At start, those that were used longest ago first.
+-- At start, least recently used first.
 -- columns: app_id, version, owner, used_ms, single_use
 SELECT app_id, version, owner, used_ms, single_use FROM published ORDER BY used_ms, app_id;
 
@@ -500,7 +498,7 @@ DELETE FROM subscription WHERE subscription_id = :subscription_id;
 SELECT subscription_id, name, queue_id, next_claim, acked_upto FROM subscription;
 
 -- name: claimed_by_queue
--- At start: what is claimed, by queue.
+-- At start: claimed messages by queue.
 -- columns: queue_id, messages, bytes
 SELECT message.queue_id, count(*), sum(message.size)
 FROM claim CROSS JOIN message USING (seq) GROUP BY message.queue_id;
@@ -511,7 +509,7 @@ INSERT INTO reader (name, "offset", at_ms) VALUES (:name, :offset, :at_ms)
 ON CONFLICT (name) DO UPDATE SET "offset" = excluded."offset", at_ms = excluded.at_ms;
 
 -- name: trim_history_readers
--- Only those that were heard of last stay.
+-- Keeps the most recently seen readers.
 -- parameters: most
 DELETE FROM reader WHERE name IN (
   SELECT name FROM reader ORDER BY at_ms DESC, name LIMIT -1 OFFSET :most);
@@ -528,12 +526,12 @@ INSERT INTO audit (audit_id, at_ms, actor, source, address, action, target, coun
   detail, request_id) VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number, :reason, :result, :detail, :request_id);
 
 -- name: advance_audit
--- A slice of bulk work is done: its row counts along.
+-- A slice of bulk work is done.
 -- parameters: more, result, audit_id
 UPDATE audit SET count = count + :more, result = :result WHERE audit_id = :audit_id;
 
 -- name: interrupt_audit
--- At start: what was running when the broker stopped.
+-- At start: jobs that were running when the broker stopped.
 UPDATE audit SET result = 'interrupted' WHERE result = 'running';
 
 -- name: add_user
@@ -593,7 +591,7 @@ DELETE FROM session WHERE session_id = :session_id;
 DELETE FROM session WHERE user_id = :user_id;
 
 -- name: save_item
--- Save under a name, over what was there.
+-- Replaces an item of the same name.
 -- parameters: kind, name, content, saved_at, saved_by
 INSERT INTO saved (kind, name, content, saved_at, saved_by)
 VALUES (:kind, :name, :content, :saved_at, :saved_by)
@@ -611,12 +609,12 @@ DELETE FROM saved WHERE kind = :kind AND name = :name;
 UPDATE start SET dismissed_by = :dismissed_by WHERE start_id = :start_id AND dismissed_by IS NULL;
 
 -- part: clock_ahead_s
--- How far the clock is ahead of where it was once, in seconds: what is old by it may not be old.
+-- Seconds by which the clock is ahead of its earliest step: rows may be that much younger.
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
   - (SELECT min(step_ms) FROM clock_step), 0) / 1000
 
 -- name: put_rollup
--- A span of a queue; a span that a stop cut short is replaced by the whole one.
+-- Replaces a span that a stop interrupted.
 -- parameters: at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
 --   deleted, ready, held, size, oldest_age_ms, wait, hold, queue_id
 INSERT OR REPLACE INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
@@ -624,7 +622,7 @@ INSERT OR REPLACE INTO rollup (at_s, span_s, published, dispatched, redelivered,
 VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued, :expired, :dead, :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id);
 
 -- name: trim_rollups
--- The oldest spans of one length, no more than limit.
+-- The oldest spans of one length, at most :limit.
 -- parameters: span_s, before_s, limit
 -- index: rollup_time
 DELETE FROM rollup

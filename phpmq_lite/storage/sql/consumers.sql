@@ -1,7 +1,7 @@
--- What the admin reads of connections that have ended.
+-- Closed connections, subscriptions, history readers and app_ids.
 
 -- name: app_ids
--- In the order of the names, without those of a single publish.
+-- By name, without those for a single publish.
 -- parameters: after (app_id, exclusive); limit
 -- columns: app_id, owner, version, at_ms, rows
 -- index: PRIMARY KEY
@@ -9,7 +9,7 @@ SELECT app_id, owner, version, at_ms, "rows" FROM published
 WHERE app_id > :after AND NOT single_use ORDER BY app_id LIMIT :limit;
 
 -- name: subscriptions
--- Subscriptions with what they hold, by name; for pages.
+-- Subscriptions with the messages they hold, by name.
 -- parameters: name (NULL: all)
 -- columns: name, queue_id, queue name (NULL: forgotten), acked_upto, hi, created_at, claimed
 --   messages, their bytes, claimed_at of the oldest
@@ -29,9 +29,9 @@ GROUP BY subscription.subscription_id ORDER BY subscription.name;
 SELECT name, "offset", at_ms FROM reader ORDER BY name;
 
 -- name: closed_clients
--- Connections that ended since a time and ahead of a place, the last one first.
--- parameters: since (Unix ms); before_at (Unix ms), before_client: the place, exclusive; limit
--- columns: those of clients.ClientRow
+-- Connections closed since a time and before a position, newest first.
+-- parameters: since (Unix ms); before_at (Unix ms), before_client: the position, exclusive; limit
+-- columns: those of consumers.ClientRow
 -- index: client_closed
 SELECT client, kind, address, opened_at, closed_at, framing, revision, reason
 FROM client
@@ -40,9 +40,9 @@ ORDER BY closed_at DESC, client DESC
 LIMIT :limit;
 
 -- name: client
--- One connection, whether it is open or not.
+-- One connection, open or closed.
 -- parameters: client
--- columns: those of clients.ClientRow
+-- columns: those of consumers.ClientRow
 SELECT client, kind, address, opened_at, closed_at, framing, revision, reason
 FROM client
 WHERE client = :client;

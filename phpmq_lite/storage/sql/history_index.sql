@@ -1,10 +1,9 @@
--- How the places of messages are filled behind the writer; see history_place, history_number and
--- trace_place.
+-- Fills history_place, history_number and trace_place after messages are stored.
 
 -- name: progress
--- How far the places go, and the next rows without one.
--- columns: placed upto (offset), next and last offset behind it (NULL: all are placed);
---   traced upto (seq), next and last seq alive behind it (NULL: none)
+-- How far the index goes, and the next rows to index.
+-- columns: last indexed offset, next and last offset after it (NULL: none); last indexed seq of live
+--   messages, next and last live seq after it (NULL: none)
 -- index: INTEGER PRIMARY KEY
 SELECT
   placed.upto,
@@ -20,7 +19,7 @@ FROM (
 ) AS traced;
 
 -- name: index_outcomes
--- In the order of the table: each of its pages is written once.
+-- In the order of the table, so that each of its pages is written once.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT INTO history_place (block, queue_id, outcome, "offset")
@@ -29,9 +28,9 @@ WHERE "offset" > :after AND "offset" <= :upto
 ORDER BY 1, 2, 3, 4;
 
 -- name: totals_of_range
--- What they add to the totals.
+-- What the indexed rows add to the totals.
 -- parameters: after (offset, exclusive); upto (inclusive)
--- columns: rows and bytes of all but deleted messages, and of these
+-- columns: rows and bytes of all except deleted messages, and of deleted messages
 -- index: INTEGER PRIMARY KEY
 SELECT count(*) FILTER (WHERE outcome <> 5), coalesce(sum(size) FILTER (WHERE outcome <> 5), 0),
   count(*) FILTER (WHERE outcome = 5), coalesce(sum(size) FILTER (WHERE outcome = 5), 0)
@@ -47,7 +46,7 @@ WHERE "offset" > :after AND "offset" <= :upto
 ORDER BY 1, 2, 3, 4;
 
 -- name: index_traces
--- Settled messages by trace; some of them were entered while they were alive.
+-- Settled messages by trace; some were indexed while they were live.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT OR IGNORE INTO trace_place (block, trace_id, seq)
@@ -56,7 +55,7 @@ WHERE "offset" > :after AND "offset" <= :upto AND trace_id IS NOT NULL
 ORDER BY 1, 2, 3;
 
 -- name: next_live_numbers
--- The last of the next messages alive, and how many they are.
+-- The last of the next live messages, and their number.
 -- parameters: after (seq, exclusive); limit
 -- columns: seq, number
 -- index: INTEGER PRIMARY KEY
@@ -65,7 +64,7 @@ SELECT max(seq), count(*) FROM (
 );
 
 -- name: index_live_traces
--- Messages alive by trace.
+-- Live messages by trace.
 -- parameters: after (seq, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT OR IGNORE INTO trace_place (block, trace_id, seq)

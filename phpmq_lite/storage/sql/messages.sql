@@ -1,10 +1,10 @@
--- What the admin reads, on read-only connections.  Nothing here writes.
--- Previews are cut here: 480 bytes hold 120 characters of any UTF-8.
--- substr reads a value whole to cut it, so large ones go through the function body_part.
+-- Messages, bodies, events and history for pages, on read-only connections.
+-- Previews are cut here: 480 bytes hold 120 characters of any UTF-8 text.
+-- substr reads a complete value before cutting it, so body_part is used for large bodies.
 
 -- name: count_expiring
--- Ready messages that expire if the time away counts.
--- parameters: moment (steady ms, inclusive); number: the first given since; most: more are not counted
+-- Ready messages that expire if the time that the broker was away counts.
+-- parameters: moment (steady ms, inclusive); number: the first assigned since; most: upper limit
 -- columns: count
 -- index: message_deadline
 SELECT count(*) FROM (
@@ -14,11 +14,11 @@ SELECT count(*) FROM (
   LIMIT :most);
 
 -- part: clock_step
--- What the wall clock is ahead of the scale that deadlines are stored on (ms).
+-- How far the wall clock is ahead of the scale of deadlines (ms).
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 
 -- part: shared_columns
--- What alive and settled messages have alike; m is either, the others are of {joins}.
+-- Columns common to live and settled messages; m is either, the others are of {joins}.
 m.deadline_ms + {clock_step},
   m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
   m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
@@ -27,19 +27,19 @@ m.deadline_ms + {clock_step},
     WHEN b.seq IS NOT NULL THEN body_part(m.seq, 0, 480) END
 
 -- part: live_columns
--- A live row as browse.MessageRow has it.
+-- A live message in the order of messages.MessageRow.
 NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
   NULL AS reason, NULL AS settled_at, m.ttl_s,
   {shared_columns}
 
 -- part: settled_columns
--- A settled row in the same columns.
+-- A settled message in the same columns.
 m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
   m.reason, m.settled_at, m.ttl_s,
   {shared_columns}
 
 -- part: joins
--- Who the numbers of a row stand for, and its body.
+-- Names and addresses for the ids of a row, and its body.
 LEFT JOIN queue AS q ON q.queue_id = m.queue_id
 LEFT JOIN client AS p ON p.client = m.publisher
 LEFT JOIN client AS c ON c.client = m.consumer
@@ -48,7 +48,7 @@ LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
 LEFT JOIN body AS b ON b.seq = m.seq
 
 -- name: oldest_ready
--- When the first ready message of each queue asked for was published.
+-- When the first ready message of each given queue was published.
 -- parameters: queue_ids (a JSON array)
 -- columns: queue_id, published_at (NULL: nothing is ready)
 -- index: message_place
@@ -63,7 +63,7 @@ SELECT
 FROM json_each(:queue_ids) AS wanted;
 
 -- name: expiring
--- Ready messages whose deadline is near, by queue; no more than limit are looked at.
+-- Ready messages that expire soon, by queue; at most :limit rows are read.
 -- parameters: before_ms (Unix ms, exclusive); limit
 -- columns: queue_id, messages, soonest deadline (Unix ms)
 -- index: message_deadline
@@ -81,9 +81,9 @@ FROM (
 GROUP BY queue_id;
 
 -- name: messages_after
--- A page of a queue, in order, behind a position.
+-- A page of a queue, in order, after a position.
 -- parameters: queue_id; position (exclusive); state (NULL: both); limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: message_place
 -- index: message_held
 SELECT {live_columns}
@@ -99,9 +99,9 @@ ORDER BY 6  -- the position
 LIMIT :limit;
 
 -- name: messages_before
--- A page of a queue, backwards, ahead of a position.
+-- A page of a queue, backwards, before a position.
 -- parameters: queue_id; position (exclusive); state (NULL: both); limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: message_place
 -- index: message_held
 SELECT {live_columns}
@@ -117,9 +117,9 @@ ORDER BY 6 DESC  -- the position
 LIMIT :limit;
 
 -- name: by_seq
--- One message, alive or settled; one statement, so it is not missed while it settles.
+-- One live or settled message; a single statement, so that a message being settled is not missed.
 -- parameters: seq
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: history_seq
 SELECT {live_columns}
 FROM message AS m
@@ -133,9 +133,9 @@ WHERE m.seq = :seq
 LIMIT 1;
 
 -- name: by_seqs
--- Some messages, alive or settled.
+-- Some live and settled messages.
 -- parameters: seqs (a JSON array)
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: history_seq
 SELECT {live_columns}
 FROM message AS m
@@ -148,15 +148,15 @@ FROM history AS m
 WHERE m.seq IN (SELECT value FROM json_each(:seqs));
 
 -- part: indexed_upto
--- Up to this offset the settled messages stand in history_place too; behind it is a short tail.
+-- Settled messages are in history_place up to this offset; above it is a short tail.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
 -- part: indexed_rows
--- Settled messages of a queue by their place only: the rest is read for the rows of the page.
+-- Offsets of a queue's settled messages from the index only; other columns are read for the page.
 SELECT "offset" AS place FROM history_place WHERE queue_id = :queue_id
 
 -- part: older_blocks
--- In the blocks that there are between two offsets, each found by the one before.
+-- Index blocks between two offsets, each found from the previous one.
 block IN (
       WITH RECURSIVE near (block) AS (
         SELECT (SELECT block FROM history_place WHERE block >= :stop >> 16 ORDER BY block LIMIT 1)
@@ -191,7 +191,7 @@ SELECT "offset" AS place FROM history NOT INDEXED
 -- name: history_older
 -- Settled messages before an offset, newest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 SELECT {settled_columns}
 FROM history AS m
 {joins}
@@ -200,9 +200,9 @@ ORDER BY m."offset" DESC
 LIMIT :limit;
 
 -- name: history_newer
--- Settled messages behind an offset, oldest first.
+-- Settled messages after an offset, oldest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 SELECT {settled_columns}
 FROM history AS m
 {joins}
@@ -211,9 +211,9 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: outcome_older
--- The same of one outcome that is not acked.
+-- The same, with one outcome other than acked.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: history_unusual
 SELECT {settled_columns}
 FROM history AS m INDEXED BY history_unusual
@@ -225,7 +225,7 @@ LIMIT :limit;
 -- name: outcome_newer
 -- The same, oldest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: history_unusual
 SELECT {settled_columns}
 FROM history AS m INDEXED BY history_unusual
@@ -235,9 +235,9 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: acked_older
--- The same of acked ones: they are most of the history, so rows are looked at one by one.
+-- The same, for acked messages: they are most of the history, so the rows are scanned.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 SELECT {settled_columns}
 FROM history AS m NOT INDEXED
 {joins}
@@ -248,7 +248,7 @@ LIMIT :limit;
 -- name: acked_newer
 -- The same, oldest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 SELECT {settled_columns}
 FROM history AS m NOT INDEXED
 {joins}
@@ -257,9 +257,9 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: queue_older
--- Those of one queue; each outcome is read along its places, to the limit, then the tail.
+-- The same, for one queue; each outcome is read from the index up to the limit, then the tail.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
 SELECT {settled_columns}
 FROM history AS m
@@ -284,7 +284,7 @@ ORDER BY m."offset" DESC;
 -- name: queue_newer
 -- The same, oldest first.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
 SELECT {settled_columns}
 FROM history AS m
@@ -307,9 +307,9 @@ WHERE m."offset" IN (
 ORDER BY m."offset";
 
 -- name: queue_outcome_older
--- Those of one queue and one outcome.
+-- The same, for one queue and one outcome.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
 SELECT {settled_columns}
 FROM history AS m
@@ -328,7 +328,7 @@ ORDER BY m."offset" DESC;
 -- name: queue_outcome_newer
 -- The same, oldest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of browse.MessageRow
+-- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
 SELECT {settled_columns}
 FROM history AS m
@@ -345,9 +345,9 @@ WHERE m."offset" IN (
 ORDER BY m."offset";
 
 -- name: newest_deleted
--- The trash: deleted and not restored, newest first, of the newest :looked deleted ones.
+-- The trash: deleted messages that were not restored, newest first; :looked rows are read.
 -- parameters: start (exclusive): an offset; queues (a JSON array, NULL: all); looked
--- columns: offset, seq, 1 where it is in the trash
+-- columns: offset, seq, 1 if it is in the trash
 -- index: history_unusual
 SELECT m."offset", m.seq,
   (:queues IS NULL OR m.queue_id IN (SELECT value FROM json_each(:queues)))
@@ -360,28 +360,28 @@ ORDER BY m."offset" DESC
 LIMIT :looked;
 
 -- name: settled_at
--- When the message at an offset, or the next one behind it, was settled.
+-- When the message at an offset, or the next one, was settled.
 -- parameters: at (offset)
 -- columns: offset, settled_at
 SELECT "offset", settled_at FROM history WHERE "offset" >= :at ORDER BY "offset" LIMIT 1;
 
 -- name: history_ends
--- The first and last offset of the history; NULL where it is empty.
+-- The first and last offset of the history; NULL if it is empty.
 -- columns: lowest, highest
 SELECT
   (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
   (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1);
 
 -- name: dead_letter_queues
--- The queues of dead-letter records that have any, by name.
--- parameters: names (a JSON array: those that settings name)
+-- Dead-letter queues that are not empty, by name.
+-- parameters: names (a JSON array: those named by settings)
 -- columns: queue_id, name, records
 SELECT queue_id, name, live_count FROM queue
 WHERE (name GLOB '*.dlq' OR name IN (SELECT value FROM json_each(:names))) AND live_count > 0
 ORDER BY name;
 
 -- part: dead_letter
--- A record, and why the message that it is about died.
+-- A dead letter, and why its message died.
 SELECT
   m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
   EXISTS (
@@ -395,10 +395,10 @@ SELECT
   ) END
 
 -- name: newest_dead_letters
--- The newest records of one such queue, with the beginning of the block that says why.
+-- The newest dead letters of one queue, with the beginning of their dead_letter block.
 -- parameters: queue_id; before (position, exclusive); limit
--- columns: position, seq, origin (queue_id), urn, reason, published_at, size, 1 where it died
---   again after a redrive, block
+-- columns: position, seq, origin (queue_id), urn, reason, published_at, size, 1 if it died again
+--   after a redrive, block
 -- index: message_place
 -- index: message_held
 {dead_letter}
@@ -412,7 +412,7 @@ ORDER BY 1 DESC
 LIMIT :limit;
 
 -- name: tokens
--- The second halves of the ids of alive messages.
+-- The random halves of the ids of live messages.
 -- parameters: seqs (a JSON array)
 -- columns: seq, token
 SELECT seq, token FROM message WHERE seq IN (SELECT value FROM json_each(:seqs));
@@ -424,7 +424,7 @@ SELECT seq, token FROM message WHERE seq IN (SELECT value FROM json_each(:seqs))
 SELECT length(content), body_part(seq, :start, :size) FROM body WHERE seq = :seq;
 
 -- name: links
--- The other messages that the events of some messages name: by restore, redrive, edit, and so on.
+-- Events of messages that refer to other messages: restore, redrive, edit, dead letter.
 -- parameters: seqs (a JSON array); limit
 -- columns: seq, at_ms, kind, detail (the id of the other)
 -- index: event_seq
@@ -447,13 +447,13 @@ SELECT content FROM body WHERE seq = :seq;
 SELECT seq, content FROM body WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: events
--- The unusual turns of one life, in order.
+-- The events of a message, in order.
 -- parameters: seq; limit
 -- columns: at_ms, kind, detail
 -- index: event_seq
 SELECT at_ms, kind, detail FROM event WHERE seq = :seq ORDER BY event_id LIMIT :limit;
 
 -- name: next_number
--- The number that the next message would get.
+-- The number of the next message.
 -- columns: number
 SELECT next_number FROM line;

@@ -1,4 +1,4 @@
--- Which migrations made this database.
+-- The migrations that were applied to this database.
 
 -- name: create_migration_table
 -- sha256: of the file's text, in hex.  applied_at: Unix ms.
@@ -19,5 +19,5 @@ SELECT number, sha256 FROM migration;
 SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\_%' ESCAPE '\';
 
 -- name: statements
--- columns: name, sql; of all that a migration makes
+-- columns: name, sql; of everything that migrations create
 SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\_%' ESCAPE '\';

@@ -1,12 +1,12 @@
--- What a restore changes in the copy before it gets its place.
+-- Changes to a restored copy before it replaces the database.
 
 -- name: renew_history_id
--- After another history was copied back: offsets of readers are worth nothing any more.
+-- Invalidates the offsets of history readers.
 INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: last_number
--- The highest number that anything has, in any version of the schema.
+-- The highest number in use, in any version of the schema.
 SELECT max(
   coalesce((SELECT value - 1 FROM counter WHERE name = 'next_number'), 0),
   coalesce((SELECT max(max(seq), max(position)) FROM message), 0),
@@ -15,5 +15,5 @@ SELECT max(
 );
 
 -- name: has_meta
--- Whether its schema has an identity of the history.
+-- Whether the schema has a history id.
 SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'meta');

@@ -1,14 +1,14 @@
--- What retention takes away: history from its two fronts with bodies and events, receipt keys,
--- ended connections, and old rows of the audit.
--- "What leaves" is a JSON list, so that one text serves every number of rows.
+-- Removes the oldest rows: history from its two fronts with bodies and events, receipts, closed
+-- connections, audit rows, and rows of dropped stages.  Rows to remove are passed as a JSON list, so
+-- that one statement serves any number.
 
 -- name: clock_steps
 -- columns: from_offset, step_ms
 SELECT from_offset, step_ms FROM clock_step ORDER BY number;
 
 -- name: trim_clock_steps
--- Those that nothing kept was settled under, and that ended long ago; and past a number of rows.
--- parameters: before (steady ms, inclusive); how many stay
+-- Steps older than the kept history and audit, and those above a number of rows.
+-- parameters: before (steady ms, inclusive); number of rows to keep
 -- index: INTEGER PRIMARY KEY
 DELETE FROM clock_step
 WHERE number < (
@@ -17,7 +17,7 @@ WHERE number < (
   OR number <= (SELECT max(number) FROM clock_step) - ?;
 
 -- name: next_dropped_stage
--- A token whose rows are to be removed.
+-- A stage whose rows are to be removed.
 -- columns: stage_id, or NULL
 -- index: sqlite_autoindex_stage_1
 SELECT min(stage_id) FROM stage WHERE token IS NULL;
@@ -34,17 +34,17 @@ DELETE FROM stage_row WHERE row_id IN (
 DELETE FROM stage WHERE stage_id = ?;
 
 -- name: history_fronts
--- Where the fronts are; a counter that is not there is 0.
+-- The positions of the fronts; a missing counter is 0.
 -- columns: name, value
 SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
 
 -- part: removable
--- Only what has a place is counted, and the newest row stays: the next offset follows on it.
+-- Only indexed rows are counted, and the newest row stays, because the next offset follows it.
 "offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
   AND "offset" < (SELECT max("offset") FROM history)
 
 -- name: next_settled
--- The next rows in order; deleted ones, which have a front of their own, are to be passed over.
+-- The next rows in order; deleted ones, which have their own front, are to be skipped.
 -- parameters: lo (offset, inclusive); limit
 -- columns: offset, seq, size, settled_at, is_passed
 -- index: INTEGER PRIMARY KEY
@@ -61,7 +61,7 @@ WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo AND {removable}
 ORDER BY "offset" LIMIT :limit;
 
 -- name: remove_events
--- At most so many events of what leaves: a message may have any number of them.
+-- At most :limit events of removed messages, which may have any number of events.
 -- parameters: seqs (JSON list); limit
 -- index: event_seq
 DELETE FROM event WHERE event_id IN (
@@ -70,16 +70,16 @@ DELETE FROM event WHERE event_id IN (
   LIMIT :limit);
 
 -- name: remove_bodies
--- Bodies of what leaves, but never one that a message alive has.
+-- Bodies of removed messages, except of live ones.
 -- parameters: seqs (JSON list)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
 
 -- name: newest_removable_body
--- The newest row stays, but not its body where it is too old, or past a bound with all others gone.
+-- The body of the newest row, which stays, if it is too old or all others past the bound are gone.
 -- parameters: cutoff (settled_at, exclusive); others, deleted (whether their bound is passed)
--- columns: seq; no row where it stays, or has left
+-- columns: seq; no row if the body stays or is gone already
 -- index: INTEGER PRIMARY KEY
 SELECT seq FROM history
 WHERE "offset" = (SELECT max("offset") FROM history)
@@ -88,23 +88,23 @@ WHERE "offset" = (SELECT max("offset") FROM history)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
 
 -- name: store_next_number
--- Ahead of bodies that leave: the next number is seen from the newest of them.
+-- Before bodies are removed: the next number is derived from the newest body.
 INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WHERE true
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: remove_settled
--- Their places go with them: triggers history_leaves and history_leaves_traces.
+-- Triggers remove the index rows: history_leaves and history_leaves_traces.
 -- parameters: offsets (JSON list)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));
 
 -- name: receipt_ends
--- The oldest and the newest key; no row where there is none.
+-- The oldest and the newest receipt; no row if there is none.
 -- columns: n of the oldest; n and at_ms (steady) of the newest
 SELECT (SELECT min(n) FROM receipt), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
 
 -- name: first_kept_receipt
--- The first key in a range that still counts.
+-- The first receipt in a range that still counts.
 -- parameters: lo, hi (n, inclusive); floor (n, exclusive); cutoff (at_ms, exclusive)
 -- columns: n, or NULL
 -- index: INTEGER PRIMARY KEY
@@ -116,7 +116,7 @@ SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms 
 DELETE FROM receipt WHERE n < :end;
 
 -- name: remove_clients
--- Connections that ended so long ago that no history row names them.
+-- Connections closed before the oldest row of the history.
 -- parameters: cutoff (closed_at, exclusive); limit
 -- index: client_closed
 DELETE FROM client WHERE client IN (
@@ -124,12 +124,12 @@ DELETE FROM client WHERE client IN (
   AND client > 0;
 
 -- name: audit_ends
--- The oldest and the newest number of the audit; NULL where there is no row.
+-- The oldest and the newest number; NULL if there is no row.
 -- columns: first, last
 SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 
 -- name: first_kept_audit
--- The first row in a range that is neither too old nor too many.
+-- The first row in a range that is within both bounds.
 -- parameters: lo, hi (audit_id, inclusive); floor (audit_id, exclusive); cutoff (at_ms, inclusive)
 -- columns: audit_id, or NULL
 -- index: INTEGER PRIMARY KEY

@@ -1,13 +1,13 @@
--- How the queues went, in spans of one minute and of a quarter of an hour.
--- Two numbers stand for more than one queue besides 0, the rest: -1 all, -2 the dead-letter queues.
+-- Activity of the queues, in spans of one minute and of 15 minutes.  Three queue_ids stand for
+-- several queues: -1 all, -2 the dead-letter queues, 0 the queues without rows of their own.
 
 -- part: columns
--- The order of storage/rollups.Point, without the histograms.
+-- The order of read/rollups.Point, without the histograms.
 at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead, deleted,
   ready, held, bytes, oldest_age_ms
 
 -- name: of_queue
--- One queue over a time, in order.
+-- One queue in a time range, in order.
 -- parameters: span_s; queue_id; since, until (Unix seconds; until is exclusive)
 -- columns: those of rollups.Point
 -- index: PRIMARY KEY
@@ -17,7 +17,7 @@ WHERE span_s = :span_s AND queue_id = :queue_id AND at_s >= :since AND at_s < :u
 ORDER BY at_s;
 
 -- name: uptime
--- When the broker ran, and whether there was a rest: queues without rows of their own.
+-- The spans in which the broker ran, and whether there were queues without rows of their own.
 -- parameters: span_s; since, until (Unix seconds; until is exclusive)
 -- columns: at_s, span_s, has_rest
 -- index: PRIMARY KEY
@@ -29,7 +29,7 @@ WHERE span_s = :span_s AND queue_id = -1 AND at_s >= :since AND at_s < :until
 ORDER BY at_s;
 
 -- name: since
--- All queues from a time on, in order of time.
+-- All queues since a time, in order of time.
 -- parameters: span_s; since (Unix seconds)
 -- columns: queue_id, then those of rollups.Point
 -- index: rollup_time
@@ -39,7 +39,7 @@ WHERE span_s = :span_s AND at_s >= :since
 ORDER BY at_s;
 
 -- name: newest
--- The newest span of one length; NULL where there is none.
+-- The newest span of one length; NULL if there is none.
 -- parameters: span_s
 -- columns: at_s
 -- index: rollup_time

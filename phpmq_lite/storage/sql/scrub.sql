@@ -1,7 +1,7 @@
--- What the scrub reads, in the order of the tables.
+-- The bodies that the scrub checks, in table order.
 
 -- name: alive
--- Messages alive with their bodies; NULL where it is missing.
+-- Live messages with their bodies; NULL if one is missing.
 -- parameters: after (seq, exclusive)
 -- columns: seq, seq, size, crc, content
 -- index: INTEGER PRIMARY KEY
@@ -9,7 +9,7 @@ SELECT message.seq, message.seq, size, crc, content FROM message NOT INDEXED LEF
 WHERE message.seq > ? ORDER BY message.seq;
 
 -- name: settled
--- Settled messages whose body is there, but for those that died of it.
+-- Settled messages that have a body, except those that died of a damaged one.
 -- parameters: after (offset, exclusive)
 -- columns: offset, seq, size, crc, content
 -- index: INTEGER PRIMARY KEY

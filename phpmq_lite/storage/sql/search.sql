@@ -1,10 +1,10 @@
--- What a search is put together from, on a read-only connection.  search.py chooses a source,
--- adds conditions with AND, an order and a limit; values come as parameters only.
--- {traces} are names of parameters; in a condition {v} is the name of its own, and {state}, {why},
--- {ended} are what alive and settled messages have in different columns.
+-- Parts from which search_plan.py composes a search: sources, conditions joined with AND, an order
+-- and a limit; values are parameters.  {traces} are names of parameters; in a condition {v} is its
+-- own parameter, and {state}, {why}, {ended} are columns that differ between live and settled
+-- messages.
 
 -- part: step
--- What the wall clock is ahead of the scale that deadlines are stored on (ms).
+-- How far the wall clock is ahead of the scale of deadlines (ms).
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 
 -- part: reasons
@@ -12,18 +12,18 @@ coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
   'missing_trace_id', 'invalid_attempts', 'schema_mismatch')
 
 -- part: columns
--- What every source gives behind its place.
+-- The columns of every source, after the position.
 m.seq, m.queue_id, m.{state} AS state, m.urn, m.published_at, m.size,
   m.deadline_ms + {step} AS deadline_at
 
 -- part: alive
--- Alive messages by number.
+-- Live messages by number.
 SELECT m.seq AS place, {columns}
 FROM message AS m NOT INDEXED {join}
 WHERE m.seq > :low AND m.seq < :high
 
 -- part: alive_held
--- Dispatched ones by number; they are few.
+-- Dispatched messages by number; they are few.
 -- index: message_held
 SELECT m.seq AS place, {columns}
 FROM message AS m INDEXED BY message_held {join}
@@ -38,7 +38,7 @@ WHERE m.state = 0 AND m.queue_id IN (SELECT value FROM json_each(:queues))
   AND m.position > :low AND m.position < :high
 
 -- part: held_queues
--- Dispatched ones.
+-- Dispatched messages of some queues by position.
 -- index: message_held
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_held {join}
@@ -46,7 +46,7 @@ WHERE m.state = 1 AND m.queue_id IN (SELECT value FROM json_each(:queues))
   AND m.position > :low AND m.position < :high
 
 -- part: ready_numbers
--- Ready messages of some queues by number, as far as they are in the place of their arrival.
+-- Ready messages of some queues by number, if they are at their original position.
 -- index: message_place
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_place {join}
@@ -54,7 +54,7 @@ WHERE m.state = 0 AND m.queue_id {these} AND m.position > :low AND m.position < 
   AND m.position = m.seq
 
 -- part: held_numbers
--- Dispatched ones.
+-- The same, for dispatched messages.
 -- index: message_held
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_held {join}
@@ -62,7 +62,7 @@ WHERE m.state = 1 AND m.queue_id {these} AND m.position > :low AND m.position < 
   AND m.position = m.seq
 
 -- part: alive_moved
--- Those that are elsewhere: requeued, moved, forwarded, restored.
+-- Live messages at another position: requeued, moved, forwarded, restored.
 -- index: message_moved
 SELECT m.seq AS place, {columns}
 FROM message AS m INDEXED BY message_moved {join}
@@ -82,7 +82,7 @@ FROM history AS m NOT INDEXED {join}
 WHERE m."offset" > :low AND m."offset" < :high
 
 -- part: settled_unusual
--- Those that were not acknowledged.
+-- Settled messages that were not acknowledged.
 -- index: history_unusual
 SELECT m."offset" AS place, {columns}
 FROM history AS m INDEXED BY history_unusual {join}
@@ -90,12 +90,12 @@ WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
   AND m."offset" > :low AND m."offset" < :high
 
 -- part: placed
--- Up to this offset the settled messages stand in history_place and history_number too; behind it
--- is a short tail.
+-- Settled messages are in history_place and history_number up to this offset; above it is a short
+-- tail.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
 -- part: near_places
--- In the blocks of history_place that there are between two offsets, each found by the one before.
+-- Blocks of history_place between two offsets, each found from the previous one.
 history_place.block IN (
   WITH RECURSIVE near (block) AS (
     SELECT (SELECT block FROM history_place WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
@@ -107,7 +107,7 @@ history_place.block IN (
 ) AND history_place."offset" > :low AND history_place."offset" < :high
 
 -- part: near_numbers
--- The same between two numbers.
+-- Blocks of history_number between two numbers.
 history_number.block IN (
   WITH RECURSIVE near (block) AS (
     SELECT (SELECT block FROM history_number WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
@@ -119,7 +119,7 @@ history_number.block IN (
 ) AND history_number.seq > :low AND history_number.seq < :high
 
 -- part: settled_queues
--- Those of some queues, as far as they have a place.
+-- Settled messages of some queues by offset, as far as they are indexed.
 -- index: history_place USING PRIMARY KEY
 SELECT m."offset" AS place, {columns}
 FROM history_place CROSS JOIN history AS m ON m."offset" = history_place."offset" {join}
@@ -127,30 +127,30 @@ WHERE history_place.queue_id IN (SELECT value FROM json_each(:queues))
   AND history_place.outcome IN (SELECT value FROM json_each(:outcomes)) AND {near_places}
 
 -- part: settled_tail
--- Those that have none yet.
+-- The tail that is not indexed yet.
 SELECT m."offset" AS place, {columns}
 FROM history AS m NOT INDEXED {join}
 WHERE m."offset" > max(:low, {placed}) AND m."offset" < :high
 
 -- part: settled_numbers
--- Settled messages of some queues by number, as far as they have a place.
+-- Settled messages of some queues by number, as far as they are indexed.
 -- index: history_number USING PRIMARY KEY
 SELECT history_number.seq AS place, {columns}
 FROM history_number CROSS JOIN history AS m ON m."offset" = history_number."offset" {join}
 WHERE history_number.queue_id {these} AND {near_numbers}
 
 -- part: settled_unnumbered
--- Those that have none yet.
+-- The tail that is not indexed yet.
 SELECT m.seq AS place, {columns}
 FROM history AS m NOT INDEXED {join}
 WHERE m."offset" > {placed} AND m.seq > :low AND m.seq < :high
 
 -- part: traced
--- Up to this number the traces of alive messages stand in trace_place; behind it is a short tail.
+-- Traces of live messages are in trace_place up to this number; above it is a short tail.
 coalesce((SELECT value FROM counter WHERE name = 'traced_upto'), 0)
 
 -- part: near
--- In the blocks of trace_place that there are between two numbers, each found by the one before.
+-- Blocks of trace_place between two numbers, each found from the previous one.
 trace_place.block IN (
   WITH RECURSIVE near (block) AS (
     SELECT (SELECT block FROM trace_place WHERE block >= :low >> 14 ORDER BY block LIMIT 1)
@@ -162,20 +162,20 @@ trace_place.block IN (
 ) AND trace_place.seq > :low AND trace_place.seq < :high
 
 -- part: alive_traces
--- Alive messages of some traces by number, as far as they are entered.
+-- Live messages of some traces by number, as far as they are indexed.
 -- index: trace_place USING PRIMARY KEY
 SELECT m.seq AS place, {columns}
 FROM trace_place CROSS JOIN message AS m ON m.seq = trace_place.seq {join}
 WHERE trace_place.trace_id IN ({traces}) AND {near}
 
 -- part: alive_untraced
--- Those that are not.
+-- Live messages that are not indexed by trace yet.
 SELECT m.seq AS place, {columns}
 FROM message AS m NOT INDEXED {join}
 WHERE m.seq > max(:low, {traced}) AND m.seq < :high AND m.trace_id IN ({traces})
 
 -- part: settled_traces
--- Settled ones by number, as far as they have a place.
+-- Settled messages of some traces by number, as far as they are indexed.
 -- index: trace_place USING PRIMARY KEY
 -- index: history_seq
 SELECT m.seq AS place, {columns}
@@ -183,7 +183,7 @@ FROM trace_place CROSS JOIN history AS m INDEXED BY history_seq ON m.seq = trace
 WHERE trace_place.trace_id IN ({traces}) AND {near} AND m."offset" <= {placed}
 
 -- part: settled_untraced
--- Those that have none yet; some were entered while they were alive.
+-- Settled messages that are not indexed yet; some were indexed while they were live.
 SELECT m.seq AS place, {columns}
 FROM history AS m NOT INDEXED {join}
 WHERE m."offset" > {placed} AND m.seq > :low AND m.seq < :high AND m.trace_id IN ({traces})
@@ -225,8 +225,8 @@ m.trace_id GLOB :{v}
 m.trace_id = :{v}
 
 -- part: reason
--- Of what a verdict refused, also the detail: the record says it, and for the message that it is
--- about it is looked up in the record while that is alive.
+-- For invalid envelopes, also the detail: dead letters have it, and for the original message it is
+-- read from its dead letter while that is live.
 -- index: message_source
 coalesce(m.{why} GLOB :{v}, 0) OR coalesce(m.source_reason GLOB :{v}, 0)
   OR coalesce(m.source_reason, m.{why}) IN {reasons} AND EXISTS (
@@ -263,7 +263,7 @@ coalesce(m.publisher IN (
 m.meta_id GLOB :{v}
 
 -- part: verdict
--- The reasons of an envelope's verdict, among all others that are kept in the same columns.
+-- Reasons of invalid envelopes, among all others in the same columns.
 m.{why} GLOB :{v} AND m.{why} IN {reasons}
   OR m.source_reason GLOB :{v} AND m.source_reason IN {reasons}
 
@@ -286,7 +286,7 @@ m.deadline_ms + {step} - {ended} {sign} :{v}
 m.deadline_ms IS NULL
 
 -- part: text
--- instr compares the whole text at each byte: large bodies go through a function of readers.py.
+-- instr compares the whole text at each byte: large bodies use a function of readers.py.
 CASE WHEN m.size <= 16384 THEN instr(b.content, :{v}) > 0 ELSE has_text(b.content, :{v}) END
 
 -- part: is_json
@@ -296,20 +296,20 @@ CASE WHEN (m.size <= 16384 OR in_time()) AND instr(b.content, x'00') = 0
   THEN {then} ELSE 0 END
 
 -- part: member
--- A member with this text; numbers are compared as they are written.  GLOB compares a pattern at
--- each character: large bodies go through a function of readers.py.
+-- A member with this text; numbers are compared as written.  GLOB compares a pattern at each
+-- character: large bodies use a function of readers.py.
 json_type(CAST(b.content AS TEXT), :{p}) IN ('text', 'integer', 'real')
   AND CASE WHEN m.size <= 16384
     THEN CAST(json_extract(CAST(b.content AS TEXT), :{p}) AS TEXT) GLOB :{v}
     ELSE matches_glob(CAST(json_extract(CAST(b.content AS TEXT), :{p}) AS BLOB), :{v}) END
 
 -- part: member_large
--- An integer beyond 64 bits, which SQLite takes for a real.
+-- An integer beyond 64 bits, which SQLite converts to a real.
 json_extract(CAST(b.content AS TEXT), :{p}) = CAST(:{v} AS REAL)
   AND instr(b.content, CAST(:{v} AS BLOB)) > 0
 
 -- part: member_word
--- true, false, null; or a text that reads so.
+-- true, false, null; or a text with this content.
 json_type(CAST(b.content AS TEXT), :{p}) = :{v}
   OR json_type(CAST(b.content AS TEXT), :{p}) = 'text'
   AND json_extract(CAST(b.content AS TEXT), :{p}) = :{v}
@@ -319,11 +319,11 @@ json_type(CAST(b.content AS TEXT), :{p}) IN ('integer', 'real')
   AND json_extract(CAST(b.content AS TEXT), :{p}) {sign} :{v}
 
 -- name: line
--- How far the lines of numbers go; NULL where there is nothing.
+-- The ranges of numbers to search; NULL if there is nothing.
 -- parameters: queues (a JSON array)
--- columns: next number, first seq alive, first seq settled, first and last offset,
---   first position of these queues, messages alive in all queues, in these, placed up to (offset),
---   numbers alive whose traces are not entered
+-- columns: next number, first live seq, first settled seq, first and last offset, first position of
+--   these queues, live messages in all queues, in these, last indexed offset, live messages whose
+--   traces are not indexed
 SELECT
   (SELECT next_number FROM line),
   (SELECT seq FROM message ORDER BY seq LIMIT 1),
@@ -351,7 +351,7 @@ SELECT
   );
 
 -- name: next_seq
--- The newest number below a place that messages of some queues have, NULL: none.
+-- The highest seq in a range that messages of some queues have; NULL: none.
 -- parameters: queues (a JSON array); low, high (seqs, exclusive)
 -- columns: seq
 -- index: history_number USING PRIMARY KEY
@@ -395,7 +395,7 @@ SELECT max(seq) FROM (
 );
 
 -- name: next_offset
--- The newest offset below a place that settled messages of some queues have, NULL: none.
+-- The highest offset in a range that settled messages of some queues have; NULL: none.
 -- parameters: queues, outcomes (JSON arrays); low, high (offsets, exclusive)
 -- columns: offset
 -- index: history_place USING PRIMARY KEY
@@ -416,8 +416,8 @@ SELECT max("offset") FROM (
 );
 
 -- name: few_traced
--- The messages whose trace begins so, alive and settled, up to a limit of those that are entered
--- and of those that are not; some are in both.
+-- Live and settled messages whose trace begins with a text, at most :limit of those that are
+-- indexed and of those that are not; some are in both.
 -- parameters: start; end (exclusive): texts; low, high (seqs, exclusive); limit
 -- columns: seq
 -- index: trace_place USING PRIMARY KEY
@@ -440,23 +440,23 @@ SELECT seq FROM (
 );
 
 -- name: queues
--- The queues whose names match.
+-- Queues whose names match.
 -- parameters: globs (a JSON array)
 -- columns: queue_id
 SELECT queue_id FROM queue
 WHERE EXISTS (SELECT 1 FROM json_each(:globs) AS wanted WHERE name GLOB wanted.value);
 
 -- name: names
--- What queues are called.
+-- Names of queues.
 -- parameters: queues (a JSON array)
 -- columns: queue_id, name
 SELECT queue_id, name FROM queue
 WHERE queue_id IN (SELECT value FROM json_each(:queues));
 
 -- name: lately
--- What the newest messages have, for completion.
+-- URNs and contents of the newest messages, for completion.
 -- parameters: limit
--- columns: urn, content (NULL where large)
+-- columns: urn, content (NULL if large)
 SELECT m.urn, CASE WHEN m.size <= 4096 THEN b.content END
 FROM (
   SELECT seq, urn, size FROM (SELECT seq, urn, size FROM message ORDER BY seq DESC LIMIT :limit)

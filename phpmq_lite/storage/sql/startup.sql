@@ -1,29 +1,29 @@
--- Starts of the broker: one row each, with what was found.
+-- Starts of the broker: one row each, with a report.
 
 -- name: insert_start
 -- parameters: at_ms, version, was_clean, down_from_ms (NULL: the first start), report (JSON)
 INSERT INTO start (at_ms, version, was_clean, down_from_ms, report) VALUES (?, ?, ?, ?, ?);
 
 -- name: trim_starts
--- Only the newest stay.
+-- Keeps the newest.
 -- parameters: how many
 -- index: INTEGER PRIMARY KEY
 DELETE FROM start WHERE start_id <= (SELECT max(start_id) FROM start) - ?;
 
 -- name: newest_starts
--- The newest starts, the newest first.
+-- The last starts, newest first.
 -- parameters: limit
 -- columns: start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by
 SELECT start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by FROM start
 ORDER BY start_id DESC LIMIT :limit;
 
 -- name: previous_start
--- Version and time of the start before, at a start.
+-- Version and time of the previous start.
 -- columns: version, at_ms
 SELECT version, at_ms FROM start ORDER BY start_id DESC LIMIT 1;
 
 -- name: overdue_messages
--- Ready messages whose deadline has passed, by queue, the most first; at a start.
+-- Ready messages whose deadline has passed, by queue, most first.
 -- parameters: now (steady ms)
 -- columns: queue name, count
 -- index: message_deadline

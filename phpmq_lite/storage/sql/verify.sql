@@ -1,56 +1,56 @@
--- Whether the tables agree, for `verify`, a backup and a drill.  Each of `agree` counts what does
--- not agree; 0: all is well.  Tables are read themselves where an index could hide what is there.
+-- Consistency checks for `verify`, backups and drills.  Each counts violations; 0: none.  Tables are
+-- read without an index that could hide rows.
 
 -- name: counts
--- How much there is.
--- columns: queues, messages alive, settled, bodies
+-- Sizes of the tables.
+-- columns: queues, live messages, settled messages, bodies
 SELECT (SELECT count(*) FROM queue), (SELECT count(*) FROM message NOT INDEXED),
   (SELECT count(*) FROM history NOT INDEXED), (SELECT count(*) FROM body);
 
 -- name: ends
--- The newest body and the newest settled message, 0 where there is none.
+-- The newest body and the newest settled message; 0 if there is none.
 -- columns: seq, offset
 SELECT coalesce((SELECT max(seq) FROM body), 0),
   coalesce((SELECT max("offset") FROM history NOT INDEXED), 0);
 
 -- name: alive_bodies
--- Messages alive whose body is missing, too long, too short, or not the one that was stored.
+-- Live messages whose body is missing, has another length, or has a wrong checksum.
 -- columns: seq
 SELECT message.seq FROM message NOT INDEXED LEFT JOIN body USING (seq)
 WHERE content IS NULL OR length(content) <> size OR checksum(message.seq, content) <> crc;
 
 -- name: settled_bodies
--- The same of settled ones.  Their body may be gone: it was erased, or is too old.
--- columns: seq, is_known (it is why the message died)
+-- The same for settled messages, whose body may have been removed.
+-- columns: seq, is_known (the message died of it)
 SELECT history.seq, reason IS 'crc' FROM history NOT INDEXED JOIN body USING (seq)
 WHERE length(content) <> size OR checksum(history.seq, content) <> crc;
 
--- name: agree_queues
--- Queues that count other messages than they have.
+-- name: inconsistent_queues
+-- Queues whose counts differ from their messages.
 SELECT count(*) FROM queue LEFT JOIN (
   SELECT queue_id, count(*) AS messages, sum(size) AS bytes FROM message NOT INDEXED
   GROUP BY queue_id
 ) USING (queue_id)
 WHERE live_count <> coalesce(messages, 0) OR live_bytes <> coalesce(bytes, 0);
 
--- name: agree_owners
--- Messages, alive or settled, of queues that are not there.
+-- name: missing_queues
+-- Live and settled messages of queues that do not exist.
 SELECT (SELECT count(*) FROM message NOT INDEXED WHERE queue_id NOT IN (SELECT queue_id FROM queue))
   + (SELECT count(*) FROM history NOT INDEXED WHERE queue_id NOT IN (SELECT queue_id FROM queue));
 
--- name: agree_once
--- Messages that are there twice: alive and settled, or settled two times.
+-- name: duplicate_messages
+-- Messages that exist twice: live and settled, or settled twice.
 SELECT (SELECT count(*) FROM message NOT INDEXED JOIN history USING (seq))
   + (SELECT count(seq) - count(DISTINCT seq) FROM history NOT INDEXED);
 
--- name: agree_numbers
--- Rows with a number that was not given out yet.
+-- name: unassigned_numbers
+-- Rows with a number that was not assigned yet.
 SELECT (SELECT count(*) FROM message NOT INDEXED, line
     WHERE seq >= next_number OR position >= next_number)
   + (SELECT count(*) FROM history NOT INDEXED, line WHERE seq >= next_number);
 
--- name: agree_offsets
--- Offsets that are missing behind both fronts of the history.
+-- name: missing_offsets
+-- Offsets missing above both fronts of the history.
 SELECT coalesce((
   SELECT max("offset") - front.lo + 1 - count(*) FROM history NOT INDEXED, (
     SELECT max(1,
@@ -60,8 +60,8 @@ SELECT coalesce((
   WHERE "offset" >= front.lo
 ), 0);
 
--- name: agree_places
--- Settled messages whose place is missing or another one, and places of nothing.
+-- name: inconsistent_index
+-- Settled messages that are indexed wrongly or not at all, and index rows without a message.
 SELECT (
   SELECT count(*) FROM history NOT INDEXED WHERE "offset" <= placed.upto AND NOT (
     EXISTS (
@@ -78,8 +78,8 @@ SELECT (
     - (SELECT count(*) FROM history NOT INDEXED WHERE "offset" <= placed.upto))
 FROM (SELECT coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0) AS upto) AS placed;
 
--- name: agree_totals
--- Totals of the history that are not those of its rows.
+-- name: inconsistent_totals
+-- Totals of the history that differ from its rows.
 SELECT (live.rows <> coalesce((SELECT value FROM counter WHERE name = 'history_rows'), 0))
   + (live.bytes <> coalesce((SELECT value FROM counter WHERE name = 'history_bytes'), 0))
   + (live.deleted <> coalesce((SELECT value FROM counter WHERE name = 'deleted_rows'), 0))
@@ -93,6 +93,6 @@ FROM (
   WHERE "offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 ) AS live;
 
--- name: agree_claims
--- Claims of messages that nobody can hold: they are not dispatched, or not there.
+-- name: invalid_claims
+-- Claims of messages that are not dispatched, or do not exist.
 SELECT count(*) FROM claim LEFT JOIN message USING (seq) WHERE state IS NOT 1;

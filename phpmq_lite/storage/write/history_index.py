@@ -20,8 +20,8 @@ from phpmq_lite.errors import StorageFullError
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.statements import load
 
-ROWS: Final = 10_000  # indexed per slice on a fast disk
-FEWEST: Final = 1_000
+MAX_ROWS: Final = 10_000  # indexed per slice on a fast disk
+MIN_ROWS: Final = 1_000
 SLICE_S: Final = 0.025
 WAIT_MS: Final = 5_000  # then fewer rows are indexed, too
 # Counters of the indexed history; deleted messages are counted separately.
@@ -41,9 +41,9 @@ class HistoryIndexer:
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._sql = load("history_index")
         self._timer = timer
-        self._rows = {"placed": ROWS, "traced": ROWS}  # per slice
+        self._rows = {"placed": MAX_ROWS, "traced": MAX_ROWS}  # per slice
         self._due_ms = 0  # steady; then the remaining rows are indexed, however few
-        self._has_placed = False  # the last slice was of settled messages
+        self._was_settled = False  # the last slice was of settled messages
         self.has_more = False  # a whole slice is waiting
         self.wal_bytes = 0  # estimate: added by the last step
 
@@ -65,10 +65,10 @@ class HistoryIndexer:
         if not behind:
             self._due_ms = now_ms + WAIT_MS
         is_due = behind and (behind >= self._rows["placed"] or is_idle or now_ms >= self._due_ms)
-        if alive >= self._rows["traced"] and (self._has_placed or not is_due):
-            done, alive = self._walk(connection, traced, high)
+        if alive >= self._rows["traced"] and (self._was_settled or not is_due):
+            done, alive = self._index_live(connection, traced, high)
         elif is_due:
-            done = self._place(connection, after, first, min(behind, self._rows["placed"]))
+            done = self._index_settled(connection, after, first, min(behind, self._rows["placed"]))
             behind -= done
         else:
             return 0
@@ -78,31 +78,35 @@ class HistoryIndexer:
             # Live messages may settle soon; at 50,000 messages/s, indexing all of them at once cost
             # an eighth of the rate.
             self.has_more = has_settled or (is_idle and alive >= self._rows["traced"])
-        if done and self._has_placed and behind < self._rows["placed"]:
+        if done and self._was_settled and behind < self._rows["placed"]:
             self._due_ms = now_ms + WAIT_MS
         return done
 
-    def _place(self, connection: sqlite3.Connection, after: int, first: int, rows: int) -> int:
+    def _index_settled(
+        self, connection: sqlite3.Connection, after: int, first: int, rows: int
+    ) -> int:
         """Index settled messages; return how many, 0 if the disk is full."""
         ends = {"after": after, "upto": first + rows - 1}
-        self._has_placed = True
+        self._was_settled = True
         return (
             rows
-            if self._store(
+            if self._run_slice(
                 connection, ("index_outcomes", "index_numbers", "index_traces"), "placed", ends
             )
             else 0
         )
 
-    def _walk(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
+    def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
         """Index traces of live messages; return how many (0: full disk), and the numbers left."""
         ends = {"after": after, "limit": self._rows["traced"]}
         upto, rows = connection.execute(self._sql["next_live_numbers"], ends).fetchone()
-        self._has_placed = False
-        is_done = self._store(connection, ("index_live_traces",), "traced", ends | {"upto": upto})
+        self._was_settled = False
+        is_done = self._run_slice(
+            connection, ("index_live_traces",), "traced", ends | {"upto": upto}
+        )
         return (rows if is_done else 0), last - upto
 
-    def _store(
+    def _run_slice(
         self,
         connection: sqlite3.Connection,
         names: tuple[str, ...],
@@ -117,7 +121,7 @@ class HistoryIndexer:
                     rows = connection.execute(self._sql[name], ends).rowcount
                     self.wal_bytes += rows * _WAL_BYTES[name]
                 if line == "placed":
-                    self._count(connection, ends)
+                    self._add_totals(connection, ends)
                 connection.execute(load("batch")["set_counter"], (f"{line}_upto", ends["upto"]))
                 connection.execute("COMMIT")
         except StorageFullError:
@@ -126,7 +130,7 @@ class HistoryIndexer:
         self._adapt(line, self._timer() - began_s)
         return True
 
-    def _count(self, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
+    def _add_totals(self, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
         """Add to the totals of the history; in each commit this would cost another page."""
         sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
         for name, number in zip(TOTALS, sums, strict=True):
@@ -136,6 +140,6 @@ class HistoryIndexer:
     def _adapt(self, line: str, took_s: float) -> None:
         """Adapt the slice to its duration, which depends on the number of queues and the disk."""
         if took_s > SLICE_S:
-            self._rows[line] = max(FEWEST, self._rows[line] // 2)
+            self._rows[line] = max(MIN_ROWS, self._rows[line] // 2)
         elif took_s < SLICE_S / 2:
-            self._rows[line] = min(ROWS, self._rows[line] * 2)
+            self._rows[line] = min(MAX_ROWS, self._rows[line] * 2)

@@ -13,8 +13,8 @@ from phpmq_lite.storage.write import history_index, retention
 from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
 
-_RETENTION_EACH_MS: Final = 1_000
-_SEEN_EACH_MS: Final = 60_000  # written even if nothing else is
+_RETENTION_EVERY_MS: Final = 1_000
+_CLOCK_EVERY_MS: Final = 60_000  # written even if nothing else is
 
 
 class WriterMaintenance:
@@ -24,8 +24,8 @@ class WriterMaintenance:
     or nothing can be written, the rest is left to the next call without waiting.
 
     ``wal_limit_bytes`` bounds the WAL file, which only grows that far if readers delay a
-    checkpoint; truncating it takes longer the larger it is.  ``resting`` seals the database between
-    checkpoints.
+    checkpoint; truncating it takes longer the larger it is.  ``live_seal`` seals the database
+    between checkpoints.
 
     ``bounds`` may be replaced at any time.  ``counters`` returns the state of the clocks, which is
     stored with each checkpoint and once a minute, so that the next start knows the downtime.
@@ -38,17 +38,17 @@ class WriterMaintenance:
         wal_limit_bytes: int,
         counters: Callable[[Now], Mapping[str, int]],
         space: DiskSpace | None = None,
-        resting: LiveSeal | None = None,
+        live_seal: LiveSeal | None = None,
     ) -> None:
         self._wal = database.with_name(database.name + "-wal")
         self.bounds = bounds
         self._wal_limit_bytes = wal_limit_bytes
         self._counters = counters
         self._space = space or DiskSpace(database.parent)
-        self._resting = resting
-        self._places = history_index.HistoryIndexer()
+        self._live_seal = live_seal
+        self._indexer = history_index.HistoryIndexer()
         self._retention_due_ms = 0  # steady
-        self._seen_due_ms = 0  # steady
+        self._clock_due_ms = 0  # steady
 
     def __call__(self, store: Store, now: Now, is_idle: bool) -> bool:
         """Do what is due; return True if more is to be done soon.
@@ -64,7 +64,7 @@ class WriterMaintenance:
         except StorageFullError:
             self._space.note_full()
         except NotWritableError as error:
-            self._space.note_held_up(error)
+            self._space.note_not_writable(error)
         else:
             self._space.note_stored()
             return has_more
@@ -73,13 +73,13 @@ class WriterMaintenance:
     def _step(self, store: Store, now: Now, is_idle: bool) -> bool:
         if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
             self._checkpoint(store, is_idle)
-            self._seen_due_ms = 0
-        if now.steady_ms >= self._seen_due_ms:
+            self._clock_due_ms = 0
+        if now.steady_ms >= self._clock_due_ms:
             note_clock(store.connection, self._counters(now))
-            self._seen_due_ms = now.steady_ms + _SEEN_EACH_MS
-        self._places.step(store.connection, now.steady_ms, is_idle=is_idle)
-        store.wal_bytes += self._places.wal_bytes
-        if self._places.has_more:
+            self._clock_due_ms = now.steady_ms + _CLOCK_EVERY_MS
+        self._indexer.step(store.connection, now.steady_ms, is_idle=is_idle)
+        store.wal_bytes += self._indexer.wal_bytes
+        if self._indexer.has_more:
             return True
         if now.steady_ms < self._retention_due_ms:
             return False
@@ -87,15 +87,15 @@ class WriterMaintenance:
             return True
         if retention.remove_expired(store.connection, self.bounds, now.steady_ms).has_more:
             return True
-        self._retention_due_ms = now.steady_ms + _RETENTION_EACH_MS
+        self._retention_due_ms = now.steady_ms + _RETENTION_EVERY_MS
         return False
 
     def _checkpoint(self, store: Store, is_idle: bool) -> None:
         size = self._wal.stat().st_size if self._wal.exists() else 0
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
-        if self._resting is not None:
+        if self._live_seal is not None:
             with translate_file_errors():
-                self._resting.strike()
-        store.checkpoint_at_once("TRUNCATE" if is_large else "RESTART")
-        if self._resting is not None:
-            self._resting.take()
+                self._live_seal.strike()
+        store.checkpoint_without_waiting("TRUNCATE" if is_large else "RESTART")
+        if self._live_seal is not None:
+            self._live_seal.take()

@@ -143,12 +143,12 @@ def remove_expired(
     """
     with translate_errors(connection):
         connection.execute("BEGIN IMMEDIATE")
-        done = _Step(connection, timer).run(bounds, now_ms)
+        done = _RetentionStep(connection, timer).run(bounds, now_ms)
         connection.execute("COMMIT")
     return done
 
 
-class _Step:
+class _RetentionStep:
     """One slice, inside its transaction."""
 
     def __init__(self, connection: sqlite3.Connection, timer: Callable[[], float]) -> None:
@@ -159,7 +159,7 @@ class _Step:
         self._ends_at = timer() + STEP_S
         self._removed = 0
         self._has_moved = False
-        self._is_cut = False  # a part ended at its own bound
+        self._was_cut = False  # a part ended at its own bound
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> Removed:
         cutoff_ms = now_ms - bounds.age_ms
@@ -174,7 +174,7 @@ class _Step:
         audit_ms = now_ms - bounds.audit_age_ms
         self._trim_audit(bounds.audit_rows, audit_ms + steps.least)
         self._execute(load("retention")["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
-        return Removed(self._removed, self._is_cut or not self._room)
+        return Removed(self._removed, self._was_cut or not self._room)
 
     @property
     def _room(self) -> int:
@@ -251,7 +251,7 @@ class _Step:
         end = hi + 1 if kept is None else kept
         if end > oldest:
             self._removed += self._execute(self._sql["remove_receipts"], {"end": end}).rowcount
-            self._is_cut |= kept is None
+            self._was_cut |= kept is None
 
     def _trim_clients(self, cutoff_ms: int) -> None:
         """Remove connections that closed before the oldest row of the history."""
@@ -259,7 +259,7 @@ class _Step:
             given = {"cutoff": cutoff_ms, "limit": min(room, _ROWS_AT_ONCE)}
             rows = self._execute(self._sql["remove_clients"], given).rowcount
             self._removed += rows
-            self._is_cut |= rows == given["limit"]
+            self._was_cut |= rows == given["limit"]
 
     def _trim_audit(self, most: int, cutoff_ms: int) -> None:
         """Remove the oldest audit rows; they are numbered without gaps."""
@@ -273,7 +273,7 @@ class _Step:
         end = hi + 1 if kept is None else kept
         if end > first:
             self._removed += self._execute(self._sql["remove_audit"], {"end": end}).rowcount
-            self._is_cut |= kept is None
+            self._was_cut |= kept is None
 
 
 # Removing for 20 ms delayed the next batch by up to 66 ms: COMMIT writes every freed page.

@@ -29,7 +29,7 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.pipeline_rows import PipelineRows
 from phpmq_lite.queue_settings import COLUMNS
-from phpmq_lite.storage.sqlite_errors import translate_as_unknown, translate_errors
+from phpmq_lite.storage.sqlite_errors import raise_as_unknown, translate_errors
 from phpmq_lite.storage.statements import load, many
 from phpmq_lite.storage.write import batch_sql
 from phpmq_lite.storage.write.batch_sql import Step, batch_statements, write_statements
@@ -70,7 +70,7 @@ _RECORD_BYTES: Final = 16 << 20  # bodies of records written by clients, per bat
 _LARGE_BYTES: Final = 256 << 10
 _STAGED_WEIGHT: Final = 8  # staged rows are not rewritten either: a checkpoint per MiB
 LONG_WAL_BYTES: Final = 8 << 20  # then it is checkpointed, between two batches
-_AGAIN_BYTES: Final = 1 << 20  # written until a blocked checkpoint is tried again
+_RETRY_BYTES: Final = 1 << 20  # written until a blocked checkpoint is tried again
 # The size that a commit adds to the WAL is estimated: SQLite needs a call to report it.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
@@ -100,7 +100,9 @@ class Store:
         self._sql = load("batch")
         self.wal_bytes = 0  # estimate: written since the last checkpoint
         self.commit_s = 1.0  # of one COMMIT: a moving mean, slow until measured
-        self._is_patient = True  # the current busy timeout: wait for locks, or fail immediately
+        self._waits_for_locks = (
+            True  # the current busy timeout: wait for locks, or fail immediately
+        )
 
     # -- start
 
@@ -157,14 +159,14 @@ class Store:
             for _, queue_id, key, seq, at_ms in some:
                 yield queue_id, key, seq, at_ms
 
-    def wait_for_others(self, is_patient: bool) -> None:
+    def set_lock_wait(self, is_patient: bool) -> None:
         """Set whether SQLite waits for locks of other programs, or fails immediately.
 
         The setting is cached: setting it around each batch would take a third of the time of BEGIN.
         """
-        if is_patient is not self._is_patient:
+        if is_patient is not self._waits_for_locks:
             self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout'] if is_patient else 0}")
-            self._is_patient = is_patient
+            self._waits_for_locks = is_patient
 
     # -- one batch
 
@@ -193,7 +195,7 @@ class Store:
         execute = self.execute
         try:
             with translate_errors(self.connection):
-                self.wait_for_others(not at_once)
+                self.set_lock_wait(not at_once)
                 execute("BEGIN IMMEDIATE")
                 for statement, values, before in steps:
                     if isinstance(statement, str):
@@ -227,8 +229,8 @@ class Store:
                 self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
         if not batch.loads:
             return None
-        with translate_as_unknown():
-            self.wait_for_others(True)
+        with raise_as_unknown():
+            self.set_lock_wait(True)
             return self._load(batch)
 
     # -- loading
@@ -268,7 +270,7 @@ class Store:
             self._sql["next_ready"], (request.queue_id, request.after, request.limit)
         ).fetchall()
         page = [batch_sql.message_of(row) for row in found]
-        self._give_bodies(page, request.body_bytes)
+        self._load_bodies(page, request.body_bytes)
         return request.queue_id, page, len(page) < request.limit
 
     def _page(
@@ -281,10 +283,10 @@ class Store:
         page = [batch_sql.message_of(row) for row in found]
         is_last = len(page) < request.limit
         if request.bodies:
-            count = max(1, _how_many(page, _PAGE_BYTES))
+            count = max(1, _count_fitting(page, _PAGE_BYTES))
             is_last = is_last and count >= len(page)
             page = page[:count]
-            self._give_bodies(page, sum(message.size for message in page))
+            self._load_bodies(page, sum(message.size for message in page))
         return request.take, page, is_last
 
     def _rows(
@@ -295,7 +297,7 @@ class Store:
         page = [batch_sql.message_of(found[seq]) for seq in request.seqs if seq in found]
         is_last = True
         if request.bodies:
-            count = max(1, _how_many(page, _PAGE_BYTES))
+            count = max(1, _count_fitting(page, _PAGE_BYTES))
             is_last = count >= len(page)
             page = page[:count]
             checksums = "settled_checksums" if request.settled else "checksums"
@@ -304,9 +306,9 @@ class Store:
                 message.body = bodies[message.seq]
         return request.take, page, is_last
 
-    def _give_bodies(self, page: list[Message], room: int) -> None:
+    def _load_bodies(self, page: list[Message], room: int) -> None:
         """Load the bodies of the first messages that fit into ``room`` bytes."""
-        some = page[: _how_many(page, room)]
+        some = page[: _count_fitting(page, room)]
         bodies = self._bodies([message.seq for message in some])
         for message in some:
             message.body = bodies[message.seq]
@@ -351,19 +353,19 @@ class Store:
         Waits for readers, up to some seconds.  Returns False if one still reads from the WAL, which
         keeps growing; the caller tries again soon.
         """
-        self.wal_bytes = LONG_WAL_BYTES - _AGAIN_BYTES  # also if the disk is full
+        self.wal_bytes = LONG_WAL_BYTES - _RETRY_BYTES  # also if the disk is full
         is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         if not is_busy:
             self.wal_bytes = 0
         return not is_busy
 
-    def checkpoint_at_once(self, mode: str) -> bool:
+    def checkpoint_without_waiting(self, mode: str) -> bool:
         """Checkpoint without waiting for a reader, because the next batch would wait as well."""
-        self.wait_for_others(False)
+        self.set_lock_wait(False)
         try:
             return self.checkpoint(mode)
         finally:
-            self.wait_for_others(True)
+            self.set_lock_wait(True)
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Store counters outside of a batch; for the stop, where no batch follows."""
@@ -374,7 +376,7 @@ class Store:
             self.execute("COMMIT")
 
 
-def _how_many(page: list[Message], room: int) -> int:
+def _count_fitting(page: list[Message], room: int) -> int:
     """Return how many of the first messages fit into ``room`` bytes."""
     for count, message in enumerate(page):
         room -= message.size
@@ -391,7 +393,7 @@ def _queue_row(row: tuple[Any, ...]) -> QueueRow:
     )  # fmt: skip
 
 
-_SMALL_MS: Final = 2_000  # not worth a row at a start
+_MIN_STEP_MS: Final = 2_000  # not worth a row at a start
 
 
 def note_clock(
@@ -407,13 +409,15 @@ def note_clock(
         OutcomeUnknownError: fail-stop, as for a batch.
     """
     with suppress(StorageFullError), translate_errors(connection):
-        _note(connection, counters, has_jumped=has_jumped)
+        _store_clock(connection, counters, has_jumped=has_jumped)
 
 
-def _note(connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool) -> None:
+def _store_clock(
+    connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool
+) -> None:
     sql, step_ms = load("batch"), counters["clock_step_ms"]
     newest = connection.execute(sql["newest_clock_step"]).fetchone()
-    is_new = newest is None or has_jumped or abs(newest[0] - step_ms) > _SMALL_MS
+    is_new = newest is None or has_jumped or abs(newest[0] - step_ms) > _MIN_STEP_MS
     connection.execute("BEGIN IMMEDIATE")
     for counter in counters.items():
         connection.execute(sql["set_counter"], counter)

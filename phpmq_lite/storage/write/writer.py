@@ -59,14 +59,14 @@ class Writer:
         self.maintenance: Callable[[Store, Now, bool], bool] = lambda _store, _now, _is_idle: False
         self._on_fatal = on_fatal
         self._failed: Fatal | None = None  # then nothing more is written: no second fsync
-        self._connection: _OneHop | None = None
+        self._connection: _DirectConnection | None = None
         self._store: Store | None = None
         self._last: asyncio.Future[Any] | None = None  # the last work given to the thread
 
     async def open(self, cache_bytes: int) -> None:
         """Open the file writable and set its pragmas."""
         self.files.note_database()
-        self._connection = connection = _OneHop(
+        self._connection = connection = _DirectConnection(
             lambda: sqlite3.connect(
                 self.path, isolation_level=None, cached_statements=256, check_same_thread=False
             ),
@@ -100,25 +100,25 @@ class Writer:
         if (
             store is not None
             and (self._last is None or self._last.done())
-            and ((is_awaited := _is_awaited(batch)) or _is_short(batch))
-            and self._begin_here(store, steps)
+            and ((is_awaited := _all_clients_wait(batch)) or _is_short(batch))
+            and self._begin_in_loop(store, steps)
         ):
             if is_awaited and store.commit_s < _FAST_S:
-                return self._end_here(store, steps, batch)
-            return self._end_at_once(steps, batch)
-        return self._hop(lambda store: self._store_whole(store, steps, batch))
+                return self._commit_in_loop(store, steps, batch)
+            return self._commit_in_thread(steps, batch)
+        return self._run_in_thread(lambda store: self._store_with_retry(store, steps, batch))
 
-    def _begin_here(self, store: Store, steps: Sequence[Step]) -> bool:
+    def _begin_in_loop(self, store: Store, steps: Sequence[Step]) -> bool:
         """Execute the statements of a batch; return False if nothing can be written now."""
         if self._failed is not None:
             raise self._failed
         try:
             return store.begin(steps, at_once=True)
         except OutcomeUnknownError as error:
-            self._end(error)
+            self._fail(error)
             raise
 
-    def _store_whole(
+    def _store_with_retry(
         self, store: Store, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
     ) -> Loaded | None:
         """Store a batch; retry while it is known that nothing of it is stored."""
@@ -134,7 +134,7 @@ class Writer:
                 self.space.note_stored()
                 return loaded
 
-    def _end_here(
+    def _commit_in_loop(
         self, store: Store, steps: Sequence[Step], batch: Batch
     ) -> asyncio.Future[Loaded | None]:
         """Commit in the event loop's thread, which is idle: two thread switches less.
@@ -145,15 +145,17 @@ class Writer:
             loaded = store.end(batch)
             self.files.check()
         except (StorageFullError, NotWritableError):
-            return self._hop(lambda store: self._store_whole(store, steps, batch))
+            return self._run_in_thread(lambda store: self._store_with_retry(store, steps, batch))
         except OutcomeUnknownError as error:
-            self._end(error)
+            self._fail(error)
             raise
         done: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
         done.set_result(loaded)
         return done
 
-    def _end_at_once(self, steps: Sequence[Step], batch: Batch) -> asyncio.Future[Loaded | None]:
+    def _commit_in_thread(
+        self, steps: Sequence[Step], batch: Batch
+    ) -> asyncio.Future[Loaded | None]:
         """Commit a batch in the thread, and wait until the thread has begun.
 
         Otherwise the event loop would continue with the next batch and keep the interpreter for up
@@ -164,9 +166,9 @@ class Writer:
 
         def end(store: Store) -> Loaded | None:
             begun.release()
-            return self._store_whole(store, steps, batch, has_begun=True)
+            return self._store_with_retry(store, steps, batch, has_begun=True)
 
-        done = self._hop(end)
+        done = self._run_in_thread(end)
         if batch.commands >= MANY_COMMANDS:
             begun.acquire(timeout=_BEGIN_S)
         return done
@@ -181,22 +183,22 @@ class Writer:
             StorageError: the writer is not open.
         """
 
-        def patient(store: Store) -> T:
+        def retried(store: Store) -> T:
             while True:
                 try:
                     with translate_errors(store.connection):
-                        store.wait_for_others(True)
+                        store.set_lock_wait(True)
                         return work(store)
                 except (StorageFullError, NotWritableError) as error:
                     self.space.wait_after(error)
 
-        return asyncio.shield(self._hop(patient))
+        return asyncio.shield(self._run_in_thread(retried))
 
-    def _hop(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
+    def _run_in_thread(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
         if self._connection is None or self._store is None:
             raise StorageError("the writer is not open")
 
-        def careful(store: Store) -> T:
+        def checked(store: Store) -> T:
             if self._failed is not None:
                 raise self._failed
             try:
@@ -204,13 +206,13 @@ class Writer:
                 self.files.check()  # before any reply
                 return done  # noqa: TRY300 - the answer of what was checked
             except (NotWritableError, OutcomeUnknownError) as error:
-                self._end(error)
+                self._fail(error)
                 raise
 
-        self._last = done = self._connection.hop(careful, self._store)
+        self._last = done = self._connection.hop(checked, self._store)
         return done
 
-    def _end(self, error: Fatal) -> None:
+    def _fail(self, error: Fatal) -> None:
         self._failed = error
         self._on_fatal(error)
 
@@ -235,7 +237,7 @@ class Writer:
         try:
             self.files.check()
         except DatabaseReplacedError as error:
-            self._end(error)
+            self._fail(error)
             raise
 
     async def close(self) -> None:
@@ -248,12 +250,12 @@ class Writer:
             raise self._failed
         if self._connection is not None:
             if self._store is not None and self._failed is None:
-                await self._hop(_cut_log)
+                await self._run_in_thread(_truncate_wal)
             await self._connection.close()
             self._connection = self._store = None
 
 
-class _OneHop(aiosqlite.Connection):
+class _DirectConnection(aiosqlite.Connection):
     """An aiosqlite connection that executes a whole batch in one call.
 
     A call to the thread costs about 45 µs; one call per statement cost a fifth of the throughput.
@@ -270,19 +272,19 @@ class _OneHop(aiosqlite.Connection):
         return done
 
 
-def _cut_log(store: Store) -> None:
+def _truncate_wal(store: Store) -> None:
     """Copy the WAL into the database a last time; leave it if that is impossible now."""
     with suppress(StorageFullError, NotWritableError), translate_errors(store.connection):
-        store.wait_for_others(True)
+        store.set_lock_wait(True)
         store.checkpoint("TRUNCATE")
 
 
-def _is_awaited(batch: Batch) -> bool:
+def _all_clients_wait(batch: Batch) -> bool:
     """Return whether all clients wait for this batch, so few commands arrive until it is stored."""
     return (
         batch.commands <= FEW_COMMANDS
         and batch.created_bytes <= _FEW_BYTES
-        and _rows(batch) <= _FEW_ROWS
+        and _row_count(batch) <= _FEW_ROWS
         and not (batch.has_left or batch.has_special_rows or batch.loads)
     )
 
@@ -291,11 +293,11 @@ def _is_short(batch: Batch) -> bool:
     """Return whether the statements of a batch take only a few milliseconds."""
     return not (
         batch.has_special_rows or batch.commands > _SHORT_COMMANDS
-        or batch.created_bytes > _SHORT_BYTES or _rows(batch) > _SHORT_ROWS
+        or batch.created_bytes > _SHORT_BYTES or _row_count(batch) > _SHORT_ROWS
     )  # fmt: skip
 
 
-def _rows(batch: Batch) -> int:
+def _row_count(batch: Batch) -> int:
     return (
         len(batch.created) + len(batch.dispatched) + len(batch.changed) + len(batch.events) // 4
         + sum(map(len, batch.settled.values()))

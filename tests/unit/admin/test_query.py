@@ -25,7 +25,7 @@ from phpmq_lite.storage.read.dead_letter_groups import (
     DeadLetterCause,
     DeadLetterGroup,
     cause_of,
-    error_text_in,
+    stated_source,
     strip_numbers,
 )
 from phpmq_lite.storage.read.search_plan import (
@@ -317,12 +317,12 @@ def test_group_of_a_record_that_a_program_wrote_is_found_by_its_block() -> None:
 
 def test_block_says_why_and_where() -> None:
     block = b'"dead_letter":{"reason":"failed","detail":"boom","original_queue":"orders"}}'
-    assert error_text_in(block) == (("detail", "boom"), ("original_queue", "orders"))
-    assert error_text_in(block.replace(b',"detail":"boom"', b"")) == (
+    assert stated_source(block) == (("detail", "boom"), ("original_queue", "orders"))
+    assert stated_source(block.replace(b',"detail":"boom"', b"")) == (
         ("original_queue", "orders"), ("reason", "failed"),
     )  # fmt: skip
-    assert error_text_in(b'"dead_letter":{"reason":7,"detail":"a\\\\"b"}') == ()
-    assert error_text_in(None) == ()
+    assert stated_source(b'"dead_letter":{"reason":7,"detail":"a\\\\"b"}') == ()
+    assert stated_source(None) == ()
 
 
 def test_searches_for_envelopes_can_be_typed() -> None:

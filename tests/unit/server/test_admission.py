@@ -14,7 +14,7 @@ from phpmq_lite.server.admission import (
     TOO_MANY_OF_ADDRESS,
     Admission,
     Network,
-    most_connections,
+    max_connections,
 )
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import LimitSettings
@@ -117,7 +117,7 @@ def test_counts_are_those_of_a_list(steps: list[tuple[str, int]]) -> None:
     [(500, 1_024, 500), (500, 256, 256 - SPARE_FILES), (500, SPARE_FILES + 1, 1), (500, 10, 1)],
 )
 def test_connections_leave_descriptors_for_the_rest(wanted: int, files: int, most: int) -> None:
-    assert most_connections(wanted, files) == most
+    assert max_connections(wanted, files) == most
 
 
 def test_settings_make_the_gate() -> None:

@@ -50,15 +50,15 @@ class Rig:
     def slot(self, count: int = 1) -> None:
         for _ in range(count):
             self.now_s += 10
-            self._take(self.rollups.collect(self.queues))
-            self._take(self.rollups.close(self.now_s))
+            self._sample_queue(self.rollups.collect(self.queues))
+            self._sample_queue(self.rollups.close(self.now_s))
 
     def stop(self, after_s: int) -> None:
         self.now_s += after_s
-        self._take(self.rollups.collect(self.queues))
-        self._take(self.rollups.close(self.now_s, is_last=True))
+        self._sample_queue(self.rollups.collect(self.queues))
+        self._sample_queue(self.rollups.close(self.now_s, is_last=True))
 
-    def _take(self, steps: Iterable[Sequence[Write]]) -> None:
+    def _sample_queue(self, steps: Iterable[Sequence[Write]]) -> None:
         for writes in steps:
             self.writes += writes
 
@@ -261,13 +261,13 @@ def test_start_continues_the_minute_and_the_quarter_that_a_stop_cut() -> None:
 def test_start_writes_the_quarter_that_a_crash_left_open() -> None:
     rig = Rig(made(), start_s=START_S + 3_000)
     rows = [(1, Point(START_S + at * 60, 60, published=2)) for at in range(14)]
-    rig._take(rig.rollups.load(rows))
+    rig._sample_queue(rig.rollups.load(rows))
     assert [(row.at_s, row.published) for row in rig.rows(QUARTER_S, 1)] == [(START_S, 28)]
 
 
 def test_refusals_of_the_last_hour_are_told_apart() -> None:
     rollups = Rollups()
-    rollups.note_refused(0, {"paused": 5})
-    assert rollups.refused_lately({"paused": 7, "too large": 1}) == {"paused": 2, "too large": 1}
-    rollups.note_refused(3_700, {"paused": 7})
-    assert rollups.refused_lately({"paused": 7}) == {}
+    rollups.record_refused(0, {"paused": 5})
+    assert rollups.recently_refused({"paused": 7, "too large": 1}) == {"paused": 2, "too large": 1}
+    rollups.record_refused(3_700, {"paused": 7})
+    assert rollups.recently_refused({"paused": 7}) == {}

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from phpmq_lite.server.backpressure import SlowPeerLimits, excuse, overdue
+from phpmq_lite.server.backpressure import SlowPeerLimits, exclude_time, overdue_reason
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
@@ -41,7 +41,7 @@ class Peer:
 
 
 def verdict(peer: Peer, now_s: float) -> str | None:
-    return overdue(cast(Session, peer), now_s, LIMITS)
+    return overdue_reason(cast(Session, peer), now_s, LIMITS)
 
 
 def look(now_s: float, *peers: Peer) -> list[str | None]:
@@ -90,7 +90,7 @@ def test_peer_that_does_not_take_the_rest_is_ended() -> None:
 @pytest.mark.parametrize("since", ["frame_began_at", "blocked_at", "closing_at"])
 def test_peer_is_excused_for_a_time_in_which_the_broker_stood_still(since: str) -> None:
     peer = Peer(**{since: 100.0})  # type: ignore[arg-type]
-    excuse(cast(Session, peer), 50.0)
+    exclude_time(cast(Session, peer), 50.0)
     assert (peer.last_read_at, verdict(peer, 180)) == (50.0, None)
     assert verdict(peer, 250) is not None
 

@@ -14,7 +14,7 @@ from phpmq_lite.storage.disk_space import (
     DATABASE_FULL,
     DISK_FULL,
     DISK_LOW,
-    PATIENCE_S,
+    MAX_TROUBLE_S,
     DiskSpace,
     DiskSpaceBounds,
     Watermark,
@@ -249,7 +249,7 @@ def test_full_disk_without_ballast_is_waited_for_as_long_as_it_takes(rig: Rig) -
 
 
 def test_who_can_never_write_gives_up(rig: Rig) -> None:
-    while rig.now_s < PATIENCE_S:
+    while rig.now_s < MAX_TROUBLE_S:
         rig.space.wait_after(LOCKED)
     with pytest.raises(NotWritableError, match="locked"):
         rig.space.wait_after(LOCKED)
@@ -265,7 +265,7 @@ def test_patience_with_a_full_disk_is_none_with_a_lock(rig: Rig) -> None:
 def test_patience_begins_anew_after_something_was_stored(rig: Rig) -> None:
     rig.space.wait_after(LOCKED)
     rig.space.note_stored()
-    rig.now_s += 2 * PATIENCE_S
+    rig.now_s += 2 * MAX_TROUBLE_S
     rig.space.wait_after(LOCKED)
 
 
@@ -289,7 +289,7 @@ def test_stop_gives_up_the_ballast_where_its_last_files_find_no_room(
 ) -> None:
     rig.look(2 * LEAST)
     rig.disk.room = room
-    rig.space.make_way()
+    rig.space.release_ballast_if_full()
     assert rig.has_ballast() is stays
 
 
