@@ -16,25 +16,25 @@ from phpmq_lite.settings import Settings
 
 HEAD: Final = "request took too long to begin"
 BODY: Final = "body took too long to arrive"
-ANSWER: Final = "answer was not read"
+ANSWER: Final = "response was not read"
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _EACH_S: Final = 1.0
-_REST_EACH_S: Final = 0.002  # from one read of a refused body to the next, of all connections
+_REST_EACH_S: Final = 0.002  # between reads of refused bodies, over all connections
 _log = get_logger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
 class SlowClientTimeouts:
-    """How long a peer may take."""
+    """How long a peer may take, in seconds."""
 
-    head_s: float = 10.0  # for the first byte, and from it to the end of the head
+    head_s: float = 10.0  # to the first byte, and from it to the end of the head
     body_s: float = 30.0
-    body_bytes_per_s: int = 8 << 10  # longer while this rate is kept
-    answer_s: float = 30.0  # without progress; what is written as a stream has its own bounds
+    body_bytes_per_s: int = 8 << 10  # longer at this rate or above
+    answer_s: float = 30.0  # without progress; streams have their own bounds
 
 
 class ConnectionLimits:
-    """All connections of the admin.  ``run`` ends those that are too slow."""
+    """All connections of the admin.  ``run`` closes those that are too slow."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Make them from the settings."""
+        """Create the limits from the settings."""
         limits = settings.limits
         total = max_http_connections(settings)
         gate = Admission(total, limits.http_connections_per_address, total)
         return cls(gate, settings.admin.trusted_proxies)
 
     def name_of(self, host: str | None) -> str | None:
-        """Name whom the gate counts: None where many come from one address, as through a proxy."""
+        """Return the address to count; None if many share it, as behind a proxy."""
         address = None if host is None else parse_address(host)
         is_trusted = address is not None and any(
             address.version == network.version and address in network for network in self._trusted
@@ -69,12 +69,12 @@ class ConnectionLimits:
 
     @staticmethod
     def turn_away(name: str | None, refusal: str) -> None:
-        """Say that the gate has refused somebody."""
+        """Log that a connection was refused."""
         if not is_quiet("http_turned_away"):
             _log.warning("http_turned_away", address=name, reason=refusal)
 
     def look(self, now_s: float) -> None:
-        """End who is too slow."""
+        """Close connections that are too slow."""
         for door in list(self.open):
             reason = door.overdue(now_s)
             if reason is not None:
@@ -82,9 +82,9 @@ class ConnectionLimits:
                 door.end(is_told=reason != ANSWER and door.has_begun)
 
     def read_later(self, door: "LimitedConnection") -> None:
-        """Resume reading a connection in its turn: every 2 ms, one of those that wait reads.
+        """Resume reading a connection in turn: one waiting connection reads every 2 ms.
 
-        95 connections that sent refused bodies as fast as they could delayed a batch by 60 ms.
+        Without it, 95 connections that sent refused bodies delayed a batch by 60 ms.
         """
         if not self._paused:
             asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
@@ -96,7 +96,7 @@ class ConnectionLimits:
             asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
 
     async def run(self) -> None:
-        """Look once a second."""
+        """Check all connections once a second."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_EACH_S)
@@ -104,9 +104,9 @@ class ConnectionLimits:
 
 
 class LimitedConnection(asyncio.Protocol):
-    """One connection; ``inner`` is aiohttp's protocol of it.
+    """One connection; ``inner`` is its aiohttp protocol.
 
-    Not ``is_counted``: it needs no place, as whoever owns the broker's account.
+    Without ``is_counted`` it needs no place: the control socket is not limited.
     """
 
     def __init__(
@@ -119,18 +119,18 @@ class LimitedConnection(asyncio.Protocol):
         self._name: str | None = None
         self._is_admitted = False
         self._transport: asyncio.Transport
-        self._began_at: float | None = None  # of a request that no handler has
-        self._bytes = 0  # since then
-        self._request: web.BaseRequest | None = None  # that a handler has
-        self._is_refused = False  # what arrives is the rest of a body that nobody wants
-        self._rest: list[bytes] = []  # of such a body; aiohttp gets it when it is its turn
+        self._began_at: float | None = None  # start of a request that no handler has yet
+        self._bytes = 0  # bytes since then
+        self._request: web.BaseRequest | None = None  # requests that a handler has
+        self._is_refused = False  # the rest of a refused body is arriving
+        self._rest: list[bytes] = []  # data of such a body, which aiohttp gets in turn
         self._progress = WriteProgress()
-        self._stuck_at: float | None = None  # the last progress of an answer that waits
+        self._stuck_at: float | None = None  # last progress of a waiting response
 
-    # -- the loop calls
+    # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let it in, or close it."""
+        """Accept the connection, or close it."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._name = self._doors.name_of(peer[0] if isinstance(peer, tuple) else None)
@@ -153,13 +153,13 @@ class LimitedConnection(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Note when a request began, and pass it on."""
+        """Record when a request began, and pass the data on."""
         if not self._is_admitted:
             return
         if self._began_at is None:
             self._began_at = self._loop.time()
         self._bytes += len(data)
-        # With some kept back, what follows must not overtake it, though it may be wanted again.
+        # Data must not overtake data that is kept back, even if it is wanted again.
         if (self._is_refused or self._rest) and not self._transport.is_closing():
             self._transport.pause_reading()
             if not self._rest:
@@ -182,30 +182,30 @@ class LimitedConnection(asyncio.Protocol):
         """Pass it on."""
         self._inner.resume_writing()
 
-    # -- the application calls
+    # -- called by the application
 
     def take(self, request: web.BaseRequest) -> None:
-        """A handler has this request now; its body may still be on its way."""
+        """Record that a handler has this request; its body may still be arriving."""
         self._request = request
         self._is_refused = False
 
     def finish(self) -> None:
-        """The handler has ended; its answer may still have to be sent."""
+        """Record that the handler has ended; its response may still be unsent."""
         self._is_refused = self._request is not None and not self._request.content.is_eof()
         self._request = self._began_at = None
         self._bytes = 0
 
-    # -- the watch calls
+    # -- called by ConnectionLimits
 
     def read_on(self) -> None:
-        """Pass on what was kept back, and read more."""
+        """Pass on the data that was kept back, and resume reading."""
         rest, self._rest = b"".join(self._rest), []
         if rest and not self._transport.is_closing():
-            self._transport.resume_reading()  # before aiohttp, which may have to pause it again
+            self._transport.resume_reading()  # before aiohttp, which may pause it again
             self._inner.data_received(rest)
 
     def overdue(self, now_s: float) -> str | None:
-        """Say why it must end now, or None."""
+        """Return why the connection must close now, or None."""
         patience, request = self._doors.patience, self._request
         if request is None and self._is_stuck(now_s):
             return ANSWER
@@ -228,11 +228,11 @@ class LimitedConnection(asyncio.Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Tell whether a byte came that no handler has had."""
+        """Return whether a byte arrived that no handler has received."""
         return self._bytes > 0
 
     def end(self, *, is_told: bool) -> None:
-        """Close it; with a 408 where the peer still has a request to send."""
+        """Close the connection, with a 408 if a request is incomplete."""
         if is_told and not self._transport.is_closing():
             self._transport.write(_LATE)
             self._transport.close()
@@ -241,6 +241,6 @@ class LimitedConnection(asyncio.Protocol):
 
 
 def connection_of(request: web.BaseRequest) -> LimitedConnection | None:
-    """Give the door that a request came through; None in a server without."""
+    """Return the limited connection of a request; None if the server has no limits."""
     found = None if request.transport is None else request.transport.get_protocol()
     return found if isinstance(found, LimitedConnection) else None

@@ -1,4 +1,4 @@
-"""Bind the control socket and the addresses of the admin; imports nothing heavy."""
+"""Bind the control socket and the addresses of the admin.  Imports nothing heavy."""
 
 import socket
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Final
 from phpmq_lite.errors import StartRefusedError, os_reason
 from phpmq_lite.server.addresses import bind_private, bind_tcp, parse_endpoint
 
-_BACKLOG: Final = 128  # waiting for us
+_BACKLOG: Final = 128  # connections waiting to be accepted
 
 
 async def bind_sockets(
@@ -20,8 +20,8 @@ async def bind_sockets(
     ``stack`` closes them, and removes the files of Unix sockets.
 
     Raises:
-        SettingsError: an address cannot be used as set.
-        StartRefusedError: an address is taken or not ours.
+        SettingsError: an address is invalid.
+        StartRefusedError: an address is in use or not of this machine.
     """
     bound = [_bind_unix(stack, control)]
     bound[0].listen(_BACKLOG)
@@ -36,7 +36,7 @@ async def bind_sockets(
                 found = await bind_tcp(endpoint)
                 for one in found:
                     stack.callback(one.close)
-            for one in found:  # two may be bound to one address, as long as neither listens
+            for one in found:  # two sockets may be bound to one address until one listens
                 one.listen(_BACKLOG)
         except OSError as error:
             raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
@@ -52,12 +52,12 @@ def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # one that stays is stale, as a killed broker's
+    with suppress(OSError):  # a remaining one is stale, for example of a killed broker
         path.unlink()
 
 
 def url_of(bound: socket.socket, *, is_secure: bool) -> str:
-    """Give the URL of a socket that listens."""
+    """Return the URL of a listening socket."""
     address = bound.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"

@@ -16,9 +16,9 @@ from phpmq_lite.admin.base.context import CONTEXT
 from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnection
 from phpmq_lite.logs import is_quiet
 
-_RETRY_S: Final = 0.1  # after an accept that failed
-_LINGER_S: Final = 2.0  # for the rest of a body that was refused; reading it costs the loop's time
-_READ_BYTES: Final = 64 << 10  # of a body, ahead of who reads it; aiohttp pauses at twice this
+_RETRY_S: Final = 0.1  # after a failed accept
+_LINGER_S: Final = 2.0  # for the rest of a refused body; reading it costs time of the event loop
+_READ_BYTES: Final = 64 << 10  # of a body, ahead of its reader; aiohttp pauses at twice this
 
 
 async def open_admin(
@@ -27,9 +27,9 @@ async def open_admin(
     sockets: Iterable[socket.socket],
     tls: ssl.SSLContext | None,
 ) -> None:
-    """Answer who connects; the first of ``sockets`` is the control socket.
+    """Accept connections; the first of ``sockets`` is the control socket.
 
-    ``tls`` None: plain http.  Unix sockets never have TLS.
+    ``tls`` None: plain HTTP.  Unix sockets never have TLS.
     """
     runner = web.AppRunner(
         app,
@@ -70,14 +70,14 @@ async def _accept(
     doors: ConnectionLimits,
     make: Callable[[], web.RequestHandler],
 ) -> None:
-    """Accept until it is cancelled, and then give up the handshakes under way."""
+    """Accept connections until cancelled, then cancel pending handshakes."""
     loop = asyncio.get_running_loop()
     listening.setblocking(False)
     async with asyncio.TaskGroup() as handshakes:
         while True:
             try:
                 connection, peer = await loop.sock_accept(listening)
-            except OSError:  # it went before we came; or others must close first
+            except OSError:  # the peer has gone, or too many files are open
                 await asyncio.sleep(_RETRY_S)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -92,7 +92,7 @@ async def _secure(
     door: LimitedConnection,
     doors: ConnectionLimits,
 ) -> None:
-    """Do the handshake of one connection, in a place of its own; the door takes the place over."""
+    """Perform the TLS handshake in a place that ``LimitedConnection`` then takes over."""
     name = doors.name_of(host)
     refusal = doors.gate.reserve(name)
     if refusal is not None:
@@ -117,7 +117,7 @@ async def _end(task: "asyncio.Task[None]") -> None:
 
 
 def _limit_log() -> None:
-    """Limit the lines of aiohttp about requests that it cannot parse: a peer can cause them."""
+    """Limit aiohttp's log lines about malformed requests, which any peer can cause."""
     name = "aiohttp.server"
     logger = logging.getLogger(name)
     if not logger.filters:

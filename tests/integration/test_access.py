@@ -65,7 +65,7 @@ async def test_setup_makes_the_first_admin_with_the_token_of_the_file(tmp_path: 
         form = {"name": "anna", "password": PASSWORD, "again": PASSWORD}
         for wrong in ("", "0" * 32):
             answer = await me.post("/setup", token=wrong, **form)
-            assert (answer.status, "not the set-up token" in answer.text) == (403, True)
+            assert (answer.status, "not the setup token" in answer.text) == (403, True)
         answer = await me.post("/setup", **(form | {"token": token, "again": "x"}))
         assert (answer.status, 'value="anna"' in answer.text) == (422, True)
         answer = await me.post(

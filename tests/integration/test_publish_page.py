@@ -57,10 +57,10 @@ async def test_copies_are_numbered(site: HttpSite) -> None:
     [
         ({"body": '{\n "a": 1,}'}, 422, "line 2, column"),
         ({"kind": "base64", "body": "?"}, 422, "no base64"),
-        ({"count": "1001"}, 422, "count is not such a number"),
-        ({"count": "0"}, 422, "count is not such a number"),
+        ({"count": "1001"}, 422, "count is not an integer in that range"),
+        ({"count": "0"}, 422, "count is not an integer in that range"),
         ({"count": "1000", "body": "x" * 70_000, "kind": "text"}, 413, "66.8 MiB in all"),
-        ({"ttl": "-1"}, 422, "ttl is not such a number"),
+        ({"ttl": "-1"}, 422, "ttl is not an integer in that range"),
         ({"queue": ""}, 422, "Name a queue"),
         ({"queue": "a\x00b"}, 422, "control character"),
         ({"body": '"' + "x" * 2_000 + '"'}, 413, "the limit is 1024"),

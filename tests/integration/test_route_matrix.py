@@ -116,7 +116,7 @@ async def test_writing_route_is_refused_to_smaller_roles(
             expected = (401, "login") if role is Role.PUBLIC else (403, "role")
             actor = ACTORS.get(role, str(role))
             rows = stage.rows(last)
-            says = role is Role.PUBLIC or f"needs the role {route.role}" in text
+            says = role is Role.PUBLIC or f"requires the role {route.role}" in text
             if status != expected[0] or rows != [(actor, route.audit, expected[1])] or not says:
                 wrong.append((route.name, str(role), status, rows))
     assert wrong == []

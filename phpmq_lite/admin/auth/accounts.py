@@ -33,10 +33,10 @@ from phpmq_lite.writes import (
     Write,
 )
 
-TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - what tokens start with
+TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - prefix of tokens
 IDLE_MS: Final = 12 * 3_600_000
 LONGEST_MS: Final = 7 * 86_400_000
-KEPT_MS: Final = 30 * 86_400_000  # with "keep me signed in"; such a session may be idle
+KEPT_MS: Final = 30 * 86_400_000  # with "keep me signed in"; without an idle timeout
 SEEN_EVERY_MS: Final = 300_000
 SESSIONS_A_USER: Final = 50
 _AGENT_LENGTH: Final = 200
@@ -45,23 +45,23 @@ _log = get_logger(__name__)
 
 
 class LoginOrigin(NamedTuple):
-    """From where somebody logs in."""
+    """The address and browser of a login."""
 
     address: str
-    agent: str  # the browser's name for itself
+    agent: str  # User-Agent
 
 
 class Accounts:
-    """All accounts, loaded once; the database is the truth, this is its copy.
+    """All accounts, loaded once; the database is the source of truth, this is its copy.
 
-    Memory changes in the answer of the write, so after its commit.  Times are Unix milliseconds.
+    Memory changes in the reply to the write, after its commit.  Times are Unix milliseconds.
     """
 
     def __init__(self, readers: Readers, engine: OperationRunner) -> None:
         self._readers = readers
         self._engine = engine
-        self._changing = asyncio.Lock()  # a name that was free is free still when it is written
-        self._writes: set[asyncio.Task[None]] = set()  # of times, nobody waits for them
+        self._changing = asyncio.Lock()  # so that a free name is still free when it is written
+        self._writes: set[asyncio.Task[None]] = set()  # of last-seen times; nothing waits for them
         self.is_loaded = False
         self.users: dict[str, User] = {}  # by name
         self.tokens: dict[bytes, ApiToken] = {}  # by the SHA-256 of the token
@@ -69,7 +69,7 @@ class Accounts:
         self._by_id: dict[int, User] = {}
 
     async def load(self, now_ms: int) -> list[str]:
-        """Read everything; gives the addresses from where somebody logged in in the last 30 days.
+        """Load everything; return the addresses with a login in the last 30 days.
 
         Raises:
             StorageError: the database cannot be read.
@@ -83,32 +83,32 @@ class Accounts:
         return stored.addresses
 
     async def close(self) -> None:
-        """Wait for the writes that nobody waits for."""
+        """Wait for pending writes."""
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     # -- looking up
 
     def user_of(self, session: LoginSession) -> User:
-        """Give the user of a session that is in memory."""
+        """Return the user of a session."""
         return self._by_id[session.user_id]
 
     def session_of(self, cookie: str, now_ms: int) -> LoginSession | None:
-        """Give the session of a cookie, None where it is unknown or over."""
+        """Return the session of a cookie, None if it is unknown or ended."""
         session = self.sessions.get(hash_secret(cookie))
         return None if session is None or has_session_ended(session, now_ms) else session
 
     def token_of(self, secret: str, now_ms: int) -> ApiToken | None:
-        """Give the token of a secret, None where it is unknown or over."""
+        """Return the token of a secret, None if it is unknown or expired."""
         token = self.tokens.get(hash_secret(secret))
         if token is None or (token.expires_at is not None and token.expires_at <= now_ms):
             return None
         return token
 
     def token_named(self, name: str) -> ApiToken:
-        """Give a token by its name.
+        """Return a token by name.
 
         Raises:
-            Problem: 404 where there is none.
+            Problem: 404 if there is none.
         """
         found = next((token for token in self.tokens.values() if token.name == name), None)
         if found is None:
@@ -116,10 +116,10 @@ class Accounts:
         return found
 
     def user_named(self, name: str) -> User:
-        """Give a user by name.
+        """Return a user by name.
 
         Raises:
-            Problem: 404 where there is none.
+            Problem: 404 if there is none.
         """
         if name not in self.users:
             raise not_found("user", name)
@@ -128,14 +128,14 @@ class Accounts:
     # -- users
 
     async def add_user(self, entry: AuditEntry, user: User, *, is_first: bool = False) -> User:
-        """Store a user; the id is given here.
+        """Store a user and assign the id.
 
         Raises:
-            Problem: 409 where the name is taken, or ``is_first`` and there is a user.
+            Problem: 409 if the name is taken, or with ``is_first`` if a user exists.
         """
         async with self._changing:
             if user.name in self.users or (is_first and self.users):
-                raise Problem(409, "taken", f"There is a user {user.name!r} already.", field="name")
+                raise Problem(409, "taken", f"The user {user.name!r} already exists.", field="name")
             made = replace(user, user_id=max(self._by_id, default=0) + 1)
 
             def done() -> None:
@@ -157,10 +157,10 @@ class Accounts:
         queues: tuple[str, ...] | None = None,
         password: str | None = None,
     ) -> None:
-        """Give a user other rights or another hash, and end their sessions.
+        """Change a user's rights or hash, and end their sessions.
 
         Raises:
-            Problem: 409 where no admin would be left, 404 where the user was removed meanwhile.
+            Problem: 409 if no admin would remain, 404 if the user has been removed.
         """
         async with self._changing:
             self._check_there(user)
@@ -180,9 +180,9 @@ class Accounts:
             await self._store(entry, rows, done)
 
     async def rehash(self, user: User, old: str, password: str) -> None:
-        """Store a hash of the same password by newer parameters; sessions stay.
+        """Store a hash of the same password with newer parameters; sessions stay.
 
-        Nothing is stored where the password was changed meanwhile.
+        Nothing is stored if the password has changed.
         """
 
         def done() -> None:
@@ -196,7 +196,7 @@ class Accounts:
         """Remove a user with all their sessions.
 
         Raises:
-            Problem: 409 where no admin would be left, 404 where the user was removed meanwhile.
+            Problem: 409 if no admin would remain, 404 if the user has been removed.
         """
         async with self._changing:
             self._check_there(user)
@@ -213,7 +213,7 @@ class Accounts:
             await self._store(entry, rows, done)
 
     def _check_there(self, user: User) -> None:
-        """Who waited for its turn may come after a removal."""
+        """The user may have been removed while this write waited."""
         if self._by_id.get(user.user_id) is not user:
             raise not_found("user", user.name)
 
@@ -221,24 +221,24 @@ class Accounts:
         others = (one for one in self.users.values() if one is not user)
         if user.role == "admin" and not any(one.role == "admin" for one in others):
             raise Problem(
-                409, "last_admin", f"{user.name!r} is the only admin; make another one first."
+                409, "last_admin", f"{user.name!r} is the only admin; create another one first."
             )
 
     # -- tokens
 
     async def add_token(self, entry: AuditEntry, token: ApiToken) -> str:
-        """Make and store a token; gives the secret, which nobody can ask for again.
+        """Create and store a token; return its secret, which is not stored.
 
         ``token_id`` and ``sha256`` are set here.
 
         Raises:
-            Problem: 409 where the name is taken.
+            Problem: 409 if the name is taken.
         """
         secret = TOKEN_PREFIX + token_urlsafe(32)
         async with self._changing:
             if any(one.name == token.name for one in self.tokens.values()):
                 raise Problem(
-                    409, "taken", f"There is a token {token.name!r} already.", field="name"
+                    409, "taken", f"The token {token.name!r} already exists.", field="name"
                 )
             number = max((one.token_id for one in self.tokens.values()), default=0) + 1
             made = replace(token, token_id=number, sha256=hash_secret(secret))
@@ -273,19 +273,19 @@ class Accounts:
         is_kept: bool,
         password: str | None = None,
     ) -> str:
-        """Log a user in; gives the cookie.  Sessions that are over, and very many, end here.
+        """Create a session and return its cookie; end expired ones and the oldest above a limit.
 
-        ``password`` is the hash that was checked; None: none was asked for.
+        ``password`` is the hash that was checked; None: no password was required.
 
         Raises:
-            Problem: 401 where the user was removed meanwhile, or has another password.
+            Problem: 401 if the user has been removed, or has another password by now.
         """
         cookie = token_hex(32)
         async with self._changing:
             if self._by_id.get(user.user_id) is not user:
                 raise Problem(401, "login", "This user was removed.")
             if password is not None and user.password != password:
-                raise Problem(401, "wrong_password", "The password was changed meanwhile.")
+                raise Problem(401, "wrong_password", "The password has been changed.")
             number = max((one.session_id for one in self.sessions.values()), default=0) + 1
             session = LoginSession(
                 session_id=number,
@@ -326,10 +326,10 @@ class Accounts:
         return over + own[: max(len(own) - SESSIONS_A_USER + 1, 0)]
 
     def session_numbered(self, number: int) -> LoginSession:
-        """Give a session by its number.
+        """Return a session by number.
 
         Raises:
-            Problem: 404 where there is none.
+            Problem: 404 if there is none.
         """
         for session in self.sessions.values():
             if session.session_id == number:
@@ -337,12 +337,12 @@ class Accounts:
         raise not_found("session", str(number))
 
     def open_sessions(self, now_ms: int) -> list[LoginSession]:
-        """Give the sessions that are not over, those seen last first."""
+        """Return the open sessions, most recently used first."""
         found = (one for one in self.sessions.values() if not has_session_ended(one, now_ms))
         return sorted(found, key=lambda one: -one.seen_at)
 
     def sessions_of(self, user: User, now_ms: int) -> list[LoginSession]:
-        """Give those of one user."""
+        """Return the sessions of one user."""
         return [one for one in self.open_sessions(now_ms) if one.user_id == user.user_id]
 
     async def remove_session(self, entry: AuditEntry, session: LoginSession) -> None:
@@ -361,13 +361,13 @@ class Accounts:
     # -- last seen
 
     def see_session(self, session: LoginSession, now_ms: int) -> None:
-        """Note that a session was used; stored at most every five minutes."""
+        """Record that a session was used; stored at most every five minutes."""
         if now_ms - session.seen_at >= SEEN_EVERY_MS:
             session.seen_at = now_ms
             self._store_later(SetSessionSeen(now_ms, session.session_id))
 
     def see_token(self, token: ApiToken, now_ms: int) -> None:
-        """Note that a token was used; stored at most every five minutes."""
+        """Record that a token was used; stored at most every five minutes."""
         if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
             token.last_used_at = now_ms
             self._store_later(SetTokenUsed(now_ms, token.token_id))
@@ -390,7 +390,7 @@ class Accounts:
         async def store() -> None:
             try:
                 await self._store(None, [row], lambda: None)
-            except (RefusedError, TimeoutError) as error:  # the time stays five minutes behind
+            except (RefusedError, TimeoutError) as error:  # the stored time is late then
                 _log.debug("time_not_stored", reason=str(error))
 
         task = asyncio.create_task(store())
@@ -399,16 +399,16 @@ class Accounts:
 
 
 def hash_secret(secret: str) -> bytes:
-    """Give what is stored of a token or cookie; 256 random bits need no slow hash."""
+    """Return the stored hash of a token or cookie; 256 random bits need no slow hash."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
 def has_session_ended(session: LoginSession, now_ms: int) -> bool:
-    """Tell whether a session has ended by its age, or by its idleness where it is not kept."""
+    """Return whether a session has expired by age, or by inactivity unless it is kept."""
     is_kept = session.expires_at - session.created_at > LONGEST_MS
     return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
 
 
 def is_same_secret(one: str, other: str) -> bool:
-    """Compare two secrets in a time that tells nothing."""
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(one.encode(errors="replace"), other.encode(errors="replace"))

@@ -19,7 +19,7 @@ _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
 def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
-    """Compare host and port; behind a proxy that tells nothing, ``https`` is taken too."""
+    """Compare host and port; accept ``https`` too, for a proxy that does not forward the scheme."""
     parts = urlsplit(origin)
     if parts.scheme not in _DEFAULT_PORTS or (is_secure and parts.scheme != "https"):
         return False
@@ -29,17 +29,17 @@ def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
 
 
 def origin_of(url: str) -> str:
-    """Give the origin of a URL as browsers write it: ``https://mq.example``."""
+    """Return the origin of a URL as browsers write it: ``https://mq.example``."""
     parts = urlsplit(url)
     port = _DEFAULT_PORTS.get(parts.scheme, "")
     return f"{parts.scheme}://{parts.netloc.lower().removesuffix(f':{port}')}"
 
 
 def check_site(request: web.Request, *, needs_origin: bool, public_url: str = "") -> None:
-    """Refuse what another site's page sent (``docs/operate/security.md`` 4).
+    """Refuse requests from pages of other sites (``docs/operate/security.md`` 4).
 
     Raises:
-        Problem: 403, naming the origin seen and the setting that would allow it.
+        Problem: 403, naming the origin and the setting that would allow it.
     """
     if is_control(request):
         return
@@ -47,7 +47,10 @@ def check_site(request: web.Request, *, needs_origin: bool, public_url: str = ""
     if origin is None:
         if needs_origin:
             raise Problem(
-                403, "no_origin", "The request names no Origin, so it is refused.", field="Origin"
+                403,
+                "no_origin",
+                "The request has no Origin header, so it is refused.",
+                field="Origin",
             )
     elif not _is_ours(request, origin, public_url):
         raise Problem(
@@ -70,15 +73,15 @@ def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
         if public_url and origin_of(origin) == origin_of(public_url):
             return True
         return _is_own_origin(origin, request.host, is_secure=request.secure)
-    except ValueError:  # brackets without an address in them
+    except ValueError:  # brackets without an address
         return False
 
 
 def check_media(request: web.Request, *media: str) -> None:
-    """Let only these content types through, mostly JSON alone.
+    """Refuse all other content types.
 
-    A page of another site cannot send one without being asked first: no form has it.  A DELETE
-    without a body needs no type; it is asked about first anyway.
+    A page of another site can only send JSON after a preflight request.  A DELETE
+    without a body needs no type; it requires a preflight request anyway.
     """
     if request.method == "DELETE" and not request.can_read_body:
         return
@@ -93,7 +96,7 @@ def check_media(request: web.Request, *media: str) -> None:
 
 
 def check_header(request: web.Request, token: str) -> None:
-    """Let only scripts of our own pages through: they send the token of their session.
+    """Refuse calls without the session's token, which scripts of our pages send.
 
     Raises:
         Problem: 403.
@@ -109,7 +112,7 @@ def check_header(request: web.Request, token: str) -> None:
 
 
 async def check_form(request: web.Request, token: str) -> None:
-    """Let only forms of our own pages through; reads the form.
+    """Read the form and refuse it unless a page of ours sent it.
 
     Raises:
         Problem: 415 for other content types, 403 for a missing or foreign token, and what reading
@@ -121,21 +124,21 @@ async def check_form(request: web.Request, token: str) -> None:
         raise Problem(
             403,
             "stale_form",
-            "This form does not belong to your session, or is older than the broker's last "
-            "start. Load the page again; nothing was changed.",
+            "This form does not belong to your session, or the broker has restarted since. "
+            "Reload the page; nothing was changed.",
             field=CSRF_FIELD,
         )
 
 
 def check_is_form(request: web.Request) -> None:
-    """Refuse what is no form.
+    """Refuse requests that are not forms.
 
     Raises:
         Problem: 415.
     """
     if request.content_type not in FORMS:
         raise Problem(
-            415, "media_type", "This address takes forms only.", field="Content-Type",
+            415, "media_type", "This address only accepts forms.", field="Content-Type",
             bound=" or ".join(sorted(FORMS)),
         )  # fmt: skip
 
@@ -158,21 +161,21 @@ HEADERS: Final = {
 _SANDBOX: Final = "sandbox; " + HEADERS["Content-Security-Policy"]
 
 
-HSTS: Final = "max-age=31536000"  # a year; only for this very name
+HSTS: Final = "max-age=31536000"  # a year; for this name only
 
 
 async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Put the security headers on a response; to be connected to ``on_response_prepare``."""
+    """Set the security headers of a response; connect it to ``on_response_prepare``."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.setdefault("Cache-Control", "no-store")
-    response.headers["Server"] = "phpmq-lite"  # and not which Python and aiohttp
+    response.headers["Server"] = "phpmq-lite"  # do not reveal the versions of Python and aiohttp
 
 
 def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
-    """Have aiohttp put the headers on its own answers too: those to what it cannot parse.
+    """Set the headers on aiohttp's own responses too: those to malformed requests.
 
-    Such a request has come to no application, so no signal is sent for its answer.
+    Such a request reaches no application, so no signal is sent for its response.
     """
     server = runner.server
     if server is None:
@@ -192,14 +195,14 @@ def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
 
 
 class _Unparsed(web.BaseRequest):
-    """What stands for a request that could not be parsed."""
+    """Stands for a request that could not be parsed."""
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         await add_headers(self, response)
 
 
 def download_headers(name: str) -> dict[str, str]:
-    """Give the headers of a file that no browser shows or runs; ``name`` is our own text."""
+    """Return the headers of a file that no browser shows or runs; ``name`` must be trusted."""
     return {
         "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Security-Policy": _SANDBOX,

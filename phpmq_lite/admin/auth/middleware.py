@@ -18,13 +18,13 @@ from phpmq_lite.admin.base.route import Role, Route
 _BEARER: Final = "bearer"
 
 
-# -- who
+# -- identification
 
 
 def find_identity(request: web.Request) -> Identity:
-    """Tell who asks; the accounts are in memory.
+    """Return the caller; the accounts are in memory.
 
-    A token that is not ours makes nobody of the caller, whatever cookie came along.
+    With an unknown token the caller is unknown, even with a valid cookie.
     """
     context = context_of(request)
     if is_control(request):
@@ -41,7 +41,7 @@ def find_identity(request: web.Request) -> Identity:
 
 
 def bearer_of(request: web.Request) -> str | None:
-    """Give what the request brings as a token; None where it brings none."""
+    """Return the bearer token of the request; None if there is none."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     return secret.strip() if scheme.lower() == _BEARER else None
 
@@ -72,9 +72,9 @@ def _of_session(request: web.Request, context: Context) -> Identity | None:
 
 
 def needs_no_login(request: web.Request) -> bool:
-    """Tell whether everybody who can send this request is admin: on loopback, without users.
+    """Return whether no login is required: on loopback, without users.
 
-    Not where the pages are meant to be reached through a proxy: its callers come from loopback.
+    Never behind a configured proxy: its callers come from loopback.
     """
     context = context_of(request)
     admin = context.settings.admin
@@ -87,16 +87,16 @@ def needs_no_login(request: web.Request) -> bool:
     )
 
 
-# -- may they
+# -- authorization
 
 
 def check_role(request: web.Request, route: Route) -> None:
-    """Let through whom the route is for.
+    """Refuse callers whose role is too small for the route.
 
     Raises:
-        Problem: 401 where nobody is logged in, 403 where the role is too small, 503 where the
+        Problem: 401 without a login, 403 if the role is too small, 503 if the
             accounts cannot be read.
-        HTTPSeeOther: to the login, for people who look at a page.
+        HTTPSeeOther: to the login, for page views.
     """
     identity = identity_of(request)
     if identity.role.may(route.role):
@@ -104,7 +104,7 @@ def check_role(request: web.Request, route: Route) -> None:
     context = context_of(request)
     if identity.kind != "nobody":
         raise Problem(
-            403, "role", f"This needs the role {route.role}; {identity.actor!r} is "
+            403, "role", f"This requires the role {route.role}; {identity.actor!r} is "
             f"{identity.role}. Nothing was changed.", bound=str(route.role),
         )  # fmt: skip
     if not context.entrance.accounts.is_loaded:
@@ -127,24 +127,25 @@ def _no_login(request: web.Request) -> Problem:
             401, "bad_token", "The token is unknown, revoked or expired.", headers=challenge
         )
     return Problem(
-        401, "login", "You are not logged in, or not any more. Log in; nothing was changed.",
+        401, "login",
+        "You are not logged in, or your session has ended. Log in; nothing was changed.",
         headers=challenge,
     )  # fmt: skip
 
 
 def login_url(request: web.Request) -> str:
-    """Give the address of the login, that leads back to this page."""
+    """Return the URL of the login that leads back to this page."""
     urls = context_of(request).urls
     here = urls.base_path + request.path_qs.removeprefix(urls.base_path)
     query = urlencode({"next": here}) if here not in ("/", f"{urls.base_path}/") else ""
     return f"{urls.base_path}/login" + (f"?{query}" if query else "")
 
 
-# -- is it they
+# -- CSRF
 
 
 async def check_change(request: web.Request, route: Route) -> None:
-    """Let through only what the caller means to send: CSRF, and the content type.
+    """Refuse changes that fail the CSRF checks or have a wrong content type.
 
     Raises:
         Problem: 403 or 415.
@@ -153,7 +154,7 @@ async def check_change(request: web.Request, route: Route) -> None:
     if route.is_api:
         browser_security.check_media(request, *route.all_media)
     if identity.kind in ("control", "token"):
-        return  # no browser sends these by itself
+        return  # browsers do not send these without a script
     public_url = context.settings.admin.public_url
     if route.is_api and identity.kind == "local" and _is_program(request):
         browser_security.check_site(request, needs_origin=False, public_url=public_url)
@@ -167,7 +168,7 @@ async def check_change(request: web.Request, route: Route) -> None:
 
 
 def _is_program(request: web.Request) -> bool:
-    """Tell whether this is no browser: those send cookies, and where they come from."""
+    """Return whether the client is not a browser: browsers send cookies and Sec-Fetch headers."""
     return not ({"Cookie", "Sec-Fetch-Site", "Sec-Fetch-Mode"} & set(request.headers))
 
 
@@ -175,12 +176,12 @@ def _is_program(request: web.Request) -> bool:
 
 
 def session_key_of(request: web.Request) -> str:
-    """Give what stands for the browser or program: its session, else who it is and from where."""
+    """Return a key of the browser or program: its session, else its identity and address."""
     if request.get(LOGIN) is not None or cookie_of(request):
         return f"session {cookie_of(request)}"
     return f"{identity_of(request).actor} {request_source.address_of(request)}"
 
 
 def is_still_logged_in(request: web.Request) -> bool:
-    """Tell whether who asked may still ask: not logged out, revoked or changed since."""
+    """Return whether the caller is still authorized: not logged out, revoked or changed since."""
     return find_identity(request) == identity_of(request)

@@ -1,4 +1,4 @@
-"""Hash passwords, and limit how often one may be tried."""
+"""Hash passwords, and limit login attempts."""
 
 import asyncio
 import ipaddress
@@ -22,32 +22,32 @@ T = TypeVar("T")
 
 
 class Passwords:
-    """Hashes and checks passwords; one per application, ``close`` at its end."""
+    """Hashes and checks passwords; one per application; call ``close`` at its end."""
 
     def __init__(self, argon2: PasswordHasher | None = None) -> None:
         self._argon2 = argon2 or PasswordHasher()  # its defaults are those of RFC 9106
         self._threads = ThreadPoolExecutor(AT_ONCE, "password")
-        self._asked = 0  # running and waiting
+        self._asked = 0  # hashes running and waiting
         self.count = 0  # hashes begun since the start
 
     def close(self) -> None:
-        """Let the threads end once they are done."""
+        """Stop the threads after their current work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def hash(self, password: str) -> str:
-        """Give the hash of a password, with its parameters.
+        """Return the hash of a password, with its parameters.
 
         Raises:
-            Problem: 422 where it is too short or too long, 429 where too many are asked at once.
+            Problem: 422 if it is too short or too long, 429 if too many are requested at once.
         """
         check_length(password)
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 
     async def is_right(self, known: str | None, password: str) -> bool:
-        """Tell whether a password is that of a hash; None, an unknown user, costs the same.
+        """Return whether a password matches a hash; None, for an unknown user, takes the same time.
 
         Raises:
-            Problem: 429 where too many are asked at once.
+            Problem: 429 if too many are requested at once.
         """
         given = _same_everywhere(password[: LONGEST + 1])
 
@@ -63,13 +63,13 @@ class Passwords:
         return await self._run(check)
 
     def is_old(self, known: str) -> bool:
-        """Tell whether a hash was made by other parameters than today's."""
+        """Return whether a hash has outdated parameters."""
         return self._argon2.check_needs_rehash(known)
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._asked >= AT_ONCE + WAITING:
             raise Problem(
-                429, "busy", "Too many passwords are checked at this moment. Try again.",
+                429, "busy", "Too many passwords are being checked. Try again.",
                 headers={"Retry-After": "2"},
             )  # fmt: skip
         self._asked += 1
@@ -94,20 +94,20 @@ def check_length(password: str, field: str = "password") -> None:
 
 
 def _same_everywhere(password: str) -> str:
-    """Compose accents: one system types é as one character, another as two."""
+    """Normalize accents: systems type é as one character or as two."""
     return unicodedata.normalize("NFC", password).encode(errors="replace").decode()
 
 
-TRIES: Final = 5  # a minute from one address
-TRIES_OF_UNKNOWN: Final = 20  # a minute over all addresses without a login lately
+TRIES: Final = 5  # attempts per minute from one address
+TRIES_OF_UNKNOWN: Final = 20  # attempts per minute over all addresses without a recent login
 WINDOW_S: Final = 60.0
 KNOWN_S: Final = 30 * 86_400.0
 
 
 class LoginThrottle:
-    """Counts tries; a try that is refused does not count.  Times are seconds, of any clock.
+    """Counts login attempts, except refused ones.  Times are seconds of any clock.
 
-    Memory is bounded by the tries of the last minute, and by the addresses of logins.
+    Memory is bounded by the attempts of the last minute, and by the addresses of logins.
     """
 
     def __init__(self) -> None:
@@ -116,11 +116,11 @@ class LoginThrottle:
         self._known: dict[str, float] = {}  # address -> last login
 
     def know(self, address: str, now_s: float) -> None:
-        """Note a login: others cannot use up the tries of this address from now on."""
+        """Record a login: other addresses cannot use up the attempts of this one from now on."""
         self._known[throttle_key(address)] = now_s
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Count a try and return 0.0; where it comes too soon, return the seconds to wait."""
+        """Count an attempt and return 0.0; if it is too early, return the seconds to wait."""
         self._forget(now_s)
         key = throttle_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S
@@ -152,7 +152,7 @@ def _wait_s(tries: deque[float], limit: int, now_s: float) -> float:
 
 
 def throttle_key(address: str) -> str:
-    """Give what tries count for: an IPv4 address, the /64 of an IPv6 one, else the text."""
+    """Return the key of an address: an IPv4 address, the /64 of an IPv6 address, else the text."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

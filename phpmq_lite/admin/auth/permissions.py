@@ -11,27 +11,27 @@ from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 
-_FORWARD: Final = "forward:"  # what on_expire begins with, ahead of a queue
+_FORWARD: Final = "forward:"  # prefix of on_expire before a queue
 
 
 # -- rights
 
 
 def allowed_queues(request: web.Request) -> frozenset[int] | None:
-    """Give the queue_ids that the identity may see; None: all."""
+    """Return the queue_ids that the caller may see; None: all."""
     if not identity_of(request).queues:
         return None
     return frozenset(queue.queue_id for queue in status_of(request).queues)
 
 
 def may_use(request: web.Request, name: str) -> bool:
-    """Tell whether the identity may use a queue of this name, also one that does not exist yet."""
+    """Return whether the caller may use a queue of this name, which may not exist yet."""
     globs = identity_of(request).queues
     return not globs or is_match(name, globs)
 
 
 def check_queue_right(request: web.Request, name: str, field: str = "queue") -> None:
-    """Refuse a queue that is not among those of the identity.
+    """Refuse a queue that the caller may not use.
 
     Raises:
         Problem: 403, naming the globs.
@@ -45,7 +45,7 @@ def check_queue_right(request: web.Request, name: str, field: str = "queue") -> 
 
 
 def check_all_queues(request: web.Request, what: str) -> None:
-    """Refuse what concerns all queues to who is limited to some.
+    """Refuse an action on all queues to a caller limited to some.
 
     Raises:
         Problem: 403, naming the globs.
@@ -57,7 +57,7 @@ def check_all_queues(request: web.Request, what: str) -> None:
 
 
 def check_forward_right(request: web.Request, on_expire: object, field: str = "on_expire") -> None:
-    """Refuse a setting that forwards into a queue that is not among those of the identity.
+    """Refuse a setting that forwards to a queue that the caller may not use.
 
     Raises:
         Problem: 403, naming the globs.
@@ -67,10 +67,10 @@ def check_forward_right(request: web.Request, on_expire: object, field: str = "o
 
 
 def queue_name_of(request: web.Request) -> str:
-    """Give the queue that the path names; it may not exist.
+    """Return the name of the queue in the path; it may not exist.
 
     Raises:
-        Problem: 403 where something is to be done to a queue that is not among the caller's.
+        Problem: 403 for a change to a queue that the caller may not use.
     """
     name = path_name(request, "q")
     if request.method not in ("GET", "HEAD"):
@@ -79,10 +79,10 @@ def queue_name_of(request: web.Request) -> str:
 
 
 def require_queue(request: web.Request) -> QueueStatus:
-    """Give the status of the queue that the path names.
+    """Return the status of the queue in the path.
 
     Raises:
-        Problem: 404 where there is none.
+        Problem: 404 if there is none.
     """
     name = queue_name_of(request)
     found = find_queue(request, name)
@@ -92,21 +92,21 @@ def require_queue(request: web.Request) -> QueueStatus:
 
 
 def find_queue(request: web.Request, name: str) -> QueueStatus | None:
-    """Give the status of a queue, None where there is none of that name."""
+    """Return the status of a queue, None if it does not exist."""
     return next((q for q in status_of(request).queues if q.name == name), None)
 
 
 async def find_message(request: web.Request, context: Context) -> MessageRow:
-    """Give the row of the message that the path names, alive or settled.
+    """Return the row of the message in the path, live or settled.
 
     Raises:
-        Problem: 404 where the id is unknown, 410 where its number was given out but no row is
-            left: retention took it, or the second half of the id is wrong.
+        Problem: 404 if the id is unknown, 410 if its number was assigned but no row is
+            left: retention removed it, or the second half of the id is wrong.
     """
     message_id = request.match_info["id"]
     if not is_message_id(message_id):
         raise Problem(
-            404, "unknown_message", f"{message_id!r} is no message id.", field="id",
+            404, "unknown_message", f"{message_id!r} is not a message id.", field="id",
             bound="32 hex digits, lower case",
         )  # fmt: skip
     found = await context.reader.message(message_id)
@@ -119,17 +119,17 @@ async def find_message(request: web.Request, context: Context) -> MessageRow:
         raise Problem(
             410,
             "gone_message",
-            "No message with this id is stored any more. Its row has left the history with the "
-            "retention time, or a digit of the id is wrong.",
+            "No message with this id is stored. Retention has removed it from the history, or a "
+            "digit of the id is wrong.",
         )
-    raise Problem(404, "unknown_message", "This broker never gave out this message id.")
+    raise Problem(404, "unknown_message", "This broker never assigned this message id.")
 
 
 def queue_id_of(request: web.Request, name: str) -> int | None:
-    """Give the number of the queue that is asked for, None for all.
+    """Return the number of the requested queue, None for all.
 
     Raises:
-        Problem: 404 where there is none; 422 where all are asked for by somebody who may see
+        Problem: 404 if there is none; 422 if all are requested by a caller who may see
             some only.
     """
     if name:
@@ -138,5 +138,7 @@ def queue_id_of(request: web.Request, name: str) -> int | None:
             raise not_found("queue", name)
         return queue.queue_id
     if allowed_queues(request) is not None:
-        raise Problem(422, "invalid", "You see some queues only: name one of them.", field="queue")
+        raise Problem(
+            422, "invalid", "You can only see some queues: name one of them.", field="queue"
+        )
     return None

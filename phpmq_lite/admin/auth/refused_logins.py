@@ -7,12 +7,12 @@ from typing import Final
 from phpmq_lite.model import AuditEntry
 
 MINUTE_MS: Final = 60_000
-ADDRESSES: Final = 1_000  # of one minute; those past it share a row
+ADDRESSES: Final = 1_000  # per minute; further addresses share a row
 _OTHERS: Final = "many"
 
 WriteEntry = Callable[
     [AuditEntry, int], Awaitable[None]
-]  # writes a row, or adds to one that is written
+]  # writes a row, or adds to the written one
 
 
 @dataclass(slots=True)
@@ -22,9 +22,9 @@ class _Row:
 
 
 class RefusedLogins:
-    """Folds the refused logins of a minute.  Times are Unix milliseconds.
+    """Combines the refused logins of a minute.  Times are Unix milliseconds.
 
-    The first of an address is written at once, the others are added when the minute is over.
+    The first of an address is written immediately, the others are added after the minute.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class RefusedLogins:
         self.total = 0  # since the start
 
     async def add(self, entry: AuditEntry, now_ms: int, note: WriteEntry) -> None:
-        """Count a refusal; ``note(entry, n)`` stores that there were n more."""
+        """Count a refusal; ``note(entry, n)`` stores n more."""
         self.total += 1
         minute = now_ms // MINUTE_MS
         if minute != self._minute:
@@ -49,7 +49,7 @@ class RefusedLogins:
         await note(entry, 1)
 
     async def flush(self, note: WriteEntry) -> None:
-        """Store what was counted since; call once a minute, and before the broker stops."""
+        """Store the counts; call it once a minute, and before the broker stops."""
         rows, self._rows = self._rows, {}
         for row in rows.values():
             if row.more:

@@ -20,7 +20,7 @@ _IS_LEFT: Final = web.RequestKey("is_left", bool)
 
 
 def begin_entry(request: web.Request, route: Route, request_id: str) -> AuditEntry:
-    """Make the audit entry of a writing request, before anything can refuse it."""
+    """Create the audit entry of a change, before anything can refuse it."""
     identity = identity_of(request)
     source = "http" if route.is_api else "ui"
     entry = AuditEntry(
@@ -36,7 +36,7 @@ def begin_entry(request: web.Request, route: Route, request_id: str) -> AuditEnt
 
 
 def _target(request: web.Request) -> str:
-    """Give what the path names; the last part, of several."""
+    """Return the last name in the path."""
     for name, value in reversed(request.match_info.items()):
         return path_name(request, name) if name in ("q", "name") else value
     return ""
@@ -45,9 +45,9 @@ def _target(request: web.Request) -> str:
 def audit_entry(
     request: web.Request, target: str = "", reason: str = "", detail: str = ""
 ) -> AuditEntry:
-    """Give the one audit entry of this request; what is given fills its fields.
+    """Return the audit entry of this request with these fields set.
 
-    An operation of the broker writes it; the wrapper in ``app.py`` does where none did.
+    An operation of the broker writes it; otherwise the wrapper in ``app.py`` does.
     """
     entry = request[_ENTRY]
     entry.target = target or entry.target
@@ -57,12 +57,12 @@ def audit_entry(
 
 
 def leave_entry(request: web.Request) -> None:
-    """Leave the writing of the entry to somebody who goes on after the answer."""
+    """Leave writing the entry to work that continues after the response."""
     request[_IS_LEFT] = True
 
 
 def is_entry_left(request: web.Request) -> bool:
-    """Tell whether somebody else writes the entry."""
+    """Return whether other work writes the entry."""
     return _IS_LEFT in request
 
 
@@ -71,20 +71,20 @@ NOTE_S: Final = 10.0  # for the audit row of a refusal
 _log = get_logger(__name__)
 
 
-# -- the audit row that nobody else has written
+# -- the audit row, if no operation wrote it
 
 
 async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
-    """Write the audit row of a request, where no operation did.
+    """Write the audit row of a request if no operation did.
 
-    While the broker starts or drains, it is only in the log.
+    While the broker starts or drains, it is only logged.
     """
     if entry.audit_id is None and not is_entry_left(request):
         await write_entry(context_of(request), entry)
 
 
 async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> None:
-    """Write an audit row alone, that counts ``more``; a failure is logged, the answer stands."""
+    """Write an audit row that counts ``more``; a failure is only logged."""
     if not context.is_ready():
         return
     try:
@@ -96,12 +96,12 @@ async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> Non
 
 
 def mark_refused(request: web.Request, problem: Problem) -> None:
-    """Note that the answer, although it is a page with the form, refuses what was asked."""
+    """Record that the response, a page with the form, refuses the change."""
     audit_entry(request).result = problem.code
 
 
 async def count_refused_login(request: web.Request, problem: Problem) -> None:
-    """Count a refused login into the audit row of its address and minute."""
+    """Count a refused login in the audit row of its address and minute."""
     context = context_of(request)
     entry = audit_entry(request)
     entry.result = problem.code

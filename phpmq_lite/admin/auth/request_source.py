@@ -9,25 +9,27 @@ from aiohttp import web
 
 from phpmq_lite.settings import Settings
 
-CONTROL_SOCKET: Final = "control.sock"  # in the data folder, 0600: its peer owns the broker
+CONTROL_SOCKET: Final = (
+    "control.sock"  # in the data folder, mode 0600: its peers run as the broker's user
+)
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_control(request: web.BaseRequest) -> bool:
-    """Tell whether a request came over the control socket, which needs no more checks."""
+    """Return whether a request came over the control socket, which needs no further checks."""
     name = local_name(request)
     return isinstance(name, str) and name.rpartition("/")[2] == CONTROL_SOCKET
 
 
 def local_name(request: web.BaseRequest) -> object:
-    """Give the local address of the connection: a path, or a tuple with the host first."""
+    """Return the local address of the connection: a path, or a tuple with the host first."""
     transport = request.transport
     name = transport.get_extra_info("sockname") if transport is not None else None
     return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 def host_name(host: str) -> str:
-    """Give the name in a Host header without its port, in lower case, brackets off."""
+    """Return the host of a Host header in lower case, without port and brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     if host.count(":") > 1:  # IPv6 as settings and sockets write it
@@ -36,20 +38,20 @@ def host_name(host: str) -> str:
 
 
 def known_hosts(settings: Settings) -> list[str]:
-    """Give the names that the settings allow."""
+    """Return the host names that the settings allow."""
     public = urlsplit(settings.admin.public_url).hostname
     return [*settings.admin.hosts, *([public] if public else [])]
 
 
 def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
-    """Tell whether the Host header names this machine (``docs/operate/security.md`` 5).
+    """Return whether the Host header names this machine (``docs/operate/security.md`` 5).
 
     That is loopback, the local address of this connection, or one of ``hosts``.
     """
     given = request.headers.getall("Host", [])
     if len(given) != 1:
         return False
-    name = host_name(request.host)  # a trusted proxy may have told another one
+    name = host_name(request.host)  # a trusted proxy may have sent another one
     if name in LOOPBACK_NAMES or name in {host_name(host) for host in hosts}:
         return True
     local = local_name(request)
@@ -63,14 +65,14 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 
 def is_forwarded(request: web.BaseRequest) -> bool:
-    """Tell whether some proxy has left a sign, trusted or not."""
+    """Return whether a proxy forwarded the request, trusted or not."""
     return any(name in request.headers for name in FORWARDED)
 
 
 def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
-    """Give the request as the browser sent it: remote address, scheme and host before the proxy.
+    """Return the request as the browser sent it: remote address, scheme and host before the proxy.
 
-    From an address that is not trusted it stays as it is.
+    A request from an untrusted address stays as it is.
     """
     if not trusted or not _is_in(request.remote or "", trusted):
         return request
@@ -88,7 +90,7 @@ def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
 
 
 def _browser(headers: Sequence[str], trusted: Networks) -> str:
-    """Walk from the nearest proxy outwards to the first address that is not one of ours."""
+    """Return the first address, from the nearest proxy outwards, that is not a trusted proxy."""
     steps = [step.strip() for header in headers for step in header.split(",")]
     found = ""
     for step in reversed(steps[-_LONGEST:]):
@@ -102,7 +104,7 @@ def _browser(headers: Sequence[str], trusted: Networks) -> str:
 
 
 def _last(request: web.BaseRequest, name: str) -> str:
-    """Give what the nearest proxy added; what stands before it may be the browser's invention."""
+    """Return the value of the nearest proxy; the browser may have forged those before it."""
     headers = request.headers.getall(name, [])
     return headers[-1].rpartition(",")[2].strip() if headers else ""
 
@@ -133,12 +135,12 @@ _ADDRESS_OF_CONTROL: Final = "control"
 
 
 def address_of(request: web.BaseRequest) -> str:
-    """Give the address for the audit: of the browser, also behind a trusted proxy."""
+    """Return the address for the audit: the browser's, also behind a trusted proxy."""
     return _ADDRESS_OF_CONTROL if is_control(request) else (request.remote or "local")
 
 
 def is_from_here(request: web.BaseRequest) -> bool:
-    """Tell whether a request comes from this machine, over loopback or a Unix socket."""
+    """Return whether a request comes from this machine, over loopback or a Unix socket."""
     if is_forwarded(request):
         return False
     local = local_name(request)

@@ -25,10 +25,10 @@ FIRST_NAME: Final = "admin"
 
 
 def initial_password(path: Path) -> str:
-    """Read the first user's password from its file; a line break at its end does not count.
+    """Read the first user's password from its file, without a line break at its end.
 
     Raises:
-        SettingsError: it cannot be read, others can read it, or it is no password.
+        SettingsError: it cannot be read, others can read it, or it is not a valid password.
     """
     try:
         check_private(SETTING, path)
@@ -44,7 +44,7 @@ def initial_password(path: Path) -> str:
 
 
 class SetupToken:
-    """A one-time token of 128 bits; valid from ``make`` to ``spend``, at most until the stop."""
+    """A one-time token of 128 bits; valid from ``make`` to ``spend``, or until the broker stops."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -53,25 +53,25 @@ class SetupToken:
     def make(self) -> str:
         """Write a new token into its file, mode 0600, and return it."""
         self._token = token_hex(16)
-        self.path.unlink(missing_ok=True)  # whoever has it open reads the old one
+        self.path.unlink(missing_ok=True)  # a process that has the file open reads the old token
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{self._token}\n")
         return self._token
 
     def is_right(self, given: str) -> bool:
-        """Tell whether this is the token; while there is none nothing is."""
+        """Return whether this is the token; False if there is none."""
         return bool(self._token) and is_same_secret(given.strip(), self._token)
 
     def spend(self) -> None:
-        """Make the token worthless, for there is a user now."""
+        """Invalidate the token because a user exists now."""
         self._token = ""
         self.path.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
 class AuthServices:
-    """The parts that decide who comes in; ``close`` at the end of the application."""
+    """Accounts, passwords and login limits; call ``close`` at the end of the application."""
 
     accounts: Accounts
     setup: SetupToken
@@ -80,7 +80,7 @@ class AuthServices:
     refusals: RefusedLogins = field(default_factory=RefusedLogins)
 
     async def load(self, now_ms: int) -> None:
-        """Load the accounts, unless they are.
+        """Load the accounts once.
 
         Raises:
             StorageError: the database cannot be read.
@@ -90,9 +90,9 @@ class AuthServices:
                 self.backoff.know(address, now_ms / 1_000)
 
     async def prepare(self, now_ms: int, password: str | None) -> str | None:
-        """Load the accounts; where there is no user, make the first one, or the set-up token.
+        """Load the accounts; without a user, create the first one or the setup token.
 
-        Returns the set-up token, if one was made.
+        Returns the setup token if one was created.
         """
         await self.load(now_ms)
         if not self.accounts.users and password is not None:
@@ -105,6 +105,6 @@ class AuthServices:
         return self.setup.make()
 
     async def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for pending writes."""
         await self.accounts.close()
         self.hasher.close()

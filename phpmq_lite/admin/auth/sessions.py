@@ -9,16 +9,16 @@ from aiohttp import web
 
 from phpmq_lite.storage.read.accounts import LoginSession
 
-LOGIN: Final = web.RequestKey("login", LoginSession)  # set where the cookie is that of a login
+LOGIN: Final = web.RequestKey("login", LoginSession)  # set if the cookie belongs to a login
 _SESSION: Final = web.RequestKey("session", str)
-_NOTES: Final = 64  # sessions with a note that was not shown yet
+_NOTES: Final = 64  # sessions with a message that was not shown yet
 
 
 class StoredFlashMessage(str):
-    """A sentence for the next page; may have what undoes the deed, and a link with its words."""
+    """A sentence for the next page, optionally with an undo token and a link."""
 
-    undo: str | None  # token of an undo
-    link: tuple[str, str] | None  # URL, words
+    undo: str | None  # undo token
+    link: tuple[str, str] | None  # URL, text
     __slots__ = ("link", "undo")
 
     @property
@@ -28,10 +28,10 @@ class StoredFlashMessage(str):
 
 
 class BrowserSessions:
-    """The cookies of browsers: a random id each, and the token that our own forms carry.
+    """The cookies of browsers, each a random id, and the tokens of our forms.
 
-    Without a login the token is derived from the cookie, so nothing is kept but a few notes that
-    wait to be shown.  A restart makes such forms that are still open invalid.
+    Without a login the token is derived from the cookie, so only messages that wait to be shown
+    are stored.  A restart invalidates open forms.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class BrowserSessions:
         self._notes: OrderedDict[str, StoredFlashMessage] = OrderedDict()  # by session
 
     def open(self, request: web.Request) -> str:
-        """Return the session of a request, a new one where it has none."""
+        """Return the session of a request, a new one if it has none."""
         if _SESSION not in request:
             known = cookie_of(request)
             request[_SESSION] = known if _is_session(known) else token_hex(32)
@@ -55,7 +55,7 @@ class BrowserSessions:
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
     def keep(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Set the cookie where a new session was opened for this response."""
+        """Set the cookie if a new session was opened for this response."""
         if _SESSION in request and cookie_of(request) != request[_SESSION]:
             self.give(request, response, request[_SESSION])
 
@@ -66,7 +66,7 @@ class BrowserSessions:
         cookie: str,
         max_age_s: int | None = None,
     ) -> None:
-        """Give the browser another session; without ``max_age_s`` until it is closed."""
+        """Set another session cookie; without ``max_age_s`` it lasts until the browser closes."""
         response.set_cookie(
             cookie_name(request),
             cookie,
@@ -78,7 +78,7 @@ class BrowserSessions:
         )
 
     def take_away(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Have the browser forget its session."""
+        """Delete the browser's session cookie."""
         response.del_cookie(
             cookie_name(request), path="/", secure=request.secure, httponly=True, samesite="Lax"
         )
@@ -91,7 +91,7 @@ class BrowserSessions:
         undo: str | None = None,
         link: tuple[str, str] | None = None,
     ) -> None:
-        """Leave a sentence for the next page of this session."""
+        """Store a message for the next page of this session."""
         self.note_for(self.open(request), text, undo=undo, link=link)
 
     def note_for(
@@ -102,7 +102,7 @@ class BrowserSessions:
         undo: str | None = None,
         link: tuple[str, str] | None = None,
     ) -> None:
-        """Leave a sentence for the next page of another session, as after a login."""
+        """Store a message for the next page of another session, for example after a login."""
         note = StoredFlashMessage(text)
         note.undo, note.link = undo, link
         self._notes[session] = note
@@ -110,17 +110,17 @@ class BrowserSessions:
             self._notes.popitem(last=False)
 
     def take_note(self, request: web.Request) -> StoredFlashMessage | None:
-        """Take the sentence that waits for this session, if there is one."""
+        """Remove and return the stored message of this session, if there is one."""
         return self._notes.pop(cookie_of(request), None)
 
 
 def cookie_of(request: web.Request) -> str:
-    """Give the cookie as the browser sent it, or nothing."""
+    """Return the cookie as the browser sent it, or an empty text."""
     return request.cookies.get(cookie_name(request), "")
 
 
 def cookie_name(request: web.Request) -> str:
-    """Cookies know no ports, so the name has it: two brokers on one host stay apart."""
+    """Return the cookie's name with the port, so that brokers on one host do not share it."""
     port = request.host.rpartition(":")[2]
     name = f"phpmq-{port if port.isdecimal() else 'web'}"
     return f"__Host-{name}" if request.secure else name

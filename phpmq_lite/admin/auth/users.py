@@ -30,25 +30,26 @@ _NAME: Final = re.compile(rf"[^\W_][\w.@+-]{{0,{NAME_LENGTH - 1}}}")
 
 
 def check_may_manage(request: web.Request) -> None:
-    """Refuse those who may not make or change users and tokens, although they are admin.
+    """Refuse admins who may not create or change users and tokens.
 
-    Who is admin only by sitting at this machine could plant one that outlives the loopback bind;
-    who is limited to some queues could make one that is not.
+    An admin without a login could create one that outlives the loopback bind;
+    one limited to some queues could create one that is not.
 
     Raises:
-        Problem: 403, saying what to do instead.
+        Problem: 403, with what to do instead.
     """
     identity = identity_of(request)
     if identity.kind == "local":
         raise Problem(
-            403, "local", "Without a login nobody can make or change users and tokens, for they "
+            403, "local",
+            "Without a login, users and tokens cannot be created or changed, because they "
             f"would outlive it. {HOW}",
         )  # fmt: skip
     check_sees_all(request)
 
 
 def check_sees_all(request: web.Request) -> None:
-    """Refuse who is limited to some queues.
+    """Refuse callers limited to some queues.
 
     Raises:
         Problem: 403, naming the globs.
@@ -56,7 +57,7 @@ def check_sees_all(request: web.Request) -> None:
     identity = identity_of(request)
     if identity.queues:
         raise Problem(
-            403, "foreign_queue", f"{identity.actor!r} is limited to some queues, and cannot make "
+            403, "foreign_queue", f"{identity.actor!r} is limited to some queues and cannot create "
             "or change users, tokens and sessions.", bound=", ".join(identity.queues),
         )  # fmt: skip
 
@@ -83,7 +84,7 @@ def visible_user(request: web.Request, name: str) -> User:
 
 
 def check_name(name: str) -> str:
-    """Give the name of a new user or token.
+    """Return the name of a new user or token.
 
     Raises:
         Problem: 422, naming the bound.
@@ -124,7 +125,7 @@ def check_role_name(role: str, roles: Sequence[str] = ROLES) -> str:
 
 
 def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
-    """Give the globs of queues, each once.
+    """Return the globs of queues without duplicates.
 
     Raises:
         Problem: 422, naming the bound.
@@ -132,8 +133,9 @@ def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(globs))
     if broken := next((glob for glob in found if split_lines(glob) != [glob]), None):
         raise Problem(
-            422, "invalid", f"queues: {broken!r} has a line break, or white space at an end. "
-            "Write ? in its place.", field="queues",
+            422, "invalid",
+            f"queues: {broken!r} has a line break, or white space at its start or end. "
+            "Write ? instead.", field="queues",
         )  # fmt: skip
     if len(found) > GLOBS or not all(1 <= len(glob) <= GLOB_LENGTH for glob in found):
         raise Problem(
@@ -144,18 +146,18 @@ def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Give the lines of a field that are not empty."""
+    """Return the non-empty lines of a field."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def parse_id(request: web.Request) -> int:
-    """Give the number that the path has; one that cannot be is 0."""
+    """Return the number in the path; 0 if it is invalid."""
     text = request.match_info["n"]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 def check_same(password: str, again: str) -> None:
-    """Refuse a new password that was typed in two ways.
+    """Refuse a new password whose repetition differs.
 
     Raises:
         Problem: 422.
@@ -165,14 +167,14 @@ def check_same(password: str, again: str) -> None:
 
 
 def check_typed_name(typed: str, name: str) -> None:
-    """Refuse a removal whose name was not typed.
+    """Refuse a removal without the typed name.
 
     Raises:
         Problem: 422.
     """
     if typed.strip() != name:
         raise Problem(
-            422, "invalid", "The name that was typed is another one. Nothing was removed.",
+            422, "invalid", "The typed name does not match. Nothing was removed.",
             field="typed", bound=name,
         )  # fmt: skip
 
@@ -183,23 +185,24 @@ def check_typed_name(typed: str, name: str) -> None:
 async def add_user(
     request: web.Request, name: str, password: str, role: str, globs: Sequence[str]
 ) -> User:
-    """Make a user; the first one spends the set-up token."""
+    """Create a user; the first one invalidates the setup token."""
     check_may_manage(request)
     return await _make_user(request, name, password, role, globs, is_first=False)
 
 
 async def add_first(request: web.Request, token: str, name: str, password: str) -> User:
-    """Make the first user, an admin, by the set-up token.
+    """Create the first user, an admin, with the setup token.
 
     Raises:
-        Problem: 403 where the token is wrong, 429 where it was tried too often.
+        Problem: 403 if the token is wrong, 429 if it was tried too often.
     """
     entrance = context_of(request).entrance
     check_tries(request)
     if not entrance.setup.is_right(token):
         raise Problem(
-            403, "wrong_token", "This is not the set-up token. It is in the file setup-token of "
-            "the data folder, and changes with each start.", field="token",
+            403, "wrong_token",
+            "This is not the setup token. It is in the file setup-token of the data folder and "
+            "changes with each start.", field="token",
         )  # fmt: skip
     return await _make_user(request, name, password, "admin", (), is_first=True)
 
@@ -213,12 +216,13 @@ async def _make_user(
     detail = json.dumps({"role": check_role_name(role), "queues": check_globs(globs)})
     if not entrance.accounts.users and (role != "admin" or globs):
         raise Problem(
-            422, "invalid", "The first user has to be admin of all queues: from then on a login "
-            "is needed.", field="role", bound="admin",
+            422, "invalid",
+            "The first user must be an admin of all queues: from then on a login is required.",
+            field="role", bound="admin",
         )  # fmt: skip
     entry = audit_entry(request, target=check_name(name), detail=detail)
     if name in entrance.accounts.users:
-        raise Problem(409, "taken", f"There is a user {name!r} already.", field="name")
+        raise Problem(409, "taken", f"The user {name!r} already exists.", field="name")
     user = User(0, name, await entrance.hasher.hash(password), role, check_globs(globs),
                 context.now_ms())  # fmt: skip
     made = await entrance.accounts.add_user(entry, user, is_first=is_first)
@@ -234,7 +238,7 @@ async def change_user(
     globs: Sequence[str] | None = None,
     password: str | None = None,
 ) -> None:
-    """Change rights or password of a user; all their sessions end, unless nothing changes."""
+    """Change a user's rights or password; their sessions end, unless nothing changes."""
     check_may_manage(request)
     before = {"role": user.role, "queues": user.queues}
     after = {
@@ -243,7 +247,7 @@ async def change_user(
     }
     detail: dict[str, object] = {"before": before, "after": after} if before != after else {}
     if password is not None:
-        detail["password"] = "changed"  # noqa: S105 - that it was, not what it is
+        detail["password"] = "changed"  # noqa: S105 - that it changed, not its value
     if not detail:
         return
     entry = audit_entry(request, target=user.name, detail=json.dumps(detail))
@@ -259,10 +263,10 @@ async def change_user(
 
 
 async def change_own_password(request: web.Request, old: str, new: str) -> User:
-    """Change the password of who asks, who knows the old one; all their sessions end.
+    """Change the caller's password, given the old one; all their sessions end.
 
     Raises:
-        Problem: 403 where the old one is wrong, 429 where it was tried too often.
+        Problem: 403 if the old one is wrong, 429 if it was tried too often.
     """
     entrance, user = context_of(request).entrance, user_of(request)
     entry = audit_entry(request, target=user.name, detail=json.dumps({"password": "changed"}))
@@ -281,10 +285,10 @@ async def remove_user(request: web.Request, user: User, reason: str = "") -> Non
 
 
 def user_of(request: web.Request) -> User:
-    """Give the user who asks.
+    """Return the calling user.
 
     Raises:
-        Problem: 403 where it is no user.
+        Problem: 403 if the caller is not a user.
     """
     if identity_of(request).kind != "user":
         raise Problem(403, "no_user", "This is for users who are logged in.")
@@ -297,13 +301,13 @@ def user_of(request: web.Request) -> User:
 async def add_token(
     request: web.Request, name: str, role: str, globs: Sequence[str], expires_at: int | None
 ) -> tuple[ApiToken, str]:
-    """Make a token; gives it and its secret, which is shown this once."""
+    """Create a token; return it and its secret, which is shown only once."""
     check_may_manage(request)
     context = context_of(request)
     now_ms = context.now_ms()
     if expires_at is not None and expires_at <= now_ms:
         raise Problem(
-            422, "invalid", "expires_at: this has passed.", field="expires_at", bound="later"
+            422, "invalid", "expires_at: this time has passed.", field="expires_at", bound="later"
         )
     made_by = identity_of(request).actor
     check_role_name(role, TOKEN_ROLES)
@@ -327,7 +331,7 @@ async def remove_token(request: web.Request, token: ApiToken) -> None:
 
 
 def check_tries(request: web.Request) -> None:
-    """Count a try of a password or set-up token.
+    """Count an attempt with a password or setup token.
 
     Raises:
         Problem: 429, with the seconds to wait.
@@ -339,22 +343,23 @@ def check_tries(request: web.Request) -> None:
         raise Problem(
             429,
             "too_many_tries",
-            f"Too many tries from {throttle_key(address_of(request))}, or from "
-            f"everywhere. Try again in {wait} seconds. No account is locked.",
+            f"Too many attempts from {throttle_key(address_of(request))}, or from "
+            f"all addresses. Try again in {wait} seconds. No account is locked.",
             headers={"Retry-After": wait},
         )
 
 
 async def log_in(request: web.Request, name: str, password: str, *, is_kept: bool) -> str:
-    """Check name and password; gives the cookie of the new session.
+    """Check name and password; return the cookie of the new session.
 
     Raises:
-        Problem: 401 where one of both is wrong, 429.
+        Problem: 401 if either is wrong, 429 after too many attempts.
     """
     context = context_of(request)
     entrance, accounts = context.entrance, context.entrance.accounts
     user = accounts.users.get(name)
-    entry = audit_entry(request, target=user.name if user else "")  # people type passwords there
+    # Do not store an unknown name: people may type passwords there.
+    entry = audit_entry(request, target=user.name if user else "")
     check_tries(request)
     known = user.password if user else None
     is_right = await entrance.hasher.is_right(known, password)
@@ -371,7 +376,7 @@ async def log_in(request: web.Request, name: str, password: str, *, is_kept: boo
 
 
 async def start_session(request: web.Request, user: User) -> str:
-    """Give a user another session without asking for the password: they have just set it."""
+    """Start another session without asking for the password, which was just set."""
     context = context_of(request)
     return await context.entrance.accounts.add_session(
         None, user, context.now_ms(), visitor_of(request), is_kept=False
@@ -379,13 +384,13 @@ async def start_session(request: web.Request, user: User) -> str:
 
 
 def visitor_of(request: web.Request) -> LoginOrigin:
-    """Give from where a request comes, and by which browser."""
+    """Return the address and browser of a request."""
     agent = request.headers.get("User-Agent", "")
     return LoginOrigin(address_of(request), agent.encode("utf-8", "backslashreplace").decode())
 
 
 async def end_session(request: web.Request, session: LoginSession) -> None:
-    """End a session; who is limited to some queues ends their own only."""
+    """End a session; callers limited to some queues can only end their own."""
     accounts = context_of(request).entrance.accounts
     own: LoginSession | None = request.get(LOGIN)
     if own is None or own.user_id != session.user_id:
@@ -395,5 +400,5 @@ async def end_session(request: web.Request, session: LoginSession) -> None:
 
 
 def cookie_age_s() -> int:
-    """Give how long a browser keeps the cookie of a session that is kept."""
+    """Return how long a browser keeps the cookie of a kept session, in seconds."""
     return KEPT_MS // 1_000

@@ -37,11 +37,11 @@ from phpmq_lite.storage.read.search import Search
 
 
 def is_match(name: str, globs: Iterable[str]) -> bool:
-    """Tell whether one of the globs fits the whole name; case counts."""
+    """Return whether a glob matches the whole name, with case."""
     return _is_match(name, tuple(globs))
 
 
-@lru_cache(maxsize=1 << 16)  # a request looks at all queues: 0.2 instead of 2 µs for each
+@lru_cache(maxsize=1 << 16)  # a request checks all queues: 0.2 instead of 2 µs for each
 def _is_match(name: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
@@ -52,40 +52,40 @@ Reply = Callable[[Any], None]
 
 
 class EngineProtocol(Protocol):
-    """What the admin asks of the engine: figures at once, changes after their commit."""
+    """What the admin uses of the engine: figures now, changes after their commit."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return the live figures of the queues whose names are wanted."""
+        """Return the live figures of the queues for whose names ``wanted`` is true."""
 
     def summary(self) -> BrokerStatus:
-        """Give the same without the queues: cheap however many there are."""
+        """Return the same without the queues, at a cost that does not depend on their number."""
 
     def queue_slices(self) -> Iterator[list[QueueStatus]]:
-        """Give the figures of the queues, some hundred at a time."""
+        """Yield the figures of the queues, a few hundred at a time."""
 
     @property
     def run(self) -> RunOperation:
         """Return what runs an operation of the broker, if it accepts changes now."""
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
-        """Settle whether a clock that was far ahead at a start is right."""
+        """Decide whether a clock that was far ahead at the start is right."""
 
     async def pause(self) -> None:
-        """Leave the loop to others; comes back between two batches."""
+        """Yield to the event loop and return between two batches."""
 
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
-        """Have ``look`` called with each batch that was stored; returns what ends it."""
+        """Call ``look`` with each stored batch; return a function that stops it."""
 
     @property
     def figures(self) -> ConnectionCounters:
-        """Give the counts of what happens around the core, and the protocol inspector."""
+        """Return the counters around the core, and the protocol inspector."""
 
 
 class TemplateSource(Protocol):
-    """What pages are made of."""
+    """The templates of pages."""
 
     async def get(self, name: str) -> jinja2.Template:
-        """Give a template, ready to use."""
+        """Return a compiled template."""
 
 
 @dataclass(slots=True)
@@ -93,40 +93,40 @@ class Context:
     """The parts of one admin application."""
 
     engine: EngineProtocol
-    readers: Readers  # for the modules of storage that read
+    readers: Readers  # for the readers of storage
     reader: MessageReader
     search: Search  # on a connection of its own
     settings: Settings
-    sources: Mapping[str, str]  # where each setting comes from
+    sources: Mapping[str, str]  # source of each setting
     urls: Urls
     routes: tuple[Route, ...]
     templates: TemplateSource
     version: str
     is_ready: Callable[[], bool]
     now_ms: Callable[[], int]  # Unix ms
-    entrance: AuthServices  # accounts, passwords, tries, the set-up token
+    entrance: AuthServices  # accounts, passwords, login limits, the setup token
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
-    care: Maintenance | None = None  # backups and scrub, once it serves
+    care: Maintenance | None = None  # backups and scrub, once the broker serves
     schemas: ActiveSchemas = field(
         default_factory=lambda: ActiveSchemas(None)
     )  # of payloads, by URN
     doors: ConnectionLimits = field(init=False)  # connections to the admin
-    live: LiveFeeds = field(default_factory=LiveFeeds)  # streams, and who waits
+    live: LiveFeeds = field(default_factory=LiveFeeds)  # streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
     labels: MetricLabels = field(default_factory=MetricLabels)  # of the metrics
     requests: Counter[tuple[str, str, int]] = field(
         default_factory=Counter
     )  # route, method, status
     uploads: FairSlots = field(default_factory=lambda: FairSlots(UPLOADS))
-    summaries: SummaryFile = field(init=False)  # what the pipeline's jobs found out
+    summaries: SummaryFile = field(init=False)  # results of the pipeline's jobs
     exports: ExportProcesses = field(init=False)  # to Arrow, in processes of their own
-    memory: HttpMemory = field(init=False)  # of large requests and answers
+    memory: HttpMemory = field(init=False)  # of large requests and responses
     docs: Documentation = field(init=False)  # pages at /docs/
-    acting: ActionState = field(init=False)  # selections, bulk work, what can be taken back
+    acting: ActionState = field(init=False)  # selections, bulk jobs, undo records
 
     def __post_init__(self) -> None:
-        """Make what needs the clock or the data folder."""
+        """Create the parts that need the clock or the data folder."""
         self.doors = ConnectionLimits.of(self.settings)
         self.memory = HttpMemory(int(self.settings.limits.http_memory))
         self.acting = ActionState(self.now_ms)
@@ -138,19 +138,19 @@ class Context:
 
 
 CONTEXT: Final = web.AppKey("context", Context)
-QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs of whom asks; empty: all
+QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs of the caller; empty: all
 _STATUS: Final = web.RequestKey("status", BrokerStatus)
 
 
 def context_of(request: web.Request) -> Context:
-    """Give the context of the application that a request came to."""
+    """Return the context of the application that received the request."""
     return request.app[CONTEXT]
 
 
 def status_of(request: web.Request) -> BrokerStatus:
-    """Give the live figures: one reading per request, for it costs O(queues).
+    """Return the live figures, read once per request because it costs O(queues).
 
-    Whoever is limited to some queues sees those only, also in what clients consume.
+    A caller limited to some queues only sees those, also among the queues that clients consume.
     """
     if _STATUS not in request:
         engine, globs = context_of(request).engine, request.get(QUEUES, ())
@@ -163,7 +163,7 @@ def status_of(request: web.Request) -> BrokerStatus:
 
 
 def forget_status(request: web.Request) -> None:
-    """Have ``status_of`` read anew; for streams, which are one long request."""
+    """Make ``status_of`` read again; a stream is one long request."""
     if _STATUS in request:
         del request[_STATUS]
 

@@ -1,4 +1,4 @@
-"""Numbers, sizes, times, counts and untrusted texts as pages show them.  Pure."""
+"""Format numbers, sizes, times, counts and untrusted texts for pages.  Pure."""
 
 import re
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.model import State
 
 DASH: Final = "–"
-SPANS_MAX: Final = 2_000  # pieces of one shown text; behind them escapes lose their marking
+SPANS_MAX: Final = 2_000  # pieces of one text; later escapes are not highlighted
 
 # Controls, bidi and zero-width characters, separators that act as line breaks, and what is not
 # a character: shown as escapes, never as themselves (docs/operate/security.md 7).
@@ -22,7 +22,7 @@ _SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 class TextPiece(NamedTuple):
-    """Part of a shown text; ``kind`` is a CSS class, empty for plain text, ``esc`` for escapes."""
+    """Part of a text; ``kind`` is a CSS class, empty for plain text, ``esc`` for escapes."""
 
     text: str
     kind: str = ""
@@ -37,19 +37,19 @@ class TimeText(NamedTuple):
 
 
 def format_number(value: int) -> str:
-    """Write a count with thousands apart: ``12,408``."""
+    """Format a count with thousands separators: ``12,408``."""
     return f"{value:,}"
 
 
 def format_rate(per_s: float) -> str:
-    """Write a rate: whole from 10 on, one decimal below, ``0`` for nothing."""
+    """Format a rate: an integer from 10, one decimal below, ``0`` for none."""
     if per_s >= 9.95:
         return f"{per_s:,.0f}"
     return "0" if per_s < 0.05 else f"{per_s:.1f}"
 
 
 def format_size(count: int) -> str:
-    """Write bytes in binary units: ``256 B``, ``1.4 KiB``, ``8 MiB``."""
+    """Format bytes in binary units: ``256 B``, ``1.4 KiB``, ``8 MiB``."""
     if count < 1024:
         return f"{count} B"
     value = float(count)
@@ -61,9 +61,9 @@ def format_size(count: int) -> str:
 
 
 def format_duration(ms: int, *, with_seconds: bool = True) -> str:
-    """Write a length of time with at most two units: ``340 ms``, ``12 s``, ``3 h 12 min``.
+    """Format a duration with at most two units: ``340 ms``, ``12 s``, ``3 h 12 min``.
 
-    ``with_seconds`` gives them beside minutes below ten.
+    ``with_seconds`` adds seconds below ten minutes.
     """
     if ms < 1_000:
         return f"{max(ms, 0)} ms"
@@ -82,7 +82,7 @@ def format_duration(ms: int, *, with_seconds: bool = True) -> str:
 
 
 def format_ago(at_ms: int, now_ms: int) -> str:
-    """Write how long ago something was, by the server's clock; what lies ahead is ``in …``."""
+    """Format how long ago something was by the server's clock; a future time is ``in …``."""
     gap = now_ms - at_ms
     if abs(gap) < 1_000:
         return "just now"
@@ -91,7 +91,7 @@ def format_ago(at_ms: int, now_ms: int) -> str:
 
 
 def format_time(at_ms: int, now_ms: int) -> TimeText:
-    """Give a time for ``<time datetime>``: relative, with UTC in the title."""
+    """Return a time for ``<time datetime>``: relative, with UTC in the title."""
     try:
         at = datetime.fromtimestamp(at_ms / 1_000, UTC)
     except (OverflowError, ValueError, OSError):  # beyond the year 9999
@@ -103,7 +103,7 @@ def format_time(at_ms: int, now_ms: int) -> TimeText:
 
 
 def escape_character(character: str) -> str:
-    r"""Write a character as an escape: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0001``."""
+    r"""Return a character as an escape: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0001``."""
     if character in _SHORT_ESCAPES:
         return _SHORT_ESCAPES[character]
     code = ord(character)
@@ -113,20 +113,20 @@ def escape_character(character: str) -> str:
 
 
 def escape_hidden(text: str) -> str:
-    """Write hidden characters as escapes, in one line; for names, ids, addresses, errors."""
+    """Escape hidden characters and line breaks; for names, ids, addresses and errors."""
     return _HIDDEN_OR_BREAK_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text)
 
 
 def escape_hidden_lines(text: str) -> str:
-    """Write hidden characters as escapes and keep line breaks and tabs; for notes and errors."""
+    """Escape hidden characters but keep line breaks and tabs; for notes and errors."""
     text = text.replace("\r\n", "\n")
     return HIDDEN_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text)
 
 
 def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
-    """Cut a text into plain parts and runs of escapes; line breaks and tabs stay.
+    """Split a text into plain parts and runs of escapes; line breaks and tabs stay.
 
-    After ``SPANS_MAX`` parts the rest comes as one, its escapes unmarked.
+    After ``SPANS_MAX`` parts the rest is one part, whose escapes are not highlighted.
     """
     out: list[TextPiece] = []
     at = 0
@@ -144,20 +144,20 @@ def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
 
 
 def plural(count: int, one: str, many: str) -> str:
-    """Choose the form of a word."""
+    """Return the singular or plural of a word."""
     return one if count == 1 else many
 
 
 def state_name(state: int) -> str:
-    """Give the word for a state: ``ready``, ``dispatched``, ``acked``."""
+    """Return the name of a state: ``ready``, ``dispatched``, ``acked``."""
     return State(state).name.lower()
 
 
 def client_name(number: int | None, kind: str | None, address: str | None) -> str:
-    """Say who a client was, as far as its row is still there."""
+    """Describe a client, as far as its row still exists."""
     if number is None:
         return "nobody"
-    if number == 0:  # its row stands for everything published here
+    if number == 0:  # its row stands for everything published through the admin
         return "this page or API"
     if address is None:
         return f"client {number}"
@@ -165,10 +165,10 @@ def client_name(number: int | None, kind: str | None, address: str | None) -> st
 
 
 def count_messages(count: int) -> str:
-    """Write a count of messages: ``1 message``, ``12,408 messages``."""
+    """Format a count of messages: ``1 message``, ``12,408 messages``."""
     return f"{format_number(count)} {'message' if count == 1 else 'messages'}"
 
 
 def count_of(count: int, one: str, many: str) -> str:
-    """Write a count with its noun in the right form."""
+    """Format a count with its noun in singular or plural."""
     return f"{format_number(count)} {one if count == 1 else many}"

@@ -8,10 +8,10 @@ from typing import Final
 
 from phpmq_lite.admin.base.problems import Problem
 
-FREE_BYTES: Final = 64 << 10  # of a body or an answer, outside the budget
-WAIT_S: Final = 10.0  # for memory, then the request is refused
-GRACE_S: Final = 0.5  # of a transfer; nobody is called slow before
-SLOWER: Final = 4  # times: by this much a peer is slower than the one it is ended for
+FREE_BYTES: Final = 64 << 10  # of a body or a response, outside the budget
+WAIT_S: Final = 10.0  # for memory before the request is refused
+GRACE_S: Final = 0.5  # of a transfer before it can be called slow
+SLOWER: Final = 4  # how many times slower a peer must be to be ended for another
 _LOOK_S: Final = 0.1
 _RETRY: Final = {"Retry-After": "2"}
 
@@ -19,25 +19,25 @@ _RETRY: Final = {"Retry-After": "2"}
 class HttpMemory:
     """The budget of ``total`` bytes, shared by the requests of all identities.
 
-    An identity may hold as much as is left free after its request, so some is always left for
-    others; alone, one request of it may have everything that is free.  The only request that holds
-    memory gets what it asks for: the limits of the routes bound that.
+    An identity may hold as much as remains free after its request, so some always remains for
+    others; a single request of it may use everything that is free.  The only request that holds
+    memory gets what it asks for, within the limits of its route.
     """
 
     def __init__(self, total: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self.total = total
         self.used = 0
-        self.reached = 0  # times that a request had to wait
+        self.reached = 0  # how often a request had to wait
         self.refused = 0
-        self.ended = 0  # transfers, for a faster or an older request
-        self.parsing = asyncio.Lock()  # for a large body: what is made of it may be larger by far
+        self.ended = 0  # transfers ended for a faster or older request
+        self.parsing = asyncio.Lock()  # for a large body: its parsed form may be much larger
         self.now_s = now_s
         self._holds: set[MemoryHold] = set()
         self._of: Counter[str] = Counter()  # bytes by identity
         self._freed = asyncio.Event()
 
     def hold(self, identity: str) -> "MemoryHold":
-        """Return a hold without memory; ``release`` must be called at its end."""
+        """Return an empty hold; call ``release`` when the request ends."""
         return MemoryHold(self, identity)
 
     def _is_over_share(self, hold: "MemoryHold", more: int) -> bool:
@@ -98,7 +98,7 @@ class HttpMemory:
         )  # fmt: skip
 
     def _victim(self, hold: "MemoryHold", more: int) -> "MemoryHold | None":
-        """Return the transfer that ends for a request: of its own identity, or of a larger user."""
+        """Return the transfer to end for a request: of its own identity, or of a larger user."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)
         candidates = [
@@ -134,7 +134,7 @@ class HttpMemory:
 
 
 class MemoryHold:
-    """The memory of one request, and how fast its peer sends or reads."""
+    """The memory of one request, and the speed of its peer."""
 
     __slots__ = (
         "_began_active_s", "_end", "_memory", "_moved", "_waited_s", "_waits_since_s", "began_s",
@@ -145,7 +145,7 @@ class MemoryHold:
         self.identity = identity
         self.bytes = 0
         self.began_s = memory.now_s()
-        self.is_ended = False  # for another request
+        self.is_ended = False  # ended for another request
         self._memory = memory
         self._end: Callable[[], None] | None = None  # of a transfer under way
         self._began_active_s = self.began_s
@@ -157,7 +157,7 @@ class MemoryHold:
         """Add memory.
 
         Raises:
-            Problem: 429 or 503; the request gives back what it has.
+            Problem: 429 or 503; the request releases its memory.
         """
         self._waits_since_s = self._memory.now_s()
         try:
@@ -186,7 +186,7 @@ class MemoryHold:
     # -- transfers
 
     def begin(self, end: Callable[[], None]) -> None:
-        """Begin a transfer, which ``end`` ends if another request needs the memory."""
+        """Begin a transfer; ``end`` ends it if another request needs the memory."""
         self._end = end
         self._began_active_s, self._waited_s, self._moved = self._memory.now_s(), 0.0, 0
 
@@ -195,7 +195,7 @@ class MemoryHold:
         self._moved += count
 
     def finish(self) -> None:
-        """End the transfer: from here on the request depends on us alone."""
+        """End the transfer: from now on the request depends on the broker alone."""
         self._end = None
 
     def end(self) -> None:
@@ -212,13 +212,13 @@ class MemoryHold:
 
     @property
     def active_s(self) -> float:
-        """Return how long the transfer took, without the time that it waited for memory."""
+        """Return the duration of the transfer, without the time it waited for memory."""
         until_s = self._memory.now_s() if self._waits_since_s is None else self._waits_since_s
         return until_s - self._began_active_s - self._waited_s
 
     @property
     def rate(self) -> float:
-        """Return the bytes per second of the transfer; before it begins, as fast as can be."""
+        """Return the bytes per second of the transfer; infinite before it begins."""
         if self._end is None:
             return float("inf")
         return self._moved / max(self.active_s, 0.01)

@@ -15,13 +15,13 @@ Kind = Literal["user", "token", "local", "control", "nobody"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks: a person, a program with a token, somebody on this machine, or nobody known."""
+    """The caller: a user, a token, a program on this machine, or unknown."""
 
     name: str
     role: Role
     kind: Kind  # local: loopback, no login needed; control: control.sock
     queues: tuple[str, ...] = ()  # globs; empty: all
-    made_by: str = ""  # of a token: the actor who made it
+    made_by: str = ""  # of a token: the actor who created it
 
     @property
     def actor(self) -> str:
@@ -30,10 +30,10 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """To whom an app_id belongs; empty: to nobody, on this machine without accounts.
+        """The owner of an app_id; empty: none, on this machine without accounts.
 
-        A token acts for the user who made it, so that one that replaces it goes on.  Tokens that
-        are limited to some queues own theirs apart: one user makes tokens for several programs.
+        A token acts for the user who created it, so that its replacement can continue.  Tokens that
+        are limited to some queues own theirs: one user creates tokens for several programs.
         """
         if self.kind == "token":
             return " for ".join(filter(None, (self.made_by, ", ".join(sorted(self.queues)))))
@@ -48,9 +48,9 @@ _IDENTITY: Final = web.RequestKey("identity", Identity)
 
 
 def set_identity(request: web.Request, identity: Identity) -> None:
-    """Set who asks; from here on ``status_of`` shows only the queues that they may see.
+    """Set the caller; from now on ``status_of`` only has the queues that they may see.
 
-    Reads of the request wait in the line of this identity.
+    Reads for the request wait in the queue of this identity.
     """
     request[_IDENTITY] = identity
     read_owner.set(identity.actor)
@@ -58,7 +58,7 @@ def set_identity(request: web.Request, identity: Identity) -> None:
 
 
 def identity_of(request: web.Request) -> Identity:
-    """Give who asks; nobody where the middleware did not come to it."""
+    """Return the caller; unknown if the middleware did not identify them."""
     identity: Identity = request.get(_IDENTITY, NOBODY)
     return identity
 

@@ -24,9 +24,9 @@ from phpmq_lite.queue_settings import LONGEST_NAME, NAME_RULE, name_problem
 
 
 def path_name(request: web.Request, key: str) -> str:
-    """Return the name that stands in the path at ``{key}`` of the route.
+    """Return the name at ``{key}`` of the route's path.
 
-    It is read from the path as it was sent: aiohttp's ``match_info`` no longer tells ``%7E`` from
+    It is read from the raw path: aiohttp's ``match_info`` does not distinguish ``%7E`` from
     the ``~`` of ``encode_name``.
     """
     places = request[ROUTE].path.split("/")
@@ -49,19 +49,19 @@ def read_query(request: web.Request, model: type[Model]) -> Model:
 
 
 async def read_json_model(request: web.Request, model: type[Model]) -> Model:
-    """Read a JSON object; no body at all counts as an empty one.
+    """Read a JSON object; a missing body counts as an empty object.
 
     Raises:
-        Problem: 400 where it is not JSON, and as ``json_body``.
+        Problem: 400 if it is not JSON, and as ``read_json_body``.
         ValidationError: a member is unknown or out of its bounds.
     """
     return model.model_validate(await read_json_body(request) or {})
 
 
 def check_path(request: web.Request) -> None:
-    """Refuse a path that is not UTF-8 once its ``%`` are decoded.
+    """Refuse a path that is not UTF-8 after percent-decoding.
 
-    aiohttp leaves what it cannot decode as it stands: ``%FF`` would be the name ``%FF``, which
+    aiohttp leaves what it cannot decode unchanged: ``%FF`` would be the name ``%FF``, which
     is written ``%25FF``.
 
     Raises:
@@ -70,14 +70,14 @@ def check_path(request: web.Request) -> None:
     try:
         unquote_to_bytes(request.rel_url.raw_path).decode()
     except UnicodeDecodeError:
-        detail = "A name in the path is not UTF-8 once its percent signs are decoded."
+        detail = "A name in the path is not UTF-8 after percent-decoding."
         raise Problem(422, "invalid", detail, field="path", bound="UTF-8") from None
 
 
 def check_encoding(request: web.Request) -> None:
-    """Refuse a compressed body: no route needs one, and its size is not known before.
+    """Refuse a compressed body: no route needs one, and its size is unknown.
 
-    The listener hands on every body as it was sent, so nothing was decompressed.
+    The listener does not decompress bodies.
 
     Raises:
         Problem: 415, naming the one encoding that is accepted.
@@ -92,13 +92,13 @@ def check_encoding(request: web.Request) -> None:
 
 
 async def next_of(request: web.Request, default: str) -> str:
-    """Give where a form leads back to: its field ``next``, if that is a path of ours."""
+    """Return the form's field ``next`` if it is a path of this site, else ``default``."""
     given = await read_form_field(request, "next")
     return given if is_own_path(given) else default
 
 
 def check_queue_name(name: str) -> None:
-    """Refuse what cannot be a queue's name on the wire, and nothing else: clients make queues too.
+    """Refuse a name that cannot be a queue's name on the wire.
 
     Raises:
         Problem: 422, naming the bound.
@@ -124,7 +124,7 @@ def check_text(text: str, field: str) -> None:
 
 
 def unify_line_breaks(text: str) -> str:
-    """Take line breaks as they were typed: browsers send each as CRLF."""
+    """Replace CRLF by LF: browsers send each line break as CRLF."""
     return text.replace("\r\n", "\n")
 
 
@@ -211,7 +211,7 @@ _YES: Final = frozenset({"yes", "on", "true", "1"})
 
 
 class Form:
-    """The fields of one form; what is missing reads as empty."""
+    """The fields of one form; a missing field reads as empty."""
 
     def __init__(self, fields: Iterable[tuple[str, FormValue]]) -> None:
         self._fields: dict[str, list[FormValue]] = {}
@@ -219,10 +219,10 @@ class Form:
             self._fields.setdefault(name, []).append(value)
 
     def text(self, name: str, limit: int = 1_000) -> str:
-        """Give a field without the blanks around it.
+        """Return a field without surrounding white space.
 
         Raises:
-            Problem: 422 where it is too long.
+            Problem: 422 if it is too long.
         """
         value = self.raw(name).strip()
         if len(value) > limit:
@@ -230,12 +230,12 @@ class Form:
         return value
 
     def raw(self, name: str) -> str:
-        """Give a field as it was typed."""
+        """Return a field as it was typed."""
         value = self._first(name)
         return unify_line_breaks(value) if isinstance(value, str) else ""
 
     def texts(self, name: str, limit: int) -> list[str]:
-        """Give all values of a field that may be there several times."""
+        """Return all values of a repeated field."""
         given = self._fields.get(name, ())
         values = [unify_line_breaks(value) for value in given if isinstance(value, str)]
         if len(values) > limit:
@@ -243,7 +243,7 @@ class Form:
         return values
 
     def file(self, name: str) -> UploadedFile | None:
-        """Give an uploaded file, None where none was chosen."""
+        """Return an uploaded file, None if none was chosen."""
         value = self._first(name)
         return value if isinstance(value, UploadedFile) and value.name else None
 
@@ -251,26 +251,26 @@ class Form:
         return next(iter(self._fields.get(name, ())), None)
 
     def flag(self, name: str) -> bool:
-        """Tell whether a box is ticked."""
+        """Return whether a box is ticked."""
         return self.raw(name) in _YES
 
     def number(self, name: str, low: int, high: int) -> int | None:
-        """Give a whole number, None where the field is empty.
+        """Return an integer, None if the field is empty.
 
         Raises:
-            Problem: 422 where it is no number, or out of its bounds.
+            Problem: 422 if it is not an integer, or out of its bounds.
         """
         value = self.text(name, 40).replace(",", "")
         if not value:
             return None
         if not (value.isascii() and value.isdecimal() and low <= int(value) <= high):
-            raise _bad(name, "is not such a number", f"{low:,} to {high:,}")
+            raise _bad(name, "is not an integer in that range", f"{low:,} to {high:,}")
         return int(value)
 
     def ttl_s(self) -> int | None:
-        """Give the time to live in seconds: None for the default, 0 for never.
+        """Return the time to live in seconds: None for the default, 0 for never.
 
-        Fields: ``ttl`` with its ``ttl_unit`` (s, min, h, d, or never), or ``ttl_s`` alone.
+        Fields: ``ttl`` with ``ttl_unit`` (s, min, h, d or never), or ``ttl_s`` alone.
         """
         unit = self.text("ttl_unit", 10)
         if unit == "never":
@@ -284,10 +284,10 @@ class Form:
         return None if value is None else value * length
 
     def queue(self, name: str) -> str:
-        """Give the name of a queue, blanks and all; "" where none is given.
+        """Return the name of a queue, including white space; "" if it is empty.
 
         Raises:
-            Problem: 422 where no queue can be called so.
+            Problem: 422 if it cannot be the name of a queue.
         """
         value = self.raw(name)
         if value:
@@ -295,7 +295,7 @@ class Form:
         return value
 
     def reason(self) -> str:
-        """Give the reason for the audit."""
+        """Return the reason for the audit."""
         return self.text("reason", REASON_MAX)
 
 
@@ -309,10 +309,10 @@ def _bad(field: str, what: str, bound: str) -> Problem:
 
 
 def parse_time(text: str, field: str) -> int | None:
-    """Read a time: Unix ms, or ISO 8601, in UTC where it names no zone.
+    """Parse a time: Unix ms, or ISO 8601, which is UTC without a zone.
 
     Raises:
-        Problem: 422 where it is neither.
+        Problem: 422 if it is neither.
     """
     if not text:
         return None
@@ -323,6 +323,6 @@ def parse_time(text: str, field: str) -> int | None:
         return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
     except (ValueError, OverflowError):
         raise Problem(
-            422, "invalid", f"{field}: {text!r} is no time.", field=field,
+            422, "invalid", f"{field}: {text!r} is not a time.", field=field,
             bound="Unix milliseconds or 2026-01-31T15:00",
         ) from None  # fmt: skip

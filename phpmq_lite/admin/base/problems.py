@@ -43,9 +43,9 @@ _BOUNDS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "expected"
 
 
 class Problem(Exception):  # noqa: N818 - the name of RFC 9457
-    """A request that is answered with an error; ``code`` is stable, ``detail`` is for people.
+    """An error response; ``code`` is stable, ``detail`` is for people.
 
-    ``field`` and ``bound`` say which input was wrong and what would be right.
+    ``field`` and ``bound`` name the invalid input and its allowed values.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
 
     @property
     def title(self) -> str:
-        """The phrase of the status: ``Not Found``."""
+        """The phrase of the status, such as ``Not Found``."""
         return HTTPStatus(self.status).phrase
 
     def as_json(self, request_id: str) -> dict[str, Any]:
-        """Give the members of the problem document; empty ones are left out."""
+        """Return the members of the problem document, without empty ones."""
         members = {
             "title": self.title,
             "status": self.status,
@@ -86,10 +86,10 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drop what the functions that an error left had in memory, as a body of 64 MiB.
+    """Free the local variables of the frames in a traceback, such as a body of 64 MiB.
 
-    An error that its handler has in a variable is a cycle: all of it would stay until the next look
-    for garbage.
+    An error that its handler stores in a variable is a cycle: all of it would stay until the next
+    garbage collection.
     """
     at: BaseException | None = error
     while at is not None:
@@ -99,12 +99,12 @@ def forget_frames(error: BaseException) -> None:
 
 
 def not_found(what: str, name: str) -> Problem:
-    """Say that there is no such thing."""
+    """Return the problem for an object that does not exist."""
     return Problem(404, f"unknown_{what}", f"There is no {what} {name!r}.")
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """Give the problem that an error means to the caller; None: it is our defect."""
+    """Return the problem for an error; None: it is a defect of the broker."""
     match error:
         case Problem():
             return error
@@ -124,7 +124,7 @@ def problem_of(error: Exception) -> Problem | None:
             return Problem(
                 503,
                 "no_answer",
-                "The broker did not answer in time. The action may still be done.",
+                "The broker did not answer in time. The action may still take effect.",
             )
         case _:
             return None
@@ -142,8 +142,8 @@ def _of_validation(error: ValidationError) -> Problem:
 def _of_http(error: web.HTTPException) -> Problem:
     details = {
         404: ("unknown_page", "There is no page at this address."),
-        405: ("method", f"This address does not take {getattr(error, 'method', 'it')}."),
-        413: ("too_large", "The request is larger than this broker takes."),
+        405: ("method", f"This address does not support {getattr(error, 'method', 'it')}."),
+        413: ("too_large", "The request is larger than the broker accepts."),
     }
     code, detail = details.get(error.status, (f"http_{error.status}", _sentence(error.reason)))
     kept = {key: error.headers[key] for key in ("Allow",) if key in error.headers}
@@ -151,6 +151,6 @@ def _of_http(error: web.HTTPException) -> Problem:
 
 
 def _sentence(text: str) -> str:
-    if text.partition(" ")[0].isalpha():  # and no name of a field, which stays as it is
+    if text.partition(" ")[0].isalpha():  # but not the name of a field, which stays as it is
         text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -22,7 +22,7 @@ _PLAIN_CODINGS: Final = ("", "7bit", "8bit", "binary")
 
 @dataclass(slots=True, frozen=True)
 class UploadedFile:
-    """A field that is a file; ``name`` is what the browser calls it, empty if none was chosen."""
+    """An uploaded file; ``name`` is that of the browser, empty if none was chosen."""
 
     name: str
     content: bytes
@@ -32,7 +32,7 @@ FormValue = str | UploadedFile
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Return what stands between the parts.
+    """Return the boundary between the parts.
 
     Raises:
         ValueError: there is none, or none that RFC 2046 allows.
@@ -106,7 +106,7 @@ def _heads(text: str) -> dict[str, str]:
 
 
 def _header(value: str) -> Message:
-    """Return what reads the parameters of a header."""
+    """Return a header whose parameters can be read."""
     made = Message()
     made["Content-Type"] = value
     return made
@@ -147,7 +147,7 @@ def body_limit(request: web.Request) -> int:
 
 
 def check_length(request: web.Request) -> None:
-    """Refuse a body that is announced as too large, before a byte of it is read.
+    """Refuse a body whose announced size is too large, before reading it.
 
     Raises:
         Problem: 413, naming the limit of the route.
@@ -157,7 +157,7 @@ def check_length(request: web.Request) -> None:
 
 
 async def read_body(request: web.Request) -> bytearray:
-    """Read the body; what is not announced is counted as it comes.
+    """Read the body; a body without a length is counted as it arrives.
 
     It can be read once.  Above 64 KiB it holds memory until the request ends.
 
@@ -196,7 +196,7 @@ async def _invite(request: web.Request) -> None:
         and not request.content.total_bytes
     ):
         await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0  # none of it is of the answer
+        request.writer.output_size = 0  # it is not part of the response
 
 
 async def _piece(request: web.Request) -> bytes:
@@ -208,19 +208,19 @@ def _late(hold: MemoryHold) -> Problem:
     if hold.is_ended:
         return Problem(
             503, "memory",
-            "The memory for large requests went to one that was sent faster, or earlier. "
-            "Nothing was stored. Repeat the request later.",
+            "The memory for large requests was given to a faster or earlier request. Nothing was "
+            "stored. Repeat the request later.",
             headers={"Retry-After": "2"},
         )  # fmt: skip
     return Problem(
-        408, "stalled", "The body did not come in time. Nothing was stored.",
+        408, "stalled", "The body did not arrive in time. Nothing was stored.",
         bound=f"{STALLED_S:.0f} s without progress, {WHOLE_S:.0f} s in all",
     )  # fmt: skip
 
 
 def _too_large(request: web.Request) -> Problem:
     return Problem(
-        413, "too_large", "The body is larger than this address takes. Nothing was stored.",
+        413, "too_large", "The body is larger than this address accepts. Nothing was stored.",
         bound=f"{body_limit(request)} bytes",
     )  # fmt: skip
 
@@ -229,10 +229,10 @@ def _too_large(request: web.Request) -> Problem:
 
 
 def read_json(raw: bytes | bytearray, values_max: int) -> object:
-    """Read JSON of any shape; None where there is nothing.
+    """Parse JSON of any type; None if it is empty.
 
     Raises:
-        Problem: 400 where it is not JSON, 413 above ``values_max`` values.
+        Problem: 400 if it is not JSON, 413 above ``values_max`` values.
     """
     if not raw.strip():
         return None
@@ -244,7 +244,7 @@ def read_json(raw: bytes | bytearray, values_max: int) -> object:
 
 
 async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callable[[], T]) -> T:
-    """Return what ``work`` makes of ``raw``: JSON of the route's number of values, or else bytes.
+    """Return ``work(raw)``: JSON with at most the route's number of values, or bytes.
 
     It runs in a thread, one of all large bodies at a time, with memory for its values.
 
@@ -260,12 +260,12 @@ async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callab
 
 
 async def read_json_body(request: web.Request) -> object:
-    """Read the body as JSON of any shape; None where there is none.
+    """Read the body as JSON of any type; None if there is none.
 
     A large one is read in a thread, one at a time.
 
     Raises:
-        Problem: as ``body_of`` and ``read_json``.
+        Problem: as ``read_body`` and ``read_json``.
     """
     raw, values_max = await read_body(request), request[ROUTE].values
     if len(raw) <= FREE_BYTES:
@@ -274,7 +274,7 @@ async def read_json_body(request: web.Request) -> object:
 
 
 def check_values(raw: bytes | bytearray, values_max: int) -> int:
-    """Return how many values JSON has at most; refuse more than its address can use.
+    """Return an upper bound of the number of values; refuse more than the route accepts.
 
     ``[{},{},`` takes three bytes for a value, which takes 64 and more in memory.
 
@@ -291,14 +291,14 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
     if count > values_max:
         raise Problem(
             413, "too_many_values",
-            "The body has more JSON values than this address takes. Nothing was stored.",
+            "The body has more JSON values than this address accepts. Nothing was stored.",
             bound=f"{values_max} values",
         )  # fmt: skip
     return count
 
 
 def _values(raw: bytes | bytearray, values_max: int) -> int:
-    """Count values up to a bound: what begins a container or follows a comma, outside of texts."""
+    """Count values up to a bound: starts of containers and commas outside of strings."""
     count, is_text, carried = 1, False, b""
     for start in range(0, len(raw), _BLOCK):
         block = (carried + raw[start : start + _BLOCK]).replace(b"\\\\", b"")
@@ -316,10 +316,10 @@ def _values(raw: bytes | bytearray, values_max: int) -> int:
 
 
 async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
-    """Read the fields of a form in their order, once a request.
+    """Read the fields of a form in order, once per request.
 
     Raises:
-        Problem: 400 where it cannot be read, 413 for too many fields, and as ``body_of``.
+        Problem: 400 if it cannot be read, 413 for too many fields, and as ``read_body``.
     """
     if request.content_type not in FORMS:
         return []
@@ -334,10 +334,10 @@ async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
 
 
 async def read_form_field(request: web.Request, name: str) -> str:
-    """Return the first field of a name in the form; empty where there is none, or it is a file.
+    """Return the first field with a name; empty if there is none, or it is a file.
 
     Raises:
-        Problem: as ``form_fields``.
+        Problem: as ``read_form_fields``.
     """
     values = (value for key, value in await read_form_fields(request) if key == name)
     value = next(values, "")
@@ -357,5 +357,5 @@ def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]
                 bound=f"{FIELDS_MAX} fields",
             )  # fmt: skip
         return list(parse_qsl(text, keep_blank_values=True, encoding=charset))
-    except (ValueError, LookupError) as error:  # the latter: a charset that nobody knows
+    except (ValueError, LookupError) as error:  # the latter: an unknown charset
         raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None

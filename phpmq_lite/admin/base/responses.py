@@ -19,23 +19,23 @@ CursorPlace = int | list[int | float | str]
 
 
 class ListCursor(NamedTuple):
-    """A place in a list (exclusive) and which way to read from it."""
+    """A place in a list, exclusive, and the direction to read."""
 
     direction: ReadDirection
     place: CursorPlace
 
 
 def encode_cursor(scope: str, direction: ReadDirection, place: CursorPlace) -> str:
-    """Make a cursor; ``scope`` names the list with its filter and order."""
+    """Return a cursor; ``scope`` names the list with its filter and order."""
     text = json.dumps([crc32(scope.encode()), direction, place], separators=(",", ":"))
     return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
-    """Read a cursor of this list; None for none.
+    """Parse a cursor of this list; None if it is empty.
 
     Raises:
-        Problem: 422 where it is malformed or of another list.
+        Problem: 422 if it is malformed or belongs to another list.
     """
     if not text:
         return None
@@ -52,7 +52,7 @@ def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
 
 
 def position_in(cursor: ListCursor | None) -> dict[str, int]:
-    """Give the cursor of a list that is numbered as a keyword: ``after`` or ``before``."""
+    """Return the cursor of a numbered list as a keyword: ``after`` or ``before``."""
     if cursor is None:
         return {}
     if not isinstance(cursor.place, int) or not 0 <= cursor.place < 1 << 62:
@@ -109,7 +109,7 @@ PerSecond = Annotated[float, AfterValidator(lambda rate: round(rate, 3))]
 def list_response(
     format_: str, model: type[BaseModel], items: Sequence[BaseModel], next_cursor: str | None = None
 ) -> web.Response:
-    """Give a list as ``{items, next}``, as JSON lines with a last line ``complete``, or as CSV."""
+    """Return a list as ``{items, next}``, JSON lines with a last line ``complete``, or CSV."""
     rows = [item.model_dump(mode="json") for item in items]
     if format_ == "jsonl":
         last = {"complete": True, "count": len(rows), "next": next_cursor}
@@ -134,7 +134,7 @@ def _as_csv(fields: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def csv_cell(value: Any) -> str:
-    """Write a cell that no spreadsheet takes for a formula."""
+    """Return a cell that no spreadsheet reads as a formula."""
     if value is None:
         return ""
     if isinstance(value, bool | int | float):
@@ -144,12 +144,12 @@ def csv_cell(value: Any) -> str:
 
 
 def json_response(data: object, status: int = 200) -> web.Response:
-    """Answer with a JSON document; a model is dumped."""
+    """Return a JSON response; a model is dumped."""
     if isinstance(data, BaseModel):
         data = data.model_dump(mode="json")
     return web.json_response(data, status=status)
 
 
 def redirect_with_session(location: str) -> web.Response:
-    """Lead to another page; unlike the exception it can carry a cookie."""
+    """Redirect to another page; unlike the exception, the response can set a cookie."""
     return web.Response(status=303, headers={"Location": location})

@@ -39,7 +39,7 @@ _HIDDEN: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # a queue may hav
 
 @dataclass(slots=True, frozen=True)
 class Qualifier:
-    """What the help and the message of an unknown qualifier say about one."""
+    """A qualifier, for the help and the error about an unknown one."""
 
     name: str
     example: str
@@ -52,29 +52,29 @@ QUALIFIERS: Final = (
     Qualifier("urn", "urn:orders:*", "URN; urn: and urn:babel: may be left out"),
     Qualifier("trace", "trace:7b3f*", "trace id of an envelope"),
     Qualifier("meta", "meta:c0ffee*", "meta.id of an envelope; its retries share it"),
-    Qualifier("attempts", "attempts:>1", "what an envelope counts; deliveries are counted apart"),
-    Qualifier("verdict", "verdict:poison", "envelopes refused for this; * for any reason"),
+    Qualifier("attempts", "attempts:>1", "attempts in the envelope; not the broker's deliveries"),
+    Qualifier("verdict", "verdict:poison", "reason why the envelope was rejected; * for any"),
     Qualifier("id", "id:d7e7*", "message id or its beginning, or #number"),
     Qualifier(
         "data.",
         "data.order_id:1042",
         "a member of an envelope's data, or of the body; also meta. and $.",
     ),
-    Qualifier("deliveries", "deliveries:>3", "how often it was dispatched"),
+    Qualifier("deliveries", "deliveries:>3", "number of deliveries"),
     Qualifier("size", "size:>100k", "bytes of the body"),
     Qualifier("ttl", "ttl:<60s", "time left; never"),
     Qualifier("age", "age:>1h", "time since it was published"),
-    Qualifier("reason", "reason:crc", "why it settled or died: the reason, or a verdict's detail"),
-    Qualifier("origin", "origin:orders", "queue in which a dead-letter record died"),
+    Qualifier("reason", "reason:crc", "why it was settled or dead-lettered, or a verdict's detail"),
+    Qualifier("origin", "origin:orders", "original queue of a dead-letter record"),
     Qualifier("client", "client:10.0.0.7", "address or number of publisher or consumer"),
 )
 
 
 def parse_search(text: str) -> SearchQuery:
-    """Read what was typed.
+    """Parse a search.
 
     Raises:
-        Problem: 422, naming the piece that is wrong and what is possible.
+        Problem: 422, naming the invalid part and the allowed values.
     """
     if len(text) > QUERY_CHARACTERS:
         raise Problem(
@@ -82,7 +82,7 @@ def parse_search(text: str) -> SearchQuery:
             bound=f"at most {QUERY_CHARACTERS}",
         )  # fmt: skip
     if any("\ud800" <= mark <= "\udfff" for mark in text):
-        _refuse("The search has half a character in it.", "UTF-8")
+        _refuse("The search contains an unpaired surrogate.", "UTF-8")
     terms: dict[SearchTerm, None] = {}
     at = 0
     while at < len(text):
@@ -97,13 +97,13 @@ def parse_search(text: str) -> SearchQuery:
 
 
 def queue_search(name: str, states: Sequence[str] = ()) -> SearchQuery:
-    """Ask for the messages of one queue, whatever its name is."""
+    """Return the search for the messages of a queue, whatever its name."""
     queue = SearchTerm("queue", escape_pattern(name))
     return SearchQuery((queue, *(SearchTerm("state", state) for state in states)))
 
 
 def ids_search(ids: Iterable[str]) -> SearchQuery:
-    """Ask for messages by their ids."""
+    """Return the search for messages by id."""
     return SearchQuery(tuple(SearchTerm("id", message_id) for message_id in ids))
 
 
@@ -112,7 +112,7 @@ def _refuse(detail: str, bound: str) -> NoReturn:
 
 
 def _term(text: str, at: int) -> tuple[SearchTerm, int]:
-    """Read one term that begins at ``at``; gives it and where it ends."""
+    """Parse the term at ``at``; return it and where it ends."""
     start = at
     is_negated = text[at] == "-" and at + 1 < len(text) and not text[at + 1].isspace()
     at += is_negated
@@ -122,10 +122,10 @@ def _term(text: str, at: int) -> tuple[SearchTerm, int]:
     piece = text[start:end]
     if not name:
         if not value:
-            _refuse(f"There is no text in {piece!r}.", "at least one character")
+            _refuse(f"{piece!r} has no text.", "at least one character")
         return SearchTerm("text", value, is_negated), end
     if not value and not is_quoted:
-        _refuse(f"Behind {piece!r} a value is missing.", f'{name}:value, or "{piece}" as text')
+        _refuse(f"{piece!r} needs a value.", f'{name}:value, or "{piece}" as text')
     root, _, path = name.partition(".")
     if path and root in _ROOTS:
         return _member(name, value, is_negated), end
@@ -139,9 +139,9 @@ def _term(text: str, at: int) -> tuple[SearchTerm, int]:
 
 
 def _value(text: str, at: int) -> tuple[str, int, bool]:
-    """Read up to the next blank, or a quoted value; gives it, its end, and whether it was quoted.
+    """Parse a value up to a space, or in quotes; return it, its end, and whether it was quoted.
 
-    In quotes a backslash stands before a quote or another backslash.
+    In quotes a backslash escapes a quote or a backslash.
     """
     if at >= len(text) or text[at] != '"':
         end = at
@@ -156,10 +156,10 @@ def _value(text: str, at: int) -> tuple[str, int, bool]:
         out.append(text[end])
         end += 1
     if end >= len(text):
-        _refuse(f"The quote in {text[at:]!r} does not end.", 'a closing "')
+        _refuse(f"{text[at:]!r} has no closing quote.", 'a closing "')
     end += 1
     if end < len(text) and not text[end].isspace():
-        _refuse(f"Behind {text[at:end]!r} a blank is missing.", 'a blank behind a closing "')
+        _refuse(f"A space is missing after {text[at:end]!r}.", 'a space after a closing "')
     return "".join(out), end, True
 
 
@@ -168,7 +168,7 @@ def _value(text: str, at: int) -> tuple[str, int, bool]:
 
 def _check_characters(name: str, value: str) -> None:
     if _HIDDEN.search(value):
-        _refuse(f"{name}: has a control character.", "no control characters but line feeds")
+        _refuse(f"{name}: contains a control character.", "no control characters except line feeds")
 
 
 def _wildcards(pattern: str) -> int:
@@ -192,17 +192,17 @@ def _state(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _id(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Take a whole id, its beginning, or the number behind ``#``."""
+    """Parse an id, the beginning of one, or the number after ``#``."""
     plain = value.lower().removesuffix("*")
     if re.fullmatch(r"#[0-9]{1,18}", plain) and value == plain:
         return SearchTerm(name, f"{int(plain[1:]):016x}*", is_negated)
     if not re.fullmatch(r"[0-9a-f]{1,32}", plain):
-        _refuse(f"{value!r} is no message id.", "1 to 32 hex digits, or #number")
+        _refuse(f"{value!r} is not a message id.", "1 to 32 hex digits, or #number")
     return SearchTerm(name, plain if len(plain) == 32 else f"{plain}*", is_negated)
 
 
 def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Take a reason of a verdict, or a pattern that fits one."""
+    """Parse a reason of a verdict, or a pattern that matches one."""
     term = _pattern(name, value.lower(), is_negated)
     if not any(fnmatchcase(reason, as_glob(term.value)) for reason in REASONS):
         _refuse(f"There is no verdict {value!r}.", ", ".join(REASONS))
@@ -214,10 +214,10 @@ def _count(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _attempts(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Take a whole number, below 0 too: an envelope may say anything."""
+    """Parse an integer, also a negative one: an envelope may contain any."""
     found = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
     if found is None:
-        _refuse(f"{name}: does not take {value!r}.", "a number: 3, >3, <=3")
+        _refuse(f"{name}: {value!r} is not allowed.", "a number: 3, >3, <=3")
     return SearchTerm(name, value, is_negated, sign=found[1] or "=", number=int(found[2]))
 
 
@@ -236,24 +236,24 @@ def _compared(
 ) -> SearchTerm:
     found = _COMPARISON.fullmatch(value)
     if found is None:
-        _refuse(f"{name}: does not take {value!r}.", possible)
+        _refuse(f"{name}: {value!r} is not allowed.", possible)
     sign, digits, unit = found[1] or "=", found[2], found[3].lower()
     if units is _SIZES and len(unit) > 1:
         unit = unit.removesuffix("ib").removesuffix("b")
     if unit not in units:
-        _refuse(f"{name}: does not know the unit {found[3]!r}.", possible)
+        _refuse(f"{name}: {found[3]!r} is not a unit.", possible)
     whole, _, part = digits.partition(".")
     number = int(whole) * units[unit] + int(part.ljust(3, "0") or 0) * units[unit] // 1_000
     return SearchTerm(name, value, is_negated, sign=sign, number=min(number, _LARGEST))
 
 
 def _member(path: str, value: str, is_negated: bool) -> SearchTerm:
-    """Take a member of a JSON body: ``data.order_id:1042``, ``$.items.0.sku:a*``."""
+    """Parse a member of a JSON body: ``data.order_id:1042``, ``$.items.0.sku:a*``."""
     steps = path.split(".")
     if len(steps) > PATH_STEPS or not all(map(_PATH_STEP.fullmatch, steps[1:])):
-        _refuse(f"{path}: is no path in a body.", f"data.a.b, at most {PATH_STEPS} steps")
+        _refuse(f"{path}: is not a path in a body.", f"data.a.b, at most {PATH_STEPS} steps")
     if "\0" in value:
-        _refuse(f"{path}: has a NUL in its value.", "no NUL")
+        _refuse(f"{path}: its value contains a NUL.", "no NUL")
     if _wildcards(value) > WILDCARDS:
         _refuse(f"{path}: has too many wildcards.", f"at most {WILDCARDS} of * and ?")
     compared = re.fullmatch(r"(<=|>=|<|>)(-?[0-9]{1,18})", value)
@@ -282,7 +282,7 @@ _READERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
 
 
 def states_search(states: Iterable[str]) -> SearchQuery:
-    """Ask for the messages in one of these states."""
+    """Return the search for messages in any of these states."""
     return SearchQuery(tuple(SearchTerm("state", state) for state in states))
 
 
@@ -294,12 +294,12 @@ def traces_search(*trace_ids: str) -> SearchQuery:
 
 
 def meta_search(meta_id: str) -> SearchQuery:
-    """Ask for the messages of one meta.id: a message and its retries."""
+    """Return the search for a meta.id: a message and its retries."""
     return SearchQuery((SearchTerm("meta", escape_pattern(meta_id)),))
 
 
 def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
-    """Ask for the messages of a queue that the verdict kept from consumers."""
+    """Return the search for the messages of a queue that the verdict rejected."""
     terms = (
         SearchTerm("queue", escape_pattern(queue)),
         SearchTerm("state", "dead"),
@@ -309,7 +309,7 @@ def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
 
 
 def group_search(group: DeadLetterGroup) -> SearchQuery:
-    """Ask for the dead-letter records of a group; ``*`` in its cause is any text."""
+    """Return the search for the dead-letter records of a group; ``*`` in its cause is any text."""
     terms = [SearchTerm("queue", escape_pattern(group.queue)), SearchTerm("state", "ready")]
     tied = (None, None) if group.said else (group.origin, group.reason)
     pairs = (("origin", tied[0]), ("urn", group.urn), ("reason", tied[1]))
@@ -330,8 +330,8 @@ def group_search(group: DeadLetterGroup) -> SearchQuery:
 
 
 def _cause_pattern(cause: str, *, is_whole: bool) -> str:
-    """Make a pattern of a cause; only one that was cut may go on."""
+    """Return the pattern of a cause; only a truncated one may continue."""
     pattern = "*".join(map(escape_pattern, cause.split("*")))
     if pattern.startswith(("<", ">")):
-        pattern = "\\" + pattern  # it is text, no comparison
+        pattern = "\\" + pattern  # text, not a comparison
     return pattern if is_whole else pattern.rstrip("*") + "*"

@@ -8,10 +8,10 @@ _ESCAPE: Final = "~"
 
 
 def encode_name(name: str) -> str:
-    """Make one path segment of a queue name, whatever is in it.
+    """Return any queue name as one path segment.
 
     Browsers fold ``.`` and ``..`` even percent-encoded, so a name of dots alone, and one that
-    starts with the sign itself, gets ``~`` in front.
+    starts with ``~``, gets another ``~`` in front.
     """
     if name.startswith(_ESCAPE) or not name.strip("."):
         name = _ESCAPE + name
@@ -19,9 +19,9 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(segment: str) -> str:
-    """Return the name that a path segment stands for, as it was sent: with its percent signs.
+    """Return the name of a raw path segment, before percent-decoding.
 
-    A ``~`` is an escape only where ``encode_name`` writes one: ahead of another, and of dots alone.
+    A ``~`` is an escape only where ``encode_name`` writes one: before ``~`` and before only dots.
     ``%7E`` is never one: ``~orders`` and ``%7Eorders`` are the queue ``~orders``, not ``orders``.
     """
     name = unquote(segment)
@@ -31,13 +31,13 @@ def decode_name(segment: str) -> str:
 
 
 def clean_base_path(text: str) -> str:
-    """Give a base path as ``/mq``, or ``""`` for none, however the slashes were written."""
+    """Return a base path as ``/mq``, or ``""`` for none, whatever its slashes."""
     path = "/".join(part for part in text.split("/") if part)
     return f"/{path}" if path else ""
 
 
 class Urls:
-    """Builds URLs by the name of a route; ``paths`` has the templates, ``/queues/{q}``."""
+    """Builds URLs from names of routes; ``paths`` has the templates, such as ``/queues/{q}``."""
 
     __slots__ = ("_paths", "_static_version", "base_path")
 
@@ -47,9 +47,9 @@ class Urls:
         self._static_version = static_version
 
     def to(self, route: str, /, **values: object) -> str:
-        """Give the URL of a route: its segments by name, all else becomes the query.
+        """Return the URL of a route: values that are no segments become the query.
 
-        Values that are None or empty are left out, so that a URL says only what differs.
+        Values that are None or empty are omitted.
         """
         path = self._paths[route]
         query = {}
@@ -65,16 +65,16 @@ class Urls:
         return f"{self.base_path}/docs/{'' if name == 'index' else name}"
 
     def static(self, name: str) -> str:
-        """Give the URL of a file of ``templates/static/``; it changes when one of them changes.
+        """Return the URL of a file of ``templates/static/``; it changes when any of them changes.
 
-        The version is a folder: so the scripts, which import each other by ``./name.js``, are
+        The version is a folder, so that scripts, which import each other by ``./name.js``, are
         all of one version.
         """
         return f"{self.base_path}/static/{self._static_version}/{quote(name)}"
 
 
 def is_own_path(text: str) -> bool:
-    r"""Tell whether a browser stays here: to it ``//host`` and ``/\host`` are other sites."""
+    r"""Return whether a URL stays on this site: ``//host`` and ``/\host`` are other sites."""
     return (
         text.startswith("/")
         and not text.startswith("//")
@@ -83,5 +83,5 @@ def is_own_path(text: str) -> bool:
 
 
 def own_path_or(wanted: str, default: str) -> str:
-    """Give the page to go to: the wanted one where it is a path of ours, else the default."""
+    """Return the wanted page if it is a path of this site, else the default."""
     return wanted if is_own_path(wanted) else default

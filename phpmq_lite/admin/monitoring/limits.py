@@ -30,7 +30,7 @@ class HttpUsage:
     places: int = 1
     busiest: int = 0  # connections of one address
     turned_away: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
-    memory_bytes: int = 0  # of large requests and answers
+    memory_bytes: int = 0  # of large requests and responses
     memory_reached: int = 0  # times
     head_s: int = 10  # for the head of a request
     ended: int = 0  # connections, for being slow

@@ -151,7 +151,7 @@ def test_unknown_qualifier_is_named_with_all_that_exist() -> None:
         ("queue:" + "*a" * 9, "wildcards"),
         ("data..b:1", "data..b"),
         ("data." + "a." * 10 + "b:1", "path"),
-        ("\ud800", "half a character"),
+        ("\ud800", "surrogate"),
         ("x" * (QUERY_CHARACTERS + 1), str(QUERY_CHARACTERS + 1)),
         (" ".join(map(str, range(TERMS + 1))), str(TERMS + 1)),
     ],
