@@ -1,90 +1,72 @@
-"""Progress of a job: rates, the time left, lines where nobody sits."""
+"""Progress of a job: figures for people, lines where there is no terminal."""
 
 import io
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from rich.progress import Progress
 
-from phpmq_lite.cli.progress import (
-    PhaseMeter,
-    ProgressState,
-    progress_line,
-    progress_text,
-    show_progress,
-)
+from phpmq_lite.cli.progress import JobProgress, progress_line, progress_text, show_progress
+
+Report = tuple[float, str, int, int | None]  # when, phase, done, total
+State = Callable[..., tuple[dict[str, Any], str]]
 
 
-def test_rate_and_time_left_come_from_the_last_seconds() -> None:
-    meter = PhaseMeter()
-    meter.report("archive", 0, 10_000, 100.0)
-    meter.report("archive", 1_000, 10_000, 110.0)
-    assert meter.state(110.0) == ProgressState("archive", 1_000, 10_000, 100.0, 90.0, 10.0)
+@pytest.fixture
+def state() -> State:
+    """Return the JSON line and the text after some reports, at a time."""
 
+    def after(*reports: Report, at_s: float) -> tuple[dict[str, Any], str]:
+        now_s = [0.0]
+        bars = Progress(disable=True, get_time=lambda: now_s[0], speed_estimate_period=30)
+        progress = JobProgress(bars, lambda _: None)
+        for now_s[0], phase, done, total in reports:
+            progress(phase, done, total)
+        now_s[0] = at_s
+        return json.loads(progress_line(bars.tasks[0])), progress_text(bars.tasks[0])
 
-def test_time_without_progress_lowers_the_rate() -> None:
-    meter = PhaseMeter()
-    meter.report("archive", 0, 10_000, 100.0)
-    meter.report("archive", 1_000, 10_000, 110.0)
-    assert meter.state(120.0).per_s == 50.0
-
-
-def test_what_is_long_past_does_not_count_in_the_rate() -> None:
-    meter = PhaseMeter()
-    for at_s, done in ((0.0, 0), (10.0, 10), (100.0, 1_000), (110.0, 2_000)):
-        meter.report("archive", done, None, at_s)
-    assert meter.state(110.0).per_s == 100.0
-
-
-def test_another_phase_begins_anew() -> None:
-    meter = PhaseMeter()
-    assert meter.report("starting Spark", 0, None, 0.0)
-    assert not meter.report("starting Spark", 0, None, 5.0)
-    assert meter.report("archive", 0, 500, 9.0)
-    assert meter.state(10.0) == ProgressState("archive", 0, 500, None, None, 1.0)
-
-
-def test_round_that_begins_again_counts_from_there() -> None:
-    meter = PhaseMeter()
-    for at_s, done in ((0.0, 0), (1.0, 900), (2.0, 100), (3.0, 200)):
-        meter.report("archive", done, None, at_s)
-    assert meter.state(3.0).per_s == 100.0
-
-
-def test_offset_where_a_run_begins_is_no_progress() -> None:
-    """The command names the phase before the job knows where it begins."""
-    meter = PhaseMeter()
-    meter.report("archive", 0, None, 0.0)
-    meter.report("archive", 5_000_000, 6_000_000, 1.0)
-    assert meter.state(2.0) == ProgressState("archive", 5_000_000, 6_000_000, None, None, 2.0)
-    meter.report("archive", 5_500_000, 6_000_000, 11.0)
-    assert meter.state(11.0).per_s == 50_000.0
+    return after
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"),
+    ("reports", "at_s", "figures", "text"),
     [
-        (ProgressState("x", 0, None, None, None, 75.2), "1:15 gone"),
-        (ProgressState("x", 1_200, 5_000, 300.0, 12.7, 4.0), "1,200 of 5,000  300/s  0:13 left"),
-        (ProgressState("x", 0, 5_000, None, None, 4.0), "0 of 5,000"),
-        (ProgressState("x", 7, None, 2.0, None, 4.0), "7  2.0/s"),
-        (ProgressState("x", 1, 9, 0.001, 8_000.0, 4.0), "1 of 9  0.0/s  2:13:20 left"),
+        pytest.param(
+            [(0, "a", 0, 5_000), (10, "a", 1_000, 5_000), (20, "a", 2_000, 5_000)],
+            20.0, (2_000, 5_000, 100.0, 30, 20.0), "2,000 of 5,000  100/s", id="rate",
+        ),
+        pytest.param(
+            [(0, "a", 10, None), (10, "a", 20, None), (100, "a", 1_000, None),
+             (110, "a", 1_020, None)],
+            110.0, (1_020, None, 2.0, None, 110.0), "1,020  2.0/s", id="only the last seconds",
+        ),
+        pytest.param(
+            [(0, "starting", 0, None), (9, "archive", 0, 500)],
+            10.0, (0, 500, None, None, 1.0), "0 of 500", id="another phase",
+        ),
+        pytest.param(
+            [(0, "a", 0, None), (1, "a", 900, None), (2, "a", 100, None), (3, "a", 200, None),
+             (4, "a", 300, None)],
+            4.0, (300, None, 100.0, None, 2.0), "300  100/s", id="a round that begins again",
+        ),
+        pytest.param(
+            [(0, "archive", 0, None), (1, "archive", 5_000_000, 6_000_000),
+             (11, "archive", 5_500_000, 6_100_000)],
+            11.0, (5_500_000, 6_100_000, 50_000.0, 12, 11.0), "5,500,000 of 6,100,000  50,000/s",
+            id="the first offset is no progress",
+        ),
+        pytest.param([(0, "starting", 0, None)], 75.2, (0, None, None, None, 75.2), "", id="none"),
     ],
-)
-def test_figures_are_written_for_people(state: ProgressState, expected: str) -> None:
-    assert progress_text(state) == expected
-
-
-def test_line_has_null_where_nothing_is_known() -> None:
-    assert json.loads(
-        progress_line(ProgressState("starting Spark", 0, None, None, None, 3.14))
-    ) == {
-        "phase": "starting Spark",
-        "done": 0,
-        "total": None,
-        "per_s": None,
-        "remaining_s": None,
-        "elapsed_s": 3.1,
-    }
+)  # fmt: skip
+def test_figures_of_a_phase(
+    state: State, reports: list[Report], at_s: float, figures: tuple[object, ...], text: str
+) -> None:
+    line, shown = state(*reports, at_s=at_s)
+    names = ("done", "total", "per_s", "remaining_s", "elapsed_s")
+    assert tuple(line[name] for name in names) == figures
+    assert shown == text
 
 
 def test_file_gets_a_line_for_each_phase_and_none_for_each_report() -> None:
