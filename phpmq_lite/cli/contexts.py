@@ -118,7 +118,7 @@ def context() -> None:
     help="File with an API token.",
 )
 def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
-    """Store a broker under a name. The first one is used at once."""
+    """Store a broker under a name. The first one is used immediately."""
     phpmq = [one for one in urls if is_phpmq_url(one)]
     admin = [one for one in urls if not is_phpmq_url(one)]
     if not (urls or data) or (admin and data):

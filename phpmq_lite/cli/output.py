@@ -18,21 +18,21 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
-_REST_WIDTH: Final = 16  # at least, where other columns can make room
+_REST_WIDTH: Final = 16  # at least, if other columns can be hidden
 _GAP: Final = 2  # between two columns
 
 
 class ColumnOverflow(Enum):
-    """What becomes of a column where a terminal has no room for all of them."""
+    """How a column is shown on a terminal that is too narrow for all."""
 
-    WRAPPED = "it is broken into lines"
-    WHOLE = "nothing: it is to be copied"
-    SPARE = "it is left out"
-    REST = "it has what the others leave, on one line"
+    WRAPPED = "it is wrapped"
+    WHOLE = "it is never cut, so that it can be copied"
+    SPARE = "it is hidden"
+    REST = "it gets the remaining width, on one line"
 
 
 class Column(NamedTuple):
-    """A column of a list: the key of its values, the head in a table, and how it is shown there."""
+    """A column of a list: the key of its values, its title, and how a table shows it."""
 
     key: str
     title: str
@@ -41,17 +41,17 @@ class Column(NamedTuple):
 
 
 def output_option(command: Command) -> Command:
-    """Add ``-o``; None means a table on a terminal, else JSON lines."""
+    """Add ``-o``; None is a table on a terminal and JSON lines elsewhere."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(FORMATS),
-        help="Format.  [default: table on a terminal, else jsonl]",
+        help="Output format.  [default: table on a terminal, else jsonl]",
     )(command)
 
 
 def output_format(style: str | None) -> str:
-    """Give the format that ``-o`` asked for, or the usual one."""
+    """Return the format of ``-o``, or the default."""
     return style or ("table" if sys.stdout.isatty() else "jsonl")
 
 
@@ -60,7 +60,7 @@ def write_rows(
 ) -> None:
     """Write rows to standard output; tables and CSV show ``columns``, JSON has every key.
 
-    ``empty`` says on standard error why there is nothing, where a table would have no rows.
+    ``empty`` is printed to standard error instead of a table without rows.
     """
     rows = list(rows)
     style = output_format(style)
@@ -87,7 +87,7 @@ def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def write_record(found: Row, style: str | None) -> None:
-    """Write one thing: a line for each member in a table and in CSV, or a JSON object."""
+    """Write one object: as JSON, or as a table or CSV with a row for each member."""
     style = output_format(style)
     if style in ("json", "jsonl"):
         click.echo(json.dumps(found, indent=2 if style == "json" else None))
@@ -133,7 +133,7 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def _fitting(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
-    """Leave out spare columns, the first one first, until a terminal has room for the rest."""
+    """Return the columns that fit on the terminal, without the first spare ones if needed."""
     if not sys.stdout.isatty():
         return columns
     from rich.cells import cell_len
@@ -156,7 +156,7 @@ def _fitting(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> S
 
 
 def print_table(table: "Table") -> None:
-    """Write a table as wide as the terminal; a file has no edge."""
+    """Write a table as wide as the terminal; in a file, as wide as needed."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 10_000
@@ -164,7 +164,7 @@ def print_table(table: "Table") -> None:
 
 
 def format_cell(value: object) -> str:
-    """Write a value as a table shows it."""
+    """Format a value for a table."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -177,30 +177,34 @@ def format_cell(value: object) -> str:
 
 
 def escape_content(body: bytes) -> bytes:
-    """Give a content so that it cannot command the terminal."""
+    """Escape control characters of a content, so that it cannot control the terminal."""
     lines = body.decode("utf-8", "backslashreplace").split("\n")
     return "\n".join(map(escape, lines)).encode()
 
 
 def print_message(message: str) -> None:
-    """Say something to the person at the terminal: on standard error."""
+    """Print a message to standard error."""
     click.echo(message, err=True)
 
 
 def format_message_count(count: int) -> str:
-    """Say how many: ``1 message``, ``2,000 messages``."""
+    """Return ``1 message``, ``2,000 messages``."""
     return f"{count:,} message{'' if count == 1 else 's'}"
 
 
 def is_terminal() -> bool:
-    """Tell whether somebody sits at standard input."""
+    """Return whether standard input is a terminal."""
     return sys.stdin.isatty()
 
 
 def confirm(question: str, *, is_yes: bool) -> None:
-    """Ask before something is destroyed; without a terminal ``--yes`` must have been given."""
+    """Ask for confirmation unless ``is_yes``.
+
+    Raises:
+        UsageError: standard input is not a terminal, so ``--yes`` is required.
+    """
     if is_yes:
         return
     if not is_terminal():
-        raise click.UsageError("without a terminal this needs --yes")
+        raise click.UsageError("without a terminal, --yes is required")
     click.confirm(question, abort=True, err=True)

@@ -307,8 +307,8 @@ def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: SocketClien
 @pytest.mark.parametrize(
     ("flags", "runs", "told"),
     [
-        (["--once"], 1, "1 message handled; so many were asked for"),
-        (["--max-jobs", "2"], 2, "2 messages handled; so many were asked for"),
+        (["--once"], 1, "1 message handled; limit of jobs reached"),
+        (["--max-jobs", "2"], 2, "2 messages handled; limit of jobs reached"),
         (["--stop-when-empty"], 3, "3 messages handled; the queue is empty"),
     ],
 )

@@ -188,7 +188,7 @@ def test_broker_of_the_compose_file_is_healthy(tmp_path: Path) -> None:
             [sys.executable, "-m", "phpmq_lite", *check],
             env=broker.env, cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert (done.returncode, done.stdout) == (0, "OK: the broker takes messages\n")
+        assert (done.returncode, done.stdout) == (0, "OK: the broker accepts messages\n")
         assert broker.terminate() == 0
 
 

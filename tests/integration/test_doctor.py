@@ -83,7 +83,7 @@ def broker(data: Path) -> Iterator[BrokerProcess]:
 def test_new_machine_is_well_and_nothing_is_made(data: Path) -> None:
     found = visit(*NOWHERE, data=data)
     assert (found.code, found.bad) == (0, [])
-    assert found.the("data folder") == ("ok", f"{data} is not there yet")
+    assert found.the("data folder") == ("ok", f"{data} does not exist yet")
     assert not data.exists()
 
 
@@ -92,7 +92,7 @@ def test_broker_that_runs_is_asked(broker: BrokerProcess, data: Path) -> None:
     assert (found.code, found.bad) == (0, [])
     assert found.the("data folder") == ("ok", f"{data}, in use by pid {broker.pid}")
     assert found.the("broker") == ("ok", f"pid {broker.pid}, 0 messages in 0 queues, ready")
-    assert found.the("listeners") == ("ok", f"{broker.phpmq[0]}: of the broker")
+    assert found.the("listeners") == ("ok", f"{broker.phpmq[0]}: used by the broker")
     assert "database" not in found.rows
 
 
@@ -180,7 +180,7 @@ def test_taken_port_is_named_with_who_has_it(data: Path) -> None:
         found = visit(*NOWHERE[2:], "--set", f"tcp.listen=127.0.0.1:{port}", data=data)
     assert (found.code, found.bad) == (1, ["listeners"])
     text = found.the("listeners")[1]
-    assert text.startswith(f"tcp.listen 127.0.0.1:{port} is taken by pid {os.getpid()}, ")
+    assert text.startswith(f"tcp.listen 127.0.0.1:{port} is in use by pid {os.getpid()}, ")
 
 
 def test_unix_socket_of_somebody_else_is_found(data: Path, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_unix_socket_of_somebody_who_is_slow_is_found(data: Path, tmp_path: Path
         other.listen(0)
         first.connect(str(path))  # another one would wait
         found = visit(*NOWHERE, "--set", f"tcp.listen=unix:{path}", data=data)
-    assert "is taken by another program" in found.the("listeners")[1]
+    assert "is in use by another program" in found.the("listeners")[1]
 
 
 def test_refused_settings_are_told_and_the_rest_is_looked_at(data: Path, tmp_path: Path) -> None:
@@ -327,4 +327,4 @@ def test_part_that_cannot_be_looked_at_is_a_finding(
     monkeypatch.setattr("phpmq_lite.cli.doctor.database.check_backups", fail)
     found = visit(*NOWHERE, data=data)
     assert found.bad == ["backups"]
-    assert found.the("backups")[1] == "cannot be looked at: KeyError('storing_stopped')"
+    assert found.the("backups")[1] == "cannot be checked: KeyError('storing_stopped')"

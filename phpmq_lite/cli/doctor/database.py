@@ -18,7 +18,7 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase, read_stopped
 
 _TIMEOUT_S: Final = 10.0
-# What starts, restores and migrations leave in the data folder, and what it is good for.
+# What starts, restores and migrations leave in the data folder.
 _LEFT: Final = {
     "damaged-*": "copies of damaged files",
     "replaced-*": "what a restore replaced",
@@ -27,7 +27,7 @@ _LEFT: Final = {
 
 
 class LeftoverFiles(NamedTuple):
-    """What lies beside the database for somebody to look at."""
+    """Files beside the database that an operator may remove after a check."""
 
     words: str
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class LeftoverFiles(NamedTuple):
 
 
 def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Ask the broker, or look at the files where none runs."""
+    """Check the running broker, or the files of a stopped one."""
     path = settings.data
     if pid is not None:
         yield _running(settings, pid)
@@ -52,17 +52,21 @@ def _running(settings: Settings, pid: str) -> Finding:
         stats = admin.call("GET", "/stats", timeout_s=_TIMEOUT_S)
     except CommandError as error:
         if isinstance(error, BrokerUnavailableError) and error.code == REFUSED:
-            return warn("broker", f"pid {pid} is not ready: {error}", "it starts: look again soon")
+            return warn(
+                "broker",
+                f"pid {pid} is not ready: {error}",
+                "it is starting: run doctor again soon",
+            )
         return bad(
             "broker",
             f"pid {pid} does not answer: {error}",
-            "its log says what it does",
+            "see its log",
         )
     return running_finding(stats, pid, settings)
 
 
 def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Finding:
-    """Judge what a running broker says of itself (``/api/v1/stats``)."""
+    """Return the finding about the figures of a running broker (``/api/v1/stats``)."""
     messages = stats["ready"] + stats["dispatched"]
     text = (
         f"pid {pid}, {messages:,} {plural(messages, 'message', 'messages')} in "
@@ -70,12 +74,12 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     )
     reason = stats["storing_stopped"] or stats["publishing_stopped"]
     if reason is not None:
-        return bad("broker", f"{text}; it takes no message: {reason}", "the page System says more")
+        return bad("broker", f"{text}; it accepts no messages: {reason}", "see the page System")
     if not stats["is_ready"]:
         return warn(
             "broker",
             f"{text}; it is not ready: {stats['step']}",
-            "wait for it, or look into its log",
+            "wait, or see its log",
         )
     if stats["version"] != __version__:
         return warn(
@@ -87,13 +91,13 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
             f"{text}; its write-ahead log has "
             f"{formats.format_size(stats['wal_bytes'])}, more than twice "
             f"storage.wal_bytes, {formats.format_size(settings.storage.wal_bytes)}",
-            "a reader holds it: a backup, an export, or another program that has the database open",
+            "a reader holds it: a backup, an export, or another program with the database open",
         )
     return ok("broker", f"{text}, ready")
 
 
 def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
-    """Judge the files of a stopped broker."""
+    """Return the finding about the files of a stopped broker."""
     name = "database"
     if seen.problems:
         return bad(
@@ -103,15 +107,15 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
             "restore`",
         )
     if seen.refusal:
-        return bad(name, seen.refusal, "until then a start is refused with exit code 1")
+        return bad(name, seen.refusal, "until then the broker refuses to start (exit code 1)")
     if seen.is_new:
-        return ok(name, "none yet", "the first start makes it")
+        return ok(name, "none yet", "the first start creates it")
     text = f"schema {seen.schema}, {formats.format_size(seen.used_bytes)} in use"
     if 0 < max_bytes <= seen.used_bytes:
         return bad(
             name,
-            f"{text}: as storage.max_bytes is {formats.format_size(max_bytes)}, "
-            "nothing can be published",
+            f"{text}: nothing can be published above storage.max_bytes, "
+            f"{formats.format_size(max_bytes)}",
             "raise storage.max_bytes, or lower history.days and history.bytes",
         )
     if not seen.was_clean:
@@ -119,20 +123,20 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
         return warn(
             name,
             f"{text}; the broker did not stop cleanly{why}",
-            f"the next start reads the write-ahead log back: {seen.log}",
+            f"the next start replays the write-ahead log: {seen.log}",
         )
     if seen.waiting:
         count = len(seen.waiting)
         return ok(
             name,
             f"{text}; {count} {plural(count, 'migration waits', 'migrations wait')}",
-            "the next start applies them, and keeps a copy from before",
+            "the next start copies the database and applies them",
         )
-    return ok(name, f"{text}, closed cleanly", "`phpmq-lite database verify` looks at everything")
+    return ok(name, f"{text}, closed cleanly", "`phpmq-lite database verify` checks everything")
 
 
 def find_leftovers(path: Path) -> list[LeftoverFiles]:
-    """Gather what lies beside the database."""
+    """Return the leftover files beside the database."""
     found = []
     for pattern, words in _LEFT.items():
         paths = sorted(path.glob(pattern))
@@ -149,33 +153,35 @@ def _size(path: Path) -> int:
 
 
 def leftover_findings(found: Iterable[LeftoverFiles]) -> Iterator[Finding]:
-    """Tell what lies beside the database, and when it can go."""
+    """Yield findings about leftover files, and when they can be removed."""
     for left in found:
         text = f"{left.words}, {formats.format_size(left.size)}: {', '.join(left.names)}"
         if left.is_damage:
             yield warn(
                 "left over",
                 text,
-                "damage.json in it says what was wrong; remove it once you have back what you need",
+                "see damage.json in it; remove it once you have recovered what you need",
             )
         else:
-            yield ok("left over", text, "remove it when you are sure of what is there now")
+            yield ok("left over", text, "remove it once you are sure of the present data")
 
 
 NAME: Final = "backups"
 _HOUR_MS: Final = 3_600_000
-OLD_MS: Final = 7 * 24 * _HOUR_MS  # where none are made by the clock
+OLD_MS: Final = 7 * 24 * _HOUR_MS  # if none are scheduled
 
 
 def check_backups(settings: Settings) -> Iterator[Finding]:
-    """Look at the backups of a broker that has something to back up."""
+    """Check the backups, if there is a database."""
     if not (settings.data / DATABASE).is_file():
         return
     folder = settings.backups_folder
     found = list_backups(folder)
     now_ms = time.time_ns() // 1_000_000
     ages = [now_ms - one.manifest.made_at for one in found]
-    age_ms = min((age for age in ages if age >= 0), default=None)  # others: the clock was ahead
+    age_ms = min(
+        (age for age in ages if age >= 0), default=None
+    )  # a negative age: the clock was ahead
     yield backup_finding(
         folder, age_ms, settings.backups.every_h, is_same=_is_same(folder, settings.data)
     )
@@ -186,23 +192,23 @@ def _is_same(folder: Path, data: Path) -> bool:
 
 
 def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:
-    """Judge the newest backup; ``every_h`` is how often one is made, 0: only on demand."""
+    """Return the finding about the newest backup; ``every_h`` is the schedule, 0: none."""
     if age_ms is None:
         return warn(
             NAME,
             f"none in {folder}",
-            "`phpmq-lite backup create` makes one, backups.every_h makes them by the clock",
+            "create one with `phpmq-lite backup create`, or schedule them with backups.every_h",
         )
     text = f"the newest is {formats.format_duration(age_ms)} old, in {folder}"
     if every_h and age_ms > 2 * every_h * _HOUR_MS:
         return warn(
             NAME,
-            f"{text}; one is to be made every {every_h:g} h",
-            "the log and the page Backups say why there is none",
+            f"{text}; one is scheduled every {every_h:g} h",
+            "see the log and the page Backups",
         )
     if not every_h and age_ms > OLD_MS:
-        return warn(NAME, text, "backups.every_h makes them by the clock")
+        return warn(NAME, text, "schedule them with backups.every_h")
     hint = (
-        "a disk that dies takes both: set backups.folder, or `phpmq-lite backup create --copy-to`"
+        "they share a disk with the database: set backups.folder, or use `backup create --copy-to`"
     )
     return ok(NAME, text, hint if is_same else "")

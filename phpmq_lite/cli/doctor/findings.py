@@ -1,4 +1,4 @@
-"""What ``doctor`` reports: one finding for each check, and the table of all."""
+"""The findings that ``doctor`` reports, and their table."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import click
 
+from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.cli.errors import ERROR
 from phpmq_lite.cli.output import (
     Column,
@@ -28,7 +29,7 @@ _STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at; ``state`` is ok, warn (it works, look at it) or bad."""
+    """The result of one check; ``state`` is ok, warn (it works, with a risk) or bad."""
 
     check: str
     state: str
@@ -42,24 +43,24 @@ def as_root(command: str) -> str:
 
 
 def ok(check: str, found: str, hint: str = "") -> Finding:
-    """Tell that something is as it should be."""
+    """Return a finding without a problem."""
     return Finding(check, OK, found, hint)
 
 
 def warn(check: str, found: str, hint: str) -> Finding:
-    """Tell that somebody should look at something, although it works."""
+    """Return a finding about something that works, but needs attention."""
     return Finding(check, WARN, found, hint)
 
 
 def bad(check: str, found: str, hint: str) -> Finding:
-    """Tell that something does not work."""
+    """Return a finding about something that does not work."""
     return Finding(check, BAD, found, hint)
 
 
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
-    """Write the findings, and end the command with exit code 1 where one is bad.
+    """Write the findings; end the command with exit code 1 if one is bad.
 
-    On a terminal the hint stands below what was found: beside it both would be narrow.
+    In a table the hint is below what was found: side by side, both would be too narrow.
     """
     if output_format(output) == "table":
         _write_table(findings)
@@ -84,20 +85,20 @@ def _write_table(findings: Sequence[Finding]) -> None:
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:
-    """Count what is not well."""
+    """Return the number of problems as a sentence."""
     bad = sum(one.state == BAD for one in findings)
     warn = sum(one.state == WARN for one in findings)
     if not bad + warn:
-        return f"All {len(findings)} checks are well."
-    return f"{len(findings)} checks: {bad} bad, {warn} to look at."
+        return f"All {len(findings)} checks passed."
+    return f"{len(findings)} checks: {bad} bad, {warn} {plural(warn, 'warning', 'warnings')}."
 
 
-def run_check(part: str, look_at: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Look at a part; what cannot be read is a finding too."""
+def run_check(part: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of one part; an error is a finding, too."""
     try:
-        yield from look_at()
-    except Exception as error:  # whatever it is, the rest is looked at
-        told = error if isinstance(error, PhpmqError | OSError) else repr(error)
+        yield from check()
+    except Exception as error:  # continue with the other parts
+        text = error if isinstance(error, PhpmqError | OSError) else repr(error)
         is_foreign = isinstance(error, PermissionError)
-        hint = "run doctor with the account of the broker" if is_foreign else ""
-        yield bad(part, f"cannot be looked at: {told}", hint)
+        hint = "run doctor as the account of the broker" if is_foreign else ""
+        yield bad(part, f"cannot be checked: {text}", hint)

@@ -32,29 +32,29 @@ from phpmq_lite.storage.data_folder import (
 from phpmq_lite.storage.disk_space import DiskSpace
 
 NAME: Final = "data folder"
-_PASSING: Final = {
-    "tmpfs": "memory: nothing stays when the machine restarts",
-    "ramfs": "memory: nothing stays when the machine restarts",
-    "overlay": "the layer of a container, which goes with the container",
+_VOLATILE: Final = {
+    "tmpfs": "in memory: all data is lost when the machine restarts",
+    "ramfs": "in memory: all data is lost when the machine restarts",
+    "overlay": "a container layer, which is deleted with the container",
 }
 _SYNCS: Final = 9
-_SYNC_BYTES: Final = b"x" * 4_096  # as a small commit adds to the write-ahead log
+_SYNC_BYTES: Final = b"x" * 4_096  # like a small commit in the write-ahead log
 _SLOW_MS: Final = 100.0
 
 
 class FolderAccess(NamedTuple):
-    """Who may do what with a folder that is there, or is to be made."""
+    """The permissions of a folder that exists or is to be created."""
 
     path: Path
-    me: int  # account that looks
-    owner: int | None = None  # None: there is no folder yet
+    me: int  # the account of this process
+    owner: int | None = None  # None: the folder does not exist
     mode: int = PRIVATE_FOLDER
-    can_write: bool = True  # into it, or into the one in which it is made
-    strangers: tuple[str, ...] = ()  # files of another account than the folder's
+    can_write: bool = True  # to it, or to its parent
+    strangers: tuple[str, ...] = ()  # files that belong to another account
 
 
 def broker_pid(path: Path) -> str | None:
-    """Give the pid of the broker that runs on a folder; None where none is seen."""
+    """Return the pid of the broker that uses a folder; None if there is none."""
     try:
         return locking_pid(path)
     except OSError:
@@ -62,7 +62,7 @@ def broker_pid(path: Path) -> str | None:
 
 
 def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Look at the folder from outside, then at its disk."""
+    """Check the permissions of the folder, its file system and its disk."""
     path = settings.data.absolute()
     try:
         check_rights(path)
@@ -78,7 +78,7 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def folder_access(path: Path) -> FolderAccess:
-    """Gather who may do what."""
+    """Return the permissions of a folder."""
     if not path.exists():
         above = nearest_existing(path)
         return FolderAccess(path, os.geteuid(), can_write=os.access(above, os.W_OK | os.X_OK))
@@ -97,17 +97,17 @@ def folder_access(path: Path) -> FolderAccess:
 
 
 def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
-    """Judge who may do what; ``pid`` is the broker that runs there."""
+    """Return the finding about permissions; ``pid`` is the broker that uses the folder."""
     path, owner = rights.path, rights.owner
     if owner is None:
         if not rights.can_write:
             return bad(
                 NAME,
-                f"{path} is not there, and {account_name(rights.me)} cannot make it",
+                f"{path} does not exist, and {account_name(rights.me)} cannot create it",
                 as_root(f"install -d -m 700 -o {account_name(rights.me)} {path}")
-                + "; or name a folder of yours with --data",
+                + "; or choose another folder with --data",
             )
-        return ok(NAME, f"{path} is not there yet", "the first start makes it")
+        return ok(NAME, f"{path} does not exist yet", "the first start creates it")
     whose = f"{path} of {account_name(owner)}"
     if rights.strangers:
         return bad(
@@ -120,26 +120,26 @@ def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
             NAME,
             f"{account_name(rights.me)} cannot use {whose}",
             as_root(f"sudo -u {account_name(owner)} phpmq-lite doctor")
-            + "; or name a folder of yours with --data",
+            + "; or choose another folder with --data",
         )
     if rights.me != owner:
         return warn(
             NAME,
-            f"{whose}, looked at as {account_name(rights.me)}",
+            f"{whose}, checked as {account_name(rights.me)}",
             as_root(f"sudo -u {account_name(owner)} phpmq-lite doctor")
-            + ": it sees what the broker sees",
+            + ": that account has the broker's permissions",
         )
     if rights.mode & (stat.S_IRWXG | stat.S_IRWXO):
         return warn(
             NAME,
             f"{path} is open to others, mode {rights.mode:04o}",
-            f"chmod 700 {path}; the next start does it too",
+            f"chmod 700 {path}; the next start does it, too",
         )
     return ok(NAME, f"{path}, {f'in use by pid {pid}' if pid else 'no broker runs'}")
 
 
 def account_name(number: int) -> str:
-    """Give the name of an account, or its number where it has none here."""
+    """Return the name of an account, or its number if it has none here."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -147,7 +147,7 @@ def account_name(number: int) -> str:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Give the folder itself, or the nearest one above it that is there."""
+    """Return the folder, or its nearest existing parent."""
     return next(one for one in (path, *path.parents) if one.exists())
 
 
@@ -162,21 +162,21 @@ def _file_system(path: Path, *, is_allowed: bool) -> Finding:
 def file_system_finding(
     kind: str | None, refusal: str = "", *, is_allowed: bool = False
 ) -> Finding:
-    """Judge a kind of file system; ``refusal`` is why a start would not take it."""
+    """Return the finding about a file system; ``refusal`` is why the broker refuses it."""
     name = "file system"
     if refusal and not is_allowed:
-        return bad(name, refusal, "a start is refused with exit code 1")
+        return bad(name, refusal, "the broker refuses to start (exit code 1)")
     if refusal:
         return warn(
             name,
-            f"{kind}, of the network, allowed by storage.allow_network_fs",
-            "its locks may lie: a second broker on another machine would be noticed too late",
+            f"{kind}, a network file system, allowed by storage.allow_network_fs",
+            "its locks are unreliable: a second broker on another machine may go unnoticed",
         )
-    if kind in _PASSING:
+    if kind in _VOLATILE:
         return warn(
-            name, f"{kind} is {_PASSING[kind]}", "put the data folder on a disk, or on a volume"
+            name, f"{kind} is {_VOLATILE[kind]}", "put the data folder on a disk, or on a volume"
         )
-    return ok(name, kind or "unknown: this system does not tell")
+    return ok(name, kind or "unknown on this system")
 
 
 def _sync(path: Path) -> Finding:
@@ -186,12 +186,12 @@ def _sync(path: Path) -> Finding:
         return bad(
             "disk",
             f"cannot write to {path}: {error.strerror}",
-            as_root("dmesg") + ": the log of the system says why",
+            as_root("dmesg") + " shows the reason",
         )
 
 
 def measure_syncs_ms(path: Path) -> list[float]:
-    """Add a little to a file and wait for the disk, some times; the file is removed."""
+    """Return the times of small synced writes to a file, which is removed afterwards."""
     probe = path / f".doctor-{os.getpid()}"
     file = create_private(probe)
     try:
@@ -208,20 +208,19 @@ def measure_syncs_ms(path: Path) -> list[float]:
 
 
 def sync_finding(took_ms: float) -> Finding:
-    """Judge how long the disk takes to store something for good."""
-    text = f"stores 4 KiB for good in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
+    """Return the finding about the time that the disk needs for a synced write."""
+    text = f"writes and syncs 4 KiB in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
     if took_ms < _SLOW_MS:
         return ok("disk", text)
     return warn(
         "disk",
         text,
-        "each confirmed message waits for it: a faster disk, or "
-        "nobody else on it, makes them quicker",
+        "each confirmed publish waits for it: use a faster disk, or one that is not shared",
     )
 
 
 def _room(settings: Settings, path: Path) -> Finding:
-    bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # makes no ballast
+    bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # creates no file
     space = DiskSpace(nearest_existing(path), bounds)
     space.measure(0)
     shortage = "" if space.shortage is None else space.shortage.detail
@@ -229,37 +228,37 @@ def _room(settings: Settings, path: Path) -> Finding:
 
 
 def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
-    """Judge the room on the disk; ``shortage`` is why publishing stops."""
+    """Return the finding about free disk space; ``shortage`` is why publishing stops."""
     text = f"{formats.format_size(free)} free"
     if shortage:
         return bad(
-            "room",
+            "space",
             f"{text}: {shortage}",
-            "make room, give the folder another disk, or lower storage.free_bytes",
+            "free space, move the folder to another disk, or lower storage.free_bytes",
         )
     if free < 3 * least:
         return warn(
-            "room",
+            "space",
             f"{text}; publishing stops below {formats.format_size(least)}",
-            "make room, or lower history.days and history.bytes",
+            "free space, or lower history.days and history.bytes",
         )
     return ok(
-        "room", f"{text}; publishing stops below {formats.format_size(least)}" if least else text
+        "space", f"{text}; publishing stops below {formats.format_size(least)}" if least else text
     )
 
 
-_EARLIEST_MS: Final = 1_735_689_600_000  # 2025: before it there was no such program
-_LATEST_MS: Final = 4_102_444_800_000  # 2100: nobody will ever run it then
-_AHEAD_MS: Final = 60_000  # that a data folder may be from the future
+_EARLIEST_MS: Final = 1_735_689_600_000  # 2025: older than this program
+_LATEST_MS: Final = 4_102_444_800_000  # 2100
+_AHEAD_MS: Final = 60_000  # tolerance for a data folder that is newer than the clock
 _TIMEX_BYTES: Final = 512  # more than the kernel's struct timex has
 _UNSYNCHRONISED: Final = 5  # TIME_ERROR of adjtimex(2)
 
 
 def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Look at what the machine gives; where a broker runs, at what it was given."""
+    """Check the limits of the machine; of the broker's process if it runs."""
     limits = settings.limits
     files = open_files()
-    with suppress(OSError, ValueError):  # of another account, or its pid is another's name
+    with suppress(OSError, ValueError):  # another account's process, or another pid namespace
         files = open_files(int(pid)) if pid else files
     yield open_files_finding(limits.connections, limits.http_connections, files, max_open_files())
     yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())
@@ -271,13 +270,13 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
 def open_files_finding(
     connections: int, http_connections: int, files: int | None, hard: int | None = None
 ) -> Finding:
-    """Judge how many files may be open: each connection is one.
+    """Return the finding about the limit of open files: each connection needs one.
 
-    ``hard`` is how far this account may raise the number by itself; None: as far as it likes.
+    ``hard`` is the limit to which this account may raise it; None: no limit.
     """
     name = "open files"
     if files is None:
-        return ok(name, "any number")
+        return ok(name, "no limit")
     problem = open_files_problem(connections, http_connections, files, hard)
     if problem is not None:
         return warn(name, *problem)
@@ -285,21 +284,23 @@ def open_files_finding(
 
 
 def memory_finding(setting: int, bound: int, machine: int) -> Finding:
-    """Judge ``limits.memory``: ``bound`` is what a container leaves of it, ``machine`` the RAM."""
+    """Return the finding about ``limits.memory``.
+
+    ``bound`` is what a container leaves of it, ``machine`` the RAM, all in bytes.
+    """
     name, wanted = "memory", f"limits.memory, {formats.format_size(setting)}"
     if bound < setting:
         return warn(
             name,
-            f"a container's limit leaves {formats.format_size(bound)} of {wanted}",
-            "publishers wait from there on: raise the limit of the container, or lower "
-            "limits.memory",
+            f"the container's limit leaves {formats.format_size(bound)} of {wanted}",
+            "publishers wait above that: raise the limit of the container, or lower limits.memory",
         )
     if machine and setting > machine * 3 // 4:
         return warn(
             name,
             f"{wanted}, is more than three quarters of the "
             f"{formats.format_size(machine)} of this machine",
-            "lower limits.memory, before the system ends the process",
+            "lower limits.memory, or the system may kill the process",
         )
     return ok(name, f"{wanted}, of {formats.format_size(machine)}" if machine else wanted)
 
@@ -312,37 +313,37 @@ def _memory_bytes() -> int:
 
 
 def clock_finding(now_ms: int, made_ms: int, kept: bool | None) -> Finding:
-    """Judge the clock; ``made_ms`` is when the data folder was made, 0 where there is none.
+    """Return the finding about the clock; ``made_ms`` is when the data folder was created, or 0.
 
-    ``kept``: whether a time service keeps it right; None where the system does not tell.
+    ``kept`` is whether a time service synchronizes the clock; None if unknown.
     """
     name, shown = "clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1_000))
     if not _EARLIEST_MS < now_ms < _LATEST_MS:
         return bad(
             name,
-            f"{shown} cannot be",
-            as_root("date -s TIME") + ", before messages get their times",
+            f"{shown} is impossible",
+            as_root("date -s TIME") + ", before messages get wrong times",
         )
     if now_ms < made_ms - _AHEAD_MS:
         made = formats.format_duration(made_ms - now_ms)
         return bad(
             name,
-            f"{shown}, and the data folder was made {made} later",
-            as_root("date -s TIME") + "; `phpmq-lite clock` tells what a broker makes of it",
+            f"{shown}, but the data folder was created {made} later",
+            as_root("date -s TIME") + "; `phpmq-lite clock show` shows what the broker detected",
         )
     if kept is False:
         return warn(
             name,
-            f"{shown}, and no time service keeps it right",
+            f"{shown}, not synchronized by a time service",
             as_root("systemctl enable --now systemd-timesyncd") + " (or chrony)",
         )
-    return ok(name, f"{shown}, kept right by a time service" if kept else shown)
+    return ok(name, f"{shown}, synchronized by a time service" if kept else shown)
 
 
 def is_clock_kept() -> bool | None:
-    """Ask the kernel whether a time service keeps the clock right (adjtimex(2), which only reads).
+    """Return whether a time service synchronizes the clock; None if the kernel does not know.
 
-    None where it does not tell.
+    adjtimex(2) only reads here.
     """
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))

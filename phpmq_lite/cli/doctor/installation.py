@@ -23,13 +23,13 @@ from phpmq_lite.model import checksum
 from phpmq_lite.storage.migrate import migrate
 
 DISTRIBUTION: Final = "phpmq-lite"
-_LEAST: Final = (">=", ">")  # what a version must have reached
+_LEAST: Final = (">=", ">")  # operators of a lower bound
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Give what is needed here: by all, or beside that by those who use an extra.
+    """Return the requirements of the package, or those that an extra adds.
 
-    Nothing where the package runs without having been installed.
+    The list is empty if the package runs without being installed.
     """
     try:
         all_of = [Requirement(text) for text in requires(DISTRIBUTION) or []]
@@ -43,13 +43,13 @@ def _is_for(requirement: Requirement, extra: str) -> bool:
 
 
 def reinstall_command(*extras: str, flags: str = "") -> str:
-    """Return the command that installs this package again, and who may run it."""
+    """Return the command that reinstalls this package, for the account that may run it."""
     command = install_command(*extras, flags=flags)
     return command if os.access(get_path("purelib"), os.W_OK) else as_root(command)
 
 
 def installed_version(package: str) -> str | None:
-    """Give the version of a package, None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -57,7 +57,7 @@ def installed_version(package: str) -> str | None:
 
 
 def check_python() -> Finding:
-    """Judge the Python that runs this."""
+    """Check the running Python."""
     try:
         needed = metadata(DISTRIBUTION)["Requires-Python"]
     except PackageNotFoundError:
@@ -66,7 +66,7 @@ def check_python() -> Finding:
 
 
 def python_finding(found: str, needed: str) -> Finding:
-    """Judge a version of Python."""
+    """Return the finding about a version of Python."""
     text = f"{found}, {sys.executable}"
     if SpecifierSet(needed).contains(found, prereleases=True):
         return ok("Python", text)
@@ -74,9 +74,9 @@ def python_finding(found: str, needed: str) -> Finding:
 
 
 def package_finding(needed: Requirement, found: str | None, install: str) -> Finding:
-    """Judge the version of a package; None: it is not installed.  ``install`` is how it would be.
+    """Return the finding about a package; ``found`` is its version, None if it is missing.
 
-    One that is newer than what was tried may do.
+    ``install`` is the command that installs it.  A newer version than the tested ones is a warning.
     """
     name = needed.name
     if found is None:
@@ -86,7 +86,9 @@ def package_finding(needed: Requirement, found: str | None, install: str) -> Fin
     least = SpecifierSet(",".join(str(one) for one in needed.specifier if one.operator in _LEAST))
     if not least or not least.contains(found, prereleases=True):
         return bad(name, found, f"{needed.specifier} is needed: {install}")
-    return warn(name, found, f"not tried with it: pip install '{name}{needed.specifier}'")
+    return warn(
+        name, found, f"not tested with this version: pip install '{name}{needed.specifier}'"
+    )
 
 
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.serving")
@@ -104,7 +106,7 @@ PAGES: Final = (
 
 
 def check_installation() -> Iterator[Finding]:
-    """Look at what every broker needs."""
+    """Check what every broker needs."""
     yield check_python()
     yield from package_findings(requirements(), installed_version, _import_problem())
     yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, _sqlite_problem())
@@ -114,9 +116,9 @@ def check_installation() -> Iterator[Finding]:
 def package_findings(
     needed: Sequence[Requirement], find: Callable[[str], str | None], problem: str
 ) -> Iterator[Finding]:
-    """Name the packages that will not do; one line where all will.
+    """Yield a finding for each unsuitable package, or one for all.
 
-    ``find`` gives a version; ``problem`` is why something cannot be imported.
+    ``find`` returns the version of a package; ``problem`` is why a module cannot be imported.
     """
     name, own = "packages", f"phpmq-lite {__version__} ({installation.kind()})"
     again = reinstall_command(flags="--upgrade")
@@ -128,11 +130,11 @@ def package_findings(
     elif not needed:
         yield warn(
             name,
-            f"{own} is not installed, so no version was compared",
+            f"{own} is not installed, so versions were not checked",
             reinstall_command(),
         )
     elif not wrong:
-        yield ok(name, f"{own} and the {len(needed)} packages that it needs")
+        yield ok(name, f"{own} and the {len(needed)} required packages")
 
 
 def _import_problem() -> str:
@@ -145,7 +147,7 @@ def _import_problem() -> str:
 
 
 def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> Finding:
-    """Judge SQLite; ``problem`` is why it cannot make the tables."""
+    """Return the finding about SQLite; ``problem`` is why it cannot create the tables."""
     note = sqlite_note(found)
     text = ".".join(map(str, found)) + (f", {note}" if note else "")
     if problem:
@@ -153,14 +155,14 @@ def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> F
     if not threadsafety:
         return bad(
             "SQLite",
-            f"{text}: it was built for one thread only",
+            f"{text}: it is built for one thread only",
             "install a Python whose SQLite has THREADSAFE=1",
         )
     return ok("SQLite", text)
 
 
 def _sqlite_problem() -> str:
-    """Make all tables in memory."""
+    """Create all tables in memory; return the error, if any."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.create_function("checksum", 2, checksum, deterministic=True)
         try:
@@ -179,11 +181,11 @@ def _pages() -> Finding:
             f"{folder} has no {', '.join(missing)}",
             reinstall_command(flags="--force-reinstall"),
         )
-    return ok("pages", "all files of the web pages are there")
+    return ok("pages", "all files of the web pages exist")
 
 
 def check_pipeline_packages() -> Iterator[Finding]:
-    """Tell of Spark and Java: no broker needs them."""
+    """Check Spark and Java, which only the pipeline needs."""
     found = installed_version("pyspark")
     if found is None:
         yield pipeline_finding(None, "")
@@ -191,20 +193,20 @@ def check_pipeline_packages() -> Iterator[Finding]:
     from phpmq_lite.spark import java
 
     try:
-        told = java.find_java()
+        runtime = java.find_java()
     except PhpmqError as error:
         yield pipeline_finding(found, "", str(error))
     else:
-        yield pipeline_finding(found, f"Java {told.version} ({told.origin})")
+        yield pipeline_finding(found, f"Java {runtime.version} ({runtime.origin})")
 
 
 def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding:
-    """Judge what ``pipeline`` needs; ``problem`` is why there is no Java."""
+    """Return the finding about Spark and Java; ``problem`` is why there is no Java."""
     if spark is None:
         return ok(
             "pipeline",
-            "no Spark, which only `phpmq-lite pipeline` needs",
-            f"to use it: {reinstall_command('spark', 'java')}",
+            "Spark is not installed; only `phpmq-lite pipeline` needs it",
+            f"to install it: {reinstall_command('spark', 'java')}",
         )
     if problem:
         return warn(
@@ -212,4 +214,4 @@ def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding
             f"Spark {spark}, no Java: {problem}",
             f"{reinstall_command('java')}, or install Java 17 or newer",
         )
-    return ok("pipeline", f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` looks closer")
+    return ok("pipeline", f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` checks more")

@@ -29,27 +29,27 @@ from phpmq_lite.storage.integrity.stopped_database import has_admin
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000
-SOON_DAYS: Final = 21  # left for a certificate: time to get the next one
+SOON_DAYS: Final = 21  # before a certificate expires: time to renew it
 
 
 class ListenerProbe(NamedTuple):
-    """One address to listen on, and what came of trying it."""
+    """An address of a listener, and the result of binding to it."""
 
     setting: str
     endpoint: ListenAddress
     error: OSError | None = None  # None: it is free
-    process: PeerProcess | None = None  # that has it, where that can be seen
-    may_stop: bool = True  # it is a process of this account, or we are root
+    process: PeerProcess | None = None  # the process that uses it, if known
+    may_stop: bool = True  # whether this account may stop that process
 
 
 def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Try the addresses, then look who may come there."""
+    """Check the addresses, then who can connect, and the certificates."""
     try:
         wanted = list(_wanted(settings))
     except SettingsError as error:
-        yield bad(NAME, str(error), "mend it: a start is refused with exit code 78")
+        yield bad(NAME, str(error), "correct it: the broker refuses to start (exit code 78)")
         return
-    yield from port_findings([_tried(*one) for one in wanted], pid)
+    yield from port_findings([_probe(*one) for one in wanted], pid)
     yield access_finding(settings, _access_problem(settings), wanted)
     yield from _tls(settings)
 
@@ -66,8 +66,8 @@ def _wanted(settings: Settings) -> Iterator[tuple[str, ListenAddress]]:
 # -- ports
 
 
-def _tried(setting: str, endpoint: ListenAddress) -> ListenerProbe:
-    """Bind an address and let it go; nobody can connect to it meanwhile."""
+def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
+    """Bind to an address and release it; no client can connect in between."""
     try:
         if endpoint.kind == "unix":
             _try_unix(endpoint)
@@ -94,9 +94,13 @@ def _may_stop(pid: int) -> bool:
 
 
 def _try_unix(endpoint: ListenAddress) -> None:
-    """Look whether somebody answers on a socket; what nobody answers on is replaced by a start."""
+    """Check whether a process listens on a Unix socket; a start replaces an unused one.
+
+    Raises:
+        OSError: the address is in use, or the folder is not writable.
+    """
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.setblocking(False)  # who is there may be slow to answer
+        probe.setblocking(False)  # the listener may be slow to answer
         try:
             probe.connect(str(endpoint.path))
         except BlockingIOError:
@@ -109,7 +113,7 @@ def _try_unix(endpoint: ListenAddress) -> None:
 
 
 def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[Finding]:
-    """Judge the addresses; ``pid`` is the broker that runs, which should have them all."""
+    """Yield findings about the addresses; a running broker, ``pid``, should use them all."""
     good: list[str] = []
     missing: list[str] = []
     for port in ports:
@@ -122,11 +126,11 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
     if missing:
         yield warn(
             NAME,
-            f"the broker that runs does not listen on {', '.join(missing)}",
-            "it was started with other settings: restart it, or give doctor its flags",
+            f"the running broker does not listen on {', '.join(missing)}",
+            "it was started with other settings: restart it, or run doctor with its flags",
         )
     if good:
-        yield ok(NAME, f"{', '.join(good)}: {'of the broker' if pid else 'free'}")
+        yield ok(NAME, f"{', '.join(good)}: {'used by the broker' if pid else 'free'}")
 
 
 def _is_any(endpoint: ListenAddress) -> bool:
@@ -134,7 +138,7 @@ def _is_any(endpoint: ListenAddress) -> bool:
 
 
 def _is_ours(port: ListenerProbe, pid: str | None) -> bool:
-    """Tell whether our broker has it: who has it cannot always be seen."""
+    """Return whether the broker uses the address, or an unknown process that may be it."""
     is_taken = port.error is not None and port.error.errno == errno.EADDRINUSE
     return is_taken and pid is not None and (port.process is None or str(port.process.pid) == pid)
 
@@ -143,22 +147,22 @@ def _refused(port: ListenerProbe) -> Finding:
     error, where = port.error or OSError(), f"{port.setting} {port.endpoint}"
     other = f"set another address in {port.setting}"
     if error.errno == errno.EADDRINUSE and port.process is None:
-        hint = f"{other}; or {as_root('ss -ltnp')}, which says what to stop"
-        return bad(NAME, f"{where} is taken by another program", hint)
+        hint = f"{other}; or {as_root('ss -ltnp')}, to see which program to stop"
+        return bad(NAME, f"{where} is in use by another program", hint)
     if error.errno == errno.EADDRINUSE and port.process is not None:
-        found = f"{where} is taken by pid {port.process.pid}, {port.process.command}"
+        found = f"{where} is in use by pid {port.process.pid}, {port.process.command}"
         return bad(NAME, found, f"stop that, or {other}" if port.may_stop else other)
     if error.errno == errno.EACCES and port.endpoint.kind == "tcp":
         command = f"sysctl net.ipv4.ip_unprivileged_port_start={port.endpoint.port}"
-        other += f"; or, to allow it to every account, {as_root(command)}"
+        other += f"; or, to allow the port to every account, {as_root(command)}"
     return bad(NAME, f"{where}: {error.strerror or error}", other)
 
 
-# -- who may come in
+# -- access
 
 
 def _access_problem(settings: Settings) -> str:
-    """Say why a start would be refused, for want of a decision or of a usable password."""
+    """Return why the broker would refuse to start: undecided access, or an unusable password."""
     database = settings.data / DATABASE
     try:
         check_wide_binds(settings, lambda: has_admin(database))
@@ -173,25 +177,27 @@ def _access_problem(settings: Settings) -> str:
 def access_finding(
     settings: Settings, problem: str, wanted: Sequence[tuple[str, ListenAddress]]
 ) -> Finding:
-    """Judge who may connect; ``problem`` is why a start is refused, ``wanted`` where it listens."""
+    """Return the finding about access; ``problem`` is why the broker refuses to start."""
     if problem:
-        return bad("access", problem, "until then a start is refused with exit code 78")
+        return bad("access", problem, "until then the broker refuses to start (exit code 78)")
     wide = [(name, endpoint) for name, endpoint in wanted if not is_loopback(endpoint)]
     if not wide:
         return ok("access", "only this machine can connect")
     sections = {name.partition(".")[0] for name, _ in wide}
-    text = f"others can connect: {', '.join(f'{name} {endpoint}' for name, endpoint in wide)}"
+    text = (
+        f"other machines can connect: {', '.join(f'{name} {endpoint}' for name, endpoint in wide)}"
+    )
     tcp, admin = settings.tcp, settings.admin
     if "tcp" in sections and tcp.open and not (tcp.allow or tcp.tls_client_ca):
         return warn(
             "access",
-            f"{text}; tcp.open: each of them can read and publish",
-            "name their networks in tcp.allow, or ask for certificates with tcp.tls_client_ca",
+            f"{text}; with tcp.open, each can consume and publish",
+            "list their networks in tcp.allow, or require certificates with tcp.tls_client_ca",
         )
     if "admin" in sections and admin.plaintext and admin.tls_cert is None:
         return warn(
             "access",
-            f"{text}; admin.plaintext: passwords and tokens can be read on the way",
+            f"{text}; with admin.plaintext, passwords and tokens are sent unencrypted",
             "set admin.tls_cert and admin.tls_key, or put a proxy with TLS in front",
         )
     return ok("access", text)
@@ -209,7 +215,7 @@ def _tls(settings: Settings) -> Iterator[Finding]:
                 server_context(pair.tls_cert, pair.tls_key, client_ca, section=section)
             except SettingsError as error:
                 problems[section] = str(error)
-                yield bad("TLS", str(error), "a start is refused with exit code 78")
+                yield bad("TLS", str(error), "the broker refuses to start (exit code 78)")
     now_ms = time.time_ns() // 1_000_000
     for one in asyncio.run(read_certificates(settings)):
         if one.section not in problems:
@@ -217,17 +223,17 @@ def _tls(settings: Settings) -> Iterator[Finding]:
 
 
 def certificate_finding(one: Certificate, now_ms: int) -> Finding:
-    """Judge the time that a certificate has left."""
+    """Return the finding about the remaining lifetime of a certificate."""
     names = ", ".join(one.names) or one.subject
     text = f"{one.section}: {names}"
     if one.expires_at is None:
         return bad(
             "TLS",
-            f"{text}: {one.error or 'it does not say until when'}",
-            f"look at it: openssl x509 -text -in {one.path}",
+            f"{text}: {one.error or 'no expiry date'}",
+            f"inspect it: openssl x509 -text -in {one.path}",
         )
     days = (one.expires_at - now_ms) // _DAY_MS
     text += f", {days} {plural(days, 'day', 'days')} left"
     if days < SOON_DAYS:
-        return warn("TLS", text, f"put a new one to {one.path}, and reload the broker (SIGHUP)")
+        return warn("TLS", text, f"renew {one.path}, and reload the broker (SIGHUP)")
     return ok("TLS", text)

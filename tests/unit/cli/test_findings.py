@@ -37,9 +37,9 @@ def test_only_what_is_bad_ends_with_1(findings: list[Finding], code: int) -> Non
 @pytest.mark.parametrize(
     ("findings", "expected"),
     [
-        (WELL, "All 1 checks are well."),
-        (LATE, "2 checks: 0 bad, 1 to look at."),
-        (ILL, "3 checks: 1 bad, 1 to look at."),
+        (WELL, "All 1 checks passed."),
+        (LATE, "2 checks: 0 bad, 1 warning."),
+        (ILL, "3 checks: 1 bad, 1 warning."),
     ],
 )
 def test_summary_counts(findings: list[Finding], expected: str) -> None:
@@ -64,4 +64,4 @@ def test_table_has_the_hint_below_and_no_escapes() -> None:
         "         → hurry",
         "bad   c  gone \\x1b[31m",
     ]
-    assert done.stderr == "3 checks: 1 bad, 1 to look at.\n"
+    assert done.stderr == "3 checks: 1 bad, 1 warning.\n"

@@ -34,7 +34,7 @@ def test_version_that_may_not_differ_is_needed() -> None:
 
 def test_newer_one_is_named_with_what_was_tried() -> None:
     finding = installation.package_finding(Requirement("pandas>=2.2,<3"), "3.0", "pip install it")
-    assert finding.hint == "not tried with it: pip install 'pandas<3,>=2.2'"
+    assert finding.hint == "not tested with this version: pip install 'pandas<3,>=2.2'"
 
 
 def test_extras_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ FOLDER = Path("/backups")
         (HOUR_MS, 0, OK, "the newest is 1 h old, in /backups"),
         (8 * 24 * HOUR_MS, 0, WARN, "the newest is 8 d old"),
         (48 * HOUR_MS, 24, OK, "the newest is 2 d old"),
-        (49 * HOUR_MS, 24, WARN, "one is to be made every 24 h"),
+        (49 * HOUR_MS, 24, WARN, "one is scheduled every 24 h"),
     ],
 )
 def test_newest_backup_is_judged(
@@ -31,4 +31,4 @@ def test_newest_backup_is_judged(
 
 def test_backup_on_the_disk_of_the_data_is_told() -> None:
     found = database.backup_finding(FOLDER, HOUR_MS, 0, is_same=True)
-    assert (found.state, "takes both" in found.hint) == (OK, True)
+    assert (found.state, "share a disk" in found.hint) == (OK, True)

@@ -15,11 +15,11 @@ PATH = Path("/srv/mq")
 @pytest.mark.parametrize(
     ("rights", "state", "words"),
     [
-        (FolderAccess(PATH, NOBODY), OK, "/srv/mq is not there yet"),
-        (FolderAccess(PATH, NOBODY, can_write=False), BAD, "4000000000 cannot make it"),
+        (FolderAccess(PATH, NOBODY), OK, "/srv/mq does not exist yet"),
+        (FolderAccess(PATH, NOBODY, can_write=False), BAD, "4000000000 cannot create it"),
         (FolderAccess(PATH, NOBODY, NOBODY), OK, "/srv/mq, no broker runs"),
         (FolderAccess(PATH, NOBODY, NOBODY, 0o755), WARN, "is open to others, mode 0755"),
-        (FolderAccess(PATH, 0, NOBODY), WARN, "/srv/mq of 4000000000, looked at as root"),
+        (FolderAccess(PATH, 0, NOBODY), WARN, "/srv/mq of 4000000000, checked as root"),
         (
             FolderAccess(PATH, NOBODY, 0, can_write=False),
             BAD,
@@ -68,7 +68,7 @@ def test_file_system_is_judged(
 )
 def test_disk_is_judged_by_how_long_it_takes(took_ms: float, state: str, words: str) -> None:
     found = host.sync_finding(took_ms)
-    assert (found.state, found.found) == (state, f"stores 4 KiB for good in {words}")
+    assert (found.state, found.found) == (state, f"writes and syncs 4 KiB in {words}")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def test_packages_that_will_do_are_one_line() -> None:
     versions = {"click": "8.2", "uvloop": "0.21"}
     (found,) = installation.package_findings(NEEDED, versions.get, "")
     assert found.state == OK
-    assert found.found.endswith("and the 2 packages that it needs")
+    assert found.found.endswith("and the 2 required packages")
 
 
 def test_packages_that_will_not_are_named() -> None:

@@ -12,7 +12,7 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("files", "state", "words"),
     [
-        (None, OK, "any number"),
+        (None, OK, "no limit"),
         (4_096, OK, "4,096 may be open, enough for 500 connections"),
         (564, OK, "564 may be open"),
         (563, WARN, "563 may be open, so 499 of limits.connections, 500, can connect"),
@@ -29,7 +29,7 @@ def test_open_files_are_judged(files: int | None, state: str, words: str) -> Non
     [
         (GIB, 8 * GIB, OK, "limits.memory, 1 GiB, of 8 GiB"),
         (GIB, 0, OK, "limits.memory, 1 GiB"),
-        (GIB // 2, 8 * GIB, WARN, "a container's limit leaves 512 MiB of limits.memory, 1 GiB"),
+        (GIB // 2, 8 * GIB, WARN, "the container's limit leaves 512 MiB of limits.memory, 1 GiB"),
         (GIB, GIB, WARN, "more than three quarters of the 1 GiB"),
     ],
 )
@@ -41,13 +41,13 @@ def test_memory_is_judged(bound: int, of_machine: int, state: str, words: str) -
 @pytest.mark.parametrize(
     ("now_ms", "made_ms", "kept", "state", "words"),
     [
-        (NOW_MS, 0, True, OK, "2027-01-15 08:00:00 UTC, kept right by a time service"),
+        (NOW_MS, 0, True, OK, "2027-01-15 08:00:00 UTC, synchronized by a time service"),
         (NOW_MS, 0, None, OK, "2027-01-15 08:00:00 UTC"),
-        (NOW_MS, 0, False, WARN, "no time service keeps it right"),
+        (NOW_MS, 0, False, WARN, "not synchronized by a time service"),
         (NOW_MS, NOW_MS + 59_000, True, OK, "UTC"),
-        (NOW_MS, NOW_MS + 7_200_000, True, BAD, "the data folder was made 2 h later"),
-        (0, 0, True, BAD, "1970-01-01 00:00:00 UTC cannot be"),
-        (5_000_000_000_000, 0, True, BAD, "cannot be"),
+        (NOW_MS, NOW_MS + 7_200_000, True, BAD, "the data folder was created 2 h later"),
+        (0, 0, True, BAD, "1970-01-01 00:00:00 UTC is impossible"),
+        (5_000_000_000_000, 0, True, BAD, "is impossible"),
     ],
 )
 def test_clock_is_judged(

@@ -25,13 +25,13 @@ DAY_MS = 86_400_000
     [
         (ListenerProbe("tcp.listen", HERE), None, OK, "127.0.0.1:9100: free"),
         (ListenerProbe("tcp.listen", HERE), "7", WARN, "does not listen on 127.0.0.1:9100"),
-        (ListenerProbe("tcp.listen", ANY), "7", OK, "127.0.0.1:0: of the broker"),
-        (ListenerProbe("tcp.listen", HERE, TAKEN), "7", OK, "127.0.0.1:9100: of the broker"),
+        (ListenerProbe("tcp.listen", ANY), "7", OK, "127.0.0.1:0: used by the broker"),
+        (ListenerProbe("tcp.listen", HERE, TAKEN), "7", OK, "127.0.0.1:9100: used by the broker"),
         (
             ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(7, "serve")),
             "7",
             OK,
-            "of the broker",
+            "used by the broker",
         ),
         (
             ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")),
@@ -45,7 +45,7 @@ DAY_MS = 86_400_000
             BAD,
             "by pid 8, nc -l",
         ),
-        (ListenerProbe("tcp.listen", HERE, TAKEN), None, BAD, "is taken by another program"),
+        (ListenerProbe("tcp.listen", HERE, TAKEN), None, BAD, "is in use by another program"),
         (
             ListenerProbe("admin.listen", WIDE, OSError(errno.EADDRNOTAVAIL, "not ours")),
             None,
@@ -76,10 +76,10 @@ def test_low_port_needs_a_right() -> None:
     ("sections", "wanted", "state", "words"),
     [
         ({}, [("tcp.listen", HERE)], OK, "only this machine can connect"),
-        ({"tcp": {"open": True}}, [("tcp.listen", WIDE)], WARN, "each of them can read"),
-        ({"tcp": {"open": True}}, [("admin.listen", WIDE)], OK, "others can connect"),
+        ({"tcp": {"open": True}}, [("tcp.listen", WIDE)], WARN, "each can consume"),
+        ({"tcp": {"open": True}}, [("admin.listen", WIDE)], OK, "other machines can connect"),
         ({"tcp": {"open": True, "allow": "10.0.0.0/8"}}, [("tcp.listen", WIDE)], OK, "10.0.0.1"),
-        ({"admin": {"plaintext": True}}, [("admin.listen", WIDE)], WARN, "can be read on the way"),
+        ({"admin": {"plaintext": True}}, [("admin.listen", WIDE)], WARN, "are sent unencrypted"),
         ({"admin": {"plaintext": True}}, [("tcp.listen", WIDE)], OK, "tcp.listen 10.0.0.1:9100"),
     ],
 )
