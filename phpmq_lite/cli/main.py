@@ -116,11 +116,40 @@ SECTIONS: Final = {  # of the help
         ),
     },
     "Shell": {
+        "docs": CommandEntry("phpmq_lite.cli.docs", "Open the documentation of the broker."),
         "completion": CommandEntry(
             "phpmq_lite.cli.main",
             "Print the completion script of a shell.",
         ),
     },
+}
+DOCS: Final = {  # command -> its page of the documentation, for the end of --help
+    "serve": "operate/operations",
+    "doctor": "operate/operations",
+    "check": "operate/operations",
+    "config": "reference/settings",
+    "clock": "guides/admin#the-clock",
+    "bench": "operate/performance",
+    "publish": "start/which-client",
+    "consume": "start/which-client",
+    "message": "guides/admin#find-a-message",
+    "dead-letter": "concepts/dead-letters",
+    "worker": "guides/workers",
+    "outbox": "guides/workers#outbox",
+    "envelope": "guides/envelopes",
+    "schema": "guides/schemas",
+    "frame": "reference/protocol",
+    "pipeline": "guides/pipeline",
+    "backup": "operate/operations#back-up",
+    "database": "operate/operations#when-a-start-refuses-exit-code-65",
+    "import": "guides/migrate",
+    "user": "guides/admin#who-may-come-in",
+    "token": "guides/admin#who-may-come-in",
+}
+DOCS_OF_CODES: Final = {  # exit code -> the page that says what to do
+    65: "operate/operations#when-a-start-refuses-exit-code-65",
+    74: "operate/reliability#a-write-or-an-fsync-that-fails",
+    78: "reference/settings",
 }
 COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in group.items()}
 
@@ -136,11 +165,13 @@ class RootGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command and return it; None if it does not exist."""
+        """Import a command, whose help names its documentation; None if it does not exist."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
         command: click.Command = getattr(import_module(entry.module), entry.attribute or cmd_name)
+        if command.epilog is None and (page := DOCS.get(cmd_name)):
+            command.epilog = f"Documentation: phpmq-lite docs {page}"
         return command
 
     def resolve_command(
@@ -177,7 +208,10 @@ class RootGroup(click.Group):
             if error is None:
                 raise
             click.echo(f"Error: {describe_error(error)}", err=True)
-            ctx.exit(exit_code_of(error))
+            code = exit_code_of(error)
+            if page := DOCS_OF_CODES.get(code):
+                click.echo(f"See: phpmq-lite docs {page}", err=True)
+            ctx.exit(code)
 
 
 @click.command(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite.admin.base import problems
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.admin.views.documentation import PICTURE_TYPES, RENAMED, Documentation
 from phpmq_lite.admin.views.page_layout import HELP
+from phpmq_lite.cli import main as cli
 from tests.docs.pages import ROOT, anchors
 
 BASE = "/mq"
@@ -62,7 +64,9 @@ def test_links_and_pictures_of_a_page_are_there(name: str) -> None:
 
 
 def test_help_leads_to_pages_and_anchors_that_exist() -> None:
-    for target in (*HELP.values(), "guides/admin"):
+    commands = (*cli.DOCS.values(), *cli.DOCS_OF_CODES.values())
+    assert set(cli.DOCS) <= set(cli.COMMANDS)
+    for target in (*HELP.values(), *problems.DOCS.values(), *commands, "guides/admin"):
         name, _, anchor = target.partition("#")
         assert name in DOCS.outlines
         assert not anchor or anchor in {heading.anchor for heading in DOCS.outlines[name]}, target

@@ -1,10 +1,15 @@
 """The routes of the documentation: who may read it, where addresses lead, what is sent."""
 
+import json
 import re
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from phpmq_lite.cli.admin_client import AdminClient
+from phpmq_lite.cli.main import root_command
 from tests.docs.test_docs_at_broker import MOVED
 from tests.support.http_users import HttpUser, broker_fixture
 
@@ -52,3 +57,70 @@ async def test_pages_of_the_admin_lead_to_their_help(tmp_path: Path) -> None:
         text = (await me.get("/docs/?q=%3Cscript%3Ealert")).text
         assert "<script>alert" not in text
         assert "&lt;script&gt;alert" in text
+
+
+async def test_errors_lead_to_the_page_about_them(tmp_path: Path) -> None:
+    async with (
+        broker_fixture(tmp_path / "data", admin={"base_path": "/mq"}) as home,
+        HttpUser(home.url) as me,
+    ):
+        await home.add("anna")
+        problem = json.loads((await me.get("/api/v1/queues")).text)
+        assert (problem["code"], problem["type"]) == (
+            "login",
+            "/mq/docs/guides/admin#who-may-come-in",
+        )
+        await me.log_in("anna")
+        problem = json.loads((await me.get("/api/v1/queues/nothing")).text)
+        assert "type" not in problem
+        answer = await me.ask("POST", "/logout", {"Origin": "http://evil.test"})
+        assert 'href="/mq/docs/operate/security#4-changes-from-elsewhere"' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("page", "path"),
+    [
+        ("", ""),
+        ("admin", "guides/admin"),
+        ("moving-in", "guides/migrate"),
+        ("concepts/ttl#try-it", "concepts/ttl#try-it"),
+    ],
+)
+def test_command_opens_the_page_at_the_broker(
+    monkeypatch: pytest.MonkeyPatch, page: str, path: str
+) -> None:
+    opened: list[str] = []
+
+    def launch(url: str) -> int:
+        opened.append(url)
+        return 0
+
+    monkeypatch.setattr(click, "launch", launch)
+    monkeypatch.setattr(AdminClient, "get", lambda *_: {})
+    call = ["docs", *filter(None, [page]), "--url", "http://mq.example/team"]
+    found = CliRunner().invoke(root_command, call)
+    assert (found.exit_code, opened) == (0, [f"http://mq.example/team/docs/{path}"])
+    printed = CliRunner().invoke(root_command, [*call, "--print-url"])
+    assert (printed.stdout.strip(), len(opened)) == (opened[0], 1)
+
+
+def test_command_shows_a_page_without_a_broker_and_suggests_one_for_a_typo() -> None:
+    found = CliRunner().invoke(root_command, ["docs", "ttl", "--text"])
+    assert (found.exit_code, "Time to live" in found.stdout) == (0, True)
+    found = CliRunner().invoke(root_command, ["docs", "piplines", "--text"])
+    assert (found.exit_code, found.stderr) == (
+        3, "Error: there is no page 'piplines'. Did you mean pipeline?\n",
+    )  # fmt: skip
+
+
+def test_command_says_what_to_open_if_no_browser_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(click, "launch", lambda _: 1)
+    monkeypatch.setattr(AdminClient, "get", lambda *_: {})
+    found = CliRunner().invoke(root_command, ["docs", "--url", "http://mq.example"])
+    assert found.exit_code == 1
+    assert "open http://mq.example/docs/, or use --text" in found.stderr
+
+
+def test_help_ends_with_the_page_about_the_command() -> None:
+    found = CliRunner().invoke(root_command, ["worker", "--help"])
+    assert found.stdout.endswith("Documentation: phpmq-lite docs guides/workers\n")

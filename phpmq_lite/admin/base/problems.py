@@ -39,6 +39,19 @@ _REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
     "draining": 503,
     "not_ready": 503,
 }
+DOCS: Final = {  # code -> the page of the documentation that explains it
+    "bad_query": "guides/admin#find-a-message",
+    "cross_site": "operate/security#4-changes-from-elsewhere",
+    "database_full": "concepts/durability#when-there-is-no-room",
+    "disk_full": "concepts/durability#when-there-is-no-room",
+    "foreign_origin": "operate/security#4-changes-from-elsewhere",
+    "foreign_queue": "guides/admin#who-may-come-in",
+    "local": "guides/admin#who-may-come-in",
+    "login": "guides/admin#who-may-come-in",
+    "no_origin": "operate/security#4-changes-from-elsewhere",
+    "not_writable": "operate/reliability#a-write-or-an-fsync-that-fails",
+    "role": "guides/admin#who-may-come-in",
+}
 _BOUNDS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "expected", "pattern")
 
 
@@ -71,9 +84,15 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
         """The phrase of the status, such as ``Not Found``."""
         return HTTPStatus(self.status).phrase
 
-    def as_json(self, request_id: str) -> dict[str, Any]:
+    @property
+    def docs(self) -> str | None:
+        """The page of the documentation about it, if there is one."""
+        return DOCS.get(self.code)
+
+    def as_json(self, request_id: str, type_url: str | None = None) -> dict[str, Any]:
         """Return the members of the problem document, without empty ones."""
         members = {
+            "type": type_url,
             "title": self.title,
             "status": self.status,
             "code": self.code,

@@ -40,6 +40,10 @@ _PROBLEM: Final[dict[str, Any]] = {
     "type": "object",
     "description": "An error (RFC 9457).",
     "properties": {
+        "type": {
+            "type": "string",
+            "description": "the page of the documentation about it",
+        },
         "title": {"type": "string", "description": "the status in words, such as Not Found"},
         "status": {"type": "integer", "description": "the HTTP status of the response"},
         "code": {"type": "string", "description": "stable name for programs"},

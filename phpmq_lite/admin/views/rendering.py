@@ -213,6 +213,7 @@ async def problem_page(request: web.Request, problem: Problem) -> web.Response:
         "error.html",
         status=problem.status,
         problem=problem,
+        help_url=_help_url(request, problem),
         is_change=request.method not in ("GET", "HEAD"),
         login_url=frame_parts.url_or_none(context_of(request).urls, "login"),
     )
@@ -220,11 +221,18 @@ async def problem_page(request: web.Request, problem: Problem) -> web.Response:
     return response
 
 
+def _help_url(request: web.Request, problem: Problem) -> str | None:
+    return context_of(request).urls.docs(problem.docs) if problem.docs else None
+
+
 def problem_json(request: web.Request, problem: Problem) -> web.Response:
     """Show an error as ``application/problem+json``."""
     return web.Response(
         status=problem.status,
-        text=json.dumps(problem.as_json(request.get(REQUEST_ID, "")), ensure_ascii=False),
+        text=json.dumps(
+            problem.as_json(request.get(REQUEST_ID, ""), _help_url(request, problem)),
+            ensure_ascii=False,
+        ),
         content_type="application/problem+json",
         headers=problem.headers,
     )

@@ -36,4 +36,5 @@ def test_show_refuses_a_wrong_file_with_78(tmp_path: Path) -> None:
     assert result.exit_code == 78
     assert result.stderr == (
         f"Error: limits.credits in {path} is not a setting. Did you mean limits.credit?\n"
+        "See: phpmq-lite docs reference/settings\n"
     )

@@ -19,6 +19,8 @@ from phpmq_lite.errors import (
     StartRefusedError,
 )
 
+SEE = {code: f"See: phpmq-lite docs {page}\n" for code, page in main.DOCS_OF_CODES.items()}
+
 
 def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     """Run a command that fails with ``error``; give exit code and standard error."""
@@ -49,7 +51,7 @@ def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, st
 def test_error_becomes_one_line_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
-    assert end_with(error, monkeypatch) == (code, "Error: x\n")
+    assert end_with(error, monkeypatch) == (code, "Error: x\n" + SEE.get(code, ""))
 
 
 def test_refused_publish_exits_4_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +61,7 @@ def test_refused_publish_exits_4_with_the_reason(monkeypatch: pytest.MonkeyPatch
 
 def test_group_of_errors_tells_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     group = ExceptionGroup("tasks", [ExceptionGroup("inner", [SettingsError("x")]), OSError("y")])
-    assert end_with(group, monkeypatch) == (78, "Error: x\n")
+    assert end_with(group, monkeypatch) == (78, "Error: x\n" + SEE[78])
 
 
 def test_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,78 @@
+"""``docs``: open the documentation, or show a page of it in the terminal."""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+import click
+
+from phpmq_lite.admin.base.urls import Urls
+from phpmq_lite.admin.views.documentation import INDEX, Documentation
+from phpmq_lite.cli.admin_client import (
+    AdminClient,
+    BrokerUnavailableError,
+    admin_url_of,
+    find_admin_client,
+    url_options,
+)
+from phpmq_lite.cli.errors import NOT_FOUND, CommandError
+from phpmq_lite.cli.output import print_message
+from phpmq_lite.cli.settings_options import SettingsArguments, data_option, settings_options
+from phpmq_lite.installation import docs_folder
+
+
+@click.command()
+@click.argument("page", default=INDEX)
+@click.option("--text", is_flag=True, help="Show the page in this terminal; needs no broker.")
+@click.option("--print-url", is_flag=True, help="Print the address instead of opening it.")
+@url_options
+@data_option
+@settings_options
+def docs(
+    given: SettingsArguments,
+    url: str | None,
+    token_file: Path | None,
+    page: str,
+    text: bool,
+    print_url: bool,
+) -> None:
+    """Open the documentation of the broker.
+
+    PAGE is a page, such as guides/admin, or its last part: admin. An anchor may follow: admin#keys.
+    """
+    name, mark, anchor = page.partition("#")
+    pages = Documentation(docs_folder(), Urls("", {}).docs)
+    found = pages.moved_to(name)
+    if found is None:
+        close = get_close_matches(name, [each.rpartition("/")[2] for each in pages.outlines], 1)
+        hint = f"Did you mean {close[0]}?" if close else "docs --text lists all pages."
+        raise CommandError(f"there is no page {name!r}. {hint}", NOT_FOUND)
+    if text:
+        _show(docs_folder() / f"{found}.md")
+        return
+    node = find_admin_client(given, url, token_file)
+    base = admin_url_of(node.settings) if node.settings is not None else node.url
+    address = base.rstrip("/") + Urls("", {}).docs(found) + mark + anchor
+    if print_url:
+        click.echo(address)
+        return
+    _check_answers(node)
+    if click.launch(address) != 0:
+        raise CommandError(f"no browser could be started; open {address}, or use --text")
+    print_message(f"opened {address}")
+
+
+def _check_answers(node: AdminClient) -> None:
+    """Raise BrokerUnavailableError if no broker answers; a browser would only show that."""
+    try:
+        node.get("/listeners")
+    except BrokerUnavailableError:
+        raise
+    except CommandError:
+        return  # it wants a login, as it will from the browser
+
+
+def _show(path: Path) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(path.read_text(encoding="utf-8")))
