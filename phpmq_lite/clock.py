@@ -62,7 +62,7 @@ class Clock:
         self.last_jump_ms = self.start_jump_ms
         self.is_disturbed = False
         self._base_ms = steady_ms - running_ms
-        self._apart_ms = wall_ms - running_ms  # expected value of the wall clock
+        self._wall_offset_ms = wall_ms - running_ms  # expected value of the wall clock
         self._seen_ms = running_ms
         self._gap_ms = self._jump_ms = 0
 
@@ -83,9 +83,9 @@ class Clock:
     def now(self) -> Now:
         """Read the clocks; ``steady_ms`` never decreases."""
         wall_ms, running_ms = self._read()
-        jump_ms = wall_ms - running_ms - self._apart_ms
+        jump_ms = wall_ms - running_ms - self._wall_offset_ms
         if abs(jump_ms) > JUMP_MS:
-            self._apart_ms += jump_ms
+            self._wall_offset_ms += jump_ms
             self._jump_ms += jump_ms
             self.last_jump_ms = jump_ms
             self.jumps += 1

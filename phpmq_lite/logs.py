@@ -60,7 +60,7 @@ class RateLimit:
         self._window_s = window_s
         self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (start of its window, lines)
 
-    def take(self, kind: str, now_s: float) -> tuple[bool, int]:
+    def count(self, kind: str, now_s: float) -> tuple[bool, int]:
         """Count a line; return whether to write it, and how many were suppressed before it.
 
         ``now_s`` is monotonic.  The second number is above 0 only for the first line of a window.
@@ -86,13 +86,13 @@ class LogLine:
     level: str
     area: str
     event: str
-    rest: str  # all other fields: "client=12 code=bad-framing"
+    fields: str  # all other fields: "client=12 code=bad-framing"
     detail: str = ""  # a traceback
 
     @property
     def size(self) -> int:
         """Return its approximate size in bytes."""
-        return len(self.event) + len(self.rest) + len(self.detail) + 100
+        return len(self.event) + len(self.fields) + len(self.detail) + 100
 
 
 class RecentLogLines:
@@ -151,7 +151,7 @@ recent: Final = RecentLogLines()
 
 def is_quiet(kind: str) -> bool:
     """Return whether a line that a peer caused is suppressed: it had ten lines this minute."""
-    is_written, not_shown = _peers.take(kind, time.monotonic())
+    is_written, not_shown = _peers.count(kind, time.monotonic())
     if not_shown:
         get_logger(__name__).warning("lines_not_shown", kind=kind, count=not_shown)
     return not is_written

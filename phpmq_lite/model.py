@@ -201,7 +201,7 @@ class AuditEntry:
 class RowsRequest:
     """Load messages by seq, in that order, live or settled; missing ones are left out."""
 
-    take: Callable[[list[Message], bool], None]  # gets the rows; with bodies in several pages
+    on_rows: Callable[[list[Message], bool], None]  # gets the rows; with bodies in several pages
     seqs: tuple[int, ...]
     bodies: bool = False
     settled: bool = False  # from the history; ``state`` is then the outcome
@@ -323,7 +323,7 @@ class PageRequest:
     For ``PageKind.CLAIMED``, ``queue_id`` is a subscription_id and positions are claims.
     """
 
-    take: Callable[[list[Message], bool], None]  # gets the rows
+    on_rows: Callable[[list[Message], bool], None]  # gets the rows
     queue_id: int
     after: int
     upto: int
@@ -358,8 +358,8 @@ class Batch:
         "due_at",
         "events",
         "first_number",
-        "has_left",
         "inspected_bytes",
+        "is_partly_sent",
         "keys",
         "new_queues",
         "opened_clients",
@@ -373,7 +373,7 @@ class Batch:
         "seqs",
         "settled",
         "staged_rows",
-        "wakes",
+        "to_resume",
         "wall_ms",
         "windows",
         "writes",
@@ -417,8 +417,8 @@ class Batch:
         self.due_at: int | None = None  # load what is due at this steady time
         # -- done after the commit
         self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
-        self.has_left = False  # some was sent already, and clients may be working on it
-        self.wakes: set[Any] = set()  # connections whose publishers can continue
+        self.is_partly_sent = False  # some was sent already, and clients may be working on it
+        self.to_resume: set[Any] = set()  # connections whose publishers can continue
         self.replies: list[tuple[Callable[[Any], None], Any]] = []
         self.background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         # (slow work that needs no batch, what gets its result in a later batch)

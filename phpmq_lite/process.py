@@ -30,7 +30,7 @@ class SystemdNotifier:
         self.each_s = min(_EACH_S, watchdog_s / _A_PERIOD) if watchdog_s else _EACH_S
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], pid: int) -> Self | None:
+    def from_environment(cls, environment: Mapping[str, str], pid: int) -> Self | None:
         """Return a notifier if the environment names one; a watchdog may be for another process."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
@@ -39,7 +39,7 @@ class SystemdNotifier:
         period_us = environment.get("WATCHDOG_USEC", "") if is_ours else ""
         return cls(address, int(period_us) / 1_000_000 if period_us.isdecimal() else 0.0)
 
-    def tell(self, **assignments: object) -> None:
+    def notify(self, **assignments: object) -> None:
         """Send ``READY=1`` and the like; failures are ignored."""
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in assignments.items())
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -138,14 +138,14 @@ async def _until_signal(
     service = Service(settings, lambda line: print(line, flush=True), sources)  # noqa: T201 - its data
     loop = asyncio.get_running_loop()
 
-    manager = SystemdNotifier.of(os.environ, os.getpid())
+    manager = SystemdNotifier.from_environment(os.environ, os.getpid())
     reporting = None if manager is None else loop.create_task(_report(manager, service))
 
     def on_signal() -> None:
         if manager is not None and reporting is not None:
             reporting.cancel()
-            manager.tell(STOPPING=1, STATUS="draining")
-        if service.front.status().is_draining:
+            manager.notify(STOPPING=1, STATUS="draining")
+        if service.handle.status().is_draining:
             os._exit(0)  # the second signal: data does not depend on a clean stop
         loop.call_later(STOP_S, os._exit, 0)
         service.stop()
@@ -177,15 +177,17 @@ async def _report(manager: SystemdNotifier, service: Service) -> None:
     """
     starting = asyncio.ensure_future(service.wait_ready())
     while not starting.done():
-        step = service.front.summary().step
-        manager.tell(STATUS=f"starting: {step}", EXTEND_TIMEOUT_USEC=int(START_STEP_S * 1_000_000))
+        step = service.handle.summary().step
+        manager.notify(
+            STATUS=f"starting: {step}", EXTEND_TIMEOUT_USEC=int(START_STEP_S * 1_000_000)
+        )
         await asyncio.wait({starting}, timeout=manager.each_s)
     while True:
-        if service.is_moving():
-            status = service.front.summary()
+        if service.has_progressed():
+            status = service.handle.summary()
             reason = status.trouble or (status.shortage and status.shortage.detail)
             told = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
-            manager.tell(READY=1, WATCHDOG=1, STATUS=told)  # READY each time: one may get lost
+            manager.notify(READY=1, WATCHDOG=1, STATUS=told)  # READY each time: one may get lost
         await asyncio.sleep(manager.each_s)
 
 

@@ -83,7 +83,7 @@ class Service:
     ) -> None:
         self.settings = settings
         self._sources = sources or {}  # where each setting comes from
-        self.front = BrokerHandle(ConnectionCounters())
+        self.handle = BrokerHandle(ConnectionCounters())
         self.rollups = Rollups()
         self.schemas = ActiveSchemas(settings.envelopes.schemas)
         self.sampler: RollupSampler  # once it serves
@@ -94,10 +94,10 @@ class Service:
         self._context: Context | None = None  # of the admin
         self._first_password: str | None = None  # if there is no user yet
         self._upkeep: WriterMaintenance | None = None
-        self._pulse: EngineWatchdog | None = None  # once there is an engine
-        self._secured: list[TlsListener] = []  # listeners with TLS
-        self._shared: SessionContext  # of the sessions, once it serves
-        self._is_look_owed = False  # the structure of the database was not checked
+        self._watchdog: EngineWatchdog | None = None  # once there is an engine
+        self._tls_listeners: list[TlsListener] = []  # listeners with TLS
+        self._session_context: SessionContext  # of the sessions, once it serves
+        self._needs_structure_check = False  # the structure of the database was not checked
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
 
@@ -113,7 +113,7 @@ class Service:
         Raises:
             SettingsError: a certificate or a key cannot be used; nothing has changed.
         """
-        renew(self._secured)
+        renew(self._tls_listeners)
         result = reload_settings(self.settings, effective.settings)
         self.settings = result.settings
         if self._context is not None:
@@ -122,24 +122,24 @@ class Service:
             self._context.sources = {**self._context.sources, **fresh}
         if self._upkeep is not None:
             self._upkeep.bounds = retention_bounds(result.settings)
-        if self.front.space is not None:
-            self.front.space.bounds = disk_space_bounds(result.settings)
-        if self.front.brake is not None:
-            self.front.brake.bound_bytes = memory_bound(result.settings.limits.memory)
-        if self.front.engine is not None:
+        if self.handle.space is not None:
+            self.handle.space.bounds = disk_space_bounds(result.settings)
+        if self.handle.brake is not None:
+            self.handle.brake.bound_bytes = memory_bound(result.settings.limits.memory)
+        if self.handle.engine is not None:
             limits = broker_limits(result.settings)
-            self.front.engine.submit(lambda core: set_limits(core, limits))
+            self.handle.engine.submit(lambda core: set_limits(core, limits))
         logs.set_level(result.settings.log.level)
         _log.info("reloaded", changed=result.changed, needs_restart=result.pending,
-                  certificates=[one.section for one in self._secured])  # fmt: skip
+                  certificates=[one.section for one in self._tls_listeners])  # fmt: skip
 
     async def wait_ready(self) -> None:
         """Wait until clients can connect and the pages are served."""
         await self._ready.wait()
 
-    def is_moving(self) -> bool:
+    def has_progressed(self) -> bool:
         """Return whether engine or writer have made progress since the last check."""
-        return self._pulse is not None and self._pulse.beat()
+        return self._watchdog is not None and self._watchdog.beat()
 
     async def run(self) -> None:
         """Start, serve until ``stop``, drain.
@@ -153,7 +153,7 @@ class Service:
         database = settings.data / DATABASE
         check_wide_binds(settings, lambda: has_admin(database))
         tls = _admin_tls(settings)  # an invalid one refuses the start before anything is created
-        self._note_tls("admin", tls)
+        self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
         if file is not None and not await asyncio.to_thread(has_admin, database):
@@ -177,15 +177,15 @@ class Service:
             _tell_of_files(settings)
             listeners = Listeners(
                 settings.tcp,
-                lambda kind, dispatch: _session(self._shared, settings, kind, dispatch),
+                lambda kind, dispatch: _session(self._session_context, settings, kind, dispatch),
                 gate,
             )
             await listeners.bind()
             stack.push_async_callback(listeners.close)
-            self._note_tls("tcp", listeners.tls)
+            self._add_tls_listener("tcp", listeners.tls)
             # At the same time: importing the pages uses the CPU, recovery the disk.  Clients wait
             # for both: under load an import takes seconds, and a fifth of the throughput.
-            space = self.front.space = DiskSpace(folder.path, disk_space_bounds(settings))
+            space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.begin()
             room = DiskSpaceMonitor(space)
             writer = Writer(folder.database, space, partial(fail_stop, folder))
@@ -199,11 +199,11 @@ class Service:
             room.tell(engine)
             await self._serve(stack, engine, folder, gate, listeners, pages)
 
-    def _note_tls(self, section: str, context: ssl.SSLContext | None) -> None:
+    def _add_tls_listener(self, section: str, context: ssl.SSLContext | None) -> None:
         files: TcpSettings | AdminSettings = getattr(self.settings, section)
         if context is not None and files.tls_cert is not None and files.tls_key is not None:
             client_ca = files.tls_client_ca if isinstance(files, TcpSettings) else None
-            self._secured.append(
+            self._tls_listeners.append(
                 TlsListener(section, context, files.tls_cert, files.tls_key, client_ca)
             )
 
@@ -226,7 +226,7 @@ class Service:
         readers = Readers(folder.database)
         stack.push_async_callback(readers.close)
         app = create_app(
-            self.front,
+            self.handle,
             readers,
             self.settings,
             version=__version__,
@@ -243,14 +243,14 @@ class Service:
         self, folder: DataFolder, writer: Writer, starting: StartRecorder
     ) -> tuple[Recovered, Clock]:
         """Check the files, migrate and recover; return what the core needs to start."""
-        settings, front = self.settings, self.front
+        settings, front = self.settings, self.handle
         starting.note_error(folder.read_last_error())
         found = await asyncio.to_thread(
             check_files, folder, accept_loss=settings.storage.accept_loss,
             tell=lambda step: front.set(step=step),
         )  # fmt: skip
         starting.note_files(found)
-        self._is_look_owed = found.is_structure_due
+        self._needs_structure_check = found.is_structure_due
         await writer.open(settings.storage.cache_bytes)
         front.set(step="migrating")
         applied = await writer.run(lambda store: migrate.migrate(
@@ -281,7 +281,7 @@ class Service:
         live_seal = LiveSeal(folder.database, writer.files)
         stack.callback(live_seal.close)
         stack.push_async_callback(writer.close)
-        stack.push_async_callback(self._end_reading)
+        stack.push_async_callback(self._close_readers)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
         await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
@@ -299,8 +299,8 @@ class Service:
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))
         writer.maintenance = self._upkeep
         engine = Engine(core, writer, clock)
-        self.front.engine = engine
-        self._pulse = EngineWatchdog(engine, writer)
+        self.handle.engine = engine
+        self._watchdog = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
         clock.take_disturbance()  # a start may take long; its gap is stored here
@@ -313,7 +313,7 @@ class Service:
                   keys=len(core.publish_keys))  # fmt: skip
         return engine
 
-    async def _end_reading(self) -> None:
+    async def _close_readers(self) -> None:
         """Close the readers before the writer: the last connection removes the WAL."""
         if self._context is not None:
             await self._context.exports.close()
@@ -330,18 +330,18 @@ class Service:
     ) -> None:
         """Open the PHPMQ listeners and serve until ``stop``, then drain."""
         limits = self.settings.limits
-        shared = self._shared = SessionContext(
+        shared = self._session_context = SessionContext(
             engine,
             gate,
             ReadBackpressure(limits.unstored_total),
-            self.front.figures,
+            self.handle.figures,
             SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
         )
         brake = MemoryBrake(memory_bound(limits.memory))
-        self.front.pressure, self.front.gate, self.front.brake = shared.pressure, gate, brake
+        self.handle.pressure, self.handle.gate, self.handle.brake = shared.pressure, gate, brake
         watch = SessionMonitor(
             shared.sessions,
-            self.front,
+            self.handle,
             SlowPeerLimits(
                 limits.frame_timeout_s,
                 limits.frame_rate_bytes,
@@ -372,13 +372,15 @@ class Service:
             sampling = tasks.create_task(sampler.run())
             reading = tasks.create_task(self.schemas.watch(_tell_of_schemas))
             await pages
-            caring = tasks.create_task(self._care(engine).run(is_structure_due=self._is_look_owed))
-            await self._let_people_in()
+            caring = tasks.create_task(
+                self._build_maintenance(engine).run(is_structure_due=self._needs_structure_check)
+            )
+            await self._prepare_login()
             await listeners.open()
             self.phpmq = listeners.addresses
             for address in listeners.addresses:
                 self._announce(f"listening phpmq {address}")
-            self.front.set(step="ready", is_ready=True, listeners=tuple(listeners.opened))
+            self.handle.set(step="ready", is_ready=True, listeners=tuple(listeners.opened))
             self._ready.set()
             await self._stop.wait()
             await self._drain(engine, listeners, shared)
@@ -393,14 +395,16 @@ class Service:
             reading.cancel()
         await engine.end()
 
-    def _care(self, engine: Engine) -> Maintenance:
+    def _build_maintenance(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE
-        care = Maintenance(engine, self.front.figures, database, lambda: self.settings, __version__)
+        care = Maintenance(
+            engine, self.handle.figures, database, lambda: self.settings, __version__
+        )
         if self._context is not None:
             self._context.care = care
         return care
 
-    async def _let_people_in(self) -> None:
+    async def _prepare_login(self) -> None:
         """Load the accounts; if there are none, prepare the creation of the first user."""
         if self._context is None:
             return
@@ -414,7 +418,7 @@ class Service:
 
     async def _drain(self, engine: Engine, listeners: Listeners, shared: SessionContext) -> None:
         """Stop dispatching, wait for acknowledgements, then close all connections."""
-        self.front.set(step="draining", is_draining=True, is_ready=False)
+        self.handle.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(engine.call(lambda core, answer: core.drain(answer)), DRAIN_S)

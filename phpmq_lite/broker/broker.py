@@ -156,10 +156,10 @@ class Broker:
         state.next_deadline_ms = stored.next_deadline_ms
         self._next_client = stored.counters.get("next_client", 1)
         self._next_audit = stored.counters.get("next_audit", 1)
-        self.audited: Counter[str] = Counter()  # audit rows since the start, by action
+        self.audit_counts: Counter[str] = Counter()  # audit rows since the start, by action
         self._publishers: dict[tuple[str, str], int] = {}  # source, actor -> client number
         self.publish_keys = PublishKeys(limits.receipts, limits.receipt_window_ms)
-        self.publish_keys.recall(stored.receipts)
+        self.publish_keys.load(stored.receipts)
         self.connections: dict[int, Connection] = {}  # by client number
         self.ignored: Counter[str] = Counter()  # commands without effect, by reason
         self.refused: Counter[str] = Counter()  # publishes, by reason
@@ -182,7 +182,7 @@ class Broker:
     @property
     def needs_batch(self) -> bool:
         """Return whether another batch should start immediately, even without new commands."""
-        return bool(self.state.limited)
+        return bool(self.state.batch_limited)
 
     def begin(self, now: Now, loaded: Loaded | None = None) -> Batch:
         """Open a batch: add what was loaded, and request what is due."""
@@ -191,8 +191,8 @@ class Broker:
         state.open_batch(batch, now)
         self.batch_number += 1
         self._loaded = {} if loaded is None else take_loaded(state, loaded)
-        while state.limited:
-            self.wake(state.limited.pop())
+        while state.batch_limited:
+            self.wake_consumers(state.batch_limited.pop())
         if (due_ms := state.next_deadline_ms) is not None and due_ms <= now.steady_ms:
             batch.due_at = None if state.pending.is_full else now.steady_ms
         if (drop_ms := self.staging.due_ms) is not None and drop_ms <= now.steady_ms:
@@ -283,7 +283,7 @@ class Broker:
             transitions.remove_consumer(self.state, consumer, "connection ended", charged=oldest)
         if connection.parked is not None:
             connection.parked.parked.discard(connection)
-        self.state.limited.discard(connection)
+        self.state.batch_limited.discard(connection)
         self.state.batch.closed_clients.append(
             (self.state.now.wall_ms, framing, revision, reason, connection.number)
         )
@@ -292,9 +292,9 @@ class Broker:
         """Stop dispatching to a connection whose write buffer is full, or resume."""
         connection.is_blocked = is_blocked
         if not is_blocked:
-            self.wake(connection)
+            self.wake_consumers(connection)
 
-    def wake(self, connection: Connection) -> None:
+    def wake_consumers(self, connection: Connection) -> None:
         """Resume dispatching to the consumers of a connection."""
         for consumer in connection.consumers.values():
             if not consumer.is_waiting:
@@ -331,7 +331,7 @@ class Broker:
             self.publish_keys.find(queue.queue_id, key, state.now.steady_ms) is not None
         ):
             queue.counters.deduplicated += 1
-            self._answers(connection).append(Receipt(name, (key,)))
+            self._receipts_for(connection).append(Receipt(name, (key,)))
             return Result.DONE
         if queue.is_bounded and (reason := queue.refusal()) is not None:
             return self._refuse(connection, name, key, reason, queue)
@@ -351,7 +351,7 @@ class Broker:
             now_ms = state.now.steady_ms
             self.publish_keys.add(queue.queue_id, key, message.seq, now_ms)
             state.batch.keys += (queue.queue_id, key, message.seq, now_ms)
-            self._answers(connection).append(Receipt(name, (key,)))
+            self._receipts_for(connection).append(Receipt(name, (key,)))
         return Result.DONE
 
     def unchecked_queue(self, name: str) -> Queue | None:
@@ -368,7 +368,7 @@ class Broker:
         keys: Sequence[bytes] | None,
     ) -> None:
         """Store messages of ``unchecked_queue``s, in order; with ``keys``, each key only once."""
-        if keys is None or self._remember(connection, parts, keys):
+        if keys is None or self._store_keys(connection, parts, keys):
             transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
             return
@@ -376,7 +376,7 @@ class Broker:
         for name, body, ttl_s, key in zip(names, bodies, ttls, keys, strict=True):
             self.publish(connection, name, body, ttl_s, key)
 
-    def _remember(
+    def _store_keys(
         self, connection: Connection, parts: Sequence[QueueRun], keys: Sequence[bytes]
     ) -> bool:
         """Store the keys of new messages; False: some are known, and nothing was done."""
@@ -391,10 +391,10 @@ class Broker:
         rows = self.publish_keys.add_new(given, self.state.next_number, self.state.now.steady_ms)
         if rows:
             self.state.batch.keys += rows
-            self._answers(connection).extend(receipts)
+            self._receipts_for(connection).extend(receipts)
         return bool(rows)
 
-    def _answers(self, connection: Connection) -> list[Receipt]:
+    def _receipts_for(self, connection: Connection) -> list[Receipt]:
         return self.state.batch.sends.setdefault(connection, ([], []))[1]
 
     def _refuse(
@@ -410,7 +410,7 @@ class Broker:
             queue.counters.refused += 1
         if key is None:
             return Result.CLOSE
-        self._answers(connection).append(Receipt(name, (key,), reason))
+        self._receipts_for(connection).append(Receipt(name, (key,), reason))
         return Result.DONE
 
     def validate_in_background(
@@ -602,7 +602,7 @@ class Broker:
         self.state.needs_dispatch[queue.queue_id] = queue
         self.state.registry.settings_changed(queue, changes)
 
-    def client_of(self, entry: AuditEntry) -> int:
+    def client_number_of(self, entry: AuditEntry) -> int:
         """Return the client number of a user without a connection; a new one at the first call."""
         who = (entry.source, entry.actor)
         number = self._publishers.get(who)
@@ -616,7 +616,7 @@ class Broker:
             )  # fmt: skip
         return number
 
-    def number_audit(self) -> int:
+    def take_audit_number(self) -> int:
         """Return the next number of the audit log; stored with the batch that uses it."""
         number = self._next_audit
         self._next_audit = number + 1

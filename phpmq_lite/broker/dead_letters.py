@@ -52,7 +52,7 @@ def settle_dead(
     """
     queue = state.by_id[message.queue_id]
     if (connection := state.pending.remove(message)) is not None:
-        state.batch.wakes.add(connection)
+        state.batch.to_resume.add(connection)
     own = find_client_record(state.inspector, message, written)
     if own is not None:
         record_id, reason = own
@@ -62,7 +62,7 @@ def settle_dead(
         elif content is None:
             reason = _exact_reason(state.inspector, message, queue, body, reason)
     queue.counters.dead += 1
-    queue.count_death(reason)
+    queue.count_dead_letter(reason)
     state.settle(message, DEAD, reason)
     if own is not None:
         state.record_event(message, Event.DEAD_LETTER, record_id.decode())

@@ -184,7 +184,7 @@ def _has_room(state: BrokerState, consumer: Consumer, size: int, batch_number: i
     if connection.batch_number != batch_number:
         connection.batch_number, connection.batch_bytes = batch_number, 0
     if connection.batch_bytes >= limits.write_bytes:
-        state.limited.add(connection)  # the rest is sent with the next batch
+        state.batch_limited.add(connection)  # the rest is sent with the next batch
         return False
     return True
 

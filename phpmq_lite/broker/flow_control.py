@@ -31,12 +31,12 @@ _Place = tuple[Callable[[Broker], None], int]  # what to call, and how many mess
 class QueueShare:
     """How many messages one queue still accepts in one batch."""
 
-    __slots__ = ("_acked", "_batch", "_least", "_published", "_silent")
+    __slots__ = ("_acked", "_batch", "_minimum", "_published", "_silent")
 
     def __init__(self) -> None:
         self._batch = 0  # number of the batch that the next two are about
         self._published = 0  # of the queue, when the batch was first seen
-        self._least = 0  # accepted from then on, even without room
+        self._minimum = 0  # accepted from then on, even without room
         self._acked = 0  # of the queue, at the last check
         # Batches since that grew.  A new consumer counts as working: until its first
         # acknowledgement, for 20 ms, a publisher could send 25,000 messages, which would have to be
@@ -52,7 +52,7 @@ class QueueShare:
             self._acked = totals.acked
             taken = totals.published - self._published
             self._published = totals.published
-            self._least = LEAST_PER_BATCH if taken <= LEAST_PER_BATCH else 0
+            self._minimum = LEAST_PER_BATCH if taken <= LEAST_PER_BATCH else 0
         if window is None or self._silent >= _AT_WORK:
             return UNLIMITED
         # Keep a fourth for the minimum of some batches: once the window overflows, messages come
@@ -60,16 +60,16 @@ class QueueShare:
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
         if room >= LEAST_PER_BATCH:
             return room
-        return max(0, self._published + self._least - totals.published)
+        return max(0, self._published + self._minimum - totals.published)
 
 
 class FlowControl:
     """The shares of queues, and the publishers that wait for one."""
 
     def __init__(self, core: Broker) -> None:
-        self.waiting = 0  # publishers
+        self.waiting_publishers = 0  # publishers
         self._core = core
-        self._lines: dict[int, deque[_Place]] = {}  # by queue_id
+        self._waiting_by_queue: dict[int, deque[_Place]] = {}  # by queue_id
 
     def available(self, name: str, *, is_called: bool = False) -> int:
         """Return how many messages one publisher may publish to a queue now; 0: it must wait.
@@ -80,20 +80,20 @@ class FlowControl:
         queue = self._core.state.queues.get(name)
         if queue is None:
             return UNLIMITED
-        if queue.queue_id in self._lines and not is_called:
+        if queue.queue_id in self._waiting_by_queue and not is_called:
             return 0
         left = self._available(queue)
         return left if left == UNLIMITED else min(left, PER_PUBLISHER)
 
-    def line_up(
+    def wait_in_line(
         self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
     ) -> None:
         """Queue a publisher of about ``count`` messages behind all others that wait.
 
         ``at_front``: it was called, but others had taken the room.
         """
-        self.waiting += 1
-        line = self._lines.setdefault(self._core.state.queues[name].queue_id, deque())
+        self.waiting_publishers += 1
+        line = self._waiting_by_queue.setdefault(self._core.state.queues[name].queue_id, deque())
         place = (command, min(count, PER_PUBLISHER))
         if at_front:
             line.appendleft(place)
@@ -103,9 +103,9 @@ class FlowControl:
     def take_ready(self) -> list[Callable[[Broker], None]]:
         """Remove and return waiting publishers whose turn it is, as many as there is room for."""
         called: list[Callable[[Broker], None]] = []
-        if not self._lines:
+        if not self._waiting_by_queue:
             return called
-        for queue_id, line in tuple(self._lines.items()):
+        for queue_id, line in tuple(self._waiting_by_queue.items()):
             queue = self._core.state.by_id.get(queue_id)
             left = UNLIMITED if queue is None else self._available(queue)
             while line and left > 0:
@@ -113,17 +113,17 @@ class FlowControl:
                 called.append(command)
                 left -= count
             if not line:
-                del self._lines[queue_id]
-        self.waiting -= len(called)
+                del self._waiting_by_queue[queue_id]
+        self.waiting_publishers -= len(called)
         return called
 
     def _available(self, queue: Queue) -> int:
         if queue.window is None:  # it has no consumers
-            queue.share = None
+            queue.publish_share = None
             return UNLIMITED
-        share: QueueShare | None = queue.share
+        share: QueueShare | None = queue.publish_share
         if share is None:
-            share = queue.share = QueueShare()
+            share = queue.publish_share = QueueShare()
         return share.available(queue, self._core.batch_number)
 
 

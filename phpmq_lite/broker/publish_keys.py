@@ -33,7 +33,7 @@ class PublishKeys:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def recall(self, rows: Iterable[tuple[int, bytes, int, int]]) -> None:
+    def load(self, rows: Iterable[tuple[int, bytes, int, int]]) -> None:
         """Load stored keys: queue_id, key, seq, at_ms, oldest first, at most ``limit``."""
         seen, append = self._seen, self._order.append
         for queue_id, key, seq, at_ms in rows:

@@ -136,22 +136,22 @@ class Queue:
         "claimed_to",
         "consumers",
         "counters",
-        "deaths",
+        "dead_by_reason",
         "held",
         "held_bytes",
-        "hold",
+        "hold_histogram",
         "inspects",
         "is_bounded",
         "is_dead_letter_queue",
         "name",
         "parked",
+        "publish_share",
         "queue_id",
         "row",
         "settings",
-        "share",
         "stop_reason",
         "validates",
-        "wait",
+        "wait_histogram",
         "waiting_consumers",
         "window",
     )
@@ -174,20 +174,22 @@ class Queue:
         self.held_bytes = 0
         self.claimed = 0  # of them: held by subscriptions
         self.claimed_bytes = 0
-        self.share: Any = None  # a QueueShare, once something was published beside consumers
+        self.publish_share: Any = (
+            None  # a QueueShare, once something was published beside consumers
+        )
         self.parked: set[Connection] = set()  # publishers that wait until it accepts messages
         self.counters = QueueCounters()
-        self.deaths: dict[str, int] = {}  # of counters.dead, by reason
+        self.dead_by_reason: dict[str, int] = {}  # of counters.dead, by reason
         # Histograms, see histogram.py; None until needed: most of many queues are idle, and each
         # list takes 2 KB.
-        self.wait: list[int] | None = None  # from publish to first dispatch
-        self.hold: list[int] | None = None  # from dispatch to settlement
+        self.wait_histogram: list[int] | None = None  # from publish to first dispatch
+        self.hold_histogram: list[int] | None = None  # from dispatch to settlement
 
-    def count_death(self, reason: str) -> None:
+    def count_dead_letter(self, reason: str) -> None:
         """Count a dead letter by reason; clients also choose reasons, so the number is limited."""
-        if reason not in self.deaths and len(self.deaths) >= _REASONS_MAX:
+        if reason not in self.dead_by_reason and len(self.dead_by_reason) >= _REASONS_MAX:
             reason = "other"
-        self.deaths[reason] = self.deaths.get(reason, 0) + 1
+        self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1
 
     def refusal(self, number: int = 1, size: int = 1) -> str | None:
         """Return why the queue does not accept ``number`` messages of ``size`` bytes now, or None.

@@ -98,7 +98,7 @@ class QueueRegistry:
         del self.queues[row.name], self.by_id[row.queue_id]
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] -= 1
-        self.batch.wakes |= queue.parked  # their publishes will create the queue again
+        self.batch.to_resume |= queue.parked  # their publishes will create the queue again
         queue.parked.clear()
         self._change_reference(queue.settings.dead_letter_queue, "")
         self._refresh_retry_queue(queue)
@@ -158,7 +158,7 @@ class QueueRegistry:
             self.wake_publishers(queue)
             return
         for other in self.queues.values():  # they wait again if they must
-            self.batch.wakes |= other.parked
+            self.batch.to_resume |= other.parked
             other.parked.clear()
 
     # -- dead-letter queues
@@ -216,7 +216,7 @@ class QueueRegistry:
     def wake_publishers(self, queue: Queue) -> None:
         """Wake the publishers that wait for this queue, if it accepts messages again."""
         if queue.refusal() is None:
-            self.batch.wakes |= queue.parked
+            self.batch.to_resume |= queue.parked
             queue.parked.clear()
 
 

@@ -96,7 +96,7 @@ class BrokerState:
         self.now = Now(0, 0)
         self.batch = self.registry.batch
         self.needs_dispatch: dict[int, Queue] = {}  # may have both ready messages and credit
-        self.limited: set[Connection] = set()  # received as much as one batch may send them
+        self.batch_limited: set[Connection] = set()  # received as much as one batch may send them
         self.messages: dict[int, Message] = {}  # by seq: held by a consumer, or in a ready window
         self.next_number = 1  # seq and position share one sequence
         self.next_deadline_ms: int | None = None  # no ready message expires before it
@@ -170,8 +170,8 @@ class BrokerState:
     def record_hold_time(self, message: Message, queue: Queue) -> None:
         """Count for how long a message was held that is about to be settled."""
         if message.last_dispatched_at is not None:
-            queue.hold = queue.hold or [0] * BUCKETS
-            queue.hold[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
+            queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
+            queue.hold_histogram[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
 
     # -- create
 
@@ -356,8 +356,8 @@ class BrokerState:
         queue, connection = consumer.queue, consumer.connection
         wall_ms, steady_ms = self.now
         number, held, total, again = connection.number, consumer.held, 0, 0
-        if (wait := queue.wait) is None:
-            wait = queue.wait = [0] * BUCKETS
+        if (wait := queue.wait_histogram) is None:
+            wait = queue.wait_histogram = [0] * BUCKETS
         for message in messages:
             message.state = DISPATCHED
             message.holder = consumer
@@ -399,9 +399,9 @@ class BrokerState:
         self.detach(message, queue)
         self.messages.pop(message.seq, None)
         self.batch.settled.setdefault((int(outcome), reason), []).append(message.seq)
-        self.uncount(message, queue)
+        self.subtract_counts(message, queue)
 
-    def uncount(self, message: Message, queue: Queue) -> None:
+    def subtract_counts(self, message: Message, queue: Queue) -> None:
         """Subtract a message from the live count of ``queue``."""
         queue.row.live_count -= 1
         queue.row.live_bytes -= message.size
@@ -428,7 +428,7 @@ class BrokerState:
                 if queue is None or consumer is None:
                     break
                 last, first, size, held = name, len(seqs), 0, consumer.held
-                hold = queue.hold = queue.hold or [0] * BUCKETS
+                hold = queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
             message = held.pop(message_id, None)
             if message is None:
                 break

@@ -213,7 +213,7 @@ def forward(state: BrokerState, message: Message, target: Queue) -> None:
     """Move a ready message to the end of another queue, with that queue's TTL."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
-    state.uncount(message, queue)
+    state.subtract_counts(message, queue)
     queue.counters.forwarded += 1
     state.record_event(message, Event.FORWARD, f"{queue.name} to {target.name}")
     state.set_ttl(message, target.settings.default_ttl_s)
@@ -225,7 +225,7 @@ def move(state: BrokerState, message: Message, target: Queue) -> None:
     """Move a ready message to the end of another queue; it keeps its id and its deadline."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
-    state.uncount(message, queue)
+    state.subtract_counts(message, queue)
     queue.counters.moved += 1
     state.record_event(message, Event.MOVE, f"{queue.name} to {target.name}")
     _count_in(state, message, target)
@@ -236,7 +236,7 @@ def place(state: BrokerState, message: Message, target: Queue, position: int) ->
     """Move a ready message back to its earlier position, which no other message can have."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
-    state.uncount(message, queue)
+    state.subtract_counts(message, queue)
     state.record_event(message, Event.PLACE, f"{queue.name} to {target.name}")
     _count_in(state, message, target)
     message.queue_id, message.position = target.queue_id, position

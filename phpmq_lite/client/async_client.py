@@ -85,7 +85,7 @@ class Client:
         self._reconnects = reconnects
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
-        self._link: _Link | None = None
+        self._connection: _Link | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()  # connected, and the socket accepts data; or ended
         self._ended: str | None = _NOT_OPEN  # why calls fail, or None
@@ -119,7 +119,7 @@ class Client:
             ) from error
         self._ended = None
         self.is_closing = False
-        if self._link is None:  # lost already
+        if self._connection is None:  # lost already
             self._ready.clear()
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
@@ -129,8 +129,8 @@ class Client:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-        if self._link is not None:
-            await self._link.close()
+        if self._connection is not None:
+            await self._connection.close()
         self._end("the client is closed")
 
     async def _connect(self) -> "_Link":
@@ -161,11 +161,11 @@ class Client:
             if not self._reconnects or self._ended is not None:
                 self._end(f"the connection to {self.target} is lost")
                 return
-            if self.session.heard or loop.time() - opened_at > _STEADY_S:
+            if self.session.has_received or loop.time() - opened_at > _STEADY_S:
                 self._backoff.reset()
-            link = await self._come_back()
+            link = await self._reconnect()
 
-    async def _come_back(self) -> "_Link":
+    async def _reconnect(self) -> "_Link":
         while True:
             await asyncio.sleep(self._backoff.next_s())
             try:
@@ -230,7 +230,7 @@ class Client:
         try:
             await answered
         finally:
-            self.session.pending.drop(queue, key)
+            self.session.pending.forget(queue, key)
 
     async def publish_many(
         self,
@@ -276,7 +276,7 @@ class Client:
             await wait_until_below(1)
         finally:
             if batch.unanswered:
-                self.session.pending.drop_all(batch.answered)
+                self.session.pending.forget_all(batch.answered)
         if batch.error is not None:
             raise batch.error
         return batch.stored
@@ -299,8 +299,8 @@ class Client:
 
     def write(self, frame: bytes) -> None:
         """Send a frame if connected; the session remembers what must not get lost."""
-        if self._link is not None:
-            self._link.write(frame)
+        if self._connection is not None:
+            self._connection.write(frame)
 
     # -- consuming
 
@@ -343,35 +343,35 @@ class Client:
     def settle(self, frame: bytes, generation: int) -> None:
         """Send the settlement of a delivery; called by :class:`Delivery`."""
         self.raise_if_ended()
-        self.write(self.session.end_of_delivery(frame, generation))
+        self.write(self.session.settlement_to_send(frame, generation))
 
     # -- called by the link
 
-    def link_made(self, link: "_Link") -> None:
+    def connection_made(self, link: "_Link") -> None:
         """Use a new connection."""
-        self._link = link
+        self._connection = link
         opening = self.session.connected()
         if opening:
             link.write(opening)
         self._ready.set()
 
-    def link_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Process received bytes; an invalid or too long frame ends the client."""
         self.session.receive(data)
-        trouble = self.session.trouble(self.target)
+        trouble = self.session.protocol_problem(self.target)
         if trouble is not None:
             self._end(trouble)
 
-    def link_paused(self, is_paused: bool) -> None:
+    def writing_paused(self, is_paused: bool) -> None:
         """Pause or resume publishers."""
         if is_paused:
             self._ready.clear()
         else:
             self._ready.set()
 
-    def link_lost(self) -> None:
+    def connection_lost(self) -> None:
         """Stop using the connection."""
-        self._link = None
+        self._connection = None
         self.session.lost()
         if self._ended is None:
             self._ready.clear()
@@ -383,7 +383,7 @@ class Consumer:
     def __init__(self, client: Client, queue: str, credit: int) -> None:
         self._client = client
         self._filled = asyncio.Event()
-        self._window: ConsumedQueue | None = client.session.open_window(
+        self._window: ConsumedQueue | None = client.session.start_consuming(
             queue, credit, self._filled.set
         )
         client.write(client.session.side.consume(queue, credit))
@@ -414,7 +414,7 @@ class Consumer:
         """Stop consuming; unsettled messages return to the queue.  May be called twice."""
         if self._window is not None:
             window, self._window = self._window, None
-            self._client.write(self._client.session.close_window(window))
+            self._client.write(self._client.session.stop_consuming(window))
             self._filled.set()
 
     async def __aenter__(self) -> Self:
@@ -440,22 +440,22 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._client.link_made(self)
+        self._client.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        self._client.link_received(data)
+        self._client.data_received(data)
         if self._client.session.error is not None:
             self._transport.abort()
 
     def pause_writing(self) -> None:
-        self._client.link_paused(True)
+        self._client.writing_paused(True)
 
     def resume_writing(self) -> None:
-        self._client.link_paused(False)
+        self._client.writing_paused(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._parts.clear()
-        self._client.link_lost()
+        self._client.connection_lost()
         self.lost.set()
 
     def write(self, data: bytes) -> None:

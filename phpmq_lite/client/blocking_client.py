@@ -74,7 +74,7 @@ class BufferedSocket:
         self._sending = memoryview(b"")
         self.unsent = 0
 
-    def put(self, data: bytes) -> None:
+    def buffer(self, data: bytes) -> None:
         """Add ``data`` to what the next :meth:`send` sends."""
         self._parts.append(data)
         self.unsent += len(data)
@@ -239,10 +239,10 @@ class BlockingClient:
         stream = open_stream(self.target, self._ssl, self._server_hostname, timeout_s)
         self._stream = stream
         self._opened_at = time.monotonic()
-        stream.put(self.session.connected())
+        stream.buffer(self.session.connected())
         return stream
 
-    def _come_back(self, deadline: float | None) -> BufferedSocket:
+    def _reconnect(self, deadline: float | None) -> BufferedSocket:
         """Reconnect, until ``deadline``; the next call may continue."""
         while True:
             left_s = _left_s(deadline)
@@ -255,13 +255,13 @@ class BlockingClient:
             except OSError:
                 continue  # the broker is not back yet
 
-    def _lose(self, error: OSError) -> None:
+    def _drop_connection(self, error: OSError) -> None:
         """Drop the connection; raise if there will be no other."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
         self.session.lost()
-        if self.session.heard or time.monotonic() - self._opened_at > _STEADY_S:
+        if self.session.has_received or time.monotonic() - self._opened_at > _STEADY_S:
             self._backoff.reset()
         if not self._reconnects:
             self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
@@ -288,7 +288,7 @@ class BlockingClient:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self.raise_if_ended()
-            stream = self._stream or self._come_back(deadline)
+            stream = self._stream or self._reconnect(deadline)
             try:
                 stream.send()
                 for data in stream.receive():
@@ -300,11 +300,11 @@ class BlockingClient:
                     return False
                 stream.wait(left_s)
             except OSError as error:
-                self._lose(error)
+                self._drop_connection(error)
 
     def _take(self, data: bytes) -> None:
         self.session.receive(data)
-        trouble = self.session.trouble(self.target)
+        trouble = self.session.protocol_problem(self.target)
         if trouble is not None and self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -313,7 +313,7 @@ class BlockingClient:
 
     def _put(self, frame: bytes) -> None:
         if self._stream is not None:
-            self._stream.put(frame)
+            self._stream.buffer(frame)
 
     def _is_sent(self) -> bool:
         return self._stream is not None and not self._stream.unsent
@@ -362,7 +362,7 @@ class BlockingClient:
         try:
             self._wait_below(batch, 1)
         finally:
-            self.session.pending.drop(queue, key)
+            self.session.pending.forget(queue, key)
 
     def publish_many(
         self, queue: str, bodies: Iterable[bytes], ttl_s: int = 0, window: int = 1_000
@@ -390,7 +390,7 @@ class BlockingClient:
             self._wait_below(batch, 1)
         finally:
             if batch.unanswered:
-                self.session.pending.drop_all(batch.answered)
+                self.session.pending.forget_all(batch.answered)
         return batch.stored
 
     def _wait_below(self, batch: PublishBatch, bound: int) -> None:
@@ -449,7 +449,7 @@ class BlockingClient:
         """
         self.raise_if_ended()
         self.send_now(
-            self.session.end_of_delivery(frame, generation),
+            self.session.settlement_to_send(frame, generation),
             may_wait=any(window.dispatches for window in self.session.windows.values()),
         )
 
@@ -458,7 +458,7 @@ class BlockingClient:
         stream = self._stream
         if stream is None or not frame:
             return
-        stream.put(frame)
+        stream.buffer(frame)
         now_s = time.monotonic()
         if may_wait and now_s - self._sent_at < _GATHER_S:
             return
@@ -466,7 +466,7 @@ class BlockingClient:
         try:
             stream.send()
         except OSError as error:
-            self._lose(error)
+            self._drop_connection(error)
 
 
 class BlockingConsumer:
@@ -477,7 +477,7 @@ class BlockingConsumer:
     ) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._window: ConsumedQueue | None = client.session.open_window(queue, credit, _ignore)
+        self._window: ConsumedQueue | None = client.session.start_consuming(queue, credit, _ignore)
         client.send_now(client.session.side.consume(queue, credit))
 
     def __iter__(self) -> Self:
@@ -501,7 +501,7 @@ class BlockingConsumer:
         """Stop consuming; unsettled messages return to the queue.  May be called twice."""
         if self._window is not None:
             window, self._window = self._window, None
-            self._client.send_now(self._client.session.close_window(window))
+            self._client.send_now(self._client.session.stop_consuming(window))
 
     def __enter__(self) -> Self:
         return self

@@ -64,5 +64,5 @@ def publish_each(
                 outcomes[place] = gone
     finally:
         for place in waiting:
-            client.session.pending.drop(messages[place].queue, messages[place].key)
+            client.session.pending.forget(messages[place].queue, messages[place].key)
     return outcomes

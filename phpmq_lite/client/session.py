@@ -69,11 +69,11 @@ class PendingPublishes:
         entry.answer(None if reason is None else PublishRefusedError(reason))
         return True
 
-    def drop(self, queue: str, key: bytes) -> None:
+    def forget(self, queue: str, key: bytes) -> None:
         """Forget a publish whose sender has stopped waiting; it may or may not be stored."""
         self._waiting.pop((queue, key), None)
 
-    def drop_all(self, answer: Answer) -> None:
+    def forget_all(self, answer: Answer) -> None:
         """Forget all publishes with this ``answer``."""
         for place in [at for at, entry in self._waiting.items() if entry.answer == answer]:
             del self._waiting[place]
@@ -195,10 +195,10 @@ class ClientSession:
         "_limits",
         "_prefix",
         "generation",
-        "heard",
+        "has_received",
         "is_connected",
-        "late",
-        "late_count",
+        "late_settlement_count",
+        "late_settlements",
         "pending",
         "side",
         "windows",
@@ -211,18 +211,18 @@ class ClientSession:
         self.side = ClientSide(self._limits)
         self.is_connected = False
         self.generation = 0  # number of connections so far
-        self.heard = False  # the broker has sent something on this connection
+        self.has_received = False  # the broker has sent something on this connection
         self.pending = PendingPublishes()
         self.windows: dict[str, ConsumedQueue] = {}
-        self.late: list[bytes] = []  # settlements to send on the next connection
-        self.late_count = 0  # settlements after the end of their delivery's connection
+        self.late_settlements: list[bytes] = []  # settlements to send on the next connection
+        self.late_settlement_count = 0  # settlements after the end of their delivery's connection
 
     @property
     def error(self) -> RemoteProtocolError | None:
         """Return the protocol error of the broker, after which the client ends, or None."""
         return self.side.error
 
-    def trouble(self, peer: object) -> str | None:
+    def protocol_problem(self, peer: object) -> str | None:
         """Return what is wrong with what the broker sent, and the remedy; None: nothing."""
         error = self.error
         if error is None:
@@ -243,9 +243,9 @@ class ClientSession:
         """
         self.side = ClientSide(self._limits)
         self.is_connected = True
-        self.heard = False
+        self.has_received = False
         self.generation += 1
-        parts, self.late = self.late, []
+        parts, self.late_settlements = self.late_settlements, []
         parts += [self.side.consume(w.queue, w.credit) for w in self.windows.values()]
         for entry in self.pending.to_repeat():
             entry.sent += 1
@@ -262,7 +262,7 @@ class ClientSession:
         """Process received bytes; check :attr:`error` afterwards."""
         filled: ConsumedQueue | None = None
         for frame in self.side.receive(data):
-            self.heard = True
+            self.has_received = True
             if not isinstance(frame, Dispatch):
                 self.pending.answered(frame.queue, frame.key, frame.reason)
                 continue
@@ -286,7 +286,7 @@ class ClientSession:
         entry.sent += self.is_connected
         return key, frame
 
-    def open_window(self, queue: str, credit: int, wake: Callable[[], None]) -> ConsumedQueue:
+    def start_consuming(self, queue: str, credit: int, wake: Callable[[], None]) -> ConsumedQueue:
         """Start to consume a queue; send ``side.consume`` if connected.
 
         Raises:
@@ -300,17 +300,17 @@ class ClientSession:
         window = self.windows[queue] = ConsumedQueue(queue, credit, wake)
         return window
 
-    def close_window(self, window: ConsumedQueue) -> bytes:
+    def stop_consuming(self, window: ConsumedQueue) -> bytes:
         """Stop consuming a queue; return the frame that returns unsettled messages."""
         del self.windows[window.queue]
         return self.side.consume(window.queue, 0)
 
-    def end_of_delivery(self, frame: bytes, generation: int) -> bytes:
+    def settlement_to_send(self, frame: bytes, generation: int) -> bytes:
         """Return what to send now for a settlement; nothing while not connected."""
-        self.late_count += generation != self.generation or not self.is_connected
+        self.late_settlement_count += generation != self.generation or not self.is_connected
         if self.is_connected:
             return frame
-        self.late.append(frame)
+        self.late_settlements.append(frame)
         return b""
 
 

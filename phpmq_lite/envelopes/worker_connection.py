@@ -73,7 +73,7 @@ class WorkerConnection:
     def _forget_windows(self) -> None:
         """Forget the messages of a lost connection: the broker has requeued them."""
         for window in self._windows.values():
-            self.client.session.close_window(window)
+            self.client.session.stop_consuming(window)
         self._windows.clear()
 
     # -- what a worker does
@@ -98,7 +98,7 @@ class WorkerConnection:
 
     def _open_window(self, queue: str) -> ConsumedQueue:
         session = self.client.session
-        window = self._windows[queue] = session.open_window(queue, self.credit, _ignore_wake)
+        window = self._windows[queue] = session.start_consuming(queue, self.credit, _ignore_wake)
         self.client.send_now(session.side.consume(queue, self.credit))
         return window
 
@@ -146,14 +146,14 @@ class WorkerConnection:
                 else:
                     return
             if how is not Settlement.REQUEUE:
-                session.late.append(frame)
+                session.late_settlements.append(frame)
 
     def return_messages(self, queue: str) -> None:
         """Return all held messages of a queue to their positions, without charging a delivery."""
         with self._lock:
             window = self._windows.pop(queue, None)
             if window is not None:
-                frame = self.client.session.close_window(window)
+                frame = self.client.session.stop_consuming(window)
                 if self.client.is_connected:
                     with suppress(ConnectionLostError):  # the broker has requeued them then
                         self.client.send_now(frame)
@@ -169,7 +169,7 @@ class WorkerConnection:
             for queue in list(self._windows):
                 self.return_messages(queue)
         with self._lock:
-            if self.client.session.late and not self.client.is_connected:
+            if self.client.session.late_settlements and not self.client.is_connected:
                 with suppress(ConnectionLostError):  # the broker dispatches those messages again
                     self._ensure_connected(_CLOSE_TIMEOUT_S)
             self._forget_windows()

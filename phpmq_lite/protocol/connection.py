@@ -31,7 +31,7 @@ class HttpGuard:
         self._has_target = False
         self._version = b""
 
-    def look(self, data: bytes) -> str:
+    def inspect(self, data: bytes) -> str:
         """Inspect the next bytes; return UNDECIDED, or HTTP or OTHER, which are final."""
         while data and self.verdict == UNDECIDED:
             data = self._look(self, data)
@@ -97,7 +97,7 @@ class _Side:
     @property
     def revision(self) -> str | None:
         """Return ``ttl`` or ``legacy``, whichever was seen first (R7), or None."""
-        return self._parser.shown
+        return self._parser.revision_seen
 
 
 class ServerSide(_Side):
@@ -109,7 +109,7 @@ class ServerSide(_Side):
     browser: see :attr:`is_waiting`.
     """
 
-    __slots__ = ("_default", "_encoder", "_guard", "_held", "_looked")
+    __slots__ = ("_default", "_encoder", "_guard", "_held", "_inspected_bytes")
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ServerSide(_Side):
         self._encoder: BrokerEncoder | None = None  # set by the first dispatch
         self._guard = HttpGuard() if http_guard else None  # None: decided, or disabled
         self._held: list[ClientFrame] = []  # frames that wait for the guard
-        self._looked = 0  # bytes that it has seen
+        self._inspected_bytes = 0  # bytes that it has seen
 
     @property
     def error(self) -> RemoteProtocolError | None:
@@ -152,18 +152,20 @@ class ServerSide(_Side):
 
     def _receive_guarded(self, guard: HttpGuard, data: bytes) -> list[ClientFrame]:
         self._held += cast("list[ClientFrame]", self._parser.feed(data))
-        self._looked += len(data)
-        verdict = guard.look(data)
+        self._inspected_bytes += len(data)
+        verdict = guard.inspect(data)
         if verdict == HTTP:
             return self._refuse_http()
-        if verdict == OTHER or self._looked - self.partial_bytes > GUARDED_BYTES:
+        if verdict == OTHER or self._inspected_bytes - self.partial_bytes > GUARDED_BYTES:
             return self._decided()
         return []
 
     def _refuse_http(self) -> list[ClientFrame]:
         if self._held or self._parser.error is None:
             detail = "looks like HTTP: the frames before it were a request method"
-            self._parser.fail(RemoteProtocolError(frames.HTTP_REQUEST, detail, self._looked))
+            self._parser.fail(
+                RemoteProtocolError(frames.HTTP_REQUEST, detail, self._inspected_bytes)
+            )
         self._held = []
         self._guard = None
         return []

@@ -184,7 +184,7 @@ class ClientEncoder:
 
     def _queue(self, queue: str) -> bytes:
         raw = queue.encode(errors="surrogatepass")
-        longest = self._limits.longest_name(raw)
+        longest = self._limits.max_name_bytes(raw)
         if not 0 < len(raw) <= longest:
             raise LocalProtocolError(f"a queue name has 1 to {longest} bytes, not {len(raw)}")
         if frames.decode_queue(raw) is None:

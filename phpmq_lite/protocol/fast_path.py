@@ -51,7 +51,7 @@ class FastFrames(Protocol):
 
     headers: set[bytes]  # of frames that passed the steps: no others are accepted
 
-    def take(self, data: bytes, pos: int, frames: list[Frame]) -> int:
+    def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append the whole common frames that begin at ``pos``; return where the rest begins."""
 
 
@@ -122,14 +122,14 @@ class FastClientFrames(_Remembered):
         self._key_size = 0
         self._id_head: bytes | _Never = ()  # of acknowledgements: P03 and 29 digits
 
-    def take(self, data: bytes, pos: int, frames: list[Frame]) -> int:
+    def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append the whole publishes and acknowledgements that begin at ``pos``."""
         while True:
-            pos = self._take_alike(data, pos, frames)
+            pos = self._parse_repeated(data, pos, frames)
             if pos == len(data) or not self._learn(data, pos):
                 return pos
 
-    def _take_alike(self, data: bytes, pos: int, frames: list[Frame]) -> int:
+    def _parse_repeated(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append frames that differ from the last of their kind in queue, content, TTL or ids only.
 
         A publish takes 0.4 µs (1.2 if the queue changes), an acknowledgement 0.3 (0.8).
@@ -236,7 +236,7 @@ class FastBrokerFrames(_Remembered):
         super().__init__(names, limits)
         self._ttl_s = 0
 
-    def take(self, data: bytes, pos: int, frames: list[Frame]) -> int:
+    def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append the whole dispatches and receipts that begin at ``pos``."""
         end = len(data)
         while True:

@@ -118,7 +118,7 @@ class WireLimits:
             TTL: self.max_number_digits,
         }
 
-    def longest_name(self, queue: bytes) -> int:
+    def max_name_bytes(self, queue: bytes) -> int:
         """Return how many bytes a name that ends like this one may have (R17)."""
         is_longer = queue.endswith(DEAD_LETTER_SUFFIX)
         return self.max_queue + (len(DEAD_LETTER_SUFFIX) if is_longer else 0)

@@ -85,7 +85,7 @@ class Parser:
         "framing",
         "line_break",
         "packet_header",
-        "shown",
+        "revision_seen",
     )
 
     def __init__(
@@ -99,7 +99,7 @@ class Parser:
         self.framing: str | None = None
         self.line_break: bytes | None = None
         self.packet_header: int | None = pinned
-        self.shown: str | None = None  # "legacy" or "ttl": the first evidence (R7)
+        self.revision_seen: str | None = None  # "legacy" or "ttl": the first evidence (R7)
         self._shapes = shapes
         self._limits = limits.by_packet()
         self._max_queue = limits.max_queue
@@ -144,7 +144,7 @@ class Parser:
         try:
             while pos < end:
                 if self._is_plain and not self._in_frame:
-                    pos = self._whole.take(data, pos, frames)
+                    pos = self._whole.parse(data, pos, frames)
                     if pos == end:
                         break
                 pos = self._step(self, data, pos)
@@ -374,8 +374,8 @@ class Parser:
         self._values = {}
         self._in_frame = False
         self._step = Parser._message_header
-        if self.shown is None:
-            self.shown = frames.SHOWS.get(self._header)
+        if self.revision_seen is None:
+            self.revision_seen = frames.SHOWS.get(self._header)
 
     # -- what the steps share
 

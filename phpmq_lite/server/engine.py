@@ -101,7 +101,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Commands that no batch has taken yet."""
-        return len(self._inbox) + len(self._retried) + self.flow_control.waiting
+        return len(self._inbox) + len(self._retried) + self.flow_control.waiting_publishers
 
     # -- commands
 
@@ -387,7 +387,7 @@ class Engine:
                 stored = dispatches[:count]
                 del dispatches[:count]
                 self._send(connection, stored, [], self.clock.now().steady_ms)
-                batch.has_left = True
+                batch.is_partly_sent = True
 
     def _record(self) -> Batch | None:
         """Close the open batch and give it to the writer; return it if nothing is to be stored."""
@@ -433,7 +433,7 @@ class Engine:
                     self._send(connection, dispatches, receipts, now_ms)
         for reply, value in batch.replies:
             reply(value)
-        for connection in batch.wakes:
+        for connection in batch.to_resume:
             connection.peer.resume()
         for work, use in batch.background:
             self._background.run(work, use)

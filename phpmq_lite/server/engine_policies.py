@@ -35,7 +35,7 @@ class AckCommitDelay:
         return (
             0 < batch.commands < _ACK_COMMANDS
             and len(batch.settled.get(ACKED_KEY, ())) == batch.commands
-            and not (batch.loads or batch.replies or batch.wakes or batch.background)
+            and not (batch.loads or batch.replies or batch.to_resume or batch.background)
             and not any(d or r for d, r in batch.sends.values())
             and now_s < self.ends_at
         )

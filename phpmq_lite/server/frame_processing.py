@@ -162,7 +162,9 @@ class FrameProcessor:
                 if type(frame) is Publish and not quota.available(frame.queue):
                     self._is_queued, self._waits_for = True, frame.queue
                     is_again = frame.queue == called_for and not done
-                    flow_control.line_up(frame.queue, self.process, len(frames), at_front=is_again)
+                    flow_control.wait_in_line(
+                        frame.queue, self.process, len(frames), at_front=is_again
+                    )
                     break
                 result = apply_frame(core, connection, frame, self._validated)
                 if result is not Result.DONE:

@@ -273,8 +273,8 @@ class Rollups:
             return RollupSum()
         happened = RollupSum(tuple(map(sub, counts, before)))
         self._before[queue_id] = queue.counters, counts
-        happened.wait = _histogram_growth(self._waits, queue_id, queue.wait)
-        happened.hold = _histogram_growth(self._holds, queue_id, queue.hold)
+        happened.wait = _histogram_growth(self._waits, queue_id, queue.wait_histogram)
+        happened.hold = _histogram_growth(self._holds, queue_id, queue.hold_histogram)
         return happened
 
     def _add_to_group(self, number: int, happened: RollupSum, ready: int) -> None:

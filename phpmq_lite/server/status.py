@@ -303,7 +303,7 @@ class BrokerHandle:
             commit_s_sum=commits.seconds_sum,
             batch_counts=tuple(commits.batch_counts),
             batch_sum=commits.batch_sum,
-            audited=dict(core.audited),
+            audited=dict(core.audit_counts),
             clock_jumps=engine.clock.jumps,
             clock_jump_ms=engine.clock.last_jump_ms,
             clock_doubt_ms=engine.clock.doubt_ms,
@@ -414,9 +414,9 @@ def _queue(
         publishing_paused=queue.settings.publishing_paused,
         settings=queue.settings,  # replaced as a whole when it changes
         totals=dict(zip(_TOTALS, _totals(queue.counters), strict=True)),
-        wait=queue.wait or (),
-        hold=queue.hold or (),
-        deaths=queue.deaths,
+        wait=queue.wait_histogram or (),
+        hold=queue.hold_histogram or (),
+        deaths=queue.dead_by_reason,
         is_dead_letter_queue=queue.is_dead_letter_queue,
         dead_letter_queue=dead_letter_name,
     )

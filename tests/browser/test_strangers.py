@@ -89,10 +89,10 @@ async def at_home(page: Any, origin: str) -> None:
 
 async def stored(broker: Running) -> int:
     """Count what is alive, once all that was sent before is decided."""
-    engine = broker.service.front.engine
+    engine = broker.service.handle.engine
     assert engine is not None
     await asyncio.sleep(0.1)  # the http guard holds bytes back for 20 ms
-    return sum(queue.ready + queue.dispatched for queue in broker.service.front.status().queues)
+    return sum(queue.ready + queue.dispatched for queue in broker.service.handle.status().queues)
 
 
 async def test_rebound_name_gets_nothing(broker: Running, evil: Any) -> None:
@@ -193,7 +193,7 @@ async def test_browser_that_talks_to_the_tcp_port_stores_nothing(
     count = await stored(broker)
     figure(f"Chromium to the TCP port, {attack.__name__} to {host}: {count} messages stored")
     assert count == 0
-    assert broker.service.front.figures.clients_opened > 0  # it did come through
+    assert broker.service.handle.figures.clients_opened > 0  # it did come through
 
 
 async def test_rebound_page_may_send_a_frame_as_its_method_and_stores_nothing(

@@ -372,7 +372,7 @@ async def test_client_closes_where_the_broker_was_quicker(
     """The connection is gone, and the loop has not told it yet."""
     async with client_of(broker) as client:
         await client.publish("orders", b"body")
-        link = client._link
+        link = client._connection
         assert link is not None
         transport = link._transport
 
@@ -482,7 +482,7 @@ async def test_consumer_comes_back_and_late_end_is_sent_first(broker: ScriptedBr
         broker.peer.dispatch("orders", b"done", IDS[0])
         broker.peer.dispatch("orders", b"not handed out", IDS[1])
         delivery = await anext(deliveries)
-        link = client._link
+        link = client._connection
         assert link is not None
         await broker.stop()
         await link.lost.wait()
@@ -494,7 +494,7 @@ async def test_consumer_comes_back_and_late_end_is_sent_first(broker: ScriptedBr
         ]
         broker.peer.dispatch("orders", b"not handed out", IDS[1])
         assert (await anext(deliveries)).body == b"not handed out"
-        assert client.session.late_count == 1
+        assert client.session.late_settlement_count == 1
 
 
 async def test_plain_callback_will_do(broker: ScriptedBroker) -> None:

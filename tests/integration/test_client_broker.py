@@ -78,7 +78,7 @@ async def test_finished_work_does_not_come_again_after_a_cut(broker: Running) ->
         await client.publish_many("orders", [b"a", b"b"])
         async with client.consume("orders", credit=1) as deliveries:
             delivery = await anext(deliveries)
-            link = client._link
+            link = client._connection
             assert link is not None
             link._transport.abort()
             await link.lost.wait()

@@ -104,7 +104,7 @@ async def test_operator_lets_the_time_count(tmp_path: Path) -> None:
         rows = home.rows("SELECT deadline_ms FROM message ORDER BY seq")
     async with broker_fixture(data) as home:
         assert await ready(home) == ["long", "since"]
-        now_ms = home.broker.service.front.summary().clock_steady_ms
+        now_ms = home.broker.service.handle.summary().clock_steady_ms
     days = [round((deadline_ms - now_ms) / DAY_MS) for (deadline_ms,) in rows]
     assert days == [10, 1]
 
@@ -263,7 +263,7 @@ async def test_time_that_the_process_stood_still_is_no_acknowledgement_timeout(
     queues = {"ack_timeout_s": 60, "max_deliveries": 0}
     async with broker_fixture(tmp_path / "data", queues=queues) as home:
         await home.control("POST", "/queues/orders/messages", {"content": "{}"})
-        engine = home.broker.service.front.engine
+        engine = home.broker.service.handle.engine
         assert engine is not None
         async with (
             connect(home.broker.host, home.broker.port) as client,
@@ -274,7 +274,7 @@ async def test_time_that_the_process_stood_still_is_no_acknowledgement_timeout(
             batches = engine.core.batch_number
             await home.control("POST", "/queues/other/messages", {"content": "{}"})
             await wait_until(lambda: engine.core.batch_number > batches)
-            queue = home.broker.service.front.status().queues[0]
+            queue = home.broker.service.handle.status().queues[0]
             assert (queue.dispatched, queue.totals["returned"]) == (1, 0)
             delivery.ack()
-            await wait_until(lambda: not home.broker.service.front.summary().held)
+            await wait_until(lambda: not home.broker.service.handle.summary().held)

@@ -21,7 +21,7 @@ def entry(action: str) -> AuditEntry:
 
 async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
-        front = running.service.front
+        front = running.service.handle
         seen: list[Batch] = []
         remove = front.tap(seen.append)
         other: list[Batch] = []
@@ -50,7 +50,7 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
 
 async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
-        front = running.service.front
+        front = running.service.handle
         seen: list[Batch] = []
 
         def fail(batch: Batch) -> None:

@@ -63,7 +63,7 @@ async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
     site: HttpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    intake = site.broker.service.front.engine.core.state.inspector  # type: ignore[union-attr]
+    intake = site.broker.service.handle.engine.core.state.inspector  # type: ignore[union-attr]
     assert isinstance(intake, BabelQueueInspector)
     judge = BabelQueueInspector.validate
 
@@ -176,7 +176,7 @@ def test_record_of_a_worker_stays_the_only_one_over_kill_9(tmp_path: Path) -> No
 
 
 def live(site: HttpSite, queue: str) -> int:
-    engine = site.broker.service.front.engine
+    engine = site.broker.service.handle.engine
     assert engine is not None
     queues = engine.core.state.queues
     return queues[queue].row.live_count if queue in queues else 0

@@ -75,7 +75,7 @@ async def test_connection_that_has_ended_is_freed_at_once(
 
 def _watch_sessions(running: Running) -> list["ref[object]"]:
     """Give references to the sessions, as they are opened from now on."""
-    engine = running.service.front.engine
+    engine = running.service.handle.engine
     assert engine is not None
     opened: list[ref[object]] = []
     connect = engine.core.connect

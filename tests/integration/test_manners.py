@@ -228,7 +228,7 @@ async def test_failure_is_logged_and_leaks_nothing(
     def fail(*_: object) -> None:
         raise LookupError("a secret")
 
-    monkeypatch.setattr(filled.home.broker.service.front, "status", fail)
+    monkeypatch.setattr(filled.home.broker.service.handle, "status", fail)
     answer = await filled.me.get("/api/v1/queues")
     problem = json.loads(answer.text)
     assert (answer.status, problem["code"]) == (500, "internal")

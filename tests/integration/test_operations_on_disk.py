@@ -45,7 +45,7 @@ def test_message_is_restored_once_and_its_successor_once_too(make: MakeDriver) -
     driver = make()
     driver.publish(b"a", b"b")
     act(driver, Action.DELETE, 1)
-    made = int(act(driver, Action.RESTORE, 1).made[1][:16], 16)
+    made = int(act(driver, Action.RESTORE, 1).new_ids[1][:16], 16)
     assert act(driver, Action.RESTORE, 1).skipped == {"restored already": 1}
     act(driver, Action.DELETE, made)
     driver.kill_and_restart()

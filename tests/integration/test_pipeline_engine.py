@@ -16,7 +16,7 @@ from tests.support.core_rig import operation
 
 async def ask(running: Running, verb: str, *arguments: Any, **options: Any) -> Any:
     entry = AuditEntry("anna", "http", "10.0.0.5", f"pipeline.{verb}")
-    return await running.service.front.run(operation(verb), entry, *arguments, **options)
+    return await running.service.handle.run(operation(verb), entry, *arguments, **options)
 
 
 async def test_claims_and_tokens_outlive_the_process(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ async def test_claims_and_tokens_outlive_the_process(tmp_path: Path) -> None:
         assert await ask(running, "claim", "s", "orders", 9, 1 << 20, after=0) == 3
         assert await ask(running, "ack_claims", "s", 2) == 2
         assert await ask(running, "claim", "s", "orders", 9, 1 << 20, after=3) == 6
-        queues = running.service.front.engine.core.state.queues  # type: ignore[union-attr]
+        queues = running.service.handle.engine.core.state.queues  # type: ignore[union-attr]
         assert (queues["orders"].held, queues["strict.dlq"].row.live_count) == (4, 1)
 
 
@@ -53,7 +53,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "claim", "s", "orders", 2, 1 << 20)
         await ask(running, "claim", "empty", "orders", 1, 1 << 20)
         await ask(running, "release_claims", "empty")
-        await running.service.front.run(operations.record_reader, "archive", 7)
+        await running.service.handle.run(operations.record_reader, "archive", 7)
         readers = Readers(tmp_path / "data" / DATABASE, count=1)
         pipeline = StoredPipeline(readers)
         try:

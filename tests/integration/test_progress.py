@@ -92,7 +92,7 @@ async def test_slow_reader_of_an_answer_is_waited_for_until_it_stops(tmp_path: P
 
 async def choked_consumer(running: Running) -> tuple[SlowReader, Session]:
     """Give a consumer whose messages are more than the system takes, and its session."""
-    engine = running.service.front.engine
+    engine = running.service.handle.engine
     assert engine is not None
 
     def fill() -> None:
@@ -139,7 +139,7 @@ async def test_consumer_that_does_not_read_is_ended(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
         reader, _session = await choked_consumer(running)
         await reader.pass_s(PATIENCE_S + 3, is_reading=False)
-        closed = running.service.front.figures.closed
+        closed = running.service.handle.figures.closed
         await wait_until(lambda: closed[NOT_READ] == 1)
         reader.socket.close()
 

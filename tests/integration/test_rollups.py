@@ -32,7 +32,7 @@ async def ack(site: HttpSite, queue: str, count: int) -> None:
 
 
 def totals(site: HttpSite, queue: str) -> Any:
-    engine = site.broker.service.front.engine
+    engine = site.broker.service.handle.engine
     assert engine is not None
     return engine.core.state.queues[queue].counters
 

@@ -90,7 +90,7 @@ async def test_database_above_its_bound_takes_no_messages(tmp_path: Path) -> Non
 async def test_nothing_is_changed_while_nothing_can_be_stored(
     running: Running, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = running.service.front.space
+    space = running.service.handle.space
     assert space is not None
     monkeypatch.setattr(space, "note_stored", lambda: None)  # upkeep goes on meanwhile
     space.trouble = "the file system is read-only"  # as the writer's thread says

@@ -349,9 +349,9 @@ async def test_service_runs_in_the_process_of_a_test(data: Path) -> None:
         peer = await asyncio.to_thread(SocketClient, running.port)
         with peer:
             await asyncio.to_thread(exchange, peer)
-        assert running.service.front.status().is_ready
+        assert running.service.handle.status().is_ready
     async with running_service(data) as running:
-        assert running.service.front.status().queues[0].totals["acked"] == 0
+        assert running.service.handle.status().queues[0].totals["acked"] == 0
 
 
 async def test_seal_of_a_slow_disk_does_not_hold_up_the_end_of_a_stop(

@@ -160,10 +160,10 @@ def test_what_was_not_whole_goes_with_a_restart(make: MakeDriver) -> None:
     driver = make()
     stage(driver, "open", b"a", is_whole=False)
     stage(driver, "whole", b"b", ttl_s=9)
-    parts = dict(driver.core.staging.stages["whole"].parts)
+    parts = dict(driver.core.staging.stages["whole"].queues)
     driver.kill_and_restart()
     assert tokens(driver) == ["whole"]
-    assert driver.core.staging.stages["whole"].parts == parts
+    assert driver.core.staging.stages["whole"].queues == parts
     assert stage(driver, "open", b"c") == Staged(1, 1)
     while retention.sweep_staged(driver.store.connection):
         pass

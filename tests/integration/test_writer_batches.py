@@ -88,7 +88,7 @@ async def test_few_commands_are_committed_in_the_loop_where_the_disk_is_fast(
     [
         pytest.param(lambda b: setattr(b, "commands", FEW_COMMANDS + 1), id="commands"),
         pytest.param(lambda b: b.body_seqs.add(1), id="loads"),
-        pytest.param(lambda b: setattr(b, "has_left", True), id="consumers at work"),
+        pytest.param(lambda b: setattr(b, "is_partly_sent", True), id="consumers at work"),
         pytest.param(lambda b: setattr(b, "created_bytes", (64 << 10) + 1), id="bytes"),
         pytest.param(lambda b: b.events.extend([1, 0, "x", None] * 201), id="rows"),
     ],

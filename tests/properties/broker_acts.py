@@ -67,7 +67,7 @@ class Acts:
         match question.verb:
             case "act_on_messages":
                 found = [r.take.__self__ for r in turn.batch.rows  # type: ignore[attr-defined]
-                         if isinstance(getattr(r.take, "__self__", None), MessageAction)
+                         if isinstance(getattr(r.on_rows, "__self__", None), MessageAction)
                 ]  # fmt: skip
                 for act in found:
                     if act._entry is question.entry:
@@ -292,7 +292,7 @@ class Acts:
     def _redrive(self, m: Copy, options: ActionOptions, outcome: ActionOutcome) -> None:
         model = self.model
         assert m.source is not None
-        again = model._learn(int(outcome.made[m.seq][:16], 16))
+        again = model._learn(int(outcome.new_ids[m.seq][:16], 16))
         model.events["redrive"] += 2
         assert (again.body, again.source) == (m.body, None)
         assert again.queue == (options.target or m.source[1].removesuffix(".retry"))
@@ -301,8 +301,8 @@ class Acts:
 
     def _restore(self, seq: int, options: ActionOptions, outcome: ActionOutcome) -> None:
         model, old = self.model, self.settled[seq]
-        again = model._learn(int(outcome.made[seq][:16], 16), is_restored=True)
-        assert again.message_id.decode() == outcome.made[seq]
+        again = model._learn(int(outcome.new_ids[seq][:16], 16), is_restored=True)
+        assert again.message_id.decode() == outcome.new_ids[seq]
         assert (again.queue, again.position, again.body, again.publisher, again.source) == (
             old.queue, old.position, old.body, old.publisher, old.source,
         )  # fmt: skip

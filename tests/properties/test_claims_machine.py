@@ -154,7 +154,10 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         )
         assert behind == 0
         for name, subscription in self.driver.core.subscriptions.items():
-            assert (subscription.hi, subscription.acked_upto) == (self.hi[name], self.done[name])
+            assert (subscription.last_claim, subscription.acked_upto) == (
+                self.hi[name],
+                self.done[name],
+            )
             assert not subscription.is_busy
         assert self.driver.core.staging.stages.keys() == self.staged.keys()
         settled = self.settled()
@@ -358,7 +361,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
             case "claim":
                 return self.driver.ask("claim", name, "orders", pick % 5 + 1, 100)
             case "ack":
-                upto = self.driver.core.subscriptions[name].hi - pick % 3
+                upto = self.driver.core.subscriptions[name].last_claim - pick % 3
                 return self.driver.ask("ack_claims", name, max(0, upto))
             case "release":
                 return self.driver.ask("release_claims", name)
@@ -378,8 +381,8 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
             got.update(delivery.body for delivery in self.worker.take())
         before, self.alive = dict(self.hi), []
         for name, subscription in self.driver.core.subscriptions.items():
-            assert subscription.hi >= self.hi[name]
-            self.hi[name], self.done[name] = subscription.hi, subscription.acked_upto
+            assert subscription.last_claim >= self.hi[name]
+            self.hi[name], self.done[name] = subscription.last_claim, subscription.acked_upto
         for body, (state, holder, number) in self.rows().items():
             m = known[body]
             if holder is not None and number is not None:

@@ -192,9 +192,9 @@ class FollowsSmallSteps(Clock):
 
     def now(self) -> Now:
         wall_ms, running_ms = self._read()
-        if abs(wall_ms - running_ms - self._apart_ms) <= JUMP_MS:
-            self._base_ms += wall_ms - running_ms - self._apart_ms
-            self._apart_ms = wall_ms - running_ms
+        if abs(wall_ms - running_ms - self._wall_offset_ms) <= JUMP_MS:
+            self._base_ms += wall_ms - running_ms - self._wall_offset_ms
+            self._wall_offset_ms = wall_ms - running_ms
         return super().now()
 
 

@@ -433,7 +433,7 @@ class Driver:
                 self._late.append((connection, late))
         for answer, value in batch.replies:
             answer(value)
-        for connection in batch.wakes:
+        for connection in batch.to_resume:
             connection.peer.resume()
         self._aside += batch.background
 

@@ -111,14 +111,14 @@ async def pages(broker: Running) -> AsyncIterator[LivePages]:
 
 async def taps(broker: Running) -> int:
     """Count who listens to the engine."""
-    engine = broker.service.front.engine
+    engine = broker.service.handle.engine
     assert engine is not None
     return len(engine.taps)
 
 
 async def publish_staged(broker: Running, *rows: tuple[str, bytes]) -> None:
     """Publish rows of queue and body at once, as Spark's sink does: a token a task."""
-    engine = broker.service.front.engine
+    engine = broker.service.handle.engine
     assert engine is not None
     entry = AuditEntry("local", "http", "127.0.0.1", "pipeline.publish")
     tokens = {f"t{at}": rows[at : at + STAGE_SLICE] for at in range(0, len(rows), STAGE_SLICE)}

@@ -98,17 +98,17 @@ def test_console_has_no_colours_when_nobody_wants_them(
 
 def test_ten_lines_of_a_kind_are_written_in_a_minute() -> None:
     limit = logs.RateLimit(10, 60)
-    assert [limit.take("a", 0.0)[0] for _ in range(12)] == [True] * 10 + [False] * 2
-    assert limit.take("b", 0.0) == (True, 0)
-    assert limit.take("a", 59.9) == (False, 0)
+    assert [limit.count("a", 0.0)[0] for _ in range(12)] == [True] * 10 + [False] * 2
+    assert limit.count("b", 0.0) == (True, 0)
+    assert limit.count("a", 59.9) == (False, 0)
 
 
 def test_first_line_of_the_next_minute_tells_what_was_left_out() -> None:
     limit = logs.RateLimit(10, 60)
     for _ in range(13):
-        limit.take("a", 0.0)
-    assert limit.take("a", 60.0) == (True, 3)
-    assert limit.take("a", 60.0) == (True, 0)
+        limit.count("a", 0.0)
+    assert limit.count("a", 60.0) == (True, 3)
+    assert limit.count("a", 60.0) == (True, 0)
 
 
 def test_gap_is_logged_before_the_line_that_ends_it(
@@ -143,7 +143,7 @@ def test_newest_lines_are_kept_escaped_with_their_members(
     logs.get_logger("phpmq_lite.server.session").warning("bad\x1b", client=7, code="a\nb", ids=[1])
     logging.getLogger("asyncio").error("slow")
     lines = recent.lines()
-    assert [(line.level, line.area, line.event, line.rest) for line in lines] == [
+    assert [(line.level, line.area, line.event, line.fields) for line in lines] == [
         ("error", "asyncio", "slow", ""),
         ("warning", "server.session", "bad\\x1b", "client=7 code=a\\nb ids=[1]"),
     ]
@@ -156,7 +156,7 @@ def test_lines_are_kept_up_to_a_number_and_a_size(
     log = logs.get_logger("x")
     for number in range(8):
         log.info("line", n=number)
-    assert [line.rest for line in recent.lines()] == [f"n={n}" for n in (7, 6, 5, 4, 3)]
+    assert [line.fields for line in recent.lines()] == [f"n={n}" for n in (7, 6, 5, 4, 3)]
     for _ in range(4):
         log.info("long", text="x" * 1_500)
     assert len(recent.lines()) == 2
@@ -185,7 +185,7 @@ def test_traceback_is_kept_apart(stream: io.StringIO, recent: logs.RecentLogLine
         logs.get_logger("x").exception("failed")
     (line,) = recent.lines()
     assert line.detail.endswith("ValueError: bad")
-    assert line.rest == ""
+    assert line.fields == ""
 
 
 def test_access_log_is_written_and_not_kept(
@@ -215,4 +215,4 @@ def test_set_up_token_that_is_shown_on_the_terminal_is_not_kept(
     logs.configure(stream=stream)
     logs.get_logger("x").info("no_users", token="secret", setup="/setup")
     assert "secret" in stream.getvalue()
-    assert recent.lines()[0].rest == "setup=/setup"
+    assert recent.lines()[0].fields == "setup=/setup"

@@ -12,8 +12,8 @@ PID = 7
 
 @pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234"])
 def test_nobody_is_told_without_a_socket(address: str) -> None:
-    assert SystemdNotifier.of({"NOTIFY_SOCKET": address}, PID) is None
-    assert SystemdNotifier.of({}, PID) is None
+    assert SystemdNotifier.from_environment({"NOTIFY_SOCKET": address}, PID) is None
+    assert SystemdNotifier.from_environment({}, PID) is None
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_nobody_is_told_without_a_socket(address: str) -> None:
 def test_manager_is_told_often_enough_for_its_watchdog(
     environment: dict[str, str], each_s: float
 ) -> None:
-    manager = SystemdNotifier.of({"NOTIFY_SOCKET": "/run/notify"} | environment, PID)
+    manager = SystemdNotifier.from_environment({"NOTIFY_SOCKET": "/run/notify"} | environment, PID)
     assert manager is not None
     assert manager.each_s == each_s
 
 
 def test_manager_that_has_gone_disturbs_nobody() -> None:
-    SystemdNotifier("@phpmq-lite-test-nobody-listens").tell(READY=1)
+    SystemdNotifier("@phpmq-lite-test-nobody-listens").notify(READY=1)
 
 
 def test_manager_is_told_nothing_while_no_file_can_be_opened(
@@ -49,4 +49,4 @@ def test_manager_is_told_nothing_while_no_file_can_be_opened(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("phpmq_lite.process.socket.socket", refuse)
-    SystemdNotifier("/run/notify").tell(WATCHDOG=1)
+    SystemdNotifier("/run/notify").notify(WATCHDOG=1)

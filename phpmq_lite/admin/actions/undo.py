@@ -45,7 +45,7 @@ class UndoRecord:
     def note(self, outcome: ActionOutcome) -> None:
         """Take in what was done to a slice."""
         if self.action is Action.DELETE:  # what was made goes
-            self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.made.values())
+            self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.new_ids.values())
             return
         self.seqs.extend(outcome.done)
         if self.action is Action.PLACE:

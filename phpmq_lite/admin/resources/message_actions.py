@@ -267,7 +267,7 @@ def _resource(action: Action) -> Resource:
         done = await single.act_on_one(request, action, row, options, asked.reason)
         return ActionResultView(
             id=row.message_id, action=str(action),
-            new_id=done.outcome.made.get(row.seq), undo=done.undo,
+            new_id=done.outcome.new_ids.get(row.seq), undo=done.undo,
         )  # fmt: skip
 
     act.__doc__ = definition.summary

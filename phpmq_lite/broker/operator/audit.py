@@ -17,8 +17,8 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
     if entry.audit_id is not None:
         writes.append(AdvanceAudit(number, to_storable_text(result), entry.audit_id))
         return
-    entry.audit_id = core.number_audit()
-    core.audited[entry.action] += 1
+    entry.audit_id = core.take_audit_number()
+    core.audit_counts[entry.action] += 1
     text = to_storable_text
     writes.append(
         InsertAudit(

@@ -58,7 +58,7 @@ class ActionOutcome:
     """What happened to each message."""
 
     done: list[int] = field(default_factory=list)  # seqs, in order
-    made: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
+    new_ids: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
     skipped: Counter[str] = field(default_factory=Counter)  # reasons
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     # targets of a redrive: messages by queue
@@ -91,32 +91,32 @@ class MessageAction:
         self._reply = reply
         self._all = dict.fromkeys(seqs)  # each once, in order
         self._detail = audit.to_storable_text(f"by {entry.actor}")
-        self._touched: dict[int, Queue] = {}  # with a window to which messages returned
+        self._changed_queues: dict[int, Queue] = {}  # with a window to which messages returned
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}
         self.outcome = ActionOutcome()
-        self._ask([seq for seq in self._all if 0 < seq < self._state.next_number])
+        self._request_page([seq for seq in self._all if 0 < seq < self._state.next_number])
 
-    def _ask(self, seqs: Sequence[int]) -> None:
+    def _request_page(self, seqs: Sequence[int]) -> None:
         self._asked = seqs
         if not seqs:
             self._end()
             return
         self._state.batch.rows.append(
             RowsRequest(
-                self.take,
+                self.process_page,
                 tuple(seqs),
                 bodies=self._action in _WITH_BODIES,
                 settled=self._action in _SETTLED,
             )
         )
 
-    def take(self, page: list[Message], is_last: bool) -> None:
+    def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on the rows; large bodies come in several pages."""
         outcome, before = self.outcome, len(self.outcome.done)
         again: Sequence[Message] = ()
         for at, row in enumerate(page):
-            reason = self._try(row)
+            reason = self._apply(row)
             if reason == _READ_AHEAD:
                 again = page[at:]
                 break
@@ -126,21 +126,21 @@ class MessageAction:
                 outcome.done.append(row.seq)
             else:
                 outcome.skipped[reason] += 1
-        for queue in self._touched.values():
+        for queue in self._changed_queues.values():
             self._state.trim_window(queue)
-        self._touched.clear()
+        self._changed_queues.clear()
         done = len(outcome.done) - before
         if again:
             self._count(done, is_last=False)
             seqs = self._asked[self._asked.index(again[0].seq) :]
             target = self._target(self._options.target or "")
-            go_on = partial(self._ask, seqs)
+            go_on = partial(self._request_page, seqs)
             redrive.read_in_background(self._state, again, target, self._reads, go_on)
         elif is_last or not page:
             self._end(done)
         else:
             self._count(done, is_last=False)
-            self._ask(self._asked[self._asked.index(page[-1].seq) + 1 :])
+            self._request_page(self._asked[self._asked.index(page[-1].seq) + 1 :])
 
     def _end(self, done: int = 0) -> None:
         outcome = self.outcome
@@ -153,7 +153,7 @@ class MessageAction:
         if not self._options.is_dry_run:
             audit.record(self._core, self._entry, done, is_last=is_last)
 
-    def _try(self, row: Message) -> str | None:
+    def _apply(self, row: Message) -> str | None:
         """Act on one message; return why it was skipped, or None."""
         state, seq = self._state, row.seq
         if seq in state.pending or seq in state.transitioned:
@@ -167,13 +167,13 @@ class MessageAction:
     def _is_held(self, message: Message) -> bool:
         return message.state == State.DISPATCHED
 
-    def _note_place(self, message: Message) -> None:
+    def _record_position(self, message: Message) -> None:
         self.outcome.places[message.seq] = (message.queue_id, message.position)
 
     # -- one method an action; each returns why it was not done
 
     def _requeue(self, message: Message, _body: bytes | None) -> str | None:
-        self._note_place(message)
+        self._record_position(message)
         transitions.requeue_uncharged(self._state, message, self._options.ttl_s, self._detail)
         return None
 
@@ -182,7 +182,7 @@ class MessageAction:
             return "not dispatched"
         queue = self._state.by_id[message.queue_id]
         transitions.release(self._state, message, self._detail)
-        self._touched[queue.queue_id] = queue
+        self._changed_queues[queue.queue_id] = queue
         return None
 
     def _move(self, message: Message, _body: bytes | None) -> str | None:
@@ -195,7 +195,7 @@ class MessageAction:
             return "there already"
         if (reason := target.refusal()) is not None:
             return _refusal_code(reason)
-        self._note_place(message)
+        self._record_position(message)
         transitions.move(self._state, message, target)
         return None
 
@@ -213,7 +213,7 @@ class MessageAction:
         if target is None:
             return "queue gone"
         transitions.place(self._state, message, target, place[1])
-        self._touched[target.queue_id] = target
+        self._changed_queues[target.queue_id] = target
         return None
 
     def _delete(self, message: Message, _body: bytes | None) -> str | None:
@@ -243,10 +243,10 @@ class MessageAction:
         if options.is_dry_run:
             return None
         message = redrive.redrive_record(
-            state, record, way.content, way.queue, options.ttl_s, way.looked
+            state, record, way.content, way.queue, options.ttl_s, way.inspection
         )
         way.queue.counters.count_source(self._entry.source)
-        self.outcome.made[record.seq] = message.message_id.decode()
+        self.outcome.new_ids[record.seq] = message.message_id.decode()
         return None
 
     def _restore(self, old: Message, body: bytes | None) -> str | None:
@@ -270,8 +270,8 @@ class MessageAction:
                 return "deadline passed"
             ttl_s, deadline_ms = deadlines.deadline_of(self._options.ttl_s, state.now.steady_ms)
         made = transitions.restore(state, old, body, queue, ttl_s, deadline_ms)
-        self._touched[queue.queue_id] = queue
-        self.outcome.made[old.seq] = made.message_id.decode()
+        self._changed_queues[queue.queue_id] = queue
+        self.outcome.new_ids[old.seq] = made.message_id.decode()
         return None
 
     def _erase(self, message: Message, _body: bytes | None) -> str | None:
@@ -362,16 +362,16 @@ class QueueSweep:
         self._read_ahead = read_ahead  # None: no bodies are needed
         self._upto = state.next_number - 1
         self.done = 0
-        self._ask(after=0)
+        self._request_page(after=0)
 
-    def _ask(self, after: int) -> None:
+    def _request_page(self, after: int) -> None:
         page = PageRequest(
-            self.take, self._queue.queue_id, after, self._upto, PAGE_ROWS,
+            self.process_page, self._queue.queue_id, after, self._upto, PAGE_ROWS,
             bodies=self._read_ahead is not None,
         )  # fmt: skip
         self._state.batch.pages.append(page)
 
-    def take(self, page: list[Message], is_last: bool) -> None:
+    def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then ask for the next or reply."""
         state, before = self._state, self.done
         for at, row in enumerate(page):
@@ -382,7 +382,7 @@ class QueueSweep:
             has_acted = self._act(state.messages.get(row.seq, row), row.body)
             if has_acted is None and self._read_ahead is not None:  # then continue from here
                 self._note(self.done - before, False)
-                self._read_ahead(page[at:], partial(self._ask, after=row.position - 1))
+                self._read_ahead(page[at:], partial(self._request_page, after=row.position - 1))
                 return
             if has_acted:
                 state.transitioned.add(row.seq)
@@ -394,7 +394,7 @@ class QueueSweep:
         if is_over:
             self._state.batch.replies.append((self._reply, self.done))
         else:
-            self._ask(after=page[-1].position)
+            self._request_page(after=page[-1].position)
 
 
 def sweep_purge(
@@ -445,7 +445,7 @@ def sweep_redrive(
             return None
         if isinstance(way, str):
             return False
-        redrive.redrive_record(state, record, way.content, way.queue, ttl_s, way.looked)
+        redrive.redrive_record(state, record, way.content, way.queue, ttl_s, way.inspection)
         way.queue.counters.count_source(source)
         return True
 
@@ -463,7 +463,7 @@ def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequen
     is checked at its next dispatch, as is one whose body is in memory.  ``reply`` gets the number
     of settled messages.
     """
-    _DamagedMessages(core, list(seqs), reply).ask()
+    _DamagedMessages(core, list(seqs), reply).request_page()
 
 
 class _DamagedMessages:
@@ -473,19 +473,21 @@ class _DamagedMessages:
         self._reply = reply
         self._done = 0
 
-    def ask(self) -> None:
-        self._state.batch.rows.append(RowsRequest(self.take, tuple(self._seqs), bodies=True))
+    def request_page(self) -> None:
+        self._state.batch.rows.append(
+            RowsRequest(self.process_page, tuple(self._seqs), bodies=True)
+        )
 
-    def take(self, page: list[Message], is_last: bool) -> None:
+    def process_page(self, page: list[Message], is_last: bool) -> None:
         for row in page:
-            self._bury(row)
+            self._dead_letter(row)
         if is_last or not page:
             self._state.batch.replies.append((self._reply, self._done))
             return
         self._seqs = self._seqs[self._seqs.index(page[-1].seq) + 1 :]
-        self.ask()
+        self.request_page()
 
-    def _bury(self, row: Message) -> None:
+    def _dead_letter(self, row: Message) -> None:
         state, seq = self._state, row.seq
         if row.body is not None or seq in state.pending or seq in state.transitioned:
             return

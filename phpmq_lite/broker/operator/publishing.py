@@ -71,7 +71,7 @@ def publish(
         _validate_in_background(core, queue, messages, again, reply)
         return
     bad = _invalid(core, queue, messages, looked)
-    client = core.client_of(entry)
+    client = core.client_number_of(entry)
     made = [
         transitions.publish(state, queue, body, ttl_s, client, found)
         for (body, ttl_s), found in zip(messages, looked, strict=True)

@@ -17,7 +17,7 @@ class RedriveContent:
 
     origin: str | None  # the queue that the record names
     content: bytes  # as it is published again
-    judged: Validated | None  # None: its queue did not validate at that time
+    validated: Validated | None  # None: its queue did not validate at that time
 
 
 NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # nothing was read in advance
@@ -29,13 +29,13 @@ class RedriveDestination:
 
     queue: Queue
     content: bytes
-    looked: Inspection | None  # None: inspected when it is stored
+    inspection: Inspection | None  # None: inspected when it is stored
 
     @property
     def poison(self) -> str | None:
         """Return the reason for which it would be quarantined again, or None."""
-        is_judged = self.queue.validates and self.looked is not None
-        return self.looked.reason if is_judged and self.looked is not None else None
+        is_judged = self.queue.validates and self.inspection is not None
+        return self.inspection.reason if is_judged and self.inspection is not None else None
 
 
 def is_record(state: BrokerState, message: Message) -> bool:
@@ -84,9 +84,9 @@ def find_destination(
         return _refusal_code(reason)
     if not origin.validates:
         return RedriveDestination(origin, read.content, None)
-    if read.judged is None or read.judged.settings is not origin.settings:
+    if read.validated is None or read.validated.settings is not origin.settings:
         return None  # the queue was configured meanwhile
-    looked = read.judged.inspection
+    looked = read.validated.inspection
     if looked.reason is not None and not is_dry_run:
         full = state.registry.dead_letter_refusal(origin)
         if full is not None:

@@ -59,19 +59,19 @@ def claim(
     if found is None:
         if after:
             raise _unknown(name, after, 0)
-        found = core.subscriptions.make(name, core.find_queue(queue_name).queue_id)
+        found = core.subscriptions.create(name, core.find_queue(queue_name).queue_id)
         audit.record(core, entry, 0)
     subscription = found
 
     def begin() -> None:
         queue = core.find_queue(queue_name)
         _check_queue(core, subscription, queue)
-        if after is not None and after > subscription.hi:
-            raise _unknown(name, after, subscription.hi)
-        if after is not None and subscription.hi > max(after, subscription.acked_upto):
-            _finish(core, subscription, reply, subscription.hi)
+        if after is not None and after > subscription.last_claim:
+            raise _unknown(name, after, subscription.last_claim)
+        if after is not None and subscription.last_claim > max(after, subscription.acked_upto):
+            _finish(core, subscription, reply, subscription.last_claim)
         else:
-            client = core.client_of(entry)
+            client = core.client_number_of(entry)
             ClaimOperation(core, subscription, queue, client, max_messages, max_bytes, reply)
 
     _settle_claims(core, subscription, begin, reply)
@@ -88,14 +88,14 @@ def ack_claims(
         RefusedError: ``unknown_subscription``, or ``unknown_claims``: ``upto`` was never claimed.
     """
     subscription = _existing(core, name)
-    if upto > subscription.hi:
-        raise _unknown(name, upto, subscription.hi)
+    if upto > subscription.last_claim:
+        raise _unknown(name, upto, subscription.last_claim)
 
     def settle(message: Message) -> None:
         state = core.state
         queue = state.by_id[message.queue_id]
         if message.last_dispatched_at is not None:
-            hold = queue.hold = queue.hold or [0] * BUCKETS
+            hold = queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
             hold[bucket(state.now.wall_ms - message.last_dispatched_at)] += 1
         state.settle(message, _ACKED, None)
         queue.counters.acked += 1
@@ -137,15 +137,15 @@ def release_claims(
         core.state.trim_window(queue)
 
     def end(count: int) -> None:
-        subscription.acked_upto = subscription.hi
+        subscription.acked_upto = subscription.last_claim
         subscription.store(core.state)
         if forget and core.subscriptions.get(name) is subscription:
-            core.subscriptions.forget(subscription)
+            core.subscriptions.remove(subscription)
         audit.record(core, entry, count)
         _finish(core, subscription, reply, count)
 
     def begin() -> None:
-        SettleClaims(core, subscription, subscription.hi, release, end)
+        SettleClaims(core, subscription, subscription.last_claim, release, end)
 
     _settle_claims(core, subscription, begin, reply)
 
@@ -155,7 +155,7 @@ def _settle_claims(
 ) -> None:
     """Start now, or after the commands before; a refusal after waiting is a reply."""
     if not subscription.is_busy:
-        subscription.do(begin)
+        subscription.run(begin)
         return
 
     def begin_late() -> None:
@@ -166,12 +166,12 @@ def _settle_claims(
         except RefusedError as error:
             _finish(core, subscription, reply, error)
 
-    subscription.do(begin_late)
+    subscription.run(begin_late)
 
 
 def _finish(core: Broker, subscription: Subscription, reply: Reply, value: object) -> None:
     core.state.batch.replies.append((reply, value))
-    subscription.end()
+    subscription.finish()
 
 
 def _existing(core: Broker, name: str) -> Subscription:
@@ -226,26 +226,26 @@ class ClaimOperation:
         self._first = subscription.next_claim
         self._front: int | None = queue.claimed_to  # None: a ready message lies before it
         self._upto = core.state.next_number - 1
-        self._ask(queue.claimed_to)
+        self._request_page(queue.claimed_to)
 
-    def _ask(self, after: int) -> None:
+    def _request_page(self, after: int) -> None:
         if self._queue.settings.delivery_paused or self._core.is_draining:
             self._end()
             return
         limit = min(CLAIM_SLICE, self._left)
         page = PageRequest(
-            self.take, self._queue.queue_id, after, self._upto, limit, kind=PageKind.READY
+            self.process_page, self._queue.queue_id, after, self._upto, limit, kind=PageKind.READY
         )
         self._state.batch.pages.append(page)
 
-    def take(self, page: list[Message], is_last: bool) -> None:
+    def process_page(self, page: list[Message], is_last: bool) -> None:
         """Claim the rows of a page that can be claimed; then request the next page, or reply."""
         state, is_full = self._state, False
         queue = self._queue = state.by_id.get(self._queue.queue_id, self._queue)
         if queue.settings.delivery_paused:
             self._end()
             return
-        if self._front != queue.claimed_to or self._has_comeback():
+        if self._front != queue.claimed_to or self._has_returned_message():
             self._front = None
         for row in page:
             if not self._is_free(row):
@@ -259,9 +259,9 @@ class ClaimOperation:
         if is_full or is_last or not self._left or self._left_bytes <= 0:
             self._end()
         else:
-            self._ask(page[-1].position)
+            self._request_page(page[-1].position)
 
-    def _has_comeback(self) -> bool:
+    def _has_returned_message(self) -> bool:
         """Return whether a message returned to its position after the page was loaded."""
         batch, queue_id = self._state.batch, self._queue.queue_id
         return any(m.queue_id == queue_id for m in batch.changed.values()) or any(
@@ -288,7 +288,7 @@ class ClaimOperation:
         message.last_dispatched_at = wall_ms
         if message.first_dispatched_at is None:
             message.first_dispatched_at = wall_ms
-            wait = queue.wait = queue.wait or [0] * BUCKETS
+            wait = queue.wait_histogram = queue.wait_histogram or [0] * BUCKETS
             wait[bucket(wall_ms - message.published_at)] += 1
         else:
             queue.counters.redelivered += 1
@@ -308,7 +308,7 @@ class ClaimOperation:
             self._front = queue.claimed_to = message.position
 
     def _end(self) -> None:
-        _finish(self._core, self._subscription, self._reply, self._subscription.hi)
+        _finish(self._core, self._subscription, self._reply, self._subscription.last_claim)
 
 
 class SettleClaims:
@@ -328,15 +328,20 @@ class SettleClaims:
         self._act = act
         self._end = end
         self._count = 0
-        self._ask()
+        self._request_page()
 
-    def _ask(self) -> None:
+    def _request_page(self) -> None:
         page = PageRequest(
-            self.take, self._subscription_id, 0, self._upto, CLAIM_SLICE, kind=PageKind.CLAIMED
+            self.process_page,
+            self._subscription_id,
+            0,
+            self._upto,
+            CLAIM_SLICE,
+            kind=PageKind.CLAIMED,
         )
         self._state.batch.pages.append(page)
 
-    def take(self, page: list[Message], is_last: bool) -> None:
+    def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on a page; what an operator changed in this batch is not claimed any more."""
         state = self._state
         for message in page:
@@ -347,4 +352,4 @@ class SettleClaims:
         if is_last:
             self._end(self._count)
         else:
-            self._ask()
+            self._request_page()

@@ -156,7 +156,7 @@ def _check_stage(
         ("tokens", len(staging.stages), int(known is None), TOKENS, lambda _: 1),
         ("bytes", staging.bytes, size, STAGED_BYTES, lambda stage: stage.bytes),
         ("rows", staging.rows, len(rows), STAGED_ROWS, lambda stage: stage.rows),
-        ("queues", staging.parts, names, STAGED_PARTS, lambda stage: len(stage.parts)),
+        ("queues", staging.parts, names, STAGED_PARTS, lambda stage: len(stage.queues)),
     )
     for what, total, more, limit, of in bounds:
         if total + more > limit:
@@ -224,9 +224,9 @@ def _store(
     touched: dict[int, StageQueue] = {}
     for (queue, policy, body, ttl_s), found in zip(rows, looked, strict=True):
         kept_s = _ttl(queue, ttl_s)
-        part = stage.parts.get(queue.queue_id)
+        part = stage.queues.get(queue.queue_id)
         if part is None:
-            part = stage.parts[queue.queue_id] = StageQueue(queue.queue_id, policy=policy)
+            part = stage.queues[queue.queue_id] = StageQueue(queue.queue_id, policy=policy)
             staging.parts += 1
         elif part.policy != policy:
             part.policy = _MIXED_POLICIES
@@ -246,7 +246,7 @@ def _store(
     for part in touched.values():
         writes.append(UpdateStageQueue(
             stage.stage_id, part.queue_id, part.rows, part.bytes, part.bad_rows, part.bad_bytes,
-            part.least_ttl_s, part.policy,
+            part.min_ttl_s, part.policy,
         ))  # fmt: skip
     writes.append(UpdateStage(stage.rows, stage.bytes, int(is_whole), stage.stage_id))
     state.batch.replies.append((reply, Staged(stage.rows, stage.bytes)))
@@ -264,7 +264,7 @@ def _count(part: StageQueue, size: int, ttl_s: int | None, *, is_bad: bool) -> N
     part.bad_rows += is_bad
     part.bad_bytes += size if is_bad else 0
     if ttl_s is not None:
-        part.least_ttl_s = min(part.least_ttl_s or ttl_s, ttl_s)
+        part.min_ttl_s = min(part.min_ttl_s or ttl_s, ttl_s)
 
 
 def _policy(queue: Queue) -> str:
@@ -297,7 +297,7 @@ def unstage(
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: Stage) -> str | None:
     """Return a queue of a token that the writer may not use, or None."""
-    for queue_id in stage.parts:
+    for queue_id in stage.queues:
         queue = core.state.by_id.get(queue_id)
         removed = (
             row.name for row in core.state.registry.removed.values() if row.queue_id == queue_id
@@ -335,7 +335,7 @@ class _StagedPublish:
         app_ids, now_ms = core.staging.app_ids, state.now.steady_ms
         known = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
         if known is not None and self.version <= known.version:
-            app_ids.note_use(state, self.writer, self.app_id)
+            app_ids.record_use(state, self.writer, self.app_id)
             unstage(core, lambda _count: None, self.entry, self.tokens, writer=self.writer)
             audit.record(core, self.entry, 0)
             state.batch.replies.append((self.reply, PublishedStage(0, True, 0)))
@@ -432,7 +432,7 @@ class _StagedPublish:
         core, state = self.core, self.core.state
         staging, is_resumed = core.staging, " " in stages[0].token if stages else False
         remaining = sum(stage.rows for stage in whole[len(stages) :])
-        client = core.client_of(self.entry)
+        client = core.client_number_of(self.entry)
         for row in self.bad:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
             made = None if record is None else (record_id, record)
@@ -453,7 +453,7 @@ class _StagedPublish:
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
         version = self.version - 1 if remaining else self.version  # it is not finished yet
-        staging.app_ids.note(
+        staging.app_ids.record_version(
             state, self.writer, self.app_id, version, total, is_single=self.is_single
         )
         audit.record(core, self.entry, total)
@@ -478,8 +478,8 @@ class _StagedPublish:
         queue.counters.published += rows
         queue.counters.count_source(self.entry.source, part.rows)
         state.batch.created_bytes += size
-        if part.least_ttl_s is not None:
-            state.note_deadline(state.now.steady_ms + part.least_ttl_s * 1_000)
+        if part.min_ttl_s is not None:
+            state.note_deadline(state.now.steady_ms + part.min_ttl_s * 1_000)
         if queue.window is not None and rows:
             queue.window.reaches_end = False
             state.needs_dispatch[queue.queue_id] = queue
@@ -508,8 +508,8 @@ _Sums = tuple[int, int, int, int]  # rows and bytes, and those of bad rows
 
 def _added(sums: _Sums, stage: Stage) -> _Sums:
     rows, size, bad, bad_size = sums
-    bad += sum(part.bad_rows for part in stage.parts.values())
-    bad_size += sum(part.bad_bytes for part in stage.parts.values())
+    bad += sum(part.bad_rows for part in stage.queues.values())
+    bad_size += sum(part.bad_bytes for part in stage.queues.values())
     return rows + stage.rows, size + stage.bytes, bad, bad_size
 
 
@@ -533,21 +533,21 @@ def _sums(stages: Sequence[Stage]) -> dict[int, StageQueue]:
     """Return the sums of what tokens have, by queue."""
     sums: dict[int, StageQueue] = {}
     for stage in stages:
-        for part in stage.parts.values():
+        for part in stage.queues.values():
             known = sums.setdefault(part.queue_id, StageQueue(part.queue_id, policy=part.policy))
             known.rows += part.rows
             known.bytes += part.bytes
             known.bad_rows += part.bad_rows
             known.bad_bytes += part.bad_bytes
-            ttls = [ttl for ttl in (known.least_ttl_s, part.least_ttl_s) if ttl is not None]
-            known.least_ttl_s = min(ttls, default=None)
+            ttls = [ttl for ttl in (known.min_ttl_s, part.min_ttl_s) if ttl is not None]
+            known.min_ttl_s = min(ttls, default=None)
             if part.policy != known.policy:
                 known.policy = _MIXED_POLICIES
     return sums
 
 
 def _has_bad(stage: Stage) -> bool:
-    return any(part.bad_rows for part in stage.parts.values())
+    return any(part.bad_rows for part in stage.queues.values())
 
 
 def _json(spans: list[list[int]]) -> str:

@@ -33,7 +33,7 @@ class Subscription:
     Claims are numbered from 1 without gaps; all up to ``acked_upto`` are acknowledged.
     """
 
-    __slots__ = ("_is_letting_go", "_waiting", "acked_upto", "is_busy", "name", "next_claim",
+    __slots__ = ("_is_starting_work", "_waiting", "acked_upto", "is_busy", "name", "next_claim",
                  "queue_id", "subscription_id")  # fmt: skip
 
     def __init__(
@@ -46,14 +46,14 @@ class Subscription:
         self.acked_upto = acked_upto
         self.is_busy = False
         self._waiting: deque[Callable[[], None]] = deque()
-        self._is_letting_go = False  # waiting work is being started
+        self._is_starting_work = False  # waiting work is being started
 
     @property
-    def hi(self) -> int:
+    def last_claim(self) -> int:
         """Return the number of the last claim; 0: none."""
         return self.next_claim - 1
 
-    def do(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], None]) -> None:
         """Start ``work`` in the open batch, or after the work before it has called ``end``.
 
         Raises:
@@ -66,19 +66,19 @@ class Subscription:
         try:
             work()
         except RefusedError:
-            self.end()
+            self.finish()
             raise
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Start the next work that waits."""
         self.is_busy = False
-        if self._is_letting_go:  # work that ended at once: a loop instead of nested calls
+        if self._is_starting_work:  # work that ended at once: a loop instead of nested calls
             return
-        self._is_letting_go = True
+        self._is_starting_work = True
         while self._waiting and not self.is_busy:
             self.is_busy = True
             self._waiting.popleft()()
-        self._is_letting_go = False
+        self._is_starting_work = False
 
     def store(self, state: BrokerState) -> None:
         """Store the numbers with the open batch."""
@@ -104,7 +104,7 @@ class Subscriptions(dict[str, Subscription]):
                 queue.held, queue.held_bytes = count, size
                 queue.claimed, queue.claimed_bytes = count, size
 
-    def make(self, name: str, queue_id: int) -> Subscription:
+    def create(self, name: str, queue_id: int) -> Subscription:
         """Create a subscription with the open batch.
 
         Raises:
@@ -122,7 +122,7 @@ class Subscriptions(dict[str, Subscription]):
         )
         return made
 
-    def forget(self, subscription: Subscription) -> None:
+    def remove(self, subscription: Subscription) -> None:
         """Remove a subscription, which holds nothing any more."""
         del self[subscription.name]
         self._state.batch.writes.append(DeleteSubscription(subscription.subscription_id))
@@ -143,7 +143,7 @@ class StageQueue:
     bytes: int = 0
     bad_rows: int = 0  # of them: dead-lettered when they are published
     bad_bytes: int = 0
-    least_ttl_s: int | None = None  # None: none expires
+    min_ttl_s: int | None = None  # None: none expires
     policy: str = ""  # with which they were validated; empty: not at all
 
 
@@ -158,7 +158,7 @@ class Stage:
     bytes: int = 0
     is_whole: bool = False  # has its last row
     actor: str = ""  # who staged it; empty: before the last start
-    parts: dict[int, StageQueue] = field(default_factory=dict)  # by queue_id
+    queues: dict[int, StageQueue] = field(default_factory=dict)  # by queue_id
 
     @property
     def first_row(self) -> int:
@@ -221,7 +221,7 @@ class AppIds:
             )
         return known
 
-    def note(
+    def record_version(
         self,
         state: BrokerState,
         writer: StageWriter,
@@ -241,7 +241,7 @@ class AppIds:
             app_id, version, state.now.wall_ms, rows, owner, now_ms, int(made.is_single),
         ))  # fmt: skip
 
-    def note_use(self, state: BrokerState, writer: StageWriter, app_id: str) -> None:
+    def record_use(self, state: BrokerState, writer: StageWriter, app_id: str) -> None:
         """Store that a version was published again, which had no effect."""
         known = self.known[app_id]
         self._move(state, app_id, known.owner or writer.owner or None)
@@ -320,10 +320,10 @@ class StagingArea:
             key, version, _ = stage.token.split(" ")
             self.sealed.setdefault(key, {}).setdefault(int(version), []).append(stage)
         for row in stored.parts:
-            by_id[row[0]].parts[row[1]] = StageQueue(*row[1:])
+            by_id[row[0]].queues[row[1]] = StageQueue(*row[1:])
         self.bytes = sum(stage.bytes for stage in by_id.values())
         self.rows = sum(stage.rows for stage in by_id.values())
-        self.parts = sum(len(stage.parts) for stage in by_id.values())
+        self.parts = sum(len(stage.queues) for stage in by_id.values())
         self.app_ids = AppIds(stored)
 
     @property
@@ -381,7 +381,7 @@ class StagingArea:
     def _remove(self, state: BrokerState, stage: Stage) -> None:
         self.bytes -= stage.bytes
         self.rows -= stage.rows
-        self.parts -= len(stage.parts)
+        self.parts -= len(stage.queues)
         state.batch.writes.append(DropStage(stage.stage_id))
 
 

@@ -287,7 +287,7 @@ class Store:
             is_last = is_last and count >= len(page)
             page = page[:count]
             self._load_bodies(page, sum(message.size for message in page))
-        return request.take, page, is_last
+        return request.on_rows, page, is_last
 
     def _rows(
         self, request: RowsRequest
@@ -304,7 +304,7 @@ class Store:
             bodies = self._bodies([message.seq for message in page], checksums)
             for message in page:
                 message.body = bodies[message.seq]
-        return request.take, page, is_last
+        return request.on_rows, page, is_last
 
     def _load_bodies(self, page: list[Message], room: int) -> None:
         """Load the bodies of the first messages that fit into ``room`` bytes."""

@@ -285,7 +285,7 @@ def _all_clients_wait(batch: Batch) -> bool:
         batch.commands <= FEW_COMMANDS
         and batch.created_bytes <= _FEW_BYTES
         and _row_count(batch) <= _FEW_ROWS
-        and not (batch.has_left or batch.has_special_rows or batch.loads)
+        and not (batch.is_partly_sent or batch.has_special_rows or batch.loads)
     )
 
 

@@ -31,7 +31,7 @@ def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
 def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Answer to the request for rows, in a batch of its own."""
     [request] = batch.rows
-    return rig.turn(loaded=Loaded(pages=[(request.take, list(rows), is_last)]))
+    return rig.turn(loaded=Loaded(pages=[(request.on_rows, list(rows), is_last)]))
 
 
 def do(rig: CoreRig, action: Action, row: Message, **options: Any) -> Batch:
@@ -267,7 +267,7 @@ def test_redrive_makes_a_message_of_a_record() -> None:
     assert batch.bodies == [3, b"r"]
     assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
     assert event_kinds(batch) == [(3, "redrive"), (2, "redrive")]
-    assert outcome(rig).made == {2: born.message_id.decode()}
+    assert outcome(rig).new_ids == {2: born.message_id.decode()}
     assert rig.queue().counters.published_ui == 1
 
 
@@ -317,7 +317,7 @@ def test_restore_stores_a_new_message_in_the_old_place() -> None:
     assert (born.seq, born.position, born.deadline_ms) == (3, 1, rig.steady_ms + 9)
     assert (born.published_at, born.deliveries) == (old.published_at, 0)
     assert event_kinds(batch) == [(1, "restore"), (3, "restore")]
-    assert outcome(rig).made == {1: born.message_id.decode()}
+    assert outcome(rig).new_ids == {1: born.message_id.decode()}
     assert (rig.queue().row.live_count, rig.queue().counters.restored) == (3, 1)
     assert batch.bodies == [3, b"a"]
 
@@ -397,8 +397,8 @@ def test_message_is_restored_once_where_two_ask_at_once() -> None:
     rig = CoreRig()
     rig.publish(b"a")
     first, second = (
-        ask(rig, Action.RESTORE, 1).rows[0].take,
-        ask(rig, Action.RESTORE, 1).rows[0].take,
+        ask(rig, Action.RESTORE, 1).rows[0].on_rows,
+        ask(rig, Action.RESTORE, 1).rows[0].on_rows,
     )
     rows = [settled(1, body=b"a")]
     batch = rig.turn(loaded=Loaded(pages=[(first, rows, True), (second, rows, True)]))
@@ -444,7 +444,7 @@ def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
     [request] = ask(rig, Action.REQUEUE, 1).rows
-    loaded = Loaded(pages=[(request.take, [message(1)], True)], due=[message(1)], has_due=True)
+    loaded = Loaded(pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True)
     batch = rig.turn(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1]}
     assert skipped(rig) == {"gone": 1}
@@ -497,7 +497,7 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
     )
     assert batch.writes == [AdvanceAudit(0, "cancelled", 1)]
     assert (entry.count, outcome(rig)) == (2, ActionOutcome())
-    assert rig.core.audited == {"bulk.delete": 1}
+    assert rig.core.audit_counts == {"bulk.delete": 1}
 
 
 def test_more_than_a_slice_is_refused() -> None:

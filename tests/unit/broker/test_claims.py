@@ -28,7 +28,7 @@ def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
 def give(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Answer the one page that a batch asked for."""
     [page] = batch.pages
-    return rig.turn(loaded=Loaded(pages=[(page.take, list(rows), is_last)]))
+    return rig.turn(loaded=Loaded(pages=[(page.on_rows, list(rows), is_last)]))
 
 
 def held(seq: int) -> Message:
@@ -108,7 +108,7 @@ def test_acknowledged_claims_settle_like_any_message() -> None:
     assert rig.answers == [2, 2]
     queue = rig.queue()
     assert (queue.held, queue.held_bytes, queue.row.live_count) == (0, 0, 0)
-    assert (queue.counters.acked, sum(queue.hold or [])) == (2, 2)
+    assert (queue.counters.acked, sum(queue.hold_histogram or [])) == (2, 2)
 
 
 def test_released_claims_are_ready_and_uncharged() -> None:

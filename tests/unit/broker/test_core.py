@@ -462,9 +462,9 @@ def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() ->
     [held] = held_by(rig, worker, b"a")
     rig.begin()
     assert publish(rig, one, b"b", None) is Result.PARK
-    assert rig.finish().wakes == set()
+    assert rig.finish().to_resume == set()
     batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
-    assert batch.wakes == {one}
+    assert batch.to_resume == {one}
     rig.begin()
     assert publish(rig, one, b"b", None) is Result.DONE
     assert bodies(sent_messages(rig.finish(), worker)) == [b"b"]
@@ -477,9 +477,9 @@ def test_publisher_waits_for_a_paused_queue_until_it_goes_on() -> None:
     rig.turn(lambda: rig.pause("orders", "publishing", True))
     rig.turn(lambda: publish(rig, one, b"b", None))
     batch = rig.turn(lambda: rig.configure("orders", {"max_bytes": 9}))
-    assert batch.wakes == set()  # still paused
+    assert batch.to_resume == set()  # still paused
     batch = rig.turn(lambda: rig.pause("orders", "publishing", False))
-    assert batch.wakes == {one}
+    assert batch.to_resume == {one}
 
 
 def test_publisher_that_leaves_waits_no_more() -> None:
@@ -490,7 +490,7 @@ def test_publisher_that_leaves_waits_no_more() -> None:
     rig.turn(lambda: publish(rig, one, b"b", None))
     rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
     batch = rig.turn(lambda: rig.pause("orders", "publishing", False))
-    assert batch.wakes == set()
+    assert batch.to_resume == set()
 
 
 def test_publisher_that_also_consumes_is_let_through() -> None:

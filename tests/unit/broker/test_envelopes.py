@@ -92,7 +92,7 @@ def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> Non
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
     assert rig.queue("orders.dlq").row.live_count == 1
     assert rig.queue().counters.published == rig.queue().counters.dead == 1
-    assert rig.queue().deaths == {"invalid_data": 1}
+    assert rig.queue().dead_by_reason == {"invalid_data": 1}
 
 
 def test_good_and_bad_ones_of_a_queue_do_not_disturb_each_other() -> None:
@@ -164,7 +164,7 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
     assert rig.core.publish(publisher, "orders", BAD, 0, None) is Result.PARK
     assert rig.finish().created == []
     batch = rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": False}))
-    assert batch.wakes == {publisher}
+    assert batch.to_resume == {publisher}
 
 
 def test_bad_content_has_a_record_although_there_are_as_many_queues_as_may_be() -> None:
@@ -313,7 +313,7 @@ def test_record_that_the_worker_wrote_is_found_and_no_other_added() -> None:
     assert batch.created == []
     assert event_kinds(batch) == [(1, "dead_letter")]
     assert batch.events[3] == record.message_id.decode()
-    assert rig.queue().deaths == {"no stock": 1}
+    assert rig.queue().dead_by_reason == {"no stock": 1}
 
 
 def test_record_about_another_message_of_the_same_number_does_not_count() -> None:

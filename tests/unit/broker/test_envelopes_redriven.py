@@ -29,7 +29,7 @@ def act(rig: CoreRig, row: Message, body: bytes | None, options: ActionOptions) 
     )  # fmt: skip
     [request] = rig.batch.rows
     row.body = body
-    rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
+    rig.turn(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
     outcome: ActionOutcome = rig.answers[-1]
     return outcome
 
@@ -113,5 +113,5 @@ def test_sweep_revives_too() -> None:
     rig.turn(lambda: rig.redrive("orders.dlq"))
     [request] = rig.batch.pages
     row.body = body
-    rig.turn(loaded=Loaded(pages=[(request.take, [row], True)]))
+    rig.turn(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
     assert rig.batch.bodies == [3, BAD]

@@ -102,7 +102,7 @@ def test_publisher_that_waits_for_a_removed_queue_is_woken() -> None:
     run(rig, "configure", "orders", {"publishing_paused": True})
     client = rig.connect()
     rig.turn(lambda: rig.core.publish(client, "orders", b"a", None, None))
-    assert run(rig, "remove_queue", "orders").wakes == {client}
+    assert run(rig, "remove_queue", "orders").to_resume == {client}
 
 
 def test_disconnect_ends_the_connection_after_the_commit() -> None:
@@ -159,19 +159,19 @@ def test_refusal_is_noted() -> None:
 def test_wait_and_hold_are_counted() -> None:
     rig = CoreRig()
     rig.publish(b"a")
-    assert (rig.queue().wait, rig.queue().hold) == (None, None)
+    assert (rig.queue().wait_histogram, rig.queue().hold_histogram) == (None, None)
     worker = rig.consumer("mails")
     rig.publish(b"a", queue="mails")
     [held] = worker.consumers[2].held.values()
     rig.advance(1)
     rig.turn(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
     queue = rig.queue("mails")
-    assert queue.wait is not None
-    assert queue.hold is not None
-    assert [at for at, count in enumerate(queue.wait) if count] == [0]
-    assert [at for at, count in enumerate(queue.hold) if count] == [63]
+    assert queue.wait_histogram is not None
+    assert queue.hold_histogram is not None
+    assert [at for at, count in enumerate(queue.wait_histogram) if count] == [0]
+    assert [at for at, count in enumerate(queue.hold_histogram) if count] == [63]
     [held] = sent_messages(rig.publish(b"b", queue="mails"), worker)
     rig.advance(20)
     rig.turn(lambda: rig.core.dead_letter(worker, "mails", held.message_id))
-    assert sum(queue.hold) == 2
-    assert (queue.counters.dead, queue.deaths) == (1, {"client": 1})
+    assert sum(queue.hold_histogram) == 2
+    assert (queue.counters.dead, queue.dead_by_reason) == (1, {"client": 1})

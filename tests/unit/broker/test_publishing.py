@@ -101,7 +101,7 @@ def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     """Answer to both requests for rows, alive and settled: all that are left are alive."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
-    rig.turn(loaded=Loaded(pages=[(alive.take, list(rows), True), (settled.take, [], True)]))
+    rig.turn(loaded=Loaded(pages=[(alive.on_rows, list(rows), True), (settled.on_rows, [], True)]))
 
 
 def test_key_again_gives_the_ids_of_the_first_time() -> None:

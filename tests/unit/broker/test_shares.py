@@ -215,7 +215,7 @@ def line_up(
         def say(_: Broker, name: str = name) -> None:
             called.append(name)
 
-        shares.line_up(queue, say, count, at_front=at_front)
+        shares.wait_in_line(queue, say, count, at_front=at_front)
     return called
 
 
@@ -233,7 +233,7 @@ def test_nobody_is_called_up_without_room(rig: CoreRig, shares: FlowControl) -> 
     called = line_up(shares, "anna")
     call_up(rig, shares)
     assert called == []
-    assert shares.waiting == 1
+    assert shares.waiting_publishers == 1
     rig.finish()
 
 
@@ -248,7 +248,7 @@ def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
         assert called == so_far
         publish(rig, rig.core.connections[1], LEAST_PER_BATCH)
         rig.finish()
-    assert shares.waiting == 0
+    assert shares.waiting_publishers == 0
 
 
 def test_as_many_are_called_up_as_there_is_room_for() -> None:
@@ -259,7 +259,7 @@ def test_as_many_are_called_up_as_there_is_room_for() -> None:
     rig.begin()
     call_up(rig, shares)
     assert called == ["anna", "bert", "cora"]
-    assert shares.waiting == 1
+    assert shares.waiting_publishers == 1
     rig.finish()
 
 
@@ -272,7 +272,7 @@ def test_all_are_called_up_where_nobody_consumes_any_more(
     rig.begin()
     call_up(rig, shares)
     assert called == ["anna", "bert", "cora"]
-    assert shares.waiting == 0
+    assert shares.waiting_publishers == 0
     rig.finish()
 
 
@@ -317,5 +317,5 @@ def test_many_with_few_messages_are_called_together(rig: CoreRig, shares: FlowCo
     rig.begin()
     call_up(rig, shares)
     assert len(called) == LEAST_PER_BATCH
-    assert shares.waiting == 6
+    assert shares.waiting_publishers == 6
     rig.finish()

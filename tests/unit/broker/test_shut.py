@@ -49,9 +49,9 @@ def test_publisher_without_a_key_waits_until_there_is_room(rig: CoreRig, name: s
     shut(rig, LOW)
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is Result.PARK
-    assert rig.finish().wakes == set()
+    assert rig.finish().to_resume == set()
     batch = rig.turn(lambda: rig.core.state.registry.stop_publishing(None))
-    assert batch.wakes == {one}
+    assert batch.to_resume == {one}
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is Result.DONE
     assert len(rig.finish().created) == 1
@@ -62,8 +62,8 @@ def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: Cor
     rig.turn(lambda: rig.pause("orders", "publishing", True))
     shut(rig, LOW)
     rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, None))
-    assert rig.turn(lambda: rig.pause("orders", "publishing", False)).wakes == set()
-    assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).wakes == {one}
+    assert rig.turn(lambda: rig.pause("orders", "publishing", False)).to_resume == set()
+    assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
 
 
 def test_no_run_of_messages_is_taken_unseen(rig: CoreRig) -> None:
@@ -90,7 +90,7 @@ def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: Co
     assert rig.core.publish(one, "orders", b"c", None, None) is Result.PARK
     assert rig.core.force_publish(one, "orders", b"c", None) is Result.PARK
     assert rig.finish().created == []
-    assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).wakes == {one}
+    assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
 
 
 def test_consumers_acknowledge_requeue_and_dead_letter(rig: CoreRig) -> None:

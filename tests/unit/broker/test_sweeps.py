@@ -16,7 +16,7 @@ PURGED = (State.DELETED, "purge")
 def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> Loaded:
     """Answer, by hand, to the pages that a batch asks for, in their order."""
     return Loaded(pages=[
-        (request.take, page, is_last) for request, page in zip(batch.pages, rows, strict=True)
+        (request.on_rows, page, is_last) for request, page in zip(batch.pages, rows, strict=True)
     ])  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def test_purge_wakes_publishers_that_wait_for_room() -> None:
     rig.publish(b"a")
     rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
     rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, None))
-    assert rig.turn(loaded=pages(purge(rig), [message(1)])).wakes == {one}
+    assert rig.turn(loaded=pages(purge(rig), [message(1)])).to_resume == {one}
 
 
 # -- redrive

@@ -165,7 +165,7 @@ def test_expired_message_forwarded_to_an_idle_consumer_leaves_with_the_same_batc
     rig.publish(b"again", queue="orders.retry", ttl_s=1)
     rig.advance(1)
     batch = rig.turn(
-        lambda: rig.core.wake(patient),  # so that orders is served first
+        lambda: rig.core.wake_consumers(patient),  # so that orders is served first
         lambda: rig.core.acknowledge(worker, "orders.retry", held.message_id),
     )
     assert bodies(sent_messages(batch, patient)) == [b"again"]
@@ -179,7 +179,7 @@ def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_bat
     rig.publish(b"late", ttl_s=1)
     rig.advance(1)
     batch = rig.turn(
-        lambda: rig.core.wake(clerk),
+        lambda: rig.core.wake_consumers(clerk),
         lambda: rig.core.acknowledge(worker, "orders", held.message_id),
     )
     assert bodies(sent_messages(batch, clerk)) == [b"late"]

@@ -66,8 +66,8 @@ def test_publish_is_given_up_when_connection_after_connection_ends() -> None:
 
 def test_dropped_publish_is_not_repeated() -> None:
     pending = filled([], b"a", b"b")
-    pending.drop("orders", b"a")
-    pending.drop("orders", b"never there")
+    pending.forget("orders", b"a")
+    pending.forget("orders", b"never there")
     assert [entry.key for entry in pending.to_repeat()] == [b"b"]
 
 
@@ -75,7 +75,7 @@ def test_all_of_a_batch_can_be_dropped() -> None:
     batch = PublishBatch()
     pending = filled([], b"a")
     pending.add("orders", b"body", 0, b"b", batch.answered)
-    pending.drop_all(batch.answered)
+    pending.forget_all(batch.answered)
     assert [entry.key for entry in pending.to_repeat()] == [b"a"]
 
 

@@ -41,7 +41,7 @@ class Wire:
 
     def settle(self, frame: bytes, generation: int) -> None:
         """As a client does."""
-        self.sent = self.read(self.session.end_of_delivery(frame, generation))
+        self.sent = self.read(self.session.settlement_to_send(frame, generation))
 
     def delivery(self) -> Delivery:
         return Delivery(self, Dispatch("orders", b"body", ID, 5), self.session.generation)
@@ -61,8 +61,8 @@ def test_next_connection_is_sent_late_ends_then_windows_then_unanswered() -> Non
     wire = Wire()
     session = wire.session
     answers: Answers = []
-    session.open_window("orders", 10, no_wake)
-    session.open_window("mails", 5, no_wake)
+    session.start_consuming("orders", 10, no_wake)
+    session.start_consuming("mails", 5, no_wake)
     session.confirm("orders", b"one", 60, b"k1", answers.append)
     session.confirm("orders", b"two", 0, b"k2", answers.append)
     delivery = wire.delivery()
@@ -75,7 +75,7 @@ def test_next_connection_is_sent_late_ends_then_windows_then_unanswered() -> Non
         Consume("mails", 5),
         Publish("orders", b"two", 0, b"k2"),
     ]
-    assert session.late_count == 1
+    assert session.late_settlement_count == 1
     session.lost()
     assert wire.connect()[0] == Consume("orders", 10)
 
@@ -104,8 +104,8 @@ def test_receipts_and_dispatches_find_their_places() -> None:
     session = wire.session
     answers: Answers = []
     woken: list[str] = []
-    orders = session.open_window("orders", 10, lambda: woken.append("orders"))
-    mails = session.open_window("mails", 10, lambda: woken.append("mails"))
+    orders = session.start_consuming("orders", 10, lambda: woken.append("orders"))
+    mails = session.start_consuming("mails", 10, lambda: woken.append("mails"))
     session.confirm("orders", b"one", 0, b"k1", answers.append)
     parts: list[bytes] = []
     for queue in ("orders", "orders", "mails", "gone"):
@@ -120,7 +120,7 @@ def test_receipts_and_dispatches_find_their_places() -> None:
 def test_dispatches_not_handed_out_are_dropped_with_the_connection() -> None:
     """The broker has them back and dispatches them again."""
     wire = Wire()
-    window = wire.session.open_window("orders", 10, no_wake)
+    window = wire.session.start_consuming("orders", 10, no_wake)
     wire.dispatch("orders", b"body")
     wire.session.lost()
     assert not window.dispatches
@@ -128,18 +128,18 @@ def test_dispatches_not_handed_out_are_dropped_with_the_connection() -> None:
 
 def test_closed_window_gives_back_and_can_be_opened_again() -> None:
     wire = Wire()
-    window = wire.session.open_window("orders", 10, no_wake)
+    window = wire.session.start_consuming("orders", 10, no_wake)
     with pytest.raises(LocalProtocolError):
-        wire.session.open_window("orders", 10, no_wake)
-    assert wire.read(wire.session.close_window(window)) == [Consume("orders", 0)]
-    wire.session.open_window("orders", 10, no_wake)
+        wire.session.start_consuming("orders", 10, no_wake)
+    assert wire.read(wire.session.stop_consuming(window)) == [Consume("orders", 0)]
+    wire.session.start_consuming("orders", 10, no_wake)
 
 
 @pytest.mark.parametrize(("queue", "credit"), [("", 1), ("orders", 0), ("orders", -1)])
 def test_window_is_refused_when_it_makes_no_sense(queue: str, credit: int) -> None:
     session = ClientSession(100)
     with pytest.raises(LocalProtocolError):
-        session.open_window(queue, credit, no_wake)
+        session.start_consuming(queue, credit, no_wake)
     assert not session.windows
 
 
@@ -178,7 +178,7 @@ def test_delivery_of_an_earlier_connection_is_ended_on_this_one() -> None:
     wire.connect()
     delivery.ack()
     assert wire.sent == [Acknowledge("orders", ID)]
-    assert wire.session.late_count == 1
+    assert wire.session.late_settlement_count == 1
 
 
 def test_delivery_says_what_it_is() -> None:
@@ -198,7 +198,7 @@ def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_who
     sent = b"".join(parts)
     for piece in [sent] if is_whole else [sent[at : at + 1] for at in range(len(sent))]:
         session.receive(piece)
-    told = session.trouble("mq:9100")
+    told = session.protocol_problem("mq:9100")
     assert told is not None
     assert told.startswith("mq:9100 sent a message that is too long for this client: ")
     assert "11 bytes, the limit is 10; " in told
@@ -209,13 +209,17 @@ def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_who
 def test_what_is_no_phpmq_is_told_as_that() -> None:
     session = ClientSession(10)
     session.connected()
-    assert session.trouble("mq:9100") is None
+    assert session.protocol_problem("mq:9100") is None
     session.receive(b"220 mail.example ESMTP\r\n")
-    assert str(session.trouble("mq:9100")).startswith("mq:9100 does not speak PHPMQ: bad-header")
+    assert str(session.protocol_problem("mq:9100")).startswith(
+        "mq:9100 does not speak PHPMQ: bad-header"
+    )
 
 
 def test_name_above_the_bound_is_no_message_that_is_too_long() -> None:
     session = ClientSession(10)
     session.connected()
     session.receive(b"H0100303P0100000000000000000000000000999")
-    assert str(session.trouble("mq:9100")).startswith("mq:9100 does not speak PHPMQ: too-large")
+    assert str(session.protocol_problem("mq:9100")).startswith(
+        "mq:9100 does not speak PHPMQ: too-large"
+    )

@@ -31,15 +31,15 @@ LOOKS = [
 
 @pytest.mark.parametrize(("data", "verdict"), LOOKS)
 def test_guard_gives_its_verdict_at_any_cut(data: bytes, verdict: str) -> None:
-    assert HttpGuard().look(data) == verdict
+    assert HttpGuard().inspect(data) == verdict
     for size in (1, 3):
         guard = HttpGuard()
         for start in range(0, len(data), size):
-            guard.look(data[start : start + size])
+            guard.inspect(data[start : start + size])
         assert guard.verdict == verdict
 
 
 def test_verdict_stays() -> None:
     guard = HttpGuard()
-    assert guard.look(b"{") == OTHER
-    assert guard.look(b"GET / HTTP/1.1") == OTHER
+    assert guard.inspect(b"{") == OTHER
+    assert guard.inspect(b"GET / HTTP/1.1") == OTHER

@@ -164,6 +164,6 @@ def test_first_evidence_of_a_revision_stays() -> None:
     legacy = HEADER + QUEUE + b"P02%029dx" % 1
     newer = b"H0100103" + QUEUE + b"P02%029dxP05%029d9" % (1, 1)
     parser.feed(b"H0100202" + QUEUE + b"P04%029d5" % 1)
-    assert parser.shown is None
+    assert parser.revision_seen is None
     parser.feed(newer + legacy)
-    assert parser.shown == "ttl"
+    assert parser.revision_seen == "ttl"

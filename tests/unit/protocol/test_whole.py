@@ -30,7 +30,7 @@ def test_common_frames_are_taken_in_order() -> None:
         + CLIENT.publish("Foo", b"", 0, b"longer key")
     )
     found: list[Frame] = []
-    assert taker().take(stream, 0, found) == len(stream)
+    assert taker().parse(stream, 0, found) == len(stream)
     assert found == [
         Publish("Foo", b"one", 60, None),
         Publish("Bar", b"two", 60, b"key1"),
@@ -68,9 +68,9 @@ def test_no_part_of_a_frame_is_taken(frame: bytes) -> None:
     for whole in (taker(), taker()):
         for size in range(len(frame)):
             found: list[Frame] = []
-            assert whole.take(frame[:size], 0, found) == 0
+            assert whole.parse(frame[:size], 0, found) == 0
             assert found == []
-        whole.take(frame, 0, [])  # and so once its parts are remembered
+        whole.parse(frame, 0, [])  # and so once its parts are remembered
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_unusual_or_wrong_frame_is_left_to_the_steps(frame: bytes) -> None:
     whole = taker()
     for _ in range(2):
         found: list[Frame] = []
-        assert whole.take(frame, 0, found) == 0
+        assert whole.parse(frame, 0, found) == 0
         assert found == []
-        whole.take(CLIENT.publish("Foo", b"x", 60) + CLIENT.acknowledge("Foo", ID), 0, found)
+        whole.parse(CLIENT.publish("Foo", b"x", 60) + CLIENT.acknowledge("Foo", ID), 0, found)
 
 
 def test_header_is_taken_only_after_it_came_through_the_steps() -> None:
     whole = taker()
     whole.headers.clear()
-    assert whole.take(CLIENT.publish("Foo", b"x"), 0, []) == 0
+    assert whole.parse(CLIENT.publish("Foo", b"x"), 0, []) == 0
 
 
 def test_broker_frames_are_left_when_not_whole() -> None:
@@ -110,9 +110,9 @@ def test_broker_frames_are_left_when_not_whole() -> None:
     dispatch = b"H0100304P01%029dFooP02%029dxP03%029d%sP05%029d17" % (3, 1, 32, ID, 2)
     for _ in range(2):
         for size in range(len(dispatch)):
-            assert whole.take(dispatch[:size], 0, []) == 0
+            assert whole.parse(dispatch[:size], 0, []) == 0
         found: list[Frame] = []
-        assert whole.take(dispatch * 2, 0, found) == 2 * len(dispatch)
+        assert whole.parse(dispatch * 2, 0, found) == 2 * len(dispatch)
         assert len(found) == 2
 
 
@@ -122,7 +122,7 @@ def test_dispatch_beyond_the_limit_is_left_to_the_steps() -> None:
     for size, taken in ((10, True), (11, False)):
         head = b"H0100304P01%029dFooP02%029d" % (3, size)
         dispatch = head + bytes(size) + b"P03%029d%sP05%029d9" % (32, ID, 1)
-        assert whole.take(dispatch, 0, []) == (len(dispatch) if taken else 0)
+        assert whole.parse(dispatch, 0, []) == (len(dispatch) if taken else 0)
 
 
 def test_receipts_without_reason_are_taken() -> None:
@@ -131,8 +131,8 @@ def test_receipts_without_reason_are_taken() -> None:
     receipts = b"".join(b"H0100702P01%029dFooP03%029dk%d" % (3, 2, n) for n in range(5))
     found: list[Frame] = []
     for size in range(10):
-        assert whole.take(receipts[: 60 + size], 0, found) == 0
-    assert whole.take(receipts, 0, found) == len(receipts)
+        assert whole.parse(receipts[: 60 + size], 0, found) == 0
+    assert whole.parse(receipts, 0, found) == len(receipts)
     assert found == [ReceiptFrame("Foo", b"k%d" % n, None) for n in range(5)]
 
 

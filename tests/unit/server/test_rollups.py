@@ -31,10 +31,10 @@ def settle(queue: Queue, count: int, wait_ms: int = 5, hold_ms: int = 3) -> None
     queue.counters.dispatched += count
     queue.counters.acked += count
     queue.row.live_count -= count
-    queue.wait = queue.wait or [0] * BUCKETS
-    queue.hold = queue.hold or [0] * BUCKETS
-    queue.wait[bucket(wait_ms)] += count
-    queue.hold[bucket(hold_ms)] += count
+    queue.wait_histogram = queue.wait_histogram or [0] * BUCKETS
+    queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
+    queue.wait_histogram[bucket(wait_ms)] += count
+    queue.hold_histogram[bucket(hold_ms)] += count
 
 
 class Rig:
