@@ -50,9 +50,9 @@ _access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")
 
 
 def record_response(request: web.Request, response: web.StreamResponse, seconds: float) -> None:
-    """Count an answer, and log it where ``log.access`` is set.
+    """Count a response, and log it if ``log.access`` is set.
 
-    The line has the path without its query: what people search for is nobody's business.
+    The line contains the path without its query, because searches are private.
     """
     context = context_of(request)
     route = request.get(ROUTE_NAME, "other")
@@ -85,16 +85,16 @@ def create_app(
     sources: Mapping[str, str] | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> web.Application:
-    """Make the application; the caller runs it, and closes ``readers`` after it.
+    """Create the application. The caller runs it, and closes ``readers`` after it.
 
     Args:
-        engine: figures and commands; asked from the first request on.
+        engine: figures and operations; used from the first request on.
         readers: opened on first use, so not before the database exists.
-        settings: all of the broker's; what the admin does not need it shows.
-        version: shown in the frame and in the metrics.
-        is_ready: until it returns True only the health addresses answer.
+        settings: all settings of the broker, which the system page shows.
+        version: shown on every page and in the metrics.
+        is_ready: until it returns True, only health checks are answered.
         sources: where each setting comes from.
-        now_ms: Unix milliseconds; the ages on pages count from it.
+        now_ms: Unix milliseconds; ages on pages refer to it.
     """
     folder = templates_folder()
     static = rendering.StaticFiles(folder / "static")
@@ -108,7 +108,7 @@ def create_app(
             _answer_problems,
             _identify,
         ],
-        client_max_size=FREE_BYTES,  # nothing is read past uploads.py
+        client_max_size=FREE_BYTES,  # larger bodies are read by request_body.py
     )
     app[CONTEXT] = Context(
         engine=engine,
@@ -136,17 +136,17 @@ def create_app(
 
 
 async def _end_streams(app: web.Application) -> None:
-    """Streams and waits would keep the server from stopping."""
+    """End streams and waits, which would keep the server from stopping."""
     app[CONTEXT].live.close()
 
 
 async def _leave_off(app: web.Application) -> None:
-    """End bulk work that is under way; the next start says that it was interrupted."""
+    """Stop bulk jobs. After the next start the audit shows them as interrupted."""
     await app[CONTEXT].acting.jobs.close()
 
 
 async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
-    """Write the counts of refused logins once a minute; close the entrance at the end."""
+    """Write the counts of refused logins once a minute; close the auth services at the end."""
     context = app[CONTEXT]
 
     async def count() -> None:
@@ -164,12 +164,12 @@ async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
     await context.entrance.close()
 
 
-# -- from the outside in
+# -- middlewares, outermost first
 
 
 @web.middleware
 async def _see_through_proxies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Behind a trusted proxy: go on with the request as the browser sent it; tell its door."""
+    """Use the request as the browser sent it to a trusted proxy; note its start and end."""
     trusted = context_of(request).settings.admin.trusted_proxies
     door = connection_of(request)
     if door is None:
@@ -183,7 +183,7 @@ async def _see_through_proxies(request: web.Request, handler: Handler) -> web.St
 
 @web.middleware
 async def _account(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Send a large answer piece by piece; at its end give back the memory of the request."""
+    """Send a large response in pieces; release the memory of the request at its end."""
     try:
         return await send_response(request, await handler(request))
     finally:
@@ -192,7 +192,7 @@ async def _account(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request an id, take the time, count the answer."""
+    """Assign an id to the request, measure its time and count the response."""
     request[REQUEST_ID] = token_hex(8)
     started = time.perf_counter()
     response = await handler(request)
@@ -208,7 +208,7 @@ async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer nobody who calls this machine by a foreign name (``docs/operate/security.md`` 5)."""
+    """Refuse requests with an unknown Host header (``docs/operate/security.md`` 5)."""
     if is_control(request) or is_known_host(request, known_hosts(context_of(request).settings)):
         return await handler(request)
     return web.Response(status=421)
@@ -216,7 +216,7 @@ async def _guard_host(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def _answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn whatever is raised into an answer; nothing of an exception leaks."""
+    """Turn exceptions into responses, without their details."""
     try:
         return await handler(request)
     except web.HTTPRedirection as redirection:
@@ -226,7 +226,9 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
         problem = problem_of(error)
         if problem is None:
             _log_failure("request_failed", request)
-            problem = Problem(500, "internal", "The broker could not make this page.")
+            problem = Problem(
+                500, "internal", "The page could not be rendered. The log contains the error."
+            )
         forget_frames(error)
         return await _shown(request, problem)
 
@@ -239,7 +241,7 @@ async def _shown(request: web.Request, problem: Problem) -> web.Response:
         return rendering.problem_json(request, problem)
     try:
         return await rendering.problem_page(request, problem)
-    except Exception:  # the page of the error fails too: say it in plain words
+    except Exception:  # rendering the error page failed, too
         _log_failure("problem_page_failed", request)
         return rendering.problem_json(request, problem)
 
@@ -251,7 +253,7 @@ def _log_failure(event: str, request: web.Request) -> None:
 
 @web.middleware
 async def _identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Find out who asks; the health addresses answer without accounts too."""
+    """Identify the caller; health checks work without accounts."""
     context = context_of(request)
     if is_started(request):
         try:
@@ -264,7 +266,7 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _guarded(route: Route) -> Handler:
-    """Wrap a handler into what its route asks for, so that no handler can forget it."""
+    """Wrap a handler in the checks of its route, so that no handler can forget them."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE_NAME], request[ROUTE] = route.name, route
@@ -277,7 +279,7 @@ def _guarded(route: Route) -> Handler:
 
 
 def _check_asked(request: web.Request, route: Route) -> None:
-    """Check what every route asks for."""
+    """Run the checks of every route."""
     _check_started(request, route)
     middleware.check_role(request, route)
     check_path(request)
@@ -296,9 +298,9 @@ def _check_started(request: web.Request, route: Route) -> None:
 
 
 async def _write(request: web.Request, route: Route) -> web.StreamResponse:
-    """Check who asks and where a change comes from, make it, and note it, refused ones too.
+    """Check a change, make it and write its audit row, also if it is refused.
 
-    A look that is worth a row is noted in the same way.
+    Reads with an audit name are recorded, too.
     """
     entry = begin_entry(request, route, request[REQUEST_ID])
     try:
@@ -307,7 +309,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
             await middleware.check_change(request, route)
         return await route.handler(request)
     except web.HTTPRedirection:
-        if not route.is_writing:  # nobody may look: the way to the login
+        if not route.is_writing:  # a redirect to the login
             entry.result = "login"
         raise
     except Exception as error:
@@ -320,7 +322,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
 
 
 def _log_action(entry: AuditEntry) -> None:
-    """Write a line for each change; refused ones are limited, for a stranger can cause them."""
+    """Log each change; refused ones are rate-limited, because strangers can cause them."""
     if entry.result in ("done", "running") or not is_quiet("action_refused"):
         _log.info(
             "action",

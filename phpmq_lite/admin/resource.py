@@ -53,15 +53,16 @@ class Api:
     name: str
     status: int = 200
     cli: str | None = None  # the command that uses it
+    query: type[BaseModel] | None = None  # of a GET, if it differs from the page's
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Resource:
     """A page and its API call.
 
-    ``input_model`` reads the query string of a GET, else the form or the JSON body; a DELETE has
-    no body, its input is the defaults. ``view`` turns the result of ``run`` into the model of the
-    API, if it is none.
+    ``input_model`` reads the query string of the page, or the form and the JSON body of an action;
+    a DELETE has no body, its input is the defaults. ``view`` turns the result of ``run`` into the
+    model of the API, if it is none.
     """
 
     run: Callable[[web.Request, Any], Awaitable[Any]]  # its docstring begins with the summary
@@ -88,7 +89,7 @@ class Resource:
             Route(
                 api.method, api.path, self.role, api.name,
                 update_wrapper(partial(self.call_api), self.run), self.audit,
-                query=model if is_get else None,
+                query=api.query if is_get else None,
                 takes=None if is_get or api.method == "DELETE" else model,
                 gives=self.view_model, status=api.status, cli=api.cli,
                 body=self.body, values=self.values,
@@ -130,14 +131,12 @@ class Resource:
 
     async def call_api(self, request: web.Request) -> web.StreamResponse:
         """Answer with JSON, or with JSON lines or CSV if the query asks for them."""
-        data = None
-        if self.input_model is not None:
-            if self.api.method == "GET":
-                data = read_query(request, self.input_model)
-            elif self.api.method == "DELETE":
-                data = self.input_model()
-            else:
-                data = await read_json_model(request, self.input_model)
+        data: Any = None
+        if self.api.query is not None:
+            data = read_query(request, self.api.query)
+        elif self.input_model is not None and self.api.method != "GET":
+            model = self.input_model
+            data = model() if self.api.method == "DELETE" else await read_json_model(request, model)
         result = await self.run(request, data)
         if getattr(data, "format", "json") in ("jsonl", "csv"):
             return self._as_list(request, data, result)
@@ -176,6 +175,8 @@ def read_form_model(form: Form, model: type[BaseModel]) -> Any:
     for name in model.model_fields:
         if name == "ttl_s":  # a number with its unit
             values[name] = form.ttl_s()
+        elif name in _LINES and not form.texts(name, 1):
+            continue
         elif name in _LINES:
             values[name] = [line.strip() for line in form.raw(name).splitlines() if line.strip()]
         elif text := form.raw(name) if name in _AS_TYPED else form.raw(name).strip():

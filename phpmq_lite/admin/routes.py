@@ -44,81 +44,48 @@ from phpmq_lite.admin.resources import (
     wait,
 )
 
-# Of two routes that fit a path the first answers.
-PAGE_ROUTES: Final[tuple[Route, ...]] = (
+# If two routes match a path, the first one answers.
+ROUTES: Final[tuple[Route, ...]] = (
+    *health.ROUTES,
     *overview.ROUTES,
-    *search.SEARCH_FIELD_ROUTES,
-    *queues.ROUTES,
-    *queues.ACTION_ROUTES,
-    *queue.ROUTES,
-    *queue_actions.PAGE_ROUTES,
-    *selections.PAGE_ROUTES,
-    *bulk_jobs.PAGE_ROUTES,
-    *publish.ROUTES,
-    *payload_schemas.PAGE_ROUTES,
-    *message_actions.ROUTES,
-    *queue.SETTINGS_ROUTES,
-    *message.PAGE_ROUTES,
     *search.ROUTES,
-    *dead_letters.PAGE_ROUTES,
-    *history.TRASH_ROUTES,
-    *traces.PAGE_ROUTES,
-    *clients.PAGE_ROUTES,
-    *history.PAGE_ROUTES,
-    *insights.PAGE_ROUTES,
-    *api_reference.ROUTES,
-    *audit.PAGE_ROUTES,
-    *system.PAGE_ROUTES,
-    *backups.PAGE_ROUTES,
-    *system.CLOCK_PAGE_ROUTES,
-    *clients.CLIENT_PAGE_ROUTES,
+    *queues.ROUTES,
+    *queue.ROUTES,
+    *queue_actions.ROUTES,
+    *message.ROUTES,
+    *message_actions.ROUTES,
+    *publish.ROUTES,
+    *selections.ROUTES,
+    *bulk_jobs.ROUTES,
+    *dead_letters.ROUTES,
+    *history.ROUTES,
+    *traces.ROUTES,
+    *payload_schemas.ROUTES,
+    *clients.ROUTES,
+    *insights.ROUTES,
+    *claims.ROUTES,
+    *staging.ROUTES,
+    *arrow_export.ROUTES,
+    *exports.ROUTES,
+    *imports.ROUTES,
+    *definitions.ROUTES,
+    *stats.ROUTES,
+    *events.ROUTES,
+    *wait.ROUTES,
     *tail.ROUTES,
-    *sessions.LOGIN_ROUTES,
-    *sessions.SETUP_ROUTES,
-    *users.PAGE_ROUTES,
-    *tokens.PAGE_ROUTES,
-    *sessions.PAGE_ROUTES,
+    *audit.ROUTES,
+    *backups.ROUTES,
+    *system.ROUTES,
+    *users.ROUTES,
+    *tokens.ROUTES,
+    *sessions.ROUTES,
+    *api_reference.ROUTES,
     *docs.ROUTES,
 )
 
 
-API_ROUTES: Final[tuple[Route, ...]] = (
-    *queue_actions.API_ROUTES,
-    *stats.ROUTES,
-    *message.API_ROUTES,
-    *dead_letters.GROUP_ROUTES,
-    *dead_letters.API_ROUTES,
-    *history.API_ROUTES,
-    *traces.API_ROUTES,
-    *payload_schemas.API_ROUTES,
-    *exports.ROUTES,
-    *arrow_export.ROUTES,
-    *imports.ROUTES,
-    *selections.API_ROUTES,
-    *bulk_jobs.API_ROUTES,
-    *definitions.ROUTES,
-    *audit.API_ROUTES,
-    *system.CLOCK_ROUTES,
-    *system.SETTINGS_ROUTES,
-    *backups.API_ROUTES,
-    *clients.API_ROUTES,
-    *system.LISTENER_ROUTES,
-    *events.ROUTES,
-    *wait.ROUTES,
-    *users.API_ROUTES,
-    *tokens.API_ROUTES,
-    *sessions.API_ROUTES,
-    *claims.ROUTES,
-    *staging.ROUTES,
-    *insights.API_ROUTES,
-)
-
-
-ROUTES: Final[tuple[Route, ...]] = (*health.ROUTES, *PAGE_ROUTES, *API_ROUTES)
-
-
 def route_paths() -> dict[str, str]:
-    """Give the path of each route by its name, for building URLs."""
+    """Return the path of each route by its name, to build URLs."""
     return {route.name: route.path for route in ROUTES}
 
 
@@ -133,4 +100,4 @@ def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route]
 
 
 async def _invite_later(_request: web.Request) -> None:
-    """Send no 100 Continue yet: the reader of the body does, once all checks are passed."""
+    """Send no 100 Continue yet: the reader of the body sends it after all checks."""

@@ -175,7 +175,7 @@ async def test_own_password_changes_and_this_session_goes_on(home: BrokerFixture
         before = me.cookies()
         assert (await me.post("/account/password", old=PASSWORD, **form)).status == 303
         assert me.cookies() != before
-        assert "Your password is changed" in (await me.get("/account")).text
+        assert "Your password was changed" in (await me.get("/account")).text
         assert (await other.get("/account")).status == 303
 
 
@@ -281,10 +281,10 @@ async def test_users_are_made_changed_and_removed_on_their_pages(home: BrokerFix
         assert (await me.post("/users", password=PASSWORD, **new)).status == 409
         assert (await me.post("/users/ben/rights", role="operator", queues="")).status == 303
         assert (await me.post("/users/ben/password", password=OTHER)).status == 303
-        assert (await me.post("/users/ben/remove", typed="be", reason="")).status == 422
-        assert (await me.post("/users/ben/remove", typed="ben", reason="left us")).status == 303
+        assert (await me.post("/users/ben/remove", confirm="be", reason="")).status == 422
+        assert (await me.post("/users/ben/remove", confirm="ben", reason="left us")).status == 303
         assert (await me.get("/users/ben")).status == 404
-        assert (await me.post("/users/anna/remove", typed="anna")).status == 409
+        assert (await me.post("/users/anna/remove", confirm="anna")).status == 409
         assert (await me.post("/users/anna/rights", role="viewer", queues="")).status == 409
     rows = [(row[2], row[3], row[5]) for row in home.audit()]
     assert rows[2:] == [
@@ -293,7 +293,7 @@ async def test_users_are_made_changed_and_removed_on_their_pages(home: BrokerFix
         ("user.add", "ben", "taken"),
         ("user.change", "ben", "done"),
         ("user.password", "ben", "done"),
-        ("user.remove", "ben", "invalid"),
+        ("user.remove", "ben", "not_confirmed"),
         ("user.remove", "ben", "done"),
         ("user.remove", "anna", "last_admin"),
         ("user.change", "anna", "last_admin"),

@@ -133,7 +133,7 @@ async def test_ticked_messages_say_why_some_were_passed_over(site: HttpSite) -> 
     ids = await site.publish_many("orders", 3)
     await site.ok("POST", f"/messages/{ids[0]}/delete")
     page = await site.submit("/messages/act", {"id": ids}, action="requeue", next="/queues/orders")
-    assert note_of(page.text) == "2 messages requeued. Passed over: 1 settled meanwhile."
+    assert note_of(page.text) == "2 messages requeued. Skipped: 1 already settled."
 
 
 async def test_ticked_messages_ask_where_to_move(site: HttpSite) -> None:
@@ -339,10 +339,10 @@ async def test_dead_letters_go_back(site: HttpSite) -> None:
 async def test_sides_of_a_queue_are_paused_and_resumed(site: HttpSite) -> None:
     await site.publish("orders", "a")
     page = await site.submit("/queues/orders/pause", side="publishing", next="/queues/orders")
-    assert note_of(page.text) == "Publishing of orders is paused."
+    assert note_of(page.text) == "Publishing of orders was paused."
     assert (await site.api("POST", "/queues/orders/messages", {"content": "b"}))[0] == 409
     page = await site.submit("/queues/orders/resume", side="publishing", next="/queues")
-    assert note_of(page.text) == "Publishing of orders is going on."
+    assert note_of(page.text) == "Publishing of orders was resumed."
     await site.publish("orders", "b")
     assert (await site.post("/queues/orders/pause", side="inside")).status == 422
 

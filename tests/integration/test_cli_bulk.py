@@ -105,7 +105,7 @@ def test_body_is_written_whole(run: RunCommand, queue: str, tmp_path: Path, cont
 
 def test_unknown_token_is_not_found(run: RunCommand) -> None:
     assert (
-        "This selection is gone"
+        "This selection has expired"
         in run("message", "delete", "--selection", "a/b", "--yes", code=3).stderr
     )
 

@@ -82,7 +82,7 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
     "user-add": [{"name": "evil", "password": PASSWORD, "role": "admin", "queues": ""}],
     "user-rights": [{"role": "admin", "queues": ""}],
     "user-password": [{"password": PASSWORD}],
-    "user-remove": [{"typed": "ann"}],
+    "user-remove": [{"confirm": "ann"}],
     "token-add": [{"name": "evil", "role": "admin", "queues": "", "days": ""}],
     "token-remove": [{}],
     "session-end": [{}],

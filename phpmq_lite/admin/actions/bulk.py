@@ -34,7 +34,7 @@ TARGET_MAX: Final = 1_000  # characters of a search in the audit
 
 @dataclass(slots=True, frozen=True)
 class BulkRequest:
-    """What somebody wants done to many messages."""
+    """A requested action on many messages."""
 
     action: Action
     options: ActionOptions
@@ -46,9 +46,9 @@ class BulkRequest:
 async def freeze_selection(
     request: web.Request, query: SearchQuery, action: str = ""
 ) -> MessageSelection:
-    """Freeze what matches now, as far as who asks may see it.
+    """Select the messages that match a search now and that the caller may see.
 
-    A search that names no state selects what is alive; for ``restore`` what was deleted.
+    A search without a state selects live messages; for ``restore``, deleted ones.
     """
     context = context_of(request)
     if not query.of("state"):
@@ -61,26 +61,26 @@ async def freeze_selection(
 
 
 def find_selection(request: web.Request, token: str) -> MessageSelection:
-    """Give the selection of a token.
+    """Return the selection of a token.
 
     Raises:
-        Problem: 410 where it is gone.
+        Problem: 410 if it has expired.
     """
     context = context_of(request)
     return context.acting.selections.find(token, identity_of(request).actor, context.now_ms())
 
 
 def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tuple[str, ...]:
-    """Give the texts of which one has to be typed to act on a selection; (): none."""
+    """Return the texts that confirm an action on a selection; (): none is needed."""
     settings = context_of(request).settings
     return confirmation.texts_to_type(settings, selection.count, selection.frozen.by_queue)
 
 
 async def apply_to_selection(request: web.Request, token: str, asked: BulkRequest) -> BulkJob:
-    """Act on a selection; the same token again gives the same job.
+    """Act on a selection. The same token returns the same job.
 
     Raises:
-        Problem: 410 where the selection is gone, 422 where it is not confirmed.
+        Problem: 410 if the selection has expired, 422 if the action is not confirmed.
     """
     context, owner = context_of(request), identity_of(request).actor
     known = context.acting.jobs.of_selection(token, owner)
@@ -100,7 +100,7 @@ async def begin_job(
     token: str = "",
     target: str = "",
 ) -> BulkJob:
-    """Start work on messages; returns after its first slice.  ``target`` is for the audit."""
+    """Start a bulk job and return after its first slice.  ``target`` is for the audit."""
     context = context_of(request)
     options = check_options(request, asked.action, asked.options)
     detail = _detail(asked, len(seqs))
@@ -121,7 +121,7 @@ async def act_on_queue(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on the first messages of a queue, in its order; later arrivals are left alone."""
+    """Act on the first messages of a queue, in order. Later messages are not included."""
     return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
 
 
@@ -142,15 +142,15 @@ async def act_on_search(
     if upto is not None:
         seqs = array("Q", (seq for seq in seqs if seq <= upto))
     is_cut = limit is None and not frozen.is_complete
-    what = f"{name}, the first {formats.format_number(len(seqs))} of it" if is_cut else name
+    what = f"the first {formats.format_number(len(seqs))} of {name}" if is_cut else name
     return await begin_job(request, asked, seqs, what, target=name)
 
 
 async def undo_action(request: web.Request, token: str) -> BulkJob:
-    """Take an action back; returns after the first slice.
+    """Undo an action; return after the first slice.
 
     Raises:
-        Problem: 410 where that is not possible any more.
+        Problem: 410 if it can no longer be undone.
     """
     context = context_of(request)
     undo = context.acting.undos.find(token, identity_of(request).actor, context.now_ms())
@@ -169,7 +169,7 @@ async def _start(context: Context, entry: AuditEntry, order: BulkWork) -> BulkJo
 
 
 def _detail(asked: BulkRequest, total: int) -> str:
-    """Give what the audit keeps of bulk work; with its count it tells how far it came."""
+    """Return the details of a bulk job for the audit."""
     options = asked.options
     members = {
         "total": total,
@@ -183,19 +183,19 @@ def _detail(asked: BulkRequest, total: int) -> str:
 
 
 def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessage:
-    """Say what came of finished work, with what takes it back."""
+    """Return the message about a finished bulk job, with its undo token."""
     text = texts.describe_result(job.order.action, job.done, job.skipped)
     if job.state is BulkJobState.STOPPED:
-        text = f"{text} It stopped there: {job.error}"
+        text = f"{text} The job stopped: {job.error}"
     elif job.state is BulkJobState.CANCELLED:
-        text = f"{text} It was cancelled there."
+        text = f"{text} The job was cancelled."
     return FlashMessage(text, job.undo, link)
 
 
 async def history_loss(context: Context, count: int, size: int) -> int:
-    """Say how many deleted messages leave the history when these come to it.
+    """Return how many deleted messages would leave the history if these were deleted.
 
-    Deleted messages have a share of the history's rows and bytes; past it the oldest of them go.
+    Deleted messages have a share of the history's rows and bytes; beyond it, the oldest leave.
     """
     bounds, trash = context.settings.history, await BulkJobLog(context.readers).trash()
     rows = trash.rows + count - int(bounds.rows * bounds.deleted_share)
@@ -210,7 +210,7 @@ NUMBER_DIGITS: Final = 18
 
 
 def job_number(request: web.Request) -> int:
-    """Give the number of the work that the path names."""
+    """Return the job number in the path."""
     text = request.match_info["job"]
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS):
         raise unknown_job(text)
@@ -218,13 +218,13 @@ def job_number(request: web.Request) -> int:
 
 
 def visible_jobs(request: web.Request) -> list[BulkJob]:
-    """Give the jobs that somebody may see: all of them, or their own where rights are limited."""
+    """Return the jobs that the caller may see: their own, if limited to some queues."""
     identity = identity_of(request)
     return [job for job in context_of(request).acting.jobs.all if _may_see(identity, job.owner)]
 
 
 def find_job(request: web.Request, number: int) -> BulkJob | None:
-    """Give a job that is remembered, None where there is none."""
+    """Return a job in memory; None if there is none that the caller may see."""
     found = context_of(request).acting.jobs.find(number)
     return found if found is not None and _may_see(identity_of(request), found.owner) else None
 
@@ -234,12 +234,12 @@ def _may_see(identity: Identity, owner: str) -> bool:
 
 
 def unknown_job(number: object) -> Problem:
-    """Say that there is no such work."""
-    return Problem(404, "unknown_job", f"There is no bulk work {number}.")
+    """Return the error for an unknown job."""
+    return Problem(404, "unknown_job", f"There is no bulk job {number}.")
 
 
 async def stored_job(request: web.Request, number: int) -> BulkJobRow:
-    """Give what the audit has of work that is not remembered: of before a restart, or long ago."""
+    """Return the audit row of a job that is no longer in memory."""
     row = await BulkJobLog(context_of(request).readers).row(number)
     is_bulk = row is not None and row.action.startswith(BULK_PREFIXES)
     if row is None or not is_bulk or not _may_see(identity_of(request), row.actor):
@@ -248,7 +248,7 @@ async def stored_job(request: web.Request, number: int) -> BulkJobRow:
 
 
 def job_total(row: BulkJobRow) -> int | None:
-    """Give how many messages were selected, as far as the audit says so."""
+    """Return how many messages were selected; None if the audit does not say."""
     try:
         total = json.loads(row.detail)["total"]
     except (ValueError, KeyError, TypeError):
@@ -257,7 +257,7 @@ def job_total(row: BulkJobRow) -> int | None:
 
 
 def job_time_left_s(context: Context, job: BulkJob) -> float | None:
-    """Estimate how long it still takes; None where nothing is known yet."""
+    """Estimate the remaining seconds of a job; None if they are unknown."""
     spent_ms = context.now_ms() - job.started_at
     if job.state is not BulkJobState.RUNNING or not job.handled or spent_ms < 1_000:
         return None

@@ -26,7 +26,7 @@ _log = get_logger(__name__)
 
 
 class BulkJobState(StrEnum):
-    """How bulk work stands; ``stopped``: the broker refused to go on."""
+    """The state of a bulk job; ``stopped``: the broker refused to continue."""
 
     RUNNING = "running"
     DONE = "done"
@@ -36,7 +36,7 @@ class BulkJobState(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class BulkWork:
-    """What is to be done to which messages."""
+    """The action of a bulk job and its messages."""
 
     action: Action
     options: ActionOptions
@@ -49,7 +49,7 @@ class BulkWork:
 
 @dataclass(slots=True)
 class BulkJob:
-    """One piece of bulk work, and how far it has come."""
+    """A bulk job and its progress."""
 
     order: BulkWork
     entry: AuditEntry
@@ -67,17 +67,17 @@ class BulkJob:
 
     @property
     def number(self) -> int:
-        """Its number: that of its audit row."""
+        """The job number, which is the number of its audit row."""
         return self.entry.audit_id or 0
 
     @property
     def owner(self) -> str:
-        """Who started it."""
+        """The user who started it."""
         return self.entry.actor
 
 
 class BulkJobs:
-    """Runs bulk work; finished work is remembered for an hour.  ``act`` does one slice."""
+    """Runs bulk jobs; finished ones stay in memory for an hour.  ``act`` processes one slice."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -89,36 +89,36 @@ class BulkJobs:
 
     @property
     def all(self) -> list[BulkJob]:
-        """Give the jobs that are remembered, newest first."""
+        """The jobs in memory, newest first."""
         self._forget()
         return list(reversed(self._kept.values()))
 
     def _check_running(self, owner: str) -> None:
-        """Refuse more than the share of one owner: it leaves as much as it has to the others."""
+        """Refuse more jobs than one user's share, so that others can start some."""
         running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:
             raise Problem(
                 429, "too_many_jobs",
-                f"{running.total()} pieces of bulk work are under way, {running[owner]} of them"
-                " yours. Wait until one ends, or cancel one.",
-                bound=f"{RUNNING_MAX} at once of one user, fewer while those of others run",
+                f"{running.total()} bulk jobs are running, {running[owner]} of them yours. Wait "
+                "until one ends, or cancel one.",
+                bound=f"{RUNNING_MAX} at once per user, fewer while those of others run",
                 headers={"Retry-After": "5"},
             )  # fmt: skip
 
     def find(self, number: int) -> BulkJob | None:
-        """Give a job, None where it is not remembered."""
+        """Return a job; None if it is not in memory."""
         return self._kept.get(number)
 
     def of_selection(self, token: str, owner: str) -> BulkJob | None:
-        """Give the job that was started with a selection, None where there is none."""
+        """Return the job that was started with a selection; None if there is none."""
         found = self._by_token.get(token)
         return found if found is not None and found.owner == owner else None
 
     async def start(
         self, act: RunSlice, entry: AuditEntry, order: BulkWork, undos: UndoStore
     ) -> BulkJob:
-        """Do the first slice, then go on in the background; a token starts one job only.
+        """Run the first slice, then continue in the background. A token starts one job only.
 
         Raises:
             Problem: 429 where too many run.
@@ -145,11 +145,11 @@ class BulkJobs:
         return job
 
     def cancel(self, job: BulkJob) -> None:
-        """Have it stop before the next slice; what is done stays done, and can be undone."""
+        """Cancel a job before its next slice. What is done stays done and can be undone."""
         job.cancelled.set()
 
     async def close(self) -> None:
-        """Leave off; at the next start the audit says that it was interrupted."""
+        """Stop all jobs. After the next start, the audit shows them as interrupted."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -193,7 +193,7 @@ class BulkJobs:
         job.ended.set()
 
     def _forget(self) -> None:
-        """Forget finished work: what is too old, and above the limit that of who has most."""
+        """Drop finished jobs: old ones and, beyond the limit, those of the user with the most."""
         ended = [job for job in self._kept.values() if job.ended_at is not None]
         late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
         rest = [job for job in ended if job not in late]
@@ -210,7 +210,7 @@ class BulkJobs:
 
 
 async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
-    """Do the next slice, in one transaction with its audit row."""
+    """Run the next slice, in one transaction with its audit row."""
     order, start = job.order, job.handled
     end = min(start + _slice_size(order), job.total)
     options = order.options

@@ -36,14 +36,14 @@ class Confirmation:
 
 
 def is_production(settings: Settings) -> bool:
-    """Tell whether this broker is named as the one that matters."""
+    """Return whether the environment of this broker is named production."""
     return settings.ui.environment.strip().casefold() == PRODUCTION
 
 
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
-    """Give the texts of which one has to be typed, the one to ask for first; (): none.
+    """Return the texts that confirm an action, the one to ask for first; (): none is needed.
 
-    The count in digits always does; the name, where all are in one queue.
+    The number of messages is always accepted; the queue's name, if all are in one queue.
     """
     if count <= settings.ui.confirm_count and not is_production(settings):
         return ()
@@ -51,10 +51,10 @@ def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tu
 
 
 def check_typed_text(needed: Collection[str], typed: str | None) -> None:
-    """Refuse what was not confirmed; escapes stand for what nobody can type.
+    """Refuse an action that was not confirmed; characters that cannot be typed may be escaped.
 
     Raises:
-        Problem: 422, naming what has to be typed.
+        Problem: 422, with the text to type.
     """
     accepted = {form for text in needed for form in (text, formats.escape_hidden(text))}
     if not needed or (typed is not None and typed in accepted):

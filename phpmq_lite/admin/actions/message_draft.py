@@ -1,4 +1,4 @@
-"""A message being written: placeholders, JSON check, an envelope around data.  Pure."""
+"""The message of the publish form: placeholders, JSON check, envelope.  Pure."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _BLANK: Final = " \t\n\x0b\x0c\r"  # what a URN may not consist of
 
 @dataclass(slots=True, frozen=True)
 class DraftError:
-    """Where a text is no JSON: line and column from 1."""
+    """The position of a JSON error: line and column from 1."""
 
     line: int
     column: int
@@ -27,7 +27,7 @@ class DraftError:
 
 
 def check_json(text: str) -> DraftError | None:
-    """Say where a text is no JSON by the standard, None where it is."""
+    """Return the position of the first JSON error; None if the text is valid JSON."""
     try:
         json.loads(text, parse_constant=_refuse, parse_int=str, parse_float=str)
     except json.JSONDecodeError as error:
@@ -54,20 +54,20 @@ def _refuse(name: str) -> NoReturn:
 
 
 def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[], str]) -> str:
-    """Fill in ``{{uuid}}``, each one anew, ``{{now_ms}}`` and ``{{n}}``, which counts from 1."""
+    """Fill in ``{{uuid}}`` (a new one each time), ``{{now_ms}}`` and ``{{n}}``, from 1."""
     values = {"now_ms": lambda: str(now_ms), "n": lambda: str(number), "uuid": new_uuid}
     return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
 
 
 def has_placeholders(text: str) -> bool:
-    """Tell whether there is anything to fill in."""
+    """Return whether the text contains placeholders."""
     return _PLACEHOLDER.search(text) is not None
 
 
 def make_bodies(
     text: str, kind: str, count: int, now_ms: int, new_uuid: Callable[[], str], *, is_filled: bool
 ) -> list[bytes]:
-    """Make the bodies to publish of what was written.
+    """Return the bodies to publish, from the text of the form.
 
     Raises:
         Problem: 422 where it is not what ``kind`` says; JSON names line and column.
@@ -99,7 +99,7 @@ def _from_base64(text: str) -> bytes:
 
 
 def envelope_text(urn: str, data: str, queue: str) -> str:
-    """Write a BabelQueue envelope with placeholders for its ids and its time.
+    """Return a BabelQueue envelope with placeholders for its ids and its time.
 
     Raises:
         Problem: 422 for a blank URN, or data that is no JSON object.
@@ -136,7 +136,7 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
 
 
 def as_form_text(content: bytes) -> tuple[str, str]:
-    """Give a body as a form can show and send it: the text and its kind.
+    """Return a body as a form can show and send it: the text and its kind.
 
     What a browser's text field would change, carriage returns and other control characters, comes
     as base64.

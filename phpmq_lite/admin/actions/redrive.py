@@ -16,7 +16,7 @@ from phpmq_lite.model import AuditEntry
 
 @dataclass(slots=True, frozen=True)
 class RedrivePlan:
-    """What a redrive would do."""
+    """The effect of a redrive, before it is made."""
 
     targets: Counter[str]  # messages that would be published, by queue
     poisoned: Counter[str]  # of them: quarantined again, by reason
@@ -26,7 +26,7 @@ class RedrivePlan:
 async def plan_redrive(
     context: Context, entry: AuditEntry, seqs: Sequence[int], options: ActionOptions
 ) -> RedrivePlan:
-    """Say what a redrive of these records would do; nothing is changed, the audit neither."""
+    """Return what a redrive of these records would do. Nothing is changed or audited."""
     options = replace(options, is_dry_run=True)
     plan = RedrivePlan(Counter(), Counter(), Counter())
     for at in range(0, len(seqs), ACTION_SLICE):

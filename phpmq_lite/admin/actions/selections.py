@@ -15,15 +15,15 @@ BYTES_MAX: Final = 32 << 20  # of all selections
 
 
 class OwnedItem(Protocol):
-    """What somebody has, and how large it is."""
+    """Something that a user owns, with its size."""
 
     @property
     def owner(self) -> str:
-        """Who has it."""
+        """The user who owns it."""
 
     @property
     def size(self) -> int:
-        """How many bytes it takes."""
+        """Its size in bytes."""
 
 
 T = TypeVar("T", bound=OwnedItem)
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=OwnedItem)
 
 @dataclass(slots=True, frozen=True)
 class MessageSelection:
-    """Messages that an action may be done to; ``query`` is what was searched for."""
+    """Messages selected for an action; ``query`` is the search."""
 
     token: str
     query: str
@@ -41,12 +41,12 @@ class MessageSelection:
 
     @property
     def count(self) -> int:
-        """How many messages these are."""
+        """The number of messages."""
         return len(self.frozen.seqs)
 
     @property
     def size(self) -> int:
-        """How many bytes it takes."""
+        """Its size in bytes."""
         return len(self.frozen.seqs) * self.frozen.seqs.itemsize
 
 
@@ -64,14 +64,14 @@ class SelectionStore:
 
     @property
     def bytes(self) -> int:
-        """How much is kept."""
+        """The total size in bytes."""
         return self._bytes
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def add(self, query: str, frozen: FrozenSelection, owner: str, now_ms: int) -> MessageSelection:
-        """Keep a selection for ten minutes; the newest is kept whatever its size."""
+        """Store a selection for ten minutes; the newest is stored whatever its size."""
         made = MessageSelection(token_urlsafe(16), query, frozen, owner, now_ms + LIFE_MS)
         self._kept[made.token] = made
         self._bytes += made.size
@@ -83,7 +83,7 @@ class SelectionStore:
         return made
 
     def find(self, token: str, owner: str, now_ms: int) -> MessageSelection:
-        """Give the selection of a token to who made it.
+        """Return the selection of a token, for the user who made it.
 
         Raises:
             Problem: 410 where it is too old, made room for another, or is somebody else's.
@@ -95,7 +95,7 @@ class SelectionStore:
         if found is None or found.owner != owner:
             raise Problem(
                 410, "selection_expired",
-                "This selection is gone: it lives for ten minutes, and only for who made it. "
+                "This selection has expired, or another user made it. Selections last ten minutes. "
                 "Nothing was changed; select again.",
                 field="token",
             )  # fmt: skip
@@ -107,7 +107,7 @@ class SelectionStore:
 
 
 def first_of_largest(kept: Iterable[T], newest: T) -> T:
-    """Return the oldest of the owner that has most bytes; ``newest`` only if nothing else is."""
+    """Return the oldest item of the user with the most bytes; ``newest`` only as a last resort."""
     others = [one for one in kept if one is not newest]
     sizes = Counter({newest.owner: newest.size})
     for one in others:

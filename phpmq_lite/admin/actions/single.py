@@ -30,7 +30,7 @@ from phpmq_lite.storage.read.search import FrozenSelection
 
 AT_ONCE_MAX: Final = 200  # messages; more go through a frozen selection
 _ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
-_TAKES: Final = {  # action -> the states that it takes, and why not from others
+_TAKES: Final = {  # action -> the states that it accepts, and the reason to skip others
     Action.REQUEUE: (_ALIVE, "gone"),
     Action.RELEASE: (frozenset({State.DISPATCHED}), "not dispatched"),
     Action.MOVE: (_ALIVE, "gone"),
@@ -43,7 +43,7 @@ _TAKES: Final = {  # action -> the states that it takes, and why not from others
 
 @dataclass(slots=True, frozen=True)
 class ActionResult:
-    """What came of an action; ``undo`` is a token."""
+    """The result of an action; ``undo`` is a token."""
 
     action: Action
     outcome: ActionOutcome
@@ -51,7 +51,7 @@ class ActionResult:
 
 
 def actions_for(row: MessageRow) -> list[Action]:
-    """Give the actions that a message in this state may take."""
+    """Return the actions that are possible for a message in this state."""
     state = State(row.state)
     fitting = [action for action, (states, _) in _TAKES.items() if state in states]
     if row.source_seq is None and Action.REDRIVE in fitting:
@@ -62,13 +62,15 @@ def actions_for(row: MessageRow) -> list[Action]:
 
 
 def check_options(request: web.Request, action: Action, options: ActionOptions) -> ActionOptions:
-    """Check what an action was given, and put the rights of who asks to it.
+    """Return the options of an action, limited to the queues of the caller.
 
     Raises:
-        Problem: 422 for a target that is missing or no name, 403 for one that is not theirs.
+        Problem: 422 if the target is missing or invalid, 403 if the caller may not use it.
     """
     if action is Action.MOVE and not options.target:
-        raise Problem(422, "invalid", "Name the queue to move to.", field="target", bound="a queue")
+        raise Problem(
+            422, "invalid", "Enter the queue to move to.", field="target", bound="a queue"
+        )
     if options.target:
         check_queue_name(options.target)
         check_queue_right(request, options.target, "target")
@@ -78,10 +80,10 @@ def check_options(request: web.Request, action: Action, options: ActionOptions) 
 async def act_on_one(
     request: web.Request, action: Action, row: MessageRow, options: ActionOptions, reason: str = ""
 ) -> ActionResult:
-    """Do something to one message.
+    """Apply an action to one message.
 
     Raises:
-        Problem: 410 where it is settled meanwhile, 409 with the reason, 422, 403.
+        Problem: 410 if it is already settled, 409 with the reason, 422, 403.
     """
     states, refusal = _TAKES[action]
     if row.state not in states:
@@ -101,7 +103,7 @@ async def act_on_some(
     *,
     is_one: bool = False,
 ) -> ActionResult:
-    """Do something to a few messages in one transaction; those that it does not fit are passed."""
+    """Apply an action to a few messages in one transaction, skipping those that it does not fit."""
     context = context_of(request)
     options = check_options(request, action, options)
     entry = audit_entry(request, target=target, reason=reason)
@@ -115,20 +117,20 @@ async def act_on_some(
 
 
 async def ticked_messages(request: web.Request, ids: Sequence[str]) -> FrozenSelection:
-    """Give messages by their ids; unknown ones, and those of foreign queues, are left out."""
+    """Return messages by their ids, without unknown ones and those of other users' queues."""
     context = context_of(request)
     return await context.search.freeze(ids_search(ids), queues=allowed_queues(request))
 
 
 def result_message(done: ActionResult) -> FlashMessage:
-    """Say what was done, with what takes it back."""
+    """Return the message about a result, with its undo token."""
     return FlashMessage(
         texts.describe_result(done.action, len(done.outcome.done), done.outcome.skipped), done.undo
     )
 
 
 def read_options(form: Form) -> ActionOptions:
-    """Read how it is to be done."""
+    """Read the options of an action from a form."""
     return ActionOptions(
         ttl_s=form.ttl_s(),
         target=form.queue("target") or None,

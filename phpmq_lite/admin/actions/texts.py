@@ -33,63 +33,66 @@ VERBS: Final = {
     Action.PLACE: "Put back",
 }
 
-# Why a message was passed over: what to say of several, and of one.
+# Why a message was skipped: said of several messages, and of one.
 REASONS: Final[dict[str, tuple[str, str]]] = {
-    "gone": ("settled meanwhile", "It is settled meanwhile, so there is nothing to act on."),
+    "gone": ("already settled", "It has already been settled, so there is nothing to act on."),
     "dispatched": (
         "held by a consumer",
-        "A consumer holds it. Wait until it comes back, or release it first.",
+        "A consumer holds it. Wait until it returns, or release it first.",
     ),
-    "not dispatched": ("held by nobody", "No consumer holds it, so there is nothing to release."),
+    "not dispatched": (
+        "not held by a consumer", "No consumer holds it, so there is nothing to release."
+    ),
     "not a record": (
-        "no dead-letter record",
-        "It is no dead-letter record, so nobody knows where it came from; name a queue to send "
-        "it to.",
+        "not a dead-letter record",
+        "It is not a dead-letter record, so its original queue is unknown. Enter a target queue.",
     ),
     "not deleted": ("not deleted", "It was not deleted, so there is nothing to restore."),
-    "not settled": ("not settled yet", "It is still alive; only what is settled can be erased."),
+    "not settled": (
+        "not settled yet", "It is still live. Only settled messages can be erased."
+    ),
     "deadline passed": (
-        "past their deadline; a new time to live is needed",
-        "Its deadline has passed. Give it a new time to live.",
+        "past their deadline; enter a new time to live",
+        "Its deadline has passed. Enter a new time to live.",
     ),
     "paused": ("publishing is paused", "Publishing to that queue is paused."),
     "queue full": ("the queue is full", "That queue has reached its limit."),
-    "restored already": ("restored already", "It was restored already."),
-    "foreign queue": ("in a queue that is not yours", "Its queue is not among those you may use."),
-    "body gone": ("without a body", "Its body is not stored any more."),
+    "restored already": ("already restored", "It has already been restored."),
+    "foreign queue": ("in a queue that you may not use", "You may not use its queue."),
+    "body gone": ("without a body", "Its body is no longer stored."),
     "damaged": ("damaged", "Its body is damaged: the stored checksum differs."),
-    "queue gone": ("whose queue is gone", "The queue that it would go to is not there any more."),
-    "there already": ("there already", "It is there already."),
-    "no place": ("whose old place is not known", "Its old place is not known any more."),
-}
+    "queue gone": ("whose queue no longer exists", "Its target queue no longer exists."),
+    "there already": ("already there", "It is already there."),
+    "no place": ("whose old place is unknown", "Its old place is no longer known."),
+}  # fmt: skip
 _GONE: Final = frozenset({"gone", "body gone"})
 
 
 def describe_result(action: Action, done: int, skipped: Mapping[str, int]) -> str:
-    """Say what was done to how many, and why not to the others."""
+    """Return how many messages were changed, and why others were skipped."""
     text = f"{count_messages(done)} {DONE[action]}."
     return f"{text} {describe_skipped(skipped)}" if skipped else text
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """Say how many were passed over, by reason."""
+    """Return how many messages were skipped, by reason."""
     reasons = "; ".join(
         f"{formats.format_number(count)} {describe_reason(reason)}"
         for reason, count in skipped.items()
     )
-    return f"Passed over: {reasons}." if reasons else ""
+    return f"Skipped: {reasons}." if reasons else ""
 
 
 def describe_reason(reason: str) -> str:
-    """Say why several messages were passed over."""
+    """Return why several messages were skipped."""
     return REASONS[reason][0] if reason in REASONS else reason
 
 
 def check_done(outcome: ActionOutcome, action: Action) -> None:
-    """Refuse where the one message that was meant was passed over.
+    """Refuse an action that skipped its only message.
 
     Raises:
-        Problem: 410 where it is settled or gone, else 409, with the reason.
+        Problem: 410 if the message is settled, else 409, with the reason.
     """
     if outcome.done:
         return
@@ -104,7 +107,7 @@ def check_done(outcome: ActionOutcome, action: Action) -> None:
 
 @dataclass(slots=True, frozen=True)
 class FlashMessage:
-    """A sentence; ``undo`` is a token, ``link`` a URL of ours with its words."""
+    """A message for the next page; ``undo`` is a token, ``link`` a URL with its text."""
 
     text: str
     undo: str | None = None
@@ -112,6 +115,6 @@ class FlashMessage:
 
 
 def leave_message(request: web.Request, note: FlashMessage) -> None:
-    """Leave a note for the next page of this session."""
+    """Show a message on the next page of this session."""
     sessions = context_of(request).sessions
     sessions.note(request, note.text, undo=note.undo, link=note.link)

@@ -15,7 +15,7 @@ LIFE_MS: Final = 3_600_000
 BYTES_MAX: Final = 32 << 20  # of all that is kept
 _SEQ_DIGITS: Final = 16  # of a message id
 
-# What takes an action back; what is not here cannot be taken back.
+# The action that undoes another; actions not listed here cannot be undone.
 OPPOSITES: Final = {
     Action.DELETE: Action.RESTORE,
     Action.REQUEUE: Action.PLACE,
@@ -39,11 +39,11 @@ class UndoRecord:
 
     @property
     def size(self) -> int:
-        """How many bytes it takes."""
+        """Its size in bytes."""
         return 8 * (len(self.seqs) + len(self.queue_ids) + len(self.positions))
 
     def note(self, outcome: ActionOutcome) -> None:
-        """Take in what was done to a slice."""
+        """Add the outcome of a slice."""
         if self.action is Action.DELETE:  # what was made goes
             self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.new_ids.values())
             return
@@ -55,7 +55,7 @@ class UndoRecord:
                 self.positions.append(position)
 
     def places(self, start: int, end: int) -> dict[int, tuple[int, int]]:
-        """Give the places of a slice: seq -> (queue_id, position)."""
+        """Return the places of a slice: seq -> (queue_id, position)."""
         if self.action is not Action.PLACE:
             return {}
         return {
@@ -65,22 +65,22 @@ class UndoRecord:
 
 
 def make_undo(action: Action, owner: str, target: str) -> UndoRecord | None:
-    """Make what will take an action back, still empty; None where nothing does."""
+    """Return an empty undo record for an action; None if it cannot be undone."""
     opposite = OPPOSITES.get(action)
     return None if opposite is None else UndoRecord(opposite, owner, target)
 
 
 def make_publish_undo(ids: Sequence[str], owner: str, target: str) -> UndoRecord:
-    """Make what deletes new messages again."""
+    """Return the undo record of a publish: it deletes the messages."""
     seqs = array("Q", (int(message_id[:_SEQ_DIGITS], 16) for message_id in ids))
     return UndoRecord(Action.DELETE, owner, target, seqs)
 
 
 class UndoStore:
-    """What can be taken back, by token, for an hour.
+    """Undo records by token, for an hour.
 
-    Past ``limit_bytes`` the oldest of the owner that has most is dropped.
-    After that, and after a restart, deleted messages are still restored one by one or by a search.
+    Beyond ``limit_bytes``, the oldest record of the user with the most bytes is dropped.
+    Deleted messages can then still be restored one by one or by a search, as after a restart.
     """
 
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
@@ -92,7 +92,7 @@ class UndoStore:
         return len(self._kept)
 
     def add(self, undo: UndoRecord | None, now_ms: int) -> str | None:
-        """Keep it, and give its token; None where there is nothing to take back."""
+        """Store a record and return its token; None if there is nothing to undo."""
         if undo is None or not undo.seqs:
             return None
         token = token_urlsafe(16)
@@ -107,16 +107,16 @@ class UndoStore:
         return token
 
     def find(self, token: str, owner: str, now_ms: int) -> UndoRecord:
-        """Give what a token takes back, to who did the action.
+        """Return the record of a token, for the user who did the action.
 
         Raises:
-            Problem: 410 where it is done, too old, made room for another, or is somebody else's.
+            Problem: 410 if it was used, has expired or was dropped, or belongs to another user.
         """
         found = self._kept.get(token)
         if found is None or found.owner != owner or found.expires_at <= now_ms:
             raise Problem(
                 410, "undo_expired",
-                "This cannot be undone with one click any more: it was undone already, an hour has "
+                "This can no longer be undone with one click: it was already undone, an hour has "
                 "passed, or the broker was restarted. Deleted messages can still be restored from "
                 "the trash for the retention time.",
                 field="token",
@@ -124,7 +124,7 @@ class UndoStore:
         return found
 
     def take(self, token: str) -> None:
-        """Forget a token: it was used."""
+        """Remove a token that was used."""
         if token in self._kept:
             self._drop(token)
 

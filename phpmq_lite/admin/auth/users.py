@@ -166,19 +166,6 @@ def check_same(password: str, again: str) -> None:
         raise Problem(422, "invalid", "The two passwords differ.", field="again")
 
 
-def check_typed_name(typed: str, name: str) -> None:
-    """Refuse a removal without the typed name.
-
-    Raises:
-        Problem: 422.
-    """
-    if typed.strip() != name:
-        raise Problem(
-            422, "invalid", "The typed name does not match. Nothing was removed.",
-            field="typed", bound=name,
-        )  # fmt: skip
-
-
 # -- users
 
 

@@ -115,7 +115,7 @@ class ClaimsInput(QueryModel):
 
 
 async def get_bounds(request: web.Request) -> web.StreamResponse:
-    """Say which offsets the history has, and note how far a reader is."""
+    """Return the offsets of the history, and store the position of a reader."""
     context, asked = context_of(request), read_query(request, ExportBoundsInput)
     stored = StoredPipeline(context.readers)
     bounds = await stored.history_bounds()
@@ -135,7 +135,7 @@ async def get_bounds(request: web.Request) -> web.StreamResponse:
 
 
 async def stream_history(request: web.Request) -> web.StreamResponse:
-    """Give settled messages of a range of offsets as an Arrow stream, their count as a header."""
+    """Stream settled messages of a range of offsets as Arrow; a header contains their number."""
     query = dict(request.query) | {"queue": request.query.getall("queue", [])}
     asked = RangeInput.model_validate({key: value for key, value in query.items() if value})
     names = [*filter(None, asked.queue), *filter(None, asked.queues.split(","))]
@@ -158,7 +158,7 @@ async def stream_history(request: web.Request) -> web.StreamResponse:
 
 
 async def stream_claims(request: web.Request) -> web.StreamResponse:
-    """Give what a subscription holds as an Arrow stream, by the numbers of its claims."""
+    """Stream the messages that a subscription holds as Arrow, in the order of its claims."""
     asked = read_query(request, ClaimsInput)
     check_text(asked.subscription, "subscription")
     wanted = {"of": "claims", **asked.model_dump(), "allowed": identity_of(request).queues}
@@ -254,7 +254,7 @@ ROUTES: Final = (
         stream_history, query=RangeInput, gives=bytes, gives_media=MEDIA,
     ),
     Route(
-        "GET", "/api/v1/pipeline/claims/arrow", Role.OPERATOR, "api-pipeline-claims",
-        stream_claims, query=ClaimsInput, gives=bytes, gives_media=MEDIA,
+        "GET", "/api/v1/pipeline/claims/arrow", Role.OPERATOR, "api-pipeline-claims", stream_claims,
+        query=ClaimsInput, gives=bytes, gives_media=MEDIA,
     ),
 )  # fmt: skip

@@ -44,7 +44,7 @@ class AuditQuery(ListQuery):
     upto: datetime | None = Field(None, description="before this moment; UTC without a zone")
 
     def filter(self, now_ms: int) -> AuditFilter:
-        """Give the filter of the statements."""
+        """Return the filter of the queries."""
         starts = [_ms(self.since)] if self.since else []
         if self.span:
             starts.append(now_ms - SPANS[self.span])
@@ -105,7 +105,7 @@ class AuditListPage:
 
 
 async def read_audit_page(request: web.Request, query: AuditQuery) -> AuditListPage:
-    """Give the page that is asked for; who is limited to some queues sees own rows only."""
+    """Return a page of rows; callers limited to some queues see only their own."""
     context = context_of(request)
     identity = identity_of(request)
     if identity.queues:
@@ -172,13 +172,13 @@ def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[Audi
 
 
 def result_class(result: str) -> str:
-    """Give the class of a result."""
+    """Return the CSS class of a result."""
     levels = {"done": "good", "running": "info", "cancelled": "", "interrupted": "warn"}
     return levels.get(result, "bad")
 
 
 def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, str]] | None:
-    """Say where the target of a row is seen; None where it has no page."""
+    """Return the URL of the target of a row; None if it has no page."""
     if is_message_id(row.target):
         return "message", {"id": row.target}
     if row.target in queues and not row.action.startswith(_NO_QUEUES):
@@ -237,9 +237,6 @@ def _actions(request: web.Request) -> list[str]:
     return sorted(names | groups)
 
 
-PAGE_ROUTES: Final = (Route("GET", "/audit", Role.OPERATOR, "audit", show_audit),)
-
-
 async def list_audit(request: web.Request) -> web.StreamResponse:
     """List who did what, the newest first; refusals are rows too."""
     query = read_query(request, AuditQuery)
@@ -249,9 +246,10 @@ async def list_audit(request: web.Request) -> web.StreamResponse:
     )
 
 
-API_ROUTES: Final = (
+ROUTES: Final = (
+    Route("GET", "/audit", Role.OPERATOR, "audit", show_audit),
     Route(
-        "GET", "/api/v1/audit", Role.OPERATOR, "api-audit", list_audit,
-        query=AuditQuery, gives=ListPage[AuditView],
+        "GET", "/api/v1/audit", Role.OPERATOR, "api-audit", list_audit, query=AuditQuery,
+        gives=ListPage[AuditView],
     ),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Backups and the scrub: page and API."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
@@ -18,6 +19,7 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage, View, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.system_view import SystemFact
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.server.maintenance import Maintenance
@@ -79,7 +81,7 @@ class ScrubView(BaseModel):
 
 
 def maintenance_of(context: Context) -> Maintenance:
-    """Give what looks after the database.
+    """Return the maintenance of the database.
 
     Raises:
         Problem: 503 before the broker is ready.
@@ -96,7 +98,7 @@ async def list_backups(request: web.Request) -> web.StreamResponse:
 
 
 async def make_backup(request: web.Request) -> web.StreamResponse:
-    """Make a backup; 202 where it takes longer than 20 s: ``is_running`` tells when it is there."""
+    """Make a backup. After 20 s the response is 202: poll until ``is_running`` is false."""
     context = context_of(request)
     await begin_backup(request)
     care = maintenance_of(context)
@@ -109,7 +111,7 @@ async def make_backup(request: web.Request) -> web.StreamResponse:
 
 
 async def begin_backup(request: web.Request) -> None:
-    """Begin one, for page and API, with its row of the audit."""
+    """Start a backup, with its audit row."""
     check_all_queues(request, "make a backup")
     context = context_of(request)
     entry = audit_entry(request, target="backup")
@@ -137,7 +139,7 @@ def _backup_out(backup: Backup) -> BackupView:
 
 
 async def get_scrub(request: web.Request) -> web.StreamResponse:
-    """Tell how far the scrub is, and what it found; which messages, to who may see all queues."""
+    """Return the progress and the findings of the scrub."""
     told = scrub_view(maintenance_of(context_of(request)))
     if identity_of(request).queues:
         for one in (told.now, told.last):
@@ -146,40 +148,30 @@ async def get_scrub(request: web.Request) -> web.StreamResponse:
     return json_response(told)
 
 
-async def start_scrub(request: web.Request) -> web.StreamResponse:
-    """Look at every body and at the structure now."""
-    await begin_scrub(request)
-    return json_response(scrub_view(maintenance_of(context_of(request))), status=202)
-
-
-async def stop_scrub(request: web.Request) -> web.StreamResponse:
-    """Give up the look at the bodies that is under way."""
-    await end_scrub(request)
-    return json_response(scrub_view(maintenance_of(context_of(request))), status=202)
-
-
-async def begin_scrub(request: web.Request) -> None:
-    """Begin one, for page and API, with its row of the audit."""
+async def start_scrub(request: web.Request, _asked: None) -> ScrubView:
+    """Check every body and the structure of the database now."""
     check_all_queues(request, "look for damage")
     context = context_of(request)
     entry = audit_entry(request, target="scrub")
     await maintenance_of(context).scrub.start(
         lambda: context.engine.run(operations.record_only, entry, 1)
     )
+    return scrub_view(maintenance_of(context))
 
 
-async def end_scrub(request: web.Request) -> None:
-    """Give up the one under way, with its row of the audit."""
+async def stop_scrub(request: web.Request, _asked: None) -> ScrubView:
+    """Stop the check that is running."""
     check_all_queues(request, "stop the scrub")
     context = context_of(request)
     entry = audit_entry(request, target="scrub")
     await maintenance_of(context).scrub.stop(
         lambda: context.engine.run(operations.record_only, entry, 1)
     )
+    return scrub_view(maintenance_of(context))
 
 
 def scrub_view(care: Maintenance) -> ScrubView:
-    """Put the state of the scrub into its model."""
+    """Return the view of the scrub."""
     state = care.scrub.state
     return ScrubView(
         is_running=care.scrub.is_working,
@@ -196,17 +188,6 @@ def _round_out(one: ScrubRound) -> ScrubRoundView:
 
 _BACKUPS: Final = "/api/v1/backups"
 _SCRUB: Final = "/api/v1/scrub"
-API_ROUTES: Final = (
-    Route("GET", _BACKUPS, Role.ADMIN, "api-backups", list_backups, gives=BackupsView),
-    Route("POST", _BACKUPS, Role.ADMIN, "api-backup", make_backup, "backup.make",
-          gives=BackupsView, status=201, cli="backup create"),
-    Route("GET", _SCRUB, Role.VIEWER, "api-scrub", get_scrub,
-          gives=ScrubView, cli="database scrub"),
-    Route("POST", _SCRUB, Role.ADMIN, "api-scrub-start", start_scrub, "scrub.start",
-          gives=ScrubView, status=202, cli="database scrub"),
-    Route("DELETE", _SCRUB, Role.ADMIN, "api-scrub-stop", stop_scrub, "scrub.stop",
-          gives=ScrubView, status=202, cli="database scrub"),
-)  # fmt: skip
 
 
 async def show_backups(request: web.Request) -> web.StreamResponse:
@@ -226,31 +207,15 @@ async def show_backups(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_backup(request: web.Request) -> web.StreamResponse:
-    """Begin a backup; the page shows it when it is there."""
+    """Start a backup. The page shows it when it is complete."""
     context = context_of(request)
     await begin_backup(request)
-    context.sessions.note(request, "The backup is being made; it shows up here when it is whole.")
-    raise web.HTTPSeeOther(context.urls.to("backups"))
-
-
-async def submit_scrub_start(request: web.Request) -> web.StreamResponse:
-    """Have every body and the structure looked at now."""
-    context = context_of(request)
-    await begin_scrub(request)
-    context.sessions.note(request, "The scrub has begun.")
-    raise web.HTTPSeeOther(context.urls.to("backups"))
-
-
-async def submit_scrub_stop(request: web.Request) -> web.StreamResponse:
-    """Give up the look at the bodies that is under way."""
-    context = context_of(request)
-    await end_scrub(request)
-    context.sessions.note(request, "The scrub is given up.")
+    context.sessions.note(request, "The backup has started. It appears here when it is complete.")
     raise web.HTTPSeeOther(context.urls.to("backups"))
 
 
 async def download_backup(request: web.Request) -> web.StreamResponse:
-    """Give the database of a backup: all messages, and the hashes of passwords and tokens."""
+    """Download the database of a backup: all messages, and the hashes of passwords and tokens."""
     check_all_queues(request, "download a backup")
     name = request.match_info["n"]
     context = context_of(request)
@@ -265,44 +230,45 @@ async def download_backup(request: web.Request) -> web.StreamResponse:
 
 
 def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
-    """Say how the backups go."""
+    """Return the facts about backups."""
     settings, made = context.settings.backups, care.backups
     if made.error is not None:
-        last = [SystemFact("The last one", "failed", made.error, "bad")]
+        last = [SystemFact("Last backup", "failed", made.error, "bad")]
     elif made.newest is None:
         last = [
             SystemFact(
-                "The last one", "none yet", "a disk that dies takes everything with it", "warn"
+                "Last backup",
+                "none yet",
+                "without a backup, a failed disk loses everything",
+                "warn",
             )
         ]
     else:
-        last = [SystemFact("The last one", "", "", at_ms=made.newest.made_at)]
+        last = [SystemFact("Last backup", "", "", at_ms=made.newest.made_at)]
     when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
     return [
         *last,
-        SystemFact(
-            "Made", when, "" if settings.every_h else "backups.every_h makes them by the clock"
-        ),
+        SystemFact("Made", when, "" if settings.every_h else "set backups.every_h for a schedule"),
         SystemFact("Kept", f"the newest {formats.format_number(settings.keep)}", "backups.keep"),
         SystemFact("Folder", str(made.folder), "copy them to another machine"),
     ]
 
 
 def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
-    """Say what the scrub found, and how far it is."""
+    """Return the facts about the scrub."""
     state, settings = care.scrub.state, context.settings.scrub
     found = [_faults(state)]
     if state.is_under_way:
-        found.append(SystemFact("Under way", _counted(state.now)))
+        found.append(SystemFact("Running", _counted(state.now)))
     if state.last is None:
-        found.append(SystemFact("All bodies", "not looked at yet"))
+        found.append(SystemFact("All bodies", "not checked yet"))
     else:
         found.append(SystemFact("All bodies", "", _counted(state.last), at_ms=state.last.ended_at))
     if state.structure_at:
         found.append(SystemFact("Structure", "", "pages and indexes", at_ms=state.structure_at))
     when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
-    found.append(SystemFact("Looks", when, f"structure every {settings.structure_days:g} days"
-                      if settings.structure_days else "never at the structure"))  # fmt: skip
+    found.append(SystemFact("Checks", when, f"structure every {settings.structure_days:g} days"
+                      if settings.structure_days else "structure never"))  # fmt: skip
     return found
 
 
@@ -317,13 +283,37 @@ def _counted(one: ScrubRound) -> str:
     return f"{formats.format_number(one.bodies)} bodies, {formats.format_size(one.bytes)}"
 
 
+def _back(text: str) -> Callable[[web.Request, object, object], tuple[str, str]]:
+    return lambda request, _asked, _view: (text, context_of(request).urls.to("backups"))
+
+
 _PATH: Final = "/system/backups"
-PAGE_ROUTES: Final = (
+
+
+ROUTES: Final = (
+    Route("GET", _BACKUPS, Role.ADMIN, "api-backups", list_backups, gives=BackupsView),
+    Route(
+        "POST", _BACKUPS, Role.ADMIN, "api-backup", make_backup, "backup.make", gives=BackupsView,
+        status=201, cli="backup create",
+    ),
+    Route(
+        "GET", _SCRUB, Role.VIEWER, "api-scrub", get_scrub, gives=ScrubView, cli="database scrub",
+    ),
     Route("GET", _PATH, Role.ADMIN, "backups", show_backups),
     Route("POST", _PATH, Role.ADMIN, "backup-make", submit_backup, "backup.make"),
     Route(
-        "GET", f"{_PATH}/{{n}}", Role.ADMIN, "backup-download", download_backup, "backup.download"
+        "GET", f"{_PATH}/{{n}}", Role.ADMIN, "backup-download", download_backup, "backup.download",
     ),
-    Route("POST", "/system/scrub", Role.ADMIN, "scrub-start", submit_scrub_start, "scrub.start"),
-    Route("POST", "/system/scrub/stop", Role.ADMIN, "scrub-stop", submit_scrub_stop, "scrub.stop"),
-)
+    *(
+        route
+        for run, name, method, path, text in (
+            (start_scrub, "start", "POST", "/system/scrub", "The scrub has started."),
+            (stop_scrub, "stop", "DELETE", "/system/scrub/stop", "The scrub was stopped."),
+        )
+        for route in Resource(
+            run=run, role=Role.ADMIN, view_model=ScrubView, audit=f"scrub.{name}",
+            page=Page(path, f"scrub-{name}", done=_back(text)),
+            api=Api(method, _SCRUB, f"api-scrub-{name}", status=202, cli="database scrub"),
+        ).routes()
+    ),
+)  # fmt: skip

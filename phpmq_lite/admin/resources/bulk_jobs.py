@@ -30,18 +30,18 @@ from phpmq_lite.admin.base.input import (
     UndoToken,
     read_form,
     read_json_model,
-    read_query,
 )
-from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.storage.read.audit import BulkJobRow
 
 
 class BulkJobView(View):
-    """Bulk work; ``skipped`` counts by reason, ``undo`` is a token for POST /undo/{token}."""
+    """A bulk job; ``skipped`` counts by reason, ``undo`` is a token for POST /undo/{token}."""
 
     job: int = Field(
         validation_alias="number", description="job number, which is the number of its audit row"
@@ -64,7 +64,7 @@ class BulkJobView(View):
 
     @classmethod
     def of_row(cls, number: int, row: BulkJobRow) -> Self:
-        """Take over what the audit has of work that is not remembered."""
+        """Return the view of a job that is only in the audit."""
         return cls(
             job=number,
             action=row.action.rpartition(".")[2],
@@ -79,7 +79,7 @@ class BulkJobView(View):
 
 
 def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
-    """Say where to go after bulk work began: back where it is done, else to its progress."""
+    """Return the page after a bulk job started: ``to`` if it is done, else its progress."""
     context = context_of(request)
     progress = context.urls.to("bulk-job", job=job.number, next=to)
     if job.state is BulkJobState.RUNNING or not to:
@@ -88,16 +88,8 @@ def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
     return to
 
 
-async def show_jobs(request: web.Request) -> web.StreamResponse:
-    """Bulk work of the last hour."""
-    query, found = read_query(request, FormatQuery), visible_jobs(request)
-    if query.format != "html":
-        return list_response(query.format, BulkJobView, [BulkJobView.of_job(job) for job in found])
-    return await render_page(request, "bulk.html", jobs=found, job=None, row=None)
-
-
 async def show_job(request: web.Request) -> web.StreamResponse:
-    """One piece of bulk work: how far it is, what was passed over and why."""
+    """One bulk job: its progress, and the messages it skipped, with the reasons."""
     context = context_of(request)
     number = job_number(request)
     found = find_job(request, number)
@@ -119,27 +111,22 @@ async def show_job(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_cancel(request: web.Request) -> web.StreamResponse:
-    """Have bulk work stop before its next slice."""
-    context, form = context_of(request), await read_form(request)
-    found = find_job(request, job_number(request))
-    if found is None:
-        raise unknown_job(job_number(request))
-    audit_entry(request, target=str(found.number))
-    context.acting.jobs.cancel(found)
-    to = context.urls.to("bulk-job", job=found.number, next=own_path_or(form.raw("next"), ""))
-    raise web.HTTPSeeOther(to)
+    """Cancel a bulk job before its next slice."""
+    form, found = await read_form(request), _cancel(request)
+    to = own_path_or(form.raw("next"), "")
+    raise web.HTTPSeeOther(context_of(request).urls.to("bulk-job", job=found.number, next=to))
 
 
 async def submit_undo(request: web.Request) -> web.StreamResponse:
-    """Take an action back."""
-    context, form = context_of(request), await read_form(request)
-    done = await bulk.undo_action(request, request.match_info["token"])
-    to = own_path_or(form.raw("next"), context.urls.to("queues"))
-    raise web.HTTPSeeOther(next_page_after(request, done, to))
+    """Undo an action."""
+    form = await read_form(request)
+    job = await bulk.undo_action(request, request.match_info["token"])
+    to = own_path_or(form.raw("next"), context_of(request).urls.to("queues"))
+    raise web.HTTPSeeOther(next_page_after(request, job, to))
 
 
 async def live_bulk(request: web.Request, argument: str, _ids: object) -> dict[str, Any]:
-    """Give what changes on the page of one piece of bulk work."""
+    """Return the live values of the page of a bulk job."""
     context = context_of(request)
     found = find_job(request, int(argument)) if argument.isdecimal() else None
     if found is None:
@@ -160,14 +147,6 @@ def _left(seconds: float | None) -> str:
     return (
         "" if seconds is None else f"about {formats.format_duration(round(seconds * 1_000))} left"
     )
-
-
-PAGE_ROUTES: Final = (
-    Route("GET", "/bulk", Role.OPERATOR, "bulk", show_jobs),
-    Route("GET", "/bulk/{job}", Role.OPERATOR, "bulk-job", show_job),
-    Route("POST", "/bulk/{job}/cancel", Role.OPERATOR, "bulk-cancel", submit_cancel, "bulk.cancel"),
-    Route("POST", "/undo/{token}", Role.OPERATOR, "undo", submit_undo, "undo"),
-)
 
 
 class BulkInput(StrictInput):
@@ -193,7 +172,7 @@ class BulkInput(StrictInput):
     )
 
     def asked(self) -> bulk.BulkRequest:
-        """Give it as acting takes it."""
+        """Return the request of this input."""
         options = ActionOptions(
             ttl_s=self.ttl_s,
             target=self.target,
@@ -204,21 +183,19 @@ class BulkInput(StrictInput):
 
 
 async def start_job(request: web.Request) -> web.StreamResponse:
-    """Act on a selection in the background; its token is the idempotency key."""
+    """Act on a selection in the background. Its token is the idempotency key."""
     asked = await read_json_model(request, BulkInput)
     job = await bulk.apply_to_selection(request, asked.token, asked.asked())
     return json_response(BulkJobView.of_job(job), 202)
 
 
-async def list_jobs(request: web.Request) -> web.StreamResponse:
-    """List bulk work of the last hour."""
-    return json_response(
-        ListPage[BulkJobView](items=[BulkJobView.of_job(job) for job in visible_jobs(request)])
-    )
+async def find_jobs(request: web.Request, _query: object) -> list[BulkJob]:
+    """List the bulk jobs of the last hour."""
+    return visible_jobs(request)
 
 
 async def get_job(request: web.Request) -> web.StreamResponse:
-    """Tell how far bulk work is; of before a restart, what the audit has."""
+    """Return the progress of a bulk job; from before a restart, its audit row."""
     number = job_number(request)
     found = find_job(request, number)
     if found is not None:
@@ -227,32 +204,51 @@ async def get_job(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel_job(request: web.Request) -> web.StreamResponse:
-    """Have bulk work stop before its next slice; what is done stays done."""
+    """Cancel a bulk job before its next slice. What is done stays done."""
     await read_json_model(request, EmptyInput)
     number = job_number(request)
-    found = find_job(request, number)
+    if find_job(request, number) is None:
+        return json_response(BulkJobView.of_row(number, await stored_job(request, number)))
+    return json_response(BulkJobView.of_job(_cancel(request)))
+
+
+def _cancel(request: web.Request) -> BulkJob:
+    found = find_job(request, job_number(request))
     if found is None:
-        row = await stored_job(request, number)
-        return json_response(BulkJobView.of_row(number, row))
-    audit_entry(request, target=str(number))
+        raise unknown_job(job_number(request))
+    audit_entry(request, target=str(found.number))
     context_of(request).acting.jobs.cancel(found)
-    return json_response(BulkJobView.of_job(found))
+    return found
 
 
 async def undo_action(request: web.Request) -> web.StreamResponse:
-    """Take an action back; that is bulk work too."""
+    """Undo an action, as a bulk job."""
     await read_json_model(request, EmptyInput)
-    return json_response(
-        BulkJobView.of_job(await bulk.undo_action(request, request.match_info["token"])), 202
-    )
+    job = await bulk.undo_action(request, request.match_info["token"])
+    return json_response(BulkJobView.of_job(job), 202)
 
 
-API_ROUTES: Final = (
+async def _list_values(_request: web.Request, _query: object, found: object) -> dict[str, Any]:
+    return {"jobs": found, "job": None, "row": None}
+
+
+ROUTES: Final = (
+    Route("GET", "/bulk/{job}", Role.OPERATOR, "bulk-job", show_job),
+    Route("POST", "/bulk/{job}/cancel", Role.OPERATOR, "bulk-cancel", submit_cancel, "bulk.cancel"),
+    Route("POST", "/undo/{token}", Role.OPERATOR, "undo", submit_undo, "undo"),
     Route(
         "POST", "/api/v1/bulk", Role.OPERATOR, "api-bulk-start", start_job, "bulk.start",
         takes=BulkInput, gives=BulkJobView, status=202,
     ),
-    Route("GET", "/api/v1/bulk", Role.OPERATOR, "api-bulk", list_jobs, gives=ListPage[BulkJobView]),
+    *Resource(
+        run=find_jobs, role=Role.OPERATOR, input_model=FormatQuery,
+        view_model=ListPage[BulkJobView],
+        view=lambda _request, found: ListPage[BulkJobView](
+            items=[BulkJobView.of_job(job) for job in found]
+        ),
+        page=Page("/bulk", "bulk", "bulk.html", _list_values),
+        api=Api("GET", "/api/v1/bulk", "api-bulk"),
+    ).routes(),
     Route("GET", "/api/v1/bulk/{job}", Role.OPERATOR, "api-bulk-job", get_job, gives=BulkJobView),
     Route(
         "POST", "/api/v1/bulk/{job}/cancel", Role.OPERATOR, "api-bulk-cancel", cancel_job,

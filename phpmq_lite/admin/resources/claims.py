@@ -105,7 +105,7 @@ class ReleaseView(BaseModel):
 
 
 async def claim_messages(request: web.Request) -> web.StreamResponse:
-    """Claim messages for a subscription; the first call makes it."""
+    """Claim messages for a subscription. The first call creates it."""
     context, asked = context_of(request), await read_json_model(request, ClaimInput)
     check_queue_name(asked.queue)
     entry = audit_entry(request, target=asked.subscription, detail=asked.queue)
@@ -120,7 +120,7 @@ async def claim_messages(request: web.Request) -> web.StreamResponse:
 
 
 async def get_subscription(request: web.Request) -> web.StreamResponse:
-    """Say how far a subscription is."""
+    """Return the progress of a subscription."""
     row = await find_subscription(request, read_query(request, SubscriptionQuery).subscription)
     return json_response(
         SubscriptionView(queue=row.queue, acked=row.acked_upto, hi=row.hi,
@@ -139,7 +139,7 @@ async def ack_claimed(request: web.Request) -> web.StreamResponse:
 
 
 async def release_claimed(request: web.Request) -> web.StreamResponse:
-    """Send all that a subscription holds back to its place."""
+    """Return all messages that a subscription holds to their places."""
     context, asked = context_of(request), await read_json_model(request, ReleaseInput)
     entry = audit_entry(request, target=asked.subscription)
     await _check_subscription(request, asked.subscription)
@@ -150,10 +150,10 @@ async def release_claimed(request: web.Request) -> web.StreamResponse:
 
 
 async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
-    """Give a subscription as it is stored.
+    """Return a subscription as it is stored.
 
     Raises:
-        Problem: 404 where there is none, 403 where its queue is not among the caller's.
+        Problem: 404 if there is none, 403 if the caller may not use its queue.
     """
     found = await _find(request, name)
     if found is None:
@@ -164,9 +164,9 @@ async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
 
 
 async def _check_subscription(request: web.Request, name: str) -> None:
-    """Refuse a subscription whose queue is not among the caller's, and what is no name.
+    """Refuse a subscription whose queue the caller may not use, and an invalid name.
 
-    It is read only where somebody is limited to queues: that costs a row a claim.
+    It is read only for callers limited to some queues, because reading costs a row per claim.
     """
     check_text(name, "subscription")
     if identity_of(request).queues and (found := await _find(request, name)) is not None:
@@ -194,57 +194,15 @@ def _check_right(request: web.Request, row: SubscriptionRow) -> None:
 
 _CLAIMS: Final = "/api/v1/pipeline/claims"
 
-ROUTES: Final = (
-    Route(
-        "POST",
-        f"{_CLAIMS}/claim",
-        Role.OPERATOR,
-        "api-claims-claim",
-        claim_messages,
-        "claims.claim",
-        takes=ClaimInput,
-        gives=ClaimView,
-    ),
-    Route(
-        "GET",
-        f"{_CLAIMS}/state",
-        Role.OPERATOR,
-        "api-claims-state",
-        get_subscription,
-        query=SubscriptionQuery,
-        gives=SubscriptionView,
-    ),
-    Route(
-        "POST",
-        f"{_CLAIMS}/ack",
-        Role.OPERATOR,
-        "api-claims-ack",
-        ack_claimed,
-        "claims.ack",
-        takes=AckInput,
-        gives=AckView,
-    ),
-    Route(
-        "POST",
-        f"{_CLAIMS}/release",
-        Role.OPERATOR,
-        "api-claims-release",
-        release_claimed,
-        "claims.release",
-        takes=ReleaseInput,
-        gives=ReleaseView,
-    ),
-)
-
 
 # -- claims
 
 
 async def show_release_form(request: web.Request, name: str, queue: str) -> web.StreamResponse:
-    """Ask before all that a subscription holds goes back; ``queue``: whose page asked."""
+    """Ask before the messages of a subscription are released; ``queue``: the page to return to."""
     context = context_of(request)
     if not identity_of(request).role.may(Role.OPERATOR):
-        raise Problem(403, "role", "Releasing claims needs the role operator.",
+        raise Problem(403, "role", "Releasing claims requires the role operator.",
                       bound=Role.OPERATOR.value)  # fmt: skip
     row = await find_subscription(request, name)
     urls = context.urls
@@ -267,7 +225,7 @@ async def show_release_form(request: web.Request, name: str, queue: str) -> web.
 
 
 async def submit_release(request: web.Request) -> web.StreamResponse:
-    """Send all that a subscription holds back to its place."""
+    """Return all messages that a subscription holds to their places."""
     context, form = context_of(request), await read_form(request)
     name = form.text("subscription", 255)
     entry = audit_entry(request, target=name, reason=form.reason())
@@ -276,6 +234,26 @@ async def submit_release(request: web.Request) -> web.StreamResponse:
         confirmation.texts_to_type(context.settings, row.count, [row.name]), form.raw("confirm")
     )
     count = await context.engine.run(claims.release_claims, entry, name, forget=form.flag("forget"))
-    goes = plural(count, "message went back to its place", "messages went back to their places")
-    leave_message(request, FlashMessage(f"{count:,} {goes}; {name} holds nothing any more."))
+    goes = plural(count, "message returned to its place", "messages returned to their places")
+    leave_message(request, FlashMessage(f"{count:,} {goes}; {name} no longer holds messages."))
     raise web.HTTPSeeOther(own_path_or(form.raw("next"), context.urls.to("insights", tab="claims")))
+
+
+ROUTES: Final = (
+    Route(
+        "POST", f"{_CLAIMS}/claim", Role.OPERATOR, "api-claims-claim", claim_messages,
+        "claims.claim", takes=ClaimInput, gives=ClaimView,
+    ),
+    Route(
+        "GET", f"{_CLAIMS}/state", Role.OPERATOR, "api-claims-state", get_subscription,
+        query=SubscriptionQuery, gives=SubscriptionView,
+    ),
+    Route(
+        "POST", f"{_CLAIMS}/ack", Role.OPERATOR, "api-claims-ack", ack_claimed, "claims.ack",
+        takes=AckInput, gives=AckView,
+    ),
+    Route(
+        "POST", f"{_CLAIMS}/release", Role.OPERATOR, "api-claims-release", release_claimed,
+        "claims.release", takes=ReleaseInput, gives=ReleaseView,
+    ),
+)  # fmt: skip

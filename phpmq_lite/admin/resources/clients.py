@@ -15,6 +15,7 @@ from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
+    ActionInput,
     BodySize,
     Deliveries,
     LimitParameter,
@@ -36,6 +37,7 @@ from phpmq_lite.admin.monitoring.connections import (
 )
 from phpmq_lite.admin.monitoring.feed_viewers import FEED
 from phpmq_lite.admin.monitoring.live_feeds import FeedState
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.resources import frame_inspector
 from phpmq_lite.admin.resources.frame_inspector import FramesView, list_frames, show_frame
 from phpmq_lite.admin.views.rendering import render_page
@@ -99,14 +101,14 @@ async def show_clients(request: web.Request) -> web.StreamResponse:
 
 
 def list_consuming(request: web.Request, queue: str = "") -> list[ClientStatus]:
-    """Give the open connections, or those that consume a queue."""
+    """Return the open connections, or those that consume a queue."""
     return [c for c in status_of(request).clients if not queue or queue in c.queues]
 
 
 async def read_closed_page(
     request: web.Request, cursor: str | None, limit: int
 ) -> tuple[list[ClientRow], str | None]:
-    """Give connections that ended within a day, the last first, and the cursor to older ones."""
+    """Return connections that ended within a day, newest first, and the cursor to older ones."""
     context = context_of(request)
     found = responses.decode_cursor(_SCOPE, cursor)
     before = None
@@ -128,7 +130,7 @@ async def read_closed_page(
 async def live_clients(
     request: web.Request, _argument: str, ids: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Give what changes on the list of open connections."""
+    """Return the live values of the list of open connections."""
     query = read_query(request, ClientLiveQuery)
     asked = frozenset(ids)
     shown: dict[str, str] = {}
@@ -147,12 +149,6 @@ async def live_clients(
         "new": new if is_open else 0,
         "says": f"{formats.format_number(len(found))} clients",
     }
-
-
-PAGE_ROUTES: Final = (
-    Route("GET", "/clients", Role.VIEWER, "clients", show_clients),
-    Route("GET", "/frame", Role.VIEWER, "frame", show_frame),
-)
 
 
 class ClientPageQuery(QueryModel):
@@ -215,7 +211,7 @@ def _frames(request: web.Request, recorder: FrameRecorder | None) -> list[dict[s
 
 
 async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Give what changes on the page of a connection, and the frames that passed since."""
+    """Return the live values of the page of a connection, and its new frames."""
     context, number = context_of(request), parse_client_number(argument)
     look = await connections.take_snapshot(request, number, is_watching=True)
     status = find_client_status(request, number)
@@ -236,7 +232,7 @@ async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]
 def _new_frames(
     request: web.Request, context: Context, recorder: FrameRecorder | None
 ) -> tuple[list[dict[str, Any]], int]:
-    """Give the frames since the last evaluation of this feed, and how many were left out."""
+    """Return the frames since the last evaluation of this feed, and how many were dropped."""
     if recorder is None:
         return [], 0
     key = request[FEED]
@@ -257,28 +253,12 @@ def _new_frames(
 # -- what the buttons do
 
 
-async def submit_disconnect(request: web.Request) -> web.StreamResponse:
-    """Close a connection; what it holds goes back to its place."""
-    context = context_of(request)
-    number = parse_client_number(request.match_info["client"])
-    form = await read_form(request)
-    entry = audit_entry(request, target=str(number), reason=form.text("reason", 500))
-    count = await context.engine.run(
-        operations.disconnect, entry, number, queues=allowed_queues(request)
-    )
-    goes = plural(count, "message goes back to its", "messages go back to their")
-    context.sessions.note(
-        request, f"Client {number} is disconnected; {formats.format_number(count)} {goes} place."
-    )
-    raise web.HTTPSeeOther(await next_of(request, context.urls.to("clients")))
-
-
 async def submit_label(request: web.Request) -> web.StreamResponse:
-    """Give an address or a network a label; an empty one takes it away."""
+    """Label an address or a network; an empty label removes it."""
     context, form = context_of(request), await read_form(request)
     name = connections.read_label_name(form.text("name", 64))
     if name is None:
-        raise Problem(422, "invalid", "This is neither an address nor a network.", field="name",
+        raise Problem(422, "invalid", "Enter an address or a network.", field="name",
                       bound="10.0.0.7, 10.0.0.0/24 or unix")  # fmt: skip
     text = form.text("label", connections.LABEL_MAX)
     entry = audit_entry(request, target=name)
@@ -289,23 +269,9 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
         await save_item(context, entry, connections.LABEL, name, text)
     else:
         await forget_item(context, entry, connections.LABEL, name)
-    said = f"{name} is labelled {text}." if text else f"{name} has no label any more."
+    said = f"{name} is labelled {text}." if text else f"{name} no longer has a label."
     context.sessions.note(request, said)
     raise web.HTTPSeeOther(await next_of(request, context.urls.to("clients")))
-
-
-CLIENT_PAGE_ROUTES: Final = (
-    Route("POST", "/clients/label", Role.OPERATOR, "client-label", submit_label, "client.label"),
-    Route("GET", "/clients/{client}", Role.VIEWER, "client", show_client),
-    Route(
-        "POST",
-        "/clients/{client}/disconnect",
-        Role.OPERATOR,
-        "client-disconnect",
-        submit_disconnect,
-        "client.disconnect",
-    ),
-)
 
 
 class ClientsQuery(BaseModel):
@@ -416,7 +382,7 @@ async def _connection_views(
 
 
 async def get_client(request: web.Request) -> web.StreamResponse:
-    """Give one connection, and what it holds."""
+    """Return one connection and the messages that it holds."""
     number = parse_client_number(request.match_info["client"])
     row = await find_client(request, number)
     label = connections.label_of(row.address, await connections.read_labels(context_of(request)))
@@ -430,50 +396,46 @@ async def get_client(request: web.Request) -> web.StreamResponse:
     return json_response(made)
 
 
-async def disconnect_client(request: web.Request) -> web.StreamResponse:
-    """Close a connection; what it holds goes back to its place."""
+async def disconnect_client(request: web.Request, asked: ActionInput) -> DisconnectedView:
+    """Close a connection. The messages that it holds return to their places."""
     context = context_of(request)
     number = parse_client_number(request.match_info["client"])
-    entry = audit_entry(request, target=str(number))
+    entry = audit_entry(request, target=str(number), reason=asked.reason)
     count = await context.engine.run(
         operations.disconnect, entry, number, queues=allowed_queues(request)
     )
-    return json_response(DisconnectedView(client=number, returned=count))
+    return DisconnectedView(client=number, returned=count)
 
 
-API_ROUTES: Final = (
+def _disconnected(
+    request: web.Request, _asked: ActionInput, view: DisconnectedView
+) -> tuple[str, str]:
+    goes = plural(view.returned, "message returns to its place", "messages return to their places")
+    text = f"Client {view.client} was disconnected; {formats.format_number(view.returned)} {goes}."
+    return text, context_of(request).urls.to("clients")
+
+
+ROUTES: Final = (
+    Route("GET", "/clients", Role.VIEWER, "clients", show_clients),
+    Route("GET", "/frame", Role.VIEWER, "frame", show_frame),
+    Route("POST", "/clients/label", Role.OPERATOR, "client-label", submit_label, "client.label"),
+    Route("GET", "/clients/{client}", Role.VIEWER, "client", show_client),
     Route(
-        "GET",
-        "/api/v1/clients",
-        Role.VIEWER,
-        "api-clients",
-        list_clients,
-        query=ClientsQuery,
+        "GET", "/api/v1/clients", Role.VIEWER, "api-clients", list_clients, query=ClientsQuery,
         gives=ListPage[ConnectionView],
     ),
     Route(
-        "GET",
-        "/api/v1/clients/{client}",
-        Role.VIEWER,
-        "api-client",
-        get_client,
+        "GET", "/api/v1/clients/{client}", Role.VIEWER, "api-client", get_client,
         gives=ConnectionDetailView,
     ),
     Route(
-        "GET",
-        "/api/v1/clients/{client}/frames",
-        Role.VIEWER,
-        "api-client-frames",
-        list_frames,
+        "GET", "/api/v1/clients/{client}/frames", Role.VIEWER, "api-client-frames", list_frames,
         gives=FramesView,
     ),
-    Route(
-        "DELETE",
-        "/api/v1/clients/{client}",
-        Role.OPERATOR,
-        "api-client-disconnect",
-        disconnect_client,
-        "client.disconnect",
-        gives=DisconnectedView,
-    ),
-)
+    *Resource(
+        run=disconnect_client, role=Role.OPERATOR, input_model=ActionInput,
+        view_model=DisconnectedView, audit="client.disconnect",
+        page=Page("/clients/{client}/disconnect", "client-disconnect", done=_disconnected),
+        api=Api("DELETE", "/api/v1/clients/{client}", "api-client-disconnect"),
+    ).routes(),
+)  # fmt: skip

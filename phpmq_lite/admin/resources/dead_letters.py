@@ -1,7 +1,7 @@
 """Dead letters grouped by cause, and the redrive call."""
 
 from dataclasses import replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from aiohttp import web
 from pydantic import BaseModel, Field
@@ -19,15 +19,15 @@ from phpmq_lite.admin.base.input import (
     TtlSeconds,
     check_queue_name,
     read_json_model,
-    read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import group_search, parse_search, queue_search
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views import dead_letter_queues
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
-from phpmq_lite.admin.views.rendering import gather_in_slices, render_page
+from phpmq_lite.admin.views.rendering import gather_in_slices
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.storage.read.dead_letter_groups import (
@@ -82,39 +82,6 @@ class DeadLetterGroupsView(ListPage[DeadLetterGroupView]):
     total: int = Field(description="records in all dead-letter queues")
 
 
-async def find_groups(request: web.Request, *, is_deep: bool) -> DeadLetterPage:
-    """Group the dead letters that the asking person may see."""
-    context = context_of(request)
-    return await DeadLetterGroups(context.readers).groups(
-        context.now_ms(),
-        queues=allowed_queues(request),
-        names=dead_letter_queues_named(status_of(request).queues),
-        limit_s=DEEP_LIMIT_S if is_deep else LIMIT_S,
-    )
-
-
-async def list_groups(request: web.Request) -> web.StreamResponse:
-    """Group dead-letter records by origin, URN, reason and cause, the newest group first."""
-    query = read_query(request, DeadLetterGroupsQuery)
-    found = await find_groups(request, is_deep=query.deep)
-    items = [DeadLetterGroupView.of_group(group) for group in found.groups]
-    if query.format in ("jsonl", "csv"):
-        return list_response(query.format, DeadLetterGroupView, items)
-    return json_response(DeadLetterGroupsView(items=items, looked=found.looked, total=found.total))
-
-
-GROUP_ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/dead", Role.VIEWER, "api-dead", list_groups,
-        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead-letter list",
-    ),
-    Route(
-        "GET", "/api/v1/dead/groups", Role.VIEWER, "api-dead-groups", list_groups,
-        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead-letter list --by-cause",
-    ),
-)  # fmt: skip
-
-
 GROUPS_SHOWN: Final = 200
 SPARK_WIDTH: Final = 112
 SPARK_HEIGHT: Final = 24
@@ -127,32 +94,37 @@ class DeadLettersPageQuery(QueryModel):
     format: OutputFormat = "html"
 
 
-async def show_dead_letters(request: web.Request) -> web.StreamResponse:
-    """The records of all dead-letter queues, by origin, URN, reason and cause."""
-    query = read_query(request, DeadLettersPageQuery)
-    found = await find_groups(request, is_deep=query.deep)
-    if query.format != "html":
-        return list_response(
-            query.format,
-            DeadLetterGroupView,
-            [DeadLetterGroupView.of_group(group) for group in found.groups],
-        )
+async def find_groups(
+    request: web.Request, query: DeadLetterGroupsQuery | DeadLettersPageQuery
+) -> DeadLetterPage:
+    """Group dead-letter records by queue, URN, reason and cause, the newest group first."""
+    context = context_of(request)
+    return await DeadLetterGroups(context.readers).groups(
+        context.now_ms(),
+        queues=allowed_queues(request),
+        names=dead_letter_queues_named(status_of(request).queues),
+        limit_s=DEEP_LIMIT_S if query.deep else LIMIT_S,
+    )
+
+
+def _view(_request: web.Request, found: DeadLetterPage) -> DeadLetterGroupsView:
+    items = [DeadLetterGroupView.of_group(group) for group in found.groups]
+    return DeadLetterGroupsView(items=items, looked=found.looked, total=found.total)
+
+
+async def _values(request: web.Request, _query: object, found: DeadLetterPage) -> dict[str, Any]:
     groups = (
         (group, str(group_search(group)), read_arrivals(group))
         for group in found.groups[:GROUPS_SHOWN]
     )
-    return await render_page(
-        request,
-        "dead.html",
-        found=found,
-        groups=await gather_in_slices(groups, context_of(request).engine.pause),
-        more=max(0, len(found.groups) - GROUPS_SHOWN),
-        query=query,
-    )
+    return {
+        "groups": await gather_in_slices(groups, context_of(request).engine.pause),
+        "more": max(0, len(found.groups) - GROUPS_SHOWN),
+    }
 
 
 def read_arrivals(group: DeadLetterGroup) -> str:
-    """Give the points of the small chart of arrivals; empty where there were none lately."""
+    """Return the points of the small chart of arrivals; empty if there are no recent ones."""
     bars = group.bars
     top = max(bars)
     if not top:
@@ -164,7 +136,11 @@ def read_arrivals(group: DeadLetterGroup) -> str:
     )
 
 
-PAGE_ROUTES: Final = (Route("GET", "/dead", Role.VIEWER, "dead", show_dead_letters),)
+GROUPS: Final = Resource(
+    run=find_groups, role=Role.VIEWER, input_model=DeadLettersPageQuery,
+    view_model=DeadLetterGroupsView, view=_view, page=Page("/dead", "dead", "dead.html", _values),
+    api=Api("GET", "/api/v1/dead", "api-dead", query=DeadLetterGroupsQuery, cli="dead-letter list"),
+)  # fmt: skip
 
 
 PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest
@@ -256,7 +232,18 @@ async def _plan(
     return RedrivePlanView(targets=plan.targets, quarantined=plan.poisoned, skipped=plan.skipped)
 
 
-API_ROUTES: Final = (
+ROUTES: Final = (
+    *GROUPS.routes(),
+    Route(
+        "GET",
+        "/api/v1/dead/groups",
+        Role.VIEWER,
+        "api-dead-groups",
+        GROUPS.call_api,
+        query=DeadLetterGroupsQuery,
+        gives=DeadLetterGroupsView,
+        cli="dead-letter list --by-cause",
+    ),
     Route(
         "POST",
         "/api/v1/dead/{q}/redrive",

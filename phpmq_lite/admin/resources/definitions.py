@@ -54,7 +54,7 @@ class DefinitionsView(BaseModel):
 
 
 async def export_definitions(request: web.Request) -> web.StreamResponse:
-    """Give the settings of all queues, and labels, views and templates."""
+    """Return the settings of all queues, and labels, views and templates."""
     return json_response(await _read(request))
 
 
@@ -70,7 +70,7 @@ async def _read(request: web.Request) -> DefinitionsView:
 
 
 async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
-    """Give what each queue has of its own; read between two batches, nothing is changed."""
+    """Return the own settings of each queue, read between two batches."""
 
     def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         rows = (queue.row for queue in core.state.queues.values())
@@ -80,7 +80,7 @@ async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
 
 
 async def import_definitions(request: web.Request) -> web.StreamResponse:
-    """Bring definitions back, all or none: a queue named gets these settings and no others."""
+    """Import definitions, all or none. Each named queue gets exactly these settings."""
     context, asked = context_of(request), await read_json_model(request, DefinitionsInput)
     queues = {name: settings.changes() for name, settings in asked.queues.items()}
     for name, settings in queues.items():
@@ -123,7 +123,7 @@ async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
 
 
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
-    """Refuse dead-letter queues that would send dead letters in a circle, before any change."""
+    """Refuse dead-letter queues that form a cycle, before any change."""
     named = {
         name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
     } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}
@@ -149,7 +149,7 @@ def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nobody(_answer: object) -> None:
-    """Take an answer that nobody waits for."""
+    """Ignore a reply."""
 
 
 ROUTES: Final = (

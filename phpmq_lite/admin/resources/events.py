@@ -43,7 +43,7 @@ TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
 
 
 def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
-    """Give what evaluates a topic for a request, each time with figures of that moment.
+    """Return the function that evaluates a topic for a request, each time with current figures.
 
     Raises:
         Problem: 422 where there is no such topic.
@@ -150,7 +150,7 @@ def _text(update: FeedUpdate) -> str:
 
 
 async def poll_changes(request: web.Request) -> web.StreamResponse:
-    """Give what changed since the last call, for pages without a stream."""
+    """Return the changes since the last call, for pages without a stream."""
     context, asked = context_of(request), read_query(request, LivePollQuery)
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
@@ -161,12 +161,7 @@ async def poll_changes(request: web.Request) -> web.StreamResponse:
 ROUTES: Final = (
     Route("GET", "/api/v1/events", Role.VIEWER, "events", stream_events, query=LiveQuery),
     Route(
-        "GET",
-        "/api/v1/live",
-        Role.VIEWER,
-        "live",
-        poll_changes,
-        query=LivePollQuery,
+        "GET", "/api/v1/live", Role.VIEWER, "live", poll_changes, query=LivePollQuery,
         gives=LiveView,
     ),
-)
+)  # fmt: skip

@@ -182,7 +182,7 @@ def _csv_line(cells: list[Any]) -> str:
 
 ROUTES: Final = (
     Route(
-        "GET", "/api/v1/export", Role.VIEWER, "api-export", export_messages,
-        query=ExportInput, gives=ExportView, cli="message export",
+        "GET", "/api/v1/export", Role.VIEWER, "api-export", export_messages, query=ExportInput,
+        gives=ExportView, cli="message export",
     ),
 )  # fmt: skip

@@ -28,7 +28,7 @@ from phpmq_lite.server.inspector import FramePiece, ProtocolErrorRecord, Recorde
 def frame_row(
     recorded: RecordedFrame, began_at: int, may_see: Callable[[str], bool]
 ) -> dict[str, Any]:
-    """Make the row of a frame; the lines of ``bytes`` and ``meaning`` belong together."""
+    """Return the row of a frame; line n of ``meaning`` explains line n of ``bytes``."""
     frame = recorded.frame
     row: dict[str, Any] = {
         "id": f"{began_at}.{recorded.number}",
@@ -57,14 +57,14 @@ def format_bytes(raw: bytes) -> str:
 
 
 def frame_filter(request: web.Request) -> Callable[[str], bool]:
-    """Give what tells whether the viewer may see frames of a queue."""
+    """Return a function that says whether the caller may see frames of a queue."""
     if not identity_of(request).queues:
         return lambda _name: True
     return lambda name: may_use(request, name)
 
 
 def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
-    """Make the row of a protocol error; who is limited to some queues sees no bytes."""
+    """Return the row of a protocol error, without bytes for callers limited to some queues."""
     got = format_bytes(bad.found) if is_whole else ""
     return {
         "at": bad.at_ms,
@@ -82,7 +82,7 @@ def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
 
 
 def list_protocol_errors(request: web.Request, client: int | None = None) -> list[dict[str, Any]]:
-    """Give the last protocol errors, the newest first; of one connection, or of all."""
+    """Return the last protocol errors, newest first, of one connection or of all."""
     is_whole = not identity_of(request).queues
     errors = context_of(request).engine.figures.inspector.errors
     return [
@@ -159,7 +159,7 @@ class FramesView(BaseModel):
 
 
 async def list_frames(request: web.Request) -> web.StreamResponse:
-    """Give the last frames of a connection; recording begins with the first such call."""
+    """Return the last frames of a connection. The first call starts the recording."""
     number = parse_client_number(request.match_info["client"])
     await find_client(request, number)
     look = await connections.take_snapshot(request, number, is_watching=True)

@@ -111,14 +111,6 @@ def _as(asked: HistoryInput, found: HistoryPage) -> web.Response:
     )
 
 
-API_ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/history", Role.VIEWER, "api-history", list_history,
-        query=HistoryInput, gives=HistoryView,
-    ),
-)  # fmt: skip
-
-
 class HistoryPageQuery(QueryModel):
     """Which settled messages to show; times are UTC where they name no zone."""
 
@@ -161,14 +153,14 @@ async def show_history(request: web.Request) -> web.StreamResponse:
 
 
 def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
-    """Tell whether the list has an index for its time: all queues, or one of them."""
+    """Return whether an index covers the list by time: it shows all queues or one of them."""
     return bool(query.queue) or allowed_queues(request) is None
 
 
 async def _brush(
     request: web.Request, query: HistoryPageQuery, chosen: history_chart.ChosenPeriod
 ) -> history_chart.HistoryChart | None:
-    """Make the chart; None for whom may not see all that would be in it."""
+    """Return the chart; None if the caller may not see all of its messages."""
     if not _is_one(request, query) or not status_of(request).queues:
         return None
     context, span = context_of(request), history_chart.SPANS[query.span]
@@ -192,16 +184,13 @@ async def _listed(
 
 
 def _field(at_ms: int | None) -> str:
-    """Write a time as ``<input type=datetime-local>`` takes it, in UTC."""
+    """Format a time for ``<input type=datetime-local>``, in UTC."""
     if at_ms is None:
         return ""
     try:
         return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%dT%H:%M")
     except (OverflowError, ValueError, OSError):
         return ""
-
-
-PAGE_ROUTES: Final = (Route("GET", "/history", Role.VIEWER, "history", show_history),)
 
 
 class TrashPageQuery(QueryModel):
@@ -240,4 +229,11 @@ async def show_trash(request: web.Request) -> web.StreamResponse:
     )
 
 
-TRASH_ROUTES: Final = (Route("GET", "/trash", Role.VIEWER, "trash", show_trash),)
+ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/history", Role.VIEWER, "api-history", list_history, query=HistoryInput,
+        gives=HistoryView,
+    ),
+    Route("GET", "/history", Role.VIEWER, "history", show_history),
+    Route("GET", "/trash", Role.VIEWER, "trash", show_trash),
+)  # fmt: skip

@@ -157,7 +157,7 @@ def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
 
 
 def problem_with(line: object) -> str | None:
-    """Say what is wrong with a line, whoever sends it to whichever broker."""
+    """Raise the problem of an invalid line."""
     try:
         check_queue_name(ImportedInput.model_validate(line).queue)
     except (ValidationError, Problem) as error:
@@ -247,11 +247,11 @@ def _counted(reply: Reply, result: Any) -> None:
 
 
 def _nobody(result: Any) -> None:
-    """Take the answer of a run that the answer of its batch has counted."""
+    """Ignore the reply of a run, which the reply of its batch counts."""
 
 
 async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
-    """Have the row, whose count tells what was stored, say why it ended there."""
+    """Store in the audit row why the import ended; its count is the number of stored messages."""
     entry.result = result
     await request_audit.write_entry(context, entry)
 

@@ -58,14 +58,14 @@ async def put_summary(request: web.Request) -> web.StreamResponse:
     try:
         await parse_large(request, raw, lambda: read_summary(raw))
     except ValueError as error:
-        raise Problem(422, "bad_summary", f"This is no summary: {error}.") from None
+        raise Problem(422, "bad_summary", f"This is not a valid summary: {error}.") from None
     await context.summaries.write(raw)
     audit_entry(request, target="summary.json").count = 1
     return web.Response(status=204)
 
 
 async def get_summary(request: web.Request) -> web.StreamResponse:
-    """Give the summary as PUT takes it; who may see some queues only gets what is about those.
+    """Return the summary in the form that PUT accepts, limited to the caller's queues.
 
     One shape, whoever asks: members that ``Summary`` does not name are in the file only.
     """
@@ -74,15 +74,15 @@ async def get_summary(request: web.Request) -> web.StreamResponse:
     except BadSummaryError as error:
         raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.") from error
     if summary is None:
-        raise Problem(404, "no_summary", "No job of the pipeline has left a summary yet.")
+        raise Problem(404, "no_summary", "No pipeline job has stored a summary yet.")
     return await asyncio.to_thread(json_response, summary)
 
 
 async def visible_summary(request: web.Request) -> PipelineSummary | None:
-    """Give what whoever asks may see of the summary; None where there is none.
+    """Return the part of the summary that the caller may see; None if there is none.
 
     Raises:
-        BadSummaryError: it cannot be read, or is none.
+        BadSummaryError: it cannot be read, or is invalid.
     """
     context = context_of(request)
     summary = await context.summaries.read()
@@ -90,30 +90,6 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
         return summary
     known = [queue.name for queue in context.engine.status().queues]
     return await asyncio.to_thread(visible_to, summary, lambda name: may_use(request, name), known)
-
-
-API_ROUTES: Final = (
-    Route(
-        "PUT",
-        "/api/v1/pipeline/insights",
-        Role.OPERATOR,
-        "api-insights-put",
-        put_summary,
-        "pipeline.insights",
-        takes=PipelineSummary,
-        status=204,
-        body=SUMMARY_BYTES,
-        values=SUMMARY_BYTES // 4,
-    ),
-    Route(
-        "GET",
-        "/api/v1/pipeline/insights",
-        Role.VIEWER,
-        "api-insights",
-        get_summary,
-        gives=PipelineSummary,
-    ),
-)
 
 
 ROWS: Final = 200  # of a table on the page; the other formats have all
@@ -203,7 +179,7 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
 async def _rows(
     request: web.Request, query: InsightsPageQuery, found: FoundSummary
 ) -> Sequence[BaseModel]:
-    """Give all rows of a part, in the order in which the page shows them."""
+    """Return all rows of a tab, in the order of the page."""
     if query.tab == "claims":
         return await read_claims(request)
     if query.tab == "readers":
@@ -231,7 +207,7 @@ def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[Bas
 
 
 def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> dict[str, Any]:
-    """Say how old the numbers are, how far the jobs are behind now, and what is wrong."""
+    """Return the age of the summary, the lag of its jobs, and problems."""
     is_foreign = bool(summary.history_id) and summary.history_id != bounds.history_id
     done = None if is_foreign else summary.archive.offset
     return {
@@ -249,19 +225,24 @@ def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> 
 
 
 def _commands(request: web.Request, context: Context) -> list[copy_snippets.Snippet]:
-    """Give what to run where there is nothing yet, with the address that the browser used."""
+    """Return the commands that create a first summary, with the browser's address of the broker."""
     base = copy_snippets.http_address(request.scheme, request.host, context.urls.base_path)
     return copy_snippets.pipeline_snippets(base, needs_token=identity_of(request).kind != "local")
 
 
-PAGE_ROUTES: Final = (
+ROUTES: Final = (
+    Route(
+        "PUT", "/api/v1/pipeline/insights", Role.OPERATOR, "api-insights-put", put_summary,
+        "pipeline.insights", takes=PipelineSummary, status=204, body=SUMMARY_BYTES,
+        values=SUMMARY_BYTES // 4,
+    ),
+    Route(
+        "GET", "/api/v1/pipeline/insights", Role.VIEWER, "api-insights", get_summary,
+        gives=PipelineSummary,
+    ),
     Route("GET", "/insights", Role.VIEWER, "insights", show_insights),
     Route(
-        "POST",
-        "/insights/release",
-        Role.OPERATOR,
-        "insights-release",
-        submit_release,
+        "POST", "/insights/release", Role.OPERATOR, "insights-release", submit_release,
         "claims.release",
     ),
-)
+)  # fmt: skip

@@ -61,7 +61,7 @@ class ProblemView(BaseModel):
 
     @classmethod
     def of(cls, problem: verdict.EnvelopeProblem) -> Self:
-        """Take over what a verdict says; a text of a program is cut."""
+        """Return the view of a problem; long texts are cut."""
         cut = envelope_card.shorten
         return cls(reason=problem.reason, detail=cut(problem.detail), pointer=cut(problem.pointer))
 
@@ -106,7 +106,7 @@ class EnvelopeView(BaseModel):
 
     @classmethod
     def of(cls, card: envelope_card.EnvelopeCard) -> Self:
-        """Take over a card."""
+        """Return the view of an envelope card."""
         block = None
         if card.block is not None:
             block = BlockView.model_validate(asdict(card.block))
@@ -139,7 +139,7 @@ class MessageDetailView(MessageView):
 
 
 async def get_message(request: web.Request) -> web.StreamResponse:
-    """Give one message, alive or settled, without its body, with the verdict of its envelope."""
+    """Return one message, live or settled, without its body, with the verdict on its envelope."""
     context = context_of(request)
     row = await find_message(request, context)
     card = await envelope_card.card_of(request, context, row, await context.reader.body(row))
@@ -149,7 +149,7 @@ async def get_message(request: web.Request) -> web.StreamResponse:
 
 
 async def list_events(request: web.Request) -> web.StreamResponse:
-    """List the unusual turns of a message's life."""
+    """List the exceptional events of a message."""
     context = context_of(request)
     row = await find_message(request, context)
     rows = await context.reader.events(row.seq)
@@ -157,7 +157,7 @@ async def list_events(request: web.Request) -> web.StreamResponse:
 
 
 async def get_body(request: web.Request) -> web.StreamResponse:
-    """Give the body of a message: ``content`` with its ``encoding``, or as a download."""
+    """Return the body of a message: ``content`` with its ``encoding``, or as a download."""
     context = context_of(request)
     row = await find_message(request, context)
     if "download" in request.query:
@@ -169,9 +169,9 @@ async def get_body(request: web.Request) -> web.StreamResponse:
 
 
 async def download_body(request: web.Request) -> web.StreamResponse:
-    """Give the whole body as a file that no browser shows; a damaged one says so in its name.
+    """Return the whole body as a download; a damaged body has .damaged in its file name.
 
-    The header ``Repr-Digest`` has its SHA-256.
+    The header ``Repr-Digest`` contains its SHA-256.
     """
     context = context_of(request)
     row = await find_message(request, context)
@@ -189,58 +189,7 @@ async def download_body(request: web.Request) -> web.StreamResponse:
 
 
 def _no_body(row: MessageRow) -> Problem:
-    return Problem(410, "gone_body", f"The body of {row.message_id} is not stored any more.")
-
-
-API_ROUTES: Final = (
-    Route(
-        "GET",
-        "/api/v1/queues/{q}/messages",
-        Role.VIEWER,
-        "api-queue-messages",
-        list_queue_messages,
-        query=MessagesQuery,
-        gives=ListPage[MessageView],
-        cli="message list",
-    ),
-    Route(
-        "GET",
-        "/api/v1/messages",
-        Role.VIEWER,
-        "api-search",
-        search_messages,
-        query=SearchInput,
-        gives=FoundMessagesView,
-        cli="message search",
-    ),
-    Route(
-        "GET",
-        "/api/v1/messages/{id}",
-        Role.VIEWER,
-        "api-message",
-        get_message,
-        gives=MessageDetailView,
-        cli="message show",
-    ),
-    Route(
-        "GET",
-        "/api/v1/messages/{id}/body",
-        Role.VIEWER,
-        "api-body",
-        get_body,
-        query=BodyInput,
-        gives=BodyView,
-        cli="message show",
-    ),
-    Route(
-        "GET",
-        "/api/v1/messages/{id}/events",
-        Role.VIEWER,
-        "api-message-events",
-        list_events,
-        gives=ListPage[EventView],
-    ),
-)
+    return Problem(410, "gone_body", f"The body of {row.message_id} is no longer stored.")
 
 
 RELATIVES: Final = 20  # messages told along in the life of one
@@ -296,7 +245,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
 
 
 async def _life(request: web.Request, context: Context, row: MessageRow) -> MessageLife:
-    """Follow what ties a message to others: restore, redrive, edit, dead letter; bounded."""
+    """Follow the links of a message to others: restore, redrive, edit, dead letter; bounded."""
     allowed = allowed_queues(request)
     rows = {row.seq: row}
     links: dict[tuple[int, str, str], LinkRow] = {}
@@ -319,7 +268,7 @@ async def _life(request: web.Request, context: Context, row: MessageRow) -> Mess
 async def _beside(
     request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
 ) -> tuple[MessageRow | None, MessageRow | None]:
-    """Find the neighbours in the search that led here."""
+    """Return the neighbours in the search that found the message."""
     if not query.q:
         return None, None
     try:
@@ -334,7 +283,7 @@ async def _beside(
 
 
 async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
-    """Say who deleted it, where the audit names the message itself and nothing later."""
+    """Return the audit row of the deletion, if the audit names the message itself."""
     if row.state != State.DELETED:
         return None
     last = await AuditLog(context.readers).last_of(row.message_id)
@@ -342,7 +291,7 @@ async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
 
 
 def _copies(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
-    """Give the code to publish it again; nothing for what is large or gone."""
+    """Return code that publishes the message again; nothing for large or missing bodies."""
     if body is None or not body.is_whole or body.size > COPY_BYTES or row.queue is None:
         return ()
     context = context_of(request)
@@ -352,7 +301,27 @@ def _copies(request: web.Request, row: MessageRow, body: Body | None) -> Sequenc
     return copy_snippets(row.queue, body.content, row.message_id, row.ttl_s, base, where)
 
 
-PAGE_ROUTES: Final = (
+ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/queues/{q}/messages", Role.VIEWER, "api-queue-messages",
+        list_queue_messages, query=MessagesQuery, gives=ListPage[MessageView], cli="message list",
+    ),
+    Route(
+        "GET", "/api/v1/messages", Role.VIEWER, "api-search", search_messages, query=SearchInput,
+        gives=FoundMessagesView, cli="message search",
+    ),
+    Route(
+        "GET", "/api/v1/messages/{id}", Role.VIEWER, "api-message", get_message,
+        gives=MessageDetailView, cli="message show",
+    ),
+    Route(
+        "GET", "/api/v1/messages/{id}/body", Role.VIEWER, "api-body", get_body, query=BodyInput,
+        gives=BodyView, cli="message show",
+    ),
+    Route(
+        "GET", "/api/v1/messages/{id}/events", Role.VIEWER, "api-message-events", list_events,
+        gives=ListPage[EventView],
+    ),
     Route("GET", "/messages/{id}", Role.VIEWER, "message", show_message),
     Route("GET", "/messages/{id}/body", Role.VIEWER, "body", download_body),
-)
+)  # fmt: skip

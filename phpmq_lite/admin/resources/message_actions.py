@@ -50,17 +50,17 @@ _ON_LISTS: Final = (
 )
 
 
-# -- rows ticked on a list
+# -- rows selected on a list
 
 
 async def submit_action(request: web.Request) -> web.StreamResponse:
-    """Act on the messages ticked on a list."""
+    """Act on the messages selected on a list."""
     context, form = context_of(request), await read_form(request)
     action = _action_of(form)
     ids = list(dict.fromkeys(form.texts("id", single.AT_ONCE_MAX)))
     if not ids:
         raise Problem(
-            422, "invalid", "No message is ticked.", field="id", bound="at least one message"
+            422, "invalid", "Select at least one message.", field="id", bound="at least one message"
         )
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
     audit_entry(request).action = f"message.{action}"
@@ -77,7 +77,7 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
         return await render_page(request, "confirm.html", ask=ask)
     if confirmation.texts_to_type(context.settings, len(frozen.seqs), frozen.by_queue):
         owner = audit_entry(request).actor
-        what = formats.count_messages(len(ids)) + " ticked"
+        what = formats.count_messages(len(ids)) + " selected"
         audit_entry(request).action = "selection.make"
         made = context.acting.selections.add(what, frozen, owner, context.now_ms())
         raise web.HTTPSeeOther(
@@ -101,7 +101,7 @@ def _action_of(form: Form) -> Action:
         action = Action.PLACE
     if action not in _ON_LISTS:
         raise Problem(
-            422, "invalid", "There is no such action.", field="action",
+            422, "invalid", "Unknown action.", field="action",
             bound=", ".join(map(str, _ON_LISTS)),
         )  # fmt: skip
     return action

@@ -110,7 +110,7 @@ class BodyView(BaseModel):
 
     @classmethod
     def of(cls, body: Body) -> Self:
-        """Take over a body that was read."""
+        """Return the view of a body."""
         content, encoding = as_content(body.content)
         return cls(content=content, encoding=encoding, size=body.size, is_whole=body.is_whole)
 
@@ -126,7 +126,7 @@ class MessagePage:
 
 
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
-    """Give a page of a queue in order, with cursors."""
+    """Return a page of a queue in order, with cursors."""
     scope = f"messages {queue_id} {query.state}"
     cursor = responses.decode_cursor(scope, query.cursor)
     place = responses.position_in(cursor)
@@ -151,7 +151,7 @@ async def read_history_page(
     since: int | None = None,
     until: int | None = None,
 ) -> MessagePage:
-    """Give a page of settled messages, newest first, with cursors.
+    """Return a page of settled messages, newest first, with cursors.
 
     ``since`` and ``until`` (exclusive) bound when they were settled, Unix ms.
     """
@@ -197,14 +197,14 @@ class SearchPage:
 
     @property
     def is_cut(self) -> bool:
-        """Tell whether the time was over before the page was full or everything looked at."""
+        """Return whether the time limit was reached before the page was full."""
         return not self.is_done and self.next is not None and not self.is_full
 
 
 async def read_search_page(
     request: web.Request, query: SearchQuery, cursor: str | None, limit: int
 ) -> SearchPage:
-    """Give a page of what matches, newest first, of the queues that the asking person may see."""
+    """Return a page of matching messages, newest first, from queues that the caller may see."""
     context, allowed = context_of(request), allowed_queues(request)
     scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
     found = await context.search.page(
@@ -244,7 +244,7 @@ def _place(cursor: responses.ListCursor | None) -> tuple[int, int] | None:
 
 
 def describe_searched(found: SearchPage) -> str:
-    """Say how far was looked: ``Searched 412,000 of about 2.1 million, newest first.``."""
+    """Return how far a search went: ``Searched 412,000 of about 2.1 million, newest first.``."""
     return (
         f"Searched {formats.format_number(found.searched)} of about "
         f"{format_about(found.total)}, newest first."

@@ -67,7 +67,7 @@ def _query(request: web.Request) -> OverviewPageQuery:
 
 
 async def _charts(request: web.Request, key: str) -> dict[str, Any]:
-    """Make the charts of all queues; for whom may see all of them."""
+    """Return the charts of all queues, if the caller may see all of them."""
     context, span = context_of(request), SPANS[key]
     if allowed_queues(request) is not None or not status_of(request).queues:
         return {"charts": (), "table": None, "span": span}
@@ -83,7 +83,7 @@ async def _charts(request: web.Request, key: str) -> dict[str, Any]:
 async def live_overview(
     request: web.Request, _argument: str, ids: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Give what changes on the overview; ``ids`` are the queues on show."""
+    """Return the live values of the overview; ``ids`` are the queues shown."""
     context, status = context_of(request), status_of(request)
     ages = await read_oldest_ready(context, status.queues)
     shown = queue_list.overview_tiles(status, ages, context.now_ms())

@@ -18,12 +18,12 @@ from phpmq_lite.admin.base.input import (
     path_name,
     read_form,
     read_json_model,
-    read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import parse_large
-from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View, json_response
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
 from phpmq_lite.envelopes.payload_schema import (
@@ -126,23 +126,31 @@ class SchemaCheckView(BaseModel):
     unchecked: list[str] = Field(description="JSON pointers of unchecked schema keywords")
 
 
+async def find_schemas(request: web.Request, _query: object) -> SchemasView:
+    """List the URNs that have a schema, with their fields and the results of validation."""
+    return SchemasView(
+        items=list_registered(request),
+        faults=[str(fault) for fault in context_of(request).schemas.faults],
+    )
+
+
 def list_registered(request: web.Request) -> list[SchemaView]:
-    """Give all registered URNs by name, as the asking person may see them."""
+    """Return the registered URNs by name, with what the caller may see."""
     entries = context_of(request).schemas.registry.entries
     return [SchemaView.of_entry(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
 
 
 def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
-    """Give the counts, which are over all queues, to those who may see all."""
+    """Return the validation counts, which cover all queues, for callers who may see all queues."""
     is_limited = allowed_queues(request) is not None
     return None if is_limited else context_of(request).schemas.counts(urn)
 
 
 def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
-    """Give what is registered for a URN.
+    """Return the schema that is registered for a URN.
 
     Raises:
-        Problem: 404 where nothing is.
+        Problem: 404 if there is none.
     """
     found = context_of(request).schemas.registry.entries.get(urn)
     if found is None:
@@ -153,10 +161,10 @@ def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
 async def compare_schemas(
     request: web.Request, entry: RegisteredSchema, content: bytes
 ) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
-    """Compare a new version with what is registered, beside the loop.
+    """Compare a new version with the registered one, in a thread.
 
     Raises:
-        Problem: 413 where it is too long, 422 where it is no schema.
+        Problem: 413 if it is too long, 422 if it is not a schema.
     """
     if len(content) > DOCUMENT_BYTES:
         raise Problem(
@@ -173,25 +181,15 @@ async def compare_schemas(
     except SchemaError as error:
         where = f" at {error.pointer}" if error.pointer else ""
         raise Problem(
-            422, "bad_schema", f"This is no schema{where}: {error.detail}.", field="document"
+            422,
+            "bad_schema",
+            f"This is not a valid schema{where}: {error.detail}.",
+            field="document",
         ) from None
 
 
-async def list_schemas(request: web.Request) -> web.StreamResponse:
-    """List the URNs that have a schema, with their fields and what became of their payloads."""
-    query = read_query(request, SchemasQuery)
-    items = list_registered(request)
-    if query.format in ("jsonl", "csv"):
-        return list_response(query.format, SchemaView, items)
-    return json_response(
-        SchemasView(
-            items=items, faults=[str(fault) for fault in context_of(request).schemas.faults]
-        )
-    )
-
-
 async def get_schema(request: web.Request) -> web.StreamResponse:
-    """Give the schema of a URN, with the document itself."""
+    """Return the schema of a URN, with the document itself."""
     entry = find_registered(request, path_name(request, "urn"))
     shown = SchemaView.of_entry(entry, _tally(request, entry.urn))
     return json_response(SchemaDetailView(**dict(shown), document=entry.schema.document))
@@ -220,30 +218,6 @@ async def check_schema(request: web.Request) -> web.StreamResponse:
 
 
 _PATH: Final = "/api/v1/schemas"
-API_ROUTES: Final = (
-    Route(
-        "GET",
-        _PATH,
-        Role.VIEWER,
-        "api-schemas",
-        list_schemas,
-        query=SchemasQuery,
-        gives=SchemasView,
-    ),
-    Route("GET", f"{_PATH}/{{urn}}", Role.VIEWER, "api-schema", get_schema, gives=SchemaDetailView),
-    Route(
-        "POST",
-        f"{_PATH}/{{urn}}/check",
-        Role.OPERATOR,
-        "api-schema-check",
-        check_schema,
-        "schema.check",
-        takes=SchemaCheckInput,
-        gives=SchemaCheckView,
-        body=4 * DOCUMENT_BYTES,
-        values=DOCUMENT_BYTES // 2,
-    ),
-)
 
 
 SHOWN: Final = 500  # URNs on the page; JSON has all
@@ -258,7 +232,7 @@ class SchemasPageQuery(FormatQuery):
 
 @dataclass(slots=True)
 class SchemaCheckForm:
-    """What stands in the form, and what came of it."""
+    """The content of the form and its result."""
 
     urn: str = ""
     document: str = ""
@@ -270,14 +244,6 @@ class SchemaCheckForm:
     def breaking(self) -> int:
         """How many changes ask for a new URN."""
         return sum(change.is_breaking for change in self.changes or ())
-
-
-async def show_schemas(request: web.Request) -> web.StreamResponse:
-    """The URNs that have a schema, their fields, and what became of their payloads."""
-    query = read_query(request, SchemasPageQuery)
-    if query.format != "html":
-        return list_response(query.format, SchemaView, list_registered(request))
-    return await _show(request, SchemaCheckForm(urn=query.urn))
 
 
 async def submit_schema_check(request: web.Request) -> web.StreamResponse:
@@ -299,35 +265,46 @@ async def submit_schema_check(request: web.Request) -> web.StreamResponse:
 
 
 async def _show(request: web.Request, asked: SchemaCheckForm, status: int = 200) -> web.Response:
+    found = await find_schemas(request, None)
+    values = await _values(request, asked, found)
+    return await render_page(request, "schemas.html", status=status, found=found, **values)
+
+
+async def _values(
+    request: web.Request, query: SchemasPageQuery | SchemaCheckForm, found: SchemasView
+) -> dict[str, Any]:
     context = context_of(request)
-    found = list_registered(request)
     may_act = identity_of(request).role.may(Role.OPERATOR)
-    return await render_page(
-        request,
-        "schemas.html",
-        status=status,
-        check=asked,
-        schemas=found[:SHOWN],
-        more=max(0, len(found) - SHOWN),
-        urns=[one.urn for one in found],
-        faults=context.schemas.faults,
-        has_folder=context.schemas.folder is not None,
-        folder=str(context.schemas.folder or "") if may_act else "",
-        max_bytes=DOCUMENT_BYTES,
-        max_changes=SHOWN_CHANGES,
-    )
+    return {
+        "check": query if isinstance(query, SchemaCheckForm) else SchemaCheckForm(urn=query.urn),
+        "schemas": found.items[:SHOWN],
+        "more": max(0, len(found.items) - SHOWN),
+        "urns": [one.urn for one in found.items],
+        "faults": context.schemas.faults,
+        "has_folder": context.schemas.folder is not None,
+        "folder": str(context.schemas.folder or "") if may_act else "",
+        "max_bytes": DOCUMENT_BYTES,
+        "max_changes": SHOWN_CHANGES,
+    }
 
 
-PAGE_ROUTES: Final = (
-    Route("GET", "/schemas", Role.VIEWER, "schemas", show_schemas),
+ROUTES: Final = (
+    Route("GET", f"{_PATH}/{{urn}}", Role.VIEWER, "api-schema", get_schema, gives=SchemaDetailView),
     Route(
-        "POST",
-        "/schemas/check",
-        Role.OPERATOR,
-        "schemas-check",
-        submit_schema_check,
-        "schema.check",
-        body=4 * DOCUMENT_BYTES,
+        "POST", f"{_PATH}/{{urn}}/check", Role.OPERATOR, "api-schema-check", check_schema,
+        "schema.check", takes=SchemaCheckInput, gives=SchemaCheckView, body=4 * DOCUMENT_BYTES,
         values=DOCUMENT_BYTES // 2,
     ),
-)
+    *Resource(
+        run=find_schemas,
+        role=Role.VIEWER,
+        input_model=SchemasPageQuery,
+        view_model=SchemasView,
+        page=Page("/schemas", "schemas", "schemas.html", _values),
+        api=Api("GET", _PATH, "api-schemas", query=SchemasQuery),
+    ).routes(),
+    Route(
+        "POST", "/schemas/check", Role.OPERATOR, "schemas-check", submit_schema_check,
+        "schema.check", body=4 * DOCUMENT_BYTES, values=DOCUMENT_BYTES // 2,
+    ),
+)  # fmt: skip

@@ -64,7 +64,7 @@ class PublishInput(StrictInput):
         return self
 
     def body(self) -> bytes:
-        """Give the bytes to store; raises ValueError where they cannot be made."""
+        """Return the bytes to store; raise ValueError if they cannot be decoded."""
         return from_content(self.content, self.encoding)
 
 
@@ -130,7 +130,7 @@ def _key_of(request: web.Request) -> bytes | None:
 
 
 def check_size(context: Context, body: bytes, field: str) -> None:
-    """Refuse content that no message may have.
+    """Refuse content that is too large for a message.
 
     Raises:
         Problem: 413, naming the limit.
@@ -144,12 +144,12 @@ def check_size(context: Context, body: bytes, field: str) -> None:
 
 
 async def edit_message(request: web.Request) -> web.StreamResponse:
-    """Publish a changed copy of a message; the old one stays as it is."""
+    """Publish a changed copy of a message. The original stays unchanged."""
     context, asked = context_of(request), await read_json_model(request, EditInput)
     row = await find_message(request, context)
     name = asked.queue or row.queue
     if name is None:
-        raise Problem(422, "invalid", "Its queue is gone; name one.", field="queue")
+        raise Problem(422, "invalid", "Its queue no longer exists. Enter a queue.", field="queue")
     check_queue_name(name)
     check_queue_right(request, name)
     body = asked.body()
@@ -217,7 +217,7 @@ async def show_publish_form(request: web.Request) -> web.StreamResponse:
 
 
 def _from_template(name: str, content: Any, queue: str) -> PublishForm:
-    """Take over a template; what is odd about it stays out."""
+    """Fill the form from a template, skipping invalid members."""
     kept = content if isinstance(content, dict) else {}
     draft = PublishForm()
     for key in _KEPT:
@@ -286,7 +286,7 @@ async def _publish(
     context = context_of(request)
     name = form.queue("queue")
     if not name:
-        raise Problem(422, "invalid", "Name a queue.", field="queue")
+        raise Problem(422, "invalid", "Enter a queue.", field="queue")
     check_queue_right(request, name)
     count = form.number("count", 1, PUBLISH_MAX) or 1
     if count > 1 and form.file("file") is None:
@@ -296,8 +296,8 @@ async def _publish(
     queue = find_queue(request, name)
     if queue is None and draft.create != name:
         raise Problem(
-            422, "unknown_queue", f"There is no queue {name!r}. Correct the name, or tick that it "
-            "is to be created.", field="queue",
+            422, "unknown_queue", f"There is no queue {name!r}. Correct the name, or select "
+            "the box to create it.", field="queue",
         )  # fmt: skip
     if not draft.anyway:
         await asyncio.to_thread(_check_envelopes, context, queue, made)
@@ -316,9 +316,9 @@ async def _publish(
 
 
 def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
-    """Refuse what the queue would quarantine, and data that its schema refuses, before it is sent.
+    """Refuse envelopes that the queue would quarantine, and data that its schema rejects.
 
-    The queue itself judges large bodies, and those after the first ``JUDGED_MAX``.
+    The queue itself validates large bodies, and those after the first ``JUDGED_MAX``.
 
     Raises:
         Problem: 422 with the reason.
@@ -358,7 +358,7 @@ def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence
 
 
 def _bodies(context: Context, form: Form, draft: PublishForm, count: int) -> Sequence[bytes]:
-    """Give the bodies to store, each within its bound and all of them within theirs."""
+    """Return the bodies to store, within the bounds of each and of all together."""
     file = form.file("file")
     if file is not None:
         content = file.content
@@ -375,7 +375,7 @@ def _bodies(context: Context, form: Form, draft: PublishForm, count: int) -> Seq
 
 
 def _check_total(size: int, count: int) -> None:
-    """Refuse copies that are too large together, before they are made."""
+    """Refuse copies that are too large together, before creating them."""
     total = size * count
     if count > 1 and total > TOTAL_MAX:
         raise Problem(
@@ -387,12 +387,12 @@ def _check_total(size: int, count: int) -> None:
 
 
 def _after(request: web.Request, draft: PublishForm) -> str:
-    """Go back to the page: one message is seldom the last."""
+    """Return to the form, because people often publish several messages."""
     return context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
 
 
 async def _check(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
-    """Check the body, and show what the first message would be."""
+    """Check the body and preview the first message."""
     context = context_of(request)
     audit_entry(request, target=draft.queue[:LONGEST_NAME]).result = "checked"
     made = message_draft.make_bodies(
@@ -406,7 +406,7 @@ async def _check(request: web.Request, draft: PublishForm, row: MessageRow | Non
 
 
 async def _judge(request: web.Request, draft: PublishForm, made: bytes) -> None:
-    """Put the verdict of an envelope beside the form."""
+    """Show the verdict on the envelope beside the form."""
     queue = find_queue(request, draft.queue)
     if len(made) <= envelope_card.CARD_BYTES:
         draft.card = await envelope_card.judge_content(
@@ -417,7 +417,7 @@ async def _judge(request: web.Request, draft: PublishForm, made: bytes) -> None:
 
 
 async def _wrap(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
-    """Write the envelope into the body, for the eye to check and for publishing."""
+    """Write the envelope into the body, to be checked and published."""
     audit_entry(request, target=draft.queue[:LONGEST_NAME]).result = "checked"
     draft.body = message_draft.envelope_text(draft.urn, draft.data, draft.queue)
     draft.kind, draft.fill = "json", True
@@ -429,11 +429,11 @@ async def _wrap(request: web.Request, draft: PublishForm, row: MessageRow | None
 
 
 async def _save(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
-    """Save what was written as a template."""
+    """Save the form as a template."""
     name = draft.template.strip()
     if not 1 <= len(name) <= NAME_MAX:
         raise Problem(
-            422, "invalid", "A template needs a name.", field="template",
+            422, "invalid", "Enter a name for the template.", field="template",
             bound=f"1 to {NAME_MAX} characters",
         )  # fmt: skip
     content = {key: getattr(draft, key) for key in ("queue", "body", "kind", "ttl", "ttl_unit")}
@@ -452,13 +452,13 @@ async def _save(request: web.Request, draft: PublishForm, row: MessageRow | None
 
 
 async def submit_template_removal(request: web.Request) -> web.StreamResponse:
-    """Take a template away."""
+    """Remove a template."""
     context, form = context_of(request), await read_form(request)
     name = form.raw("template")
     entry = audit_entry(request, target=name[:255])
     await saved_items.check_item_change(request, "template", name)
     await saved_items.forget_item(context, entry, "template", name)
-    leave_message(request, FlashMessage(f"The template {name[:NAME_MAX]} is gone."))
+    leave_message(request, FlashMessage(f"The template {name[:NAME_MAX]} was removed."))
     raise web.HTTPSeeOther(context.urls.to("publish"))
 
 
@@ -466,7 +466,7 @@ async def submit_template_removal(request: web.Request) -> web.StreamResponse:
 
 
 async def show_edit_form(request: web.Request) -> web.StreamResponse:
-    """Write a new message from an old one, which stays as it is."""
+    """Write a new message based on an old one, which stays unchanged."""
     context = context_of(request)
     row = await find_message(request, context)
     body = await context.reader.whole_body(row) if row.size <= EDIT_MAX else None
@@ -476,16 +476,16 @@ async def show_edit_form(request: web.Request) -> web.StreamResponse:
     elif row.size > EDIT_MAX:
         draft.errors["body"] = (
             f"The body is {formats.format_size(row.size)}; above "
-            f"{formats.format_size(EDIT_MAX)} it is not "
-            "edited here. Download it, change it, and choose the file."
+            f"{formats.format_size(EDIT_MAX)} it "
+            "cannot be edited here. Download it, edit it and upload the file."
         )
     else:
-        draft.errors["body"] = "The body is not stored any more."
+        draft.errors["body"] = "The body is no longer stored."
     return await _show(request, draft, row)
 
 
 async def submit_edit(request: web.Request) -> web.StreamResponse:
-    """Publish what was made from an old message; the two are tied to each other."""
+    """Publish a message based on an old one; the two are linked."""
     form = await read_form(request)
     row = await find_message(request, context_of(request))
     return await _attempt(request, form, row)

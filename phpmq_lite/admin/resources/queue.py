@@ -102,7 +102,7 @@ async def render_queue_page(
     http_status: int = 200,
     **values: Any,
 ) -> web.Response:
-    """Make the page; ``values`` come on top of what its part needs."""
+    """Render the page; ``values`` extend the values of its tab."""
     context, queues = context_of(request), status_of(request).queues
     ages = await read_oldest_ready(context, [status])
     figures = queue_list.queue_figures(
@@ -154,7 +154,7 @@ async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus
 
 
 def _records(request: web.Request, queue: QueueStatus) -> QueueStatus | None:
-    """Give the queue that has the records of a queue; None where there is none."""
+    """Return the dead-letter queue of a queue; None if there is none."""
     return find_queue(request, dead_letter_queue_of(status_of(request).queues, queue.name))
 
 
@@ -194,7 +194,7 @@ async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatu
 
 
 def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
-    """Give the search that finds all that the list is about, for acting on all of them."""
+    """Return the search that finds all messages of the list, to act on all of them."""
     if not rows:
         return ""
     if query.tab == "history":
@@ -203,7 +203,7 @@ def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageR
 
 
 async def _consuming(request: web.Request, queue: QueueStatus) -> list[QueueConsumer]:
-    """Say who consumes a queue; the longest holder comes first."""
+    """Return the consumers of a queue, the longest holder first."""
     consumers = queue_list.consumers_of(status_of(request), queue.name)
     if not consumers:
         return []
@@ -246,7 +246,7 @@ def _forecast(request: web.Request, queue: QueueStatus) -> str:
 
 
 async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Give what changes at the head of a queue's page."""
+    """Return the live values of the head of a queue's page."""
     context, status = context_of(request), find_queue(request, argument)
     if status is None:
         raise not_found("queue", argument)
@@ -259,11 +259,8 @@ async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...])
     return {"shown": shown, "points": {}, "new": 0, "says": f"Ready {figures['ready']}"}
 
 
-ROUTES: Final = (Route("GET", "/queues/{q}", Role.VIEWER, "queue", show_queue),)
-
-
 async def submit_settings(request: web.Request) -> web.StreamResponse:
-    """Change the settings of a queue, or take one back to its default."""
+    """Change the settings of a queue, or reset one to its default."""
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     defaults = context.settings.queues.model_dump()
     home = find_queue(request, home_of(queue.name) or "")
@@ -300,10 +297,10 @@ def _said(changes: Mapping[str, Any]) -> str:
 async def _again(
     request: web.Request, queue: QueueStatus, form: Form, field: str, text: str
 ) -> web.StreamResponse:
-    """Show the form as it was typed, with what is wrong beside the field.
+    """Show the form as entered, with the error beside its field.
 
     Raises:
-        Problem: 422 where the page has no such field; nothing was changed either way.
+        Problem: 422 if the page has no such field; nothing was changed.
     """
     if field not in KINDS:
         raise Problem(422, "bad_setting", f"{field} {text}", field=field)
@@ -318,12 +315,6 @@ async def _again(
     )  # fmt: skip
 
 
-SETTINGS_ROUTES: Final = (
-    Route("POST", "/queues/{q}/settings", Role.ADMIN, "queue-settings", submit_settings,
-          "queue.configure"),
-)  # fmt: skip
-
-
 class QueueDetailView(QueueView):
     """A queue with its live figures and its settings."""
 
@@ -331,7 +322,7 @@ class QueueDetailView(QueueView):
 
 
 async def get_queue(request: web.Request) -> web.StreamResponse:
-    """Give one queue with its settings; the ETag is that of the settings."""
+    """Return one queue with its settings. The ETag is that of the settings."""
     context = context_of(request)
     status = require_queue(request)
     out = await _detail(context, status)
@@ -347,7 +338,7 @@ async def _detail(context: Context, status: QueueStatus) -> QueueDetailView:
 
 
 async def configure_queue(request: web.Request) -> web.StreamResponse:
-    """Change settings of a queue; with If-Match only where nobody else has changed them."""
+    """Change settings of a queue; with If-Match, only if they are unchanged since."""
     context, name = context_of(request), require_queue(request).name
     changes = (await read_json_model(request, SettingsInput)).changes()
     check_forward_right(request, changes.get("on_expire"))
@@ -363,12 +354,12 @@ async def configure_queue(request: web.Request) -> web.StreamResponse:
 
 
 def settings_etag(settings: dict[str, Any]) -> str:
-    """Give the tag of a set of settings."""
+    """Return the ETag of a set of settings."""
     return f'"{sha256(dumps(settings, sort_keys=True).encode()).hexdigest()[:16]}"'
 
 
 def check_etag(request: web.Request, name: str) -> Callable[[Broker], None]:
-    """Give the check of If-Match; it is made in the batch of the change."""
+    """Return the check of If-Match, which runs in the batch of the change."""
     given = request.headers.get("If-Match")
 
     def check(core: Broker) -> None:
@@ -377,7 +368,17 @@ def check_etag(request: web.Request, name: str) -> Callable[[Broker], None]:
         known = settings_etag(asdict(core.state.queues[name].settings))
         if known not in {tag.strip() for tag in given.split(",")}:
             raise RefusedError(
-                "stale", f"the settings of {name!r} were changed meanwhile: they are {known} now"
+                "stale",
+                f"the settings of {name!r} have changed; their ETag is {known} now",
             )
 
     return check
+
+
+ROUTES: Final = (
+    Route("GET", "/queues/{q}", Role.VIEWER, "queue", show_queue),
+    Route(
+        "POST", "/queues/{q}/settings", Role.ADMIN, "queue-settings", submit_settings,
+        "queue.configure",
+    ),
+)  # fmt: skip

@@ -52,7 +52,7 @@ _SIDES: Final = ("delivery", "publishing")
 _SEQ_MAX: Final = 1 << 62
 
 
-# -- what is done and undone in one step
+# -- pause, resume, test message
 
 
 async def submit_pause(request: web.Request) -> web.StreamResponse:
@@ -72,13 +72,13 @@ async def _submit_turn(request: web.Request, *, is_paused: bool) -> web.StreamRe
         raise Problem(422, "invalid", "side: unknown.", field="side", bound=" or ".join(_SIDES))
     entry = audit_entry(request, target=queue.name, reason=form.reason())
     await context.engine.run(operations.pause, entry, queue.name, side, is_paused)
-    leave_message(request, FlashMessage(f"{side.capitalize()} of {queue.name} is "
-                        f"{'paused' if is_paused else 'going on'}."))  # fmt: skip
+    leave_message(request, FlashMessage(f"{side.capitalize()} of {queue.name} was "
+                        f"{'paused' if is_paused else 'resumed'}."))  # fmt: skip
     raise web.HTTPSeeOther(_back(request, form, queue))
 
 
 async def submit_test_message(request: web.Request) -> web.StreamResponse:
-    """Publish a first message, to see one."""
+    """Publish a test message."""
     context = context_of(request)
     content = json.dumps({"hello": "world", "sent_at": context.now_ms()})
     check_queue_right(request, TEST_QUEUE)
@@ -183,11 +183,11 @@ async def _ask(request: web.Request, action: str) -> web.Response:
     return await render_page(request, "confirm.html", ask=ask)
 
 
-# -- what they do
+# -- actions on a whole queue
 
 
 async def submit_purge(request: web.Request) -> web.StreamResponse:
-    """Delete what is in a queue, or its oldest messages; its name has to be typed."""
+    """Delete the messages of a queue, or only the oldest."""
     queue, form = require_queue(request), await read_form(request)
     confirmation.check_typed_text([queue.name], form.raw("confirm") or form.raw("name"))
     is_all = form.flag("dispatched")
@@ -200,7 +200,7 @@ async def submit_purge(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_move(request: web.Request) -> web.StreamResponse:
-    """Move what is ready in a queue to the end of another one."""
+    """Move the ready messages of a queue to the end of another queue."""
     queue, form = require_queue(request), await read_form(request)
     settings = context_of(request).settings
     typed = confirmation.texts_to_type(settings, queue.ready, [queue.name])
@@ -212,7 +212,7 @@ async def submit_move(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_redrive(request: web.Request) -> web.StreamResponse:
-    """Send the dead-letter records of a queue back to it, at once or so many a second."""
+    """Redrive the dead-letter records of a queue, with an optional rate."""
     queue, form = require_queue(request), await read_form(request)
     name = dead_letter_queue_of(status_of(request).queues, queue.name)
     records = find_queue(request, name)
@@ -236,55 +236,23 @@ async def _run(
     states: Sequence[str],
     limit: int | None,
 ) -> web.StreamResponse:
-    """Freeze what the form was about, and act on it."""
+    """Act on the messages that the form was opened for."""
     upto = form.number("upto", 0, _SEQ_MAX)
     job = await bulk.act_on_queue(request, queue.name, asked, states, limit, upto)
     raise web.HTTPSeeOther(next_page_after(request, job, _back(request, form, queue)))
 
 
 async def submit_removal(request: web.Request) -> web.StreamResponse:
-    """Remove an empty queue; its name has to be typed."""
+    """Remove an empty queue."""
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     confirmation.check_typed_text([queue.name], form.raw("confirm"))
     entry = audit_entry(request, target=queue.name, reason=form.reason())
     await context.engine.run(operations.remove_queue, entry, queue.name)
     leave_message(
-        request, FlashMessage(f"{queue.name} is removed; its history stays for the retention time.")
+        request,
+        FlashMessage(f"{queue.name} was removed. Its history stays for the retention time."),
     )
     raise web.HTTPSeeOther(own_path_or(form.raw("next"), context.urls.to("queues")))
-
-
-PAGE_ROUTES: Final = (
-    Route("POST", "/queues/{q}/pause", Role.OPERATOR, "queue-pause", submit_pause, "queue.pause"),
-    Route(
-        "POST", "/queues/{q}/resume", Role.OPERATOR, "queue-resume", submit_resume, "queue.resume"
-    ),
-    Route("GET", "/queues/{q}/purge", Role.OPERATOR, "queue-purge-form", show_purge_form),
-    Route("POST", "/queues/{q}/purge", Role.OPERATOR, "queue-purge", submit_purge, "queue.purge"),
-    Route("GET", "/queues/{q}/move", Role.OPERATOR, "queue-move-form", show_move_form),
-    Route("POST", "/queues/{q}/move", Role.OPERATOR, "queue-move", submit_move, "queue.move"),
-    Route("GET", "/queues/{q}/redrive", Role.OPERATOR, "queue-redrive-form", show_redrive_form),
-    Route(
-        "POST",
-        "/queues/{q}/redrive",
-        Role.OPERATOR,
-        "queue-redrive",
-        submit_redrive,
-        "dead.redrive",
-    ),
-    Route("GET", "/queues/{q}/remove", Role.OPERATOR, "queue-remove-form", show_remove_form),
-    Route(
-        "POST", "/queues/{q}/remove", Role.OPERATOR, "queue-remove", submit_removal, "queue.remove"
-    ),
-    Route(
-        "POST",
-        "/test-message",
-        Role.OPERATOR,
-        "test-message",
-        submit_test_message,
-        "message.publish",
-    ),
-)
 
 
 class PauseInput(StrictInput):
@@ -326,7 +294,7 @@ class PausedView(BaseModel):
 
 
 async def create_queue(request: web.Request) -> web.StreamResponse:
-    """Make a queue: 201, or 200 where it is there already."""
+    """Create a queue: 201, or 200 if it exists."""
     context, name = context_of(request), queue_name_of(request)
     await read_json_model(request, EmptyInput)
     check_queue_name(name)
@@ -338,7 +306,7 @@ async def create_queue(request: web.Request) -> web.StreamResponse:
 
 
 async def remove_queue(request: web.Request) -> web.StreamResponse:
-    """Remove a queue that is empty, not pinned and has no consumers; its history stays."""
+    """Remove a queue that is empty, not pinned and has no consumers. Its history stays."""
     context, name = context_of(request), require_queue(request).name
     entry = audit_entry(request, target=name)
     await context.engine.run(operations.remove_queue, entry, name, check=check_etag(request, name))
@@ -346,7 +314,7 @@ async def remove_queue(request: web.Request) -> web.StreamResponse:
 
 
 async def purge_queue(request: web.Request) -> web.StreamResponse:
-    """Settle what is in a queue as deleted, or the oldest of it."""
+    """Settle the messages of a queue as deleted, or only the oldest."""
     context, asked = context_of(request), await read_json_model(request, PurgeInput)
     name = _existing(request)
     count = await context.engine.run(
@@ -357,12 +325,12 @@ async def purge_queue(request: web.Request) -> web.StreamResponse:
 
 
 async def pause_queue(request: web.Request) -> web.StreamResponse:
-    """Stop delivery or publishing of a queue; it stays so over a restart."""
+    """Pause delivery or publishing of a queue. A restart keeps it paused."""
     return await _turn(request, is_paused=True)
 
 
 async def resume_queue(request: web.Request) -> web.StreamResponse:
-    """Let delivery or publishing of a queue go on."""
+    """Resume delivery or publishing of a queue."""
     return await _turn(request, is_paused=False)
 
 
@@ -376,20 +344,40 @@ async def _turn(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
 
 
 def _existing(request: web.Request) -> str:
-    """Give the name of a queue that is there and that they may use."""
+    """Return the name of an existing queue that the caller may use."""
     return require_queue(request).name
 
 
 _Q: Final = "/api/v1/queues/{q}"
 
-API_ROUTES: Final = (
+
+ROUTES: Final = (
+    Route("POST", "/queues/{q}/pause", Role.OPERATOR, "queue-pause", submit_pause, "queue.pause"),
     Route(
-        "GET", "/api/v1/queues", Role.VIEWER, "api-queues", list_queues,
-        query=QueueQuery, gives=ListPage[QueueView], cli="queue list",
+        "POST", "/queues/{q}/resume", Role.OPERATOR, "queue-resume", submit_resume, "queue.resume",
+    ),
+    Route("GET", "/queues/{q}/purge", Role.OPERATOR, "queue-purge-form", show_purge_form),
+    Route("POST", "/queues/{q}/purge", Role.OPERATOR, "queue-purge", submit_purge, "queue.purge"),
+    Route("GET", "/queues/{q}/move", Role.OPERATOR, "queue-move-form", show_move_form),
+    Route("POST", "/queues/{q}/move", Role.OPERATOR, "queue-move", submit_move, "queue.move"),
+    Route("GET", "/queues/{q}/redrive", Role.OPERATOR, "queue-redrive-form", show_redrive_form),
+    Route(
+        "POST", "/queues/{q}/redrive", Role.OPERATOR, "queue-redrive", submit_redrive,
+        "dead.redrive",
+    ),
+    Route("GET", "/queues/{q}/remove", Role.OPERATOR, "queue-remove-form", show_remove_form),
+    Route(
+        "POST", "/queues/{q}/remove", Role.OPERATOR, "queue-remove", submit_removal, "queue.remove",
     ),
     Route(
-        "GET", _Q, Role.VIEWER, "api-queue", get_queue, gives=QueueDetailView, cli="queue show",
+        "POST", "/test-message", Role.OPERATOR, "test-message", submit_test_message,
+        "message.publish",
     ),
+    Route(
+        "GET", "/api/v1/queues", Role.VIEWER, "api-queues", list_queues, query=QueueQuery,
+        gives=ListPage[QueueView], cli="queue list",
+    ),
+    Route("GET", _Q, Role.VIEWER, "api-queue", get_queue, gives=QueueDetailView, cli="queue show"),
     Route(
         "PUT", _Q, Role.OPERATOR, "api-queue-create", create_queue, "queue.create",
         takes=EmptyInput, gives=CreatedView, cli="queue create",
@@ -399,8 +387,8 @@ API_ROUTES: Final = (
         takes=SettingsInput, gives=SettingsView, cli="queue set",
     ),
     Route(
-        "DELETE", _Q, Role.OPERATOR, "api-queue-remove", remove_queue, "queue.remove",
-        status=204, cli="queue delete",
+        "DELETE", _Q, Role.OPERATOR, "api-queue-remove", remove_queue, "queue.remove", status=204,
+        cli="queue delete",
     ),
     Route(
         "POST", f"{_Q}/purge", Role.OPERATOR, "api-purge", purge_queue, "queue.purge",

@@ -95,7 +95,7 @@ async def show_queues(request: web.Request) -> web.StreamResponse:
 
 
 def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
-    """Give the first steps with the real addresses, while there is no queue."""
+    """Return code for the first steps, with the real addresses, while there is no queue."""
     if status.queues:
         return []
     host, port = tcp_address(status.listeners, host_name(request.host))
@@ -106,17 +106,17 @@ def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
 
 
 def read_figures(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
-    """Give what the table shows, by queue_id and column."""
+    """Return the values of the table, by queue_id and column."""
     return {q.status.queue_id: queue_list.queue_figures(q, now_ms) for q in listed}
 
 
 def read_trends(context: Context, listed: Iterable[ListedQueue]) -> dict[int, str]:
-    """Give the points of each queue's small chart."""
+    """Return the points of each queue's small chart."""
     return {q.status.queue_id: trends.read_spark(context, q.status.queue_id) for q in listed}
 
 
 def queues_response(query: QueueQuery, listed: QueuePage, now_ms: int) -> web.Response:
-    """Give the list as data."""
+    """Return the list as JSON, JSON lines or CSV."""
     items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in listed.queues]
     return list_response(query.format, QueueView, items, listed.next)
 
@@ -130,7 +130,7 @@ def read_live_rows(
     ages: Mapping[int, int],
     ids: Collection[int],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Give the fields and the small charts of the rows on show."""
+    """Return the values and the small charts of the rows shown."""
     asked, now_ms = frozenset(ids), context.now_ms()
     shown: dict[str, str] = {}
     points: dict[str, str] = {}
@@ -144,7 +144,7 @@ def read_live_rows(
 
 
 async def live_queues(request: web.Request, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
-    """Give what changes on the list of queues; ``ids`` are those on show."""
+    """Return the live values of the list of queues; ``ids`` are those shown."""
     context, status = context_of(request), status_of(request)
     query = read_query(request, QueueQuery)
     ages = await read_oldest_ready(context, status.queues)
@@ -159,9 +159,6 @@ async def live_queues(request: web.Request, _argument: str, ids: tuple[int, ...]
     }
 
 
-ROUTES: Final = (Route("GET", "/queues", Role.VIEWER, "queues", show_queues),)
-
-
 TICKED_MAX: Final = 200
 _TURNS: Final = {
     "pause-delivery": ("delivery", True),
@@ -173,18 +170,16 @@ _ACTIONS: Final = (*_TURNS, "purge", "remove")
 
 
 async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
-    """Act on the queues ticked on the list."""
+    """Act on the queues selected on the list."""
     context, form = context_of(request), await read_form(request)
     action = form.text("action", 40)
     if action not in _ACTIONS:
-        raise Problem(
-            422, "invalid", "There is no such action.", field="action", bound=", ".join(_ACTIONS)
-        )
+        raise Problem(422, "invalid", "Unknown action.", field="action", bound=", ".join(_ACTIONS))
     asked = dict.fromkeys(form.texts("queue", TICKED_MAX))
     names = [name for name in asked if find_queue(request, name) is not None]
     if not names:
         raise Problem(
-            422, "invalid", "No queue is ticked.", field="queue", bound="at least one queue"
+            422, "invalid", "Select at least one queue.", field="queue", bound="at least one queue"
         )
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
     entry = audit_entry(request, target=_shown(names), reason=form.reason())
@@ -229,7 +224,7 @@ async def pause_queues(
         for name in known:
             operations.pause(core, _nobody, entry, name, side, is_paused)
         if not known:
-            raise RefusedError("unknown_queue", "these queues are gone")
+            raise RefusedError("unknown_queue", "these queues no longer exist")
         core.state.batch.replies.append((reply, len(known)))
 
     await context.engine.run(run)
@@ -238,7 +233,7 @@ async def pause_queues(
 async def remove_queues(
     context: Context, entry: AuditEntry, names: Sequence[str]
 ) -> tuple[int, list[str]]:
-    """Remove the empty ones of several queues; gives how many, and why not the others."""
+    """Remove those queues that are empty; return their number, and why others stay."""
     done, refused = 0, []
     for name in names:
         try:
@@ -252,12 +247,7 @@ async def remove_queues(
 
 
 def _nobody(_answer: object) -> None:
-    """Take an answer that nobody waits for."""
-
-
-ACTION_ROUTES: Final = (
-    Route("POST", "/queues/act", Role.OPERATOR, "queues-act", submit_queue_actions, "queue.act"),
-)  # fmt: skip
+    """Ignore a reply."""
 
 
 async def list_queues(request: web.Request) -> web.StreamResponse:
@@ -269,3 +259,9 @@ async def list_queues(request: web.Request) -> web.StreamResponse:
     now_ms = context.now_ms()
     items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in listed.queues]
     return list_response(query.format, QueueView, items, listed.next)
+
+
+ROUTES: Final = (
+    Route("GET", "/queues", Role.VIEWER, "queues", show_queues),
+    Route("POST", "/queues/act", Role.OPERATOR, "queues-act", submit_queue_actions, "queue.act"),
+)  # fmt: skip

@@ -80,20 +80,23 @@ async def search_messages(request: web.Request) -> web.StreamResponse:
     return search_response(asked.format, found)
 
 
-def search_response(format_: str, found: messages.SearchPage) -> web.Response:
-    """Give a page of a search as data."""
-    items = [MessageView.of_row(row) for row in found.rows]
-    if format_ in ("jsonl", "csv"):
-        return list_response(format_, MessageView, items, found.next)
-    return json_response(
-        FoundMessagesView(
-            items=items,
-            next=found.next,
-            searched=found.searched,
-            total=found.total,
-            complete=found.is_done,
-        )
+def found_messages(found: messages.SearchPage) -> FoundMessagesView:
+    """Return the view of a page of a search."""
+    return FoundMessagesView(
+        items=[MessageView.of_row(row) for row in found.rows],
+        next=found.next,
+        searched=found.searched,
+        total=found.total,
+        complete=found.is_done,
     )
+
+
+def search_response(format_: str, found: messages.SearchPage) -> web.Response:
+    """Return a page of a search as JSON, JSON lines or CSV."""
+    view = found_messages(found)
+    if format_ in ("jsonl", "csv"):
+        return list_response(format_, MessageView, view.items, found.next)
+    return json_response(view)
 
 
 VIEWS_SHOWN: Final = 50
@@ -200,28 +203,22 @@ def _is_record(row: MessageRow, others: frozenset[str]) -> bool:
 
 
 async def submit_view(request: web.Request) -> web.StreamResponse:
-    """Save a search under a name; an empty search takes the name away."""
+    """Save a search under a name, or remove a saved search."""
     context, form = context_of(request), await read_form(request)
     name, query = form.text("name", NAME_MAX), parse_search(form.text("q", QUERY_CHARACTERS))
     if not name:
-        raise Problem(422, "invalid", "The view has no name.", field="name",
+        raise Problem(422, "invalid", "Enter a name for the view.", field="name",
                       bound=f"1 to {NAME_MAX} characters")  # fmt: skip
     entry = audit_entry(request, target=name)
     if form.flag("remove"):
         await saved_items.check_item_change(request, "view", name)
         await saved_items.forget_item(context, entry, "view", name)
-        leave_message(request, FlashMessage(f"The view {name} is gone."))
+        leave_message(request, FlashMessage(f"The view {name} was removed."))
     else:
         await saved_items.check_item_change(request, "view", name, {"q": str(query)})
         await saved_items.save_item(context, entry, "view", name, {"q": str(query)})
         leave_message(request, FlashMessage(f"Saved as the view {name}."))
     raise web.HTTPSeeOther(context.urls.to("messages", q=str(query)))
-
-
-ROUTES: Final = (
-    Route("GET", "/messages", Role.VIEWER, "messages", show_search),
-    Route("POST", "/views", Role.OPERATOR, "view-save", submit_view, "view.save"),
-)
 
 
 async def submit_search(request: web.Request) -> web.StreamResponse:
@@ -233,9 +230,6 @@ async def submit_search(request: web.Request) -> web.StreamResponse:
     if find_queue(request, text) is not None:
         raise web.HTTPSeeOther(context.urls.to("queue", q=text))
     raise web.HTTPSeeOther(context.urls.to("messages", q=text))
-
-
-SEARCH_FIELD_ROUTES: Final = (Route("GET", "/search", Role.VIEWER, "search", submit_search),)
 
 
 COMPLETIONS: Final = 20
@@ -270,7 +264,7 @@ async def list_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def _values(request: web.Request, name: str) -> list[str]:
-    """Give what may stand behind a qualifier, quoted where it must be."""
+    """Return the values of a qualifier, quoted if needed."""
     if name == "state":
         return list(STATES)
     if name == "verdict":
@@ -284,7 +278,7 @@ async def _values(request: web.Request, name: str) -> list[str]:
 
 
 async def _paths(request: web.Request) -> list[str]:
-    """Give the paths of members seen lately; nothing to those who see some queues only."""
+    """Return the JSON paths seen recently; none for callers limited to some queues."""
     if allowed_queues(request) is not None:
         return []
     rows = await context_of(request).search.lately()
@@ -314,3 +308,10 @@ def _members(value: dict[str, Any], path: str, left: int) -> Iterator[str]:
 
 def _quoted(text: str) -> str:
     return f'"{text}"' if " " in text else text
+
+
+ROUTES: Final = (
+    Route("GET", "/messages", Role.VIEWER, "messages", show_search),
+    Route("POST", "/views", Role.OPERATOR, "view-save", submit_view, "view.save"),
+    Route("GET", "/search", Role.VIEWER, "search", submit_search),
+)  # fmt: skip

@@ -26,7 +26,7 @@ from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
 PLANNED: Final = 500  # records that a plan looks at
-_NEEDS: Final = {  # action -> the states of which it takes messages
+_NEEDS: Final = {  # action -> the states that it accepts
     Action.REQUEUE: {"ready", "dispatched"},
     Action.RELEASE: {"dispatched"},
     Action.MOVE: {"ready"},
@@ -37,7 +37,7 @@ _NEEDS: Final = {  # action -> the states of which it takes messages
 
 
 async def submit_selection(request: web.Request) -> web.StreamResponse:
-    """Freeze what matches a search, and show it before anything is done."""
+    """Select the messages that match a search, and show them before acting."""
     context, form = context_of(request), await read_form(request)
     to, action = own_path_or(form.raw("next"), ""), form.text("action", 40)
     selection = await bulk.freeze_selection(request, parse_search(form.text("q")), action)
@@ -47,7 +47,7 @@ async def submit_selection(request: web.Request) -> web.StreamResponse:
 
 
 async def show_selection(request: web.Request) -> web.StreamResponse:
-    """What a frozen selection has, and what can be done to it."""
+    """The messages of a selection, and the possible actions."""
     context = context_of(request)
     found = bulk.find_selection(request, request.match_info["token"])
     fitting = possible_actions(found, dead_letter_queues_named(status_of(request).queues))
@@ -67,7 +67,7 @@ async def show_selection(request: web.Request) -> web.StreamResponse:
 async def _plan(
     request: web.Request, selection: MessageSelection, action: str
 ) -> tuple[redrive.RedrivePlan | None, int]:
-    """Say what a redrive would do, of the first records, and how many those are."""
+    """Return what a redrive of the first records would do, and their number."""
     if action != Action.REDRIVE:
         return None, 0
     seqs = selection.frozen.seqs[:PLANNED]
@@ -76,13 +76,13 @@ async def _plan(
         check_queue_name(target)
         check_queue_right(request, target, "target")
     options = ActionOptions(target=target, queues=allowed_queues(request))
-    # Looking is not audited; the core wants to know who asks all the same.
+    # The preview is not audited, but the operation needs an entry.
     entry = AuditEntry(identity_of(request).actor, "ui", request.remote or "", "dead.redrive")
     return await redrive.plan_redrive(context_of(request), entry, seqs, options), len(seqs)
 
 
 def _fits(selection: MessageSelection, action: str) -> int:
-    """Count the messages that an action takes as they are; what is held only where it is ticked."""
+    """Count the messages that an action accepts; held messages need a checkbox."""
     states = {"ready"} if action == Action.DELETE else _NEEDS.get(Action(action), set())
     return sum(selection.frozen.by_state.get(state, 0) for state in states)
 
@@ -90,7 +90,7 @@ def _fits(selection: MessageSelection, action: str) -> int:
 def possible_actions(
     selection: MessageSelection, others: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """Give what can be done to the messages of a selection: action -> its verb.
+    """Return the possible actions on a selection: action -> its verb.
 
     ``others`` are queues of dead-letter records that settings name.
     """
@@ -103,17 +103,21 @@ def possible_actions(
 
 
 async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
-    """Act on a frozen selection; the same form again leads to the same work."""
+    """Act on a selection. Submitting the form again leads to the same job."""
     form = await read_form(request)
     try:
         action = Action(form.text("action", 40))
     except ValueError:
         raise Problem(
-            422, "invalid", "There is no such action.", field="action", bound=", ".join(_NEEDS)
+            422, "invalid", "Unknown action.", field="action", bound=", ".join(_NEEDS)
         ) from None
     if action not in _NEEDS:
         raise Problem(
-            422, "invalid", "That is not done to many.", field="action", bound=", ".join(_NEEDS)
+            422,
+            "invalid",
+            "This action cannot be applied to a selection.",
+            field="action",
+            bound=", ".join(_NEEDS),
         )
     asked = bulk.BulkRequest(
         action, read_options(form), form.number("rate", 1, RATE_MAX), form.reason(),
@@ -121,22 +125,6 @@ async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
     )  # fmt: skip
     job = await bulk.apply_to_selection(request, request.match_info["token"], asked)
     raise web.HTTPSeeOther(next_page_after(request, job, own_path_or(form.raw("next"), "")))
-
-
-PAGE_ROUTES: Final = (
-    Route(
-        "POST", "/selections", Role.OPERATOR, "selection-new", submit_selection, "selection.make"
-    ),
-    Route("GET", "/selections/{token}", Role.OPERATOR, "selection", show_selection),
-    Route(
-        "POST",
-        "/selections/{token}/apply",
-        Role.OPERATOR,
-        "selection-apply",
-        submit_bulk_action,
-        "selection.apply",
-    ),
-)
 
 
 class SelectionInput(StrictInput):
@@ -187,7 +175,7 @@ class SelectionView(View):
 
 
 async def create_selection(request: web.Request) -> web.StreamResponse:
-    """Freeze all that match a search; the token is good for ten minutes."""
+    """Select all messages that match a search. The token is valid for ten minutes."""
     asked = await read_json_model(request, SelectionInput)
     return json_response(
         await _shown(request, await bulk.freeze_selection(request, parse_search(asked.q))), 201
@@ -195,7 +183,7 @@ async def create_selection(request: web.Request) -> web.StreamResponse:
 
 
 async def get_selection(request: web.Request) -> web.StreamResponse:
-    """Give a selection again, as it was frozen, to who made it."""
+    """Return a selection, for the user who made it."""
     return json_response(
         await _shown(request, bulk.find_selection(request, request.match_info["token"]))
     )
@@ -206,24 +194,21 @@ async def _shown(request: web.Request, selection: MessageSelection) -> Selection
     return SelectionView.of_selection(selection, bulk.texts_to_type_for(request, selection), going)
 
 
-API_ROUTES: Final = (
+ROUTES: Final = (
     Route(
-        "POST",
-        "/api/v1/selections",
-        Role.OPERATOR,
-        "api-selection-make",
-        create_selection,
-        "selection.make",
-        takes=SelectionInput,
-        gives=SelectionView,
-        status=201,
+        "POST", "/selections", Role.OPERATOR, "selection-new", submit_selection, "selection.make",
+    ),
+    Route("GET", "/selections/{token}", Role.OPERATOR, "selection", show_selection),
+    Route(
+        "POST", "/selections/{token}/apply", Role.OPERATOR, "selection-apply", submit_bulk_action,
+        "selection.apply",
     ),
     Route(
-        "GET",
-        "/api/v1/selections/{token}",
-        Role.OPERATOR,
-        "api-selection",
-        get_selection,
+        "POST", "/api/v1/selections", Role.OPERATOR, "api-selection-make", create_selection,
+        "selection.make", takes=SelectionInput, gives=SelectionView, status=201,
+    ),
+    Route(
+        "GET", "/api/v1/selections/{token}", Role.OPERATOR, "api-selection", get_selection,
         gives=SelectionView,
     ),
-)
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """Login, setup, logout, own account, all sessions."""
 
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from pydantic import Field
@@ -11,18 +11,17 @@ from phpmq_lite.admin.auth.services import FILE
 from phpmq_lite.admin.auth.sessions import LOGIN
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import FormatQuery, next_of, read_query
+from phpmq_lite.admin.base.input import FormatQuery, next_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
 from phpmq_lite.admin.base.responses import (
     ListPage,
     View,
-    json_response,
-    list_response,
     redirect_with_session,
 )
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import is_own_path
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.storage.read.accounts import LoginSession
 
@@ -58,7 +57,7 @@ async def _login_page(
 
 
 async def submit_login(request: web.Request) -> web.StreamResponse:
-    """Begin a session."""
+    """Log in: start a session."""
     name = (await read_form_field(request, "name")).strip()
     is_kept = await read_form_field(request, "keep") == "yes"
     try:
@@ -89,15 +88,8 @@ def _home(request: web.Request) -> str:
     return context_of(request).urls.to("overview")
 
 
-LOGIN_ROUTES: Final = (
-    Route("GET", "/login", Role.PUBLIC, "login", show_login),
-    Route("POST", "/login", Role.PUBLIC, "log-in", submit_login, "session.login"),
-    Route("POST", "/logout", Role.PUBLIC, "logout", submit_logout, "session.logout"),
-)
-
-
 async def show_setup(request: web.Request) -> web.StreamResponse:
-    """Ask for the set-up token and the first admin; not there any more once there is a user."""
+    """Ask for the set-up token and the first admin, while there are no users."""
     _check_open(request)
     return await _setup_page(request, "admin")
 
@@ -126,7 +118,7 @@ async def _setup_page(
 
 
 async def submit_setup(request: web.Request) -> web.StreamResponse:
-    """Make the first admin and log them in."""
+    """Create the first admin and log in."""
     _check_open(request)
     context = context_of(request)
     name = (await read_form_field(request, "name")).strip()
@@ -145,15 +137,9 @@ async def submit_setup(request: web.Request) -> web.StreamResponse:
     response = redirect_with_session(context.urls.to("overview"))
     context.sessions.give(request, response, cookie)
     context.sessions.note_for(
-        cookie, f"{user.name} is the first admin. From now on a login is needed."
+        cookie, f"{user.name} is the first admin. These pages now require a login."
     )
     return response
-
-
-SETUP_ROUTES: Final = (
-    Route("GET", "/setup", Role.PUBLIC, "setup", show_setup),
-    Route("POST", "/setup", Role.PUBLIC, "set-up", submit_setup, "user.setup"),
-)
 
 
 class SessionView(View):
@@ -169,7 +155,7 @@ class SessionView(View):
     is_own: bool = Field(description="true: the session of this request")
 
 
-def _out(request: web.Request, session: LoginSession) -> SessionView:
+def _view(request: web.Request, session: LoginSession) -> SessionView:
     return SessionView.of(
         session,
         user=context_of(request).entrance.accounts.user_of(session).name,
@@ -177,61 +163,51 @@ def _out(request: web.Request, session: LoginSession) -> SessionView:
     )
 
 
-def sessions_view(request: web.Request) -> list[SessionView]:
-    """Give all sessions, those seen last first."""
+async def find_sessions(request: web.Request, _query: FormatQuery | None) -> list[LoginSession]:
+    """List the sessions, the most recently used first."""
     context = context_of(request)
-    found = context.entrance.accounts.open_sessions(context.now_ms())
-    return [_out(request, session) for session in found]
+    return context.entrance.accounts.open_sessions(context.now_ms())
 
 
-async def list_sessions(request: web.Request) -> web.StreamResponse:
-    """List the sessions, those seen last first."""
-    return list_response("json", SessionView, sessions_view(request))
-
-
-async def end_session(request: web.Request) -> web.StreamResponse:
-    """End a session; its browser has to log in again."""
-    accounts = context_of(request).entrance.accounts
-    session = accounts.session_numbered(users.parse_id(request))
-    out = _out(request, session)
+async def end_session(request: web.Request, _asked: None) -> SessionView:
+    """End a session. Its browser has to log in again."""
+    session = context_of(request).entrance.accounts.session_numbered(users.parse_id(request))
+    view = _view(request, session)
     await users.end_session(request, session)
-    return json_response(out)
+    return view
+
+
+async def _values(request: web.Request, _query: object, _found: object) -> dict[str, Any]:
+    accounts = context_of(request).entrance.accounts
+    return {"user_of": accounts.user_of, "own": request.get(LOGIN)}
 
 
 _PATH: Final = "/api/v1/sessions"
-API_ROUTES: Final = (
-    Route("GET", _PATH, Role.ADMIN, "api-sessions", list_sessions, gives=ListPage[SessionView]),
-    Route("DELETE", f"{_PATH}/{{n}}", Role.ADMIN, "api-session-end", end_session, "session.end",
-          gives=SessionView),
+RESOURCES: Final = (
+    Resource(
+        run=find_sessions, role=Role.ADMIN, input_model=FormatQuery,
+        view_model=ListPage[SessionView],
+        view=lambda request, found: ListPage[SessionView](
+            items=[_view(request, one) for one in found]
+        ),
+        page=Page("/sessions", "sessions", "sessions.html", _values),
+        api=Api("GET", _PATH, "api-sessions"),
+    ),
+    Resource(
+        run=end_session, role=Role.ADMIN, view_model=SessionView, audit="session.end",
+        page=Page(
+            "/sessions/{n}/end", "session-end",
+            done=lambda request, _asked, _view: (
+                "The session was ended.", context_of(request).urls.to("sessions")
+            ),
+        ),
+        api=Api("DELETE", f"{_PATH}/{{n}}", "api-session-end"),
+    ),
 )  # fmt: skip
 
 
-async def show_sessions(request: web.Request) -> web.StreamResponse:
-    """Who is logged in, from where, since when."""
-    context, query = context_of(request), read_query(request, FormatQuery)
-    if query.format != "html":
-        return list_response(query.format, SessionView, sessions_view(request))
-    accounts = context.entrance.accounts
-    return await render_page(
-        request,
-        "sessions.html",
-        sessions=accounts.open_sessions(context.now_ms()),
-        user_of=accounts.user_of,
-        own=request.get(LOGIN),
-    )
-
-
-async def submit_session_end(request: web.Request) -> web.StreamResponse:
-    """End a session; its browser has to log in again."""
-    context = context_of(request)
-    session = context.entrance.accounts.session_numbered(users.parse_id(request))
-    await users.end_session(request, session)
-    context.sessions.note(request, "The session is ended.")
-    raise web.HTTPSeeOther(await next_of(request, context.urls.to("sessions")))
-
-
 async def show_account(request: web.Request) -> web.StreamResponse:
-    """The own account: password and sessions."""
+    """Your account: password and sessions."""
     return await _account(request)
 
 
@@ -251,7 +227,7 @@ async def _account(request: web.Request, problem: Problem | None = None) -> web.
 
 
 async def submit_own_password(request: web.Request) -> web.StreamResponse:
-    """Change the own password; other sessions end, this one goes on under a new id."""
+    """Change your own password. Your other sessions end; this one continues under a new id."""
     context = context_of(request)
     try:
         new = await read_form_field(request, "password")
@@ -263,41 +239,35 @@ async def submit_own_password(request: web.Request) -> web.StreamResponse:
     cookie = await users.start_session(request, user)
     response = redirect_with_session(context.urls.to("account"))
     context.sessions.give(request, response, cookie)
-    context.sessions.note_for(cookie, "Your password is changed; your other sessions are ended.")
+    context.sessions.note_for(cookie, "Your password was changed. Your other sessions have ended.")
     return response
 
 
 async def submit_own_session_end(request: web.Request) -> web.StreamResponse:
-    """End another session of one's own."""
+    """End one of your other sessions."""
     context = context_of(request)
     session = context.entrance.accounts.session_numbered(users.parse_id(request))
     if session.user_id != users.user_of(request).user_id:
         raise Problem(404, "unknown_session", "You have no such session.")
     await users.end_session(request, session)
-    context.sessions.note(request, "The session is ended.")
+    context.sessions.note(request, "The session was ended.")
     raise web.HTTPSeeOther(context.urls.to("account"))
 
 
-PAGE_ROUTES: Final = (
-    Route("GET", "/sessions", Role.ADMIN, "sessions", show_sessions),
-    Route(
-        "POST", "/sessions/{n}/end", Role.ADMIN, "session-end", submit_session_end, "session.end"
-    ),
+ROUTES: Final = (
+    Route("GET", "/login", Role.PUBLIC, "login", show_login),
+    Route("POST", "/login", Role.PUBLIC, "log-in", submit_login, "session.login"),
+    Route("POST", "/logout", Role.PUBLIC, "logout", submit_logout, "session.logout"),
+    Route("GET", "/setup", Role.PUBLIC, "setup", show_setup),
+    Route("POST", "/setup", Role.PUBLIC, "set-up", submit_setup, "user.setup"),
+    *(route for resource in RESOURCES for route in resource.routes()),
     Route("GET", "/account", Role.VIEWER, "account", show_account),
     Route(
-        "POST",
-        "/account/password",
-        Role.VIEWER,
-        "account-password",
-        submit_own_password,
+        "POST", "/account/password", Role.VIEWER, "account-password", submit_own_password,
         "user.password",
     ),
     Route(
-        "POST",
-        "/account/sessions/{n}/end",
-        Role.VIEWER,
-        "account-end",
-        submit_own_session_end,
+        "POST", "/account/sessions/{n}/end", Role.VIEWER, "account-end", submit_own_session_end,
         "session.end",
     ),
-)
+)  # fmt: skip

@@ -131,7 +131,7 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def _member(buffer: bytes, table: int, slot: int) -> int | None:
-    """Give where a member of a flatbuffer's table lies; None where it is left out."""
+    """Return the position of a member of a flatbuffer's table; None if it is absent."""
     entries = table - struct.unpack_from("<i", buffer, table)[0]
     if entries < 0 or slot >= struct.unpack_from("<H", buffer, entries)[0]:
         return None
@@ -344,7 +344,7 @@ async def _slot(context: Context) -> AsyncIterator[None]:
             await context.uploads.acquire(owner)
     except TimeoutError:
         raise Problem(
-            503, "busy", "Too many rows are being staged at once. Nothing was staged.",
+            503, "busy", "Too many uploads are running. Nothing was staged. Try again later.",
             bound=f"{UPLOADS} at a time", headers={"Retry-After": "5"},
         ) from None  # fmt: skip
     try:
@@ -354,7 +354,7 @@ async def _slot(context: Context) -> AsyncIterator[None]:
 
 
 async def _store(context: Context, entry: AuditEntry, token: str, upload: UploadedRows) -> None:
-    """Hand the rows to the broker slice by slice; what fails in the middle leaves nothing."""
+    """Stage the rows slice by slice; drop the token if a slice fails."""
     run, after, chunks = context.engine.run, 0, upload.chunks()
     try:
         while (rows := await asyncio.to_thread(_next, chunks)) is not None:
@@ -402,7 +402,7 @@ def _writer(request: web.Request) -> StageWriter:
 
 
 async def list_app_ids(request: web.Request) -> web.StreamResponse:
-    """List the names under which each version is published once, and to whom they belong."""
+    """List the app_ids, under which each version is published once, with their owners."""
     check_all_queues(request, "see every app_id")
     asked = read_query(request, AppIdsQuery)
     cursor = responses.decode_cursor("app_ids", asked.cursor)
@@ -432,6 +432,7 @@ async def transfer_app_id(request: web.Request) -> web.StreamResponse:
 
 _PIPELINE: Final = "/api/v1/pipeline"
 
+
 ROUTES: Final = (
     Route(
         "POST", f"{_PIPELINE}/stage", Role.OPERATOR, "api-stage", stage_rows, "pipeline.stage",
@@ -439,8 +440,8 @@ ROUTES: Final = (
     ),
     Route(
         "POST", f"{_PIPELINE}/publish", Role.OPERATOR, "api-publish-staged", publish_staged,
-        "pipeline.publish", takes=PublishStagedInput, gives=PublishStagedView,
-        body=TOKENS_BYTES, values=2 * TOKENS_MAX,
+        "pipeline.publish", takes=PublishStagedInput, gives=PublishStagedView, body=TOKENS_BYTES,
+        values=2 * TOKENS_MAX,
     ),
     Route(
         "POST", f"{_PIPELINE}/unstage", Role.OPERATOR, "api-unstage", drop_staged,
@@ -448,8 +449,8 @@ ROUTES: Final = (
         values=2 * TOKENS_MAX,
     ),
     Route(
-        "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", list_app_ids,
-        query=AppIdsQuery, gives=ListPage[AppIdView], cli="pipeline app-ids",
+        "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", list_app_ids, query=AppIdsQuery,
+        gives=ListPage[AppIdView], cli="pipeline app-ids",
     ),
     Route(
         "POST", f"{_PIPELINE}/app-ids/transfer", Role.ADMIN, "api-app-id-transfer", transfer_app_id,

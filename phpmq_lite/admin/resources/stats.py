@@ -85,7 +85,7 @@ class StatsHistoryView(BaseModel):
 
 
 async def get_stats(request: web.Request) -> web.StreamResponse:
-    """Give the broker's figures of this moment."""
+    """Return the current figures of the broker."""
     context, status = context_of(request), status_of(request)
     sums = queue_list.sum_totals(status)
     disk = await measure_disk(context.readers.path)
@@ -113,7 +113,7 @@ async def get_stats(request: web.Request) -> web.StreamResponse:
 
 
 async def get_stats_history(request: web.Request) -> web.StreamResponse:
-    """Give how a queue, or all queues together, went over the last hour, day, week or month."""
+    """Return the figures of a queue, or of all queues, over the last hour, day, week or month."""
     query = read_query(request, StatsHistoryQuery)
     queue_id, span = _queue_id(request, query.queue), SPANS[query.span]
     trend = await trends.read_trend(context_of(request), queue_id, span, with_times=True)
@@ -135,7 +135,7 @@ async def get_stats_history(request: web.Request) -> web.StreamResponse:
 
 
 def _queue_id(request: web.Request, name: str) -> int:
-    """Give the number of the queue that is asked for.
+    """Return the number of the queue in the query.
 
     Raises:
         Problem: 404 where there is none, 403 for all queues where not all may be seen.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,7 +19,6 @@ from phpmq_lite.admin.base.input import (
     QueryModel,
     next_of,
     read_form,
-    read_json_model,
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
@@ -29,7 +28,7 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import run_checks
 from phpmq_lite.admin.monitoring.system_view import read_certificates
-from phpmq_lite.admin.resource import check_reason
+from phpmq_lite.admin.resource import Api, Page, Resource, check_reason
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import StorageError
@@ -64,7 +63,7 @@ class ClockDecisionInput(BaseModel):
 
 
 async def read_clock(context: Context) -> ClockView:
-    """Read it, with what hangs on the decision."""
+    """Read the clock, and count the messages that expire if the downtime counts."""
     status = context.engine.summary()
     doubt_ms, would_expire = status.clock_doubt_ms, None
     if doubt_ms:
@@ -81,54 +80,25 @@ async def read_clock(context: Context) -> ClockView:
 
 
 async def get_clock(request: web.Request) -> web.StreamResponse:
-    """Tell whether the clock was set, and whether somebody has to decide about it."""
+    """Return the state of the clock, and whether a decision about it is needed."""
     return json_response(await read_clock(context_of(request)))
 
 
-async def decide_clock(request: web.Request) -> web.StreamResponse:
-    """Decide about a clock that was far ahead at a start: let the time count, or not."""
-    asked = await read_json_model(request, ClockDecisionInput)
-    await record_clock_decision(request, asked.decision, asked.reason)
-    return json_response(await read_clock(context_of(request)))
-
-
-async def record_clock_decision(request: web.Request, decision: ClockDecision, reason: str) -> None:
-    """Have it decided, with its row of the audit.
-
-    Raises:
-        Problem: 403 for who may not see all queues.
-        RefusedError: there is nothing to decide.
-    """
+async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> ClockView:
+    """Decide whether a clock that was far ahead at a start is right: whether the time counts."""
     identity = identity_of(request)
     if identity.queues:
-        raise Problem(403, "foreign_queue", "Only who may see all queues may decide this.",
+        raise Problem(403, "foreign_queue", "Only a user of all queues may decide this.",
                       bound=", ".join(identity.queues))  # fmt: skip
-    entry = audit_entry(request, target=decision, reason=reason[:1_000])
-    await context_of(request).engine.decide_clock(entry, is_right=decision == "expire")
+    entry = audit_entry(request, target=asked.decision, reason=asked.reason[:1_000])
+    await context_of(request).engine.decide_clock(entry, is_right=asked.decision == "expire")
+    return await read_clock(context_of(request))
 
 
-CLOCK_ROUTES: Final = (
-    Route(
-        "GET",
-        "/api/v1/clock",
-        Role.VIEWER,
-        "api-clock",
-        get_clock,
-        gives=ClockView,
-        cli="clock show",
-    ),
-    Route(
-        "POST",
-        "/api/v1/clock",
-        Role.OPERATOR,
-        "api-clock-decide",
-        decide_clock,
-        "clock.decide",
-        takes=ClockDecisionInput,
-        gives=ClockView,
-        cli="clock decide",
-    ),
-)
+_DECIDED: Final = {
+    "expire": "The clock is right: the downtime counts, and messages past their deadline expire.",
+    "keep": "The clock was changed: the downtime does not count.",
+}
 
 
 class ConfigQuery(QueryModel):
@@ -150,13 +120,13 @@ class SettingView(BaseModel):
 
 
 async def list_settings(request: web.Request) -> web.StreamResponse:
-    """List the settings in force with the source of each; secrets are masked."""
+    """List the effective settings with their sources. Secrets are masked."""
     query = read_query(request, ConfigQuery)
     return list_response(query.format, SettingView, settings_in_force(request))
 
 
 def settings_in_force(request: web.Request) -> list[SettingView]:
-    """Give every setting with its value and where that comes from."""
+    """Return every setting with its value and its source."""
     context = context_of(request)
     return [
         SettingView(
@@ -170,14 +140,6 @@ def settings_in_force(request: web.Request) -> list[SettingView]:
         )
         for name, value in settings.all_values(context.settings).items()
     ]
-
-
-SETTINGS_ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings,
-        query=ConfigQuery, gives=ListPage[SettingView], cli="config show",
-    ),
-)  # fmt: skip
 
 
 DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # what SIGTERM does
@@ -284,9 +246,9 @@ async def _log(_request: web.Request, query: SystemPageQuery) -> dict[str, Any]:
 
 
 async def read_restart_report(request: web.Request) -> system_view.RestartReport | None:
-    """Give what the last start found, for the overview; None once it was dismissed.
+    """Return the report of the last start, for the overview; None after it was dismissed.
 
-    The very first start has nothing to report, nor has one that could not be read.
+    The first start has no report, nor has one that could not be read.
     """
     try:
         found = await Starts(context_of(request).readers).newest(1)
@@ -298,17 +260,17 @@ async def read_restart_report(request: web.Request) -> system_view.RestartReport
 
 
 def _seen_by(request: web.Request, told: system_view.RestartReport) -> system_view.RestartReport:
-    """Leave out the queues that whoever asks may not see."""
+    """Return the report without queues that the caller may not see."""
     expired = [(name, count) for name, count in told.expired if may_use(request, name)]
     return replace(told, expired=expired)
 
 
 async def submit_dismissal(request: web.Request) -> web.StreamResponse:
-    """Dismiss the report of a start: nobody needs to see it on the overview any more."""
+    """Dismiss the report of a start: hide it from the overview."""
     context = context_of(request)
     number = await read_form_field(request, "start")
     if not number.isascii() or not number.isdecimal() or len(number) > 15:
-        raise Problem(422, "invalid", "start: not the number of a start.", field="start")
+        raise Problem(422, "invalid", "start: not a valid number.", field="start")
     found = await _find(context, int(number))
     if found is None:
         raise Problem(404, "unknown_start", f"There is no start {number}.", field="start")
@@ -367,7 +329,7 @@ def _word(context: Context) -> str:
 
 
 def _is_admin(request: web.Request) -> bool:
-    """Tell whether who asks is admin of all queues: the log names them all, a drain ends all."""
+    """Return whether the caller is an admin of all queues, as the log and a drain concern all."""
     identity = identity_of(request)
     return identity.role.may(Role.ADMIN) and not identity.queues
 
@@ -380,49 +342,6 @@ def _need_admin(request: web.Request, what: str) -> None:
     if not _is_admin(request):
         raise Problem(403, "foreign_queue", f"Only an admin of all queues may {what}.",
                       bound=", ".join(identity.queues))  # fmt: skip
-
-
-PAGE_ROUTES: Final = (
-    Route("GET", "/system", Role.VIEWER, "system", show_system),
-    Route("POST", "/system/drain", Role.ADMIN, "system-drain", submit_drain, "system.drain"),
-    Route(
-        "POST",
-        "/restart/dismiss",
-        Role.OPERATOR,
-        "restart-dismiss",
-        submit_dismissal,
-        "restart.dismiss",
-    ),
-)
-
-
-_SAID: Final = {
-    "expire": "The clock is right: the time away counts, and what is past its deadline expires.",
-    "keep": "The clock was set: the time away does not count.",
-}
-
-
-async def submit_clock_decision(request: web.Request) -> web.StreamResponse:
-    """Decide about a clock that was far ahead at a start: let the time count, or not."""
-    decision = await read_form_field(request, "decision")
-    if decision not in _SAID:
-        raise Problem(422, "invalid", "decision: neither expire nor keep.", field="decision")
-    await record_clock_decision(request, cast(ClockDecision, decision), "")
-    context = context_of(request)
-    context.sessions.note(request, _SAID[decision])
-    raise web.HTTPSeeOther(context.urls.to("system"))
-
-
-CLOCK_PAGE_ROUTES: Final = (
-    Route(
-        "POST",
-        "/system/clock",
-        Role.OPERATOR,
-        "clock-decide",
-        submit_clock_decision,
-        "clock.decide",
-    ),
-)
 
 
 class ListenerView(BaseModel):
@@ -448,7 +367,32 @@ async def list_listeners(request: web.Request) -> web.StreamResponse:
     )
 
 
-LISTENER_ROUTES: Final = (
+ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/clock", Role.VIEWER, "api-clock", get_clock, gives=ClockView,
+        cli="clock show",
+    ),
+    *Resource(
+        run=decide_clock, role=Role.OPERATOR, input_model=ClockDecisionInput, view_model=ClockView,
+        audit="clock.decide",
+        page=Page(
+            "/system/clock", "clock-decide",
+            done=lambda request, asked, _clock: (
+                _DECIDED[asked.decision], context_of(request).urls.to("system")
+            ),
+        ),
+        api=Api("POST", "/api/v1/clock", "api-clock-decide", cli="clock decide"),
+    ).routes(),
+    Route(
+        "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings, query=ConfigQuery,
+        gives=ListPage[SettingView], cli="config show",
+    ),
+    Route("GET", "/system", Role.VIEWER, "system", show_system),
+    Route("POST", "/system/drain", Role.ADMIN, "system-drain", submit_drain, "system.drain"),
+    Route(
+        "POST", "/restart/dismiss", Role.OPERATOR, "restart-dismiss", submit_dismissal,
+        "restart.dismiss",
+    ),
     Route(
         "GET", "/api/v1/listeners", Role.VIEWER, "api-listeners", list_listeners,
         gives=ListenersView, cli="publish",

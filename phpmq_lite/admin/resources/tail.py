@@ -87,7 +87,7 @@ class QueueTail(FeedState):
 
     @property
     def is_listening(self) -> bool:
-        """Tell whether it listens to the engine."""
+        """Return whether it receives stored batches."""
         return self._remove is not None
 
     def listen(self) -> None:
@@ -154,7 +154,7 @@ class QueueTail(FeedState):
                     self._pending.append(TailEvent("publish", at_ms, seq, "", copied.publisher))
 
     def _of(self, message: Message) -> MessagePreview | None:
-        """Say where a message is, None for another queue; what is new is learnt."""
+        """Return the place of a message, None if it is in another queue; remember new messages."""
         if message.queue_id != self.queue_id:
             self._learn(message.seq, None)
             return None
@@ -191,7 +191,7 @@ class QueueTail(FeedState):
     # -- when somebody looks
 
     async def take(self) -> tuple[list[TailEvent], int]:
-        """Give what happened since the last call, in order, and how much more there was."""
+        """Return the events since the last call, in order, and how many were dropped."""
         self.listen()
         pending, self._pending = self._pending, deque()
         missed, self._overrun = self._overrun, 0
@@ -233,7 +233,7 @@ def _turns(events: list[Any]) -> Iterator[TailEvent]:
 def tail_row(
     happening: TailEvent, names: Mapping[int, str], link: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Make a row of the page: texts without anything hidden; ``names`` of clients by number.
+    """Return a row of the page, with hidden characters escaped; ``names``: of clients by number.
 
     The id is the same whether it comes from a batch or from the database.
     """
@@ -276,7 +276,7 @@ def _text(happening: TailEvent, names: Mapping[int, str]) -> str:
 
 
 def is_wanted(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
-    """Tell whether a row passes a filter: one of the kinds, and the text anywhere in it."""
+    """Return whether a row matches a filter: one of the kinds, and the text anywhere in it."""
     if kinds and row["kind"] not in kinds:
         return False
     if not text:
@@ -334,7 +334,7 @@ async def show_tail(request: web.Request) -> web.StreamResponse:
 
 
 async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Give what happened to a queue's messages since the last evaluation of this feed."""
+    """Return the events of a queue's messages since the last evaluation of this feed."""
     queue, query = find_queue(request, argument), _query_of(request)
     if queue is None:
         raise not_found("queue", argument)
@@ -346,7 +346,7 @@ async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) 
 
 
 def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
-    """Give the tail of a feed; one that stopped is made anew."""
+    """Return the tail of a feed; create a new one if it has stopped."""
     context, key = context_of(request), request[FEED]
     kept = context.live.kept
     known = kept.get(key)
@@ -381,7 +381,7 @@ async def _rows(request: web.Request, happenings: Iterable[TailEvent]) -> list[d
 
 
 async def _past(context: Context, queue: QueueStatus) -> list[TailEvent]:
-    """Give what can be known of the last turns of a queue's messages, the newest first."""
+    """Return the last known events of a queue's messages, newest first."""
     alive, history, turns = await asyncio.gather(
         context.reader.messages(queue.queue_id, before=_LATEST, limit=SHOWN),
         context.reader.history(queue_id=queue.queue_id, limit=SHOWN),

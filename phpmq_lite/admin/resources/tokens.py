@@ -1,26 +1,27 @@
 """API tokens: page and API."""
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
-from phpmq_lite.admin.auth import request_audit, users
+from phpmq_lite.admin.auth import users
+from phpmq_lite.admin.auth.request_audit import mark_refused
 from phpmq_lite.admin.base.context import context_of
-from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     FormatQuery,
     StrictInput,
     path_name,
+    read_form,
     read_json_model,
-    read_query,
 )
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.request_body import read_form_field
-from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
+from phpmq_lite.admin.base.problems import Problem, problem_of
+from phpmq_lite.admin.base.responses import ListPage, View, json_response
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.resources.users import Globs
+from phpmq_lite.admin.resource import Api, Page, Resource, read_form_model
+from phpmq_lite.admin.resources.users import Globs, account_values
 from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.storage.read.accounts import ApiToken
 
 _LATEST_MS: Final = 1 << 52
 
@@ -58,147 +59,92 @@ class NewTokenView(BaseModel):
     expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
 
 
-def tokens_view(request: web.Request) -> list[TokenView]:
-    """Give all tokens by name, without their secrets."""
-    known = context_of(request).entrance.accounts.tokens.values()
-    return [TokenView.of(token) for token in users.visible_accounts(request, known)]
-
-
-async def list_tokens(request: web.Request) -> web.StreamResponse:
+async def find_tokens(request: web.Request, _query: object = None) -> list[ApiToken]:
     """List the tokens, without their secrets."""
-    return list_response("json", TokenView, tokens_view(request))
+    known = context_of(request).entrance.accounts.tokens.values()
+    return users.visible_accounts(request, known)
 
 
 async def create_token(request: web.Request) -> web.StreamResponse:
-    """Make a token; the answer has it, this once."""
+    """Create a token. The response contains its secret, which is shown only once."""
     asked = await read_json_model(request, TokenInput)
+    return json_response(await _create(request, asked), status=201)
+
+
+async def _create(request: web.Request, asked: TokenInput) -> NewTokenView:
     token, secret = await users.add_token(
         request, asked.name, asked.role, asked.queues, asked.expires_at
     )
-    made = NewTokenView(name=token.name, token=secret, expires_at=token.expires_at)
-    return json_response(made, status=201)
+    return NewTokenView(name=token.name, token=secret, expires_at=token.expires_at)
 
 
-async def revoke_token(request: web.Request) -> web.StreamResponse:
-    """Revoke a token; the next call with it is refused."""
-    name = path_name(request, "name")
-    token = context_of(request).entrance.accounts.token_named(name)
+async def revoke_token(request: web.Request, _asked: None) -> TokenView:
+    """Revoke a token. The next call with it is rejected."""
+    token = context_of(request).entrance.accounts.token_named(path_name(request, "name"))
     await users.remove_token(request, token)
-    return json_response(TokenView.of(token))
+    return TokenView.of(token)
 
 
-_PATH: Final = "/api/v1/tokens"
-API_ROUTES: Final = (
-    Route(
-        "GET",
-        _PATH,
-        Role.ADMIN,
-        "api-tokens",
-        list_tokens,
-        gives=ListPage[TokenView],
-        cli="token list",
-    ),
-    Route(
-        "POST",
-        _PATH,
-        Role.ADMIN,
-        "api-token-add",
-        create_token,
-        "token.add",
-        takes=TokenInput,
-        gives=NewTokenView,
-        status=201,
-        cli="token create",
-    ),
-    Route(
-        "DELETE",
-        f"{_PATH}/{{name}}",
-        Role.ADMIN,
-        "api-token-remove",
-        revoke_token,
-        "token.remove",
-        gives=TokenView,
-        cli="token revoke",
-    ),
-)
-
-
-DAYS: Final = {"": None, "30": 30, "90": 90, "365": 365}
+DAYS: Final = ("", "30", "90", "365")
 _DAY_MS: Final = 86_400_000
 
 
-async def show_tokens(request: web.Request) -> web.StreamResponse:
-    """All tokens, and a form for another one."""
-    query = read_query(request, FormatQuery)
-    if query.format != "html":
-        return list_response(query.format, TokenView, tokens_view(request))
-    return await _list(request, {})
-
-
-async def _list(
-    request: web.Request,
-    form: dict[str, str],
-    problem: Problem | None = None,
-    made: tuple[str, str] | None = None,
-) -> web.Response:
-    accounts = context_of(request).entrance.accounts
-    return await render_page(
-        request,
-        "tokens.html",
-        status=problem.status if problem else 200,
-        tokens=users.visible_accounts(request, accounts.tokens.values()),
-        form=form,
-        problem=problem,
-        made=made,
-        roles=users.TOKEN_ROLES,
-        is_local=identity_of(request).kind == "local",
-        limits=identity_of(request).queues,
-    )
+async def _values(request: web.Request, _query: object, _found: object) -> dict[str, Any]:
+    return account_values(request) | {"roles": users.TOKEN_ROLES, "made": None}
 
 
 async def submit_token(request: web.Request) -> web.StreamResponse:
-    """Make a token, and show it this once."""
-    form = {key: await read_form_field(request, key) for key in ("name", "role", "queues", "days")}
+    """Create a token, and show its secret once."""
+    form, made = await read_form(request), None
+    problem: Problem | None = None
     try:
-        expires_at = _expiry(form["days"], context_of(request).now_ms())
-        token, secret = await users.add_token(
-            request,
-            form["name"].strip(),
-            form["role"],
-            users.split_lines(form["queues"]),
-            expires_at,
-        )
-    except Problem as problem:
-        request_audit.mark_refused(request, problem)
-        return await _list(request, form, problem)
-    return await _list(request, {}, made=(token.name, secret))
+        asked = read_form_model(form, TokenInput)
+        days = form.text("days", 10)
+        if days not in DAYS:
+            raise _unknown_days(days)
+        if days:
+            asked.expires_at = context_of(request).now_ms() + int(days) * _DAY_MS
+        made = await _create(request, asked)
+    except (Problem, ValidationError) as error:
+        problem = problem_of(error)
+        if problem is None:
+            raise
+        mark_refused(request, problem)
+    values = account_values(request, None if made else form, problem)
+    return await render_page(
+        request, "tokens.html", status=problem.status if problem else 200,
+        found=await find_tokens(request), made=made, **values | {"roles": users.TOKEN_ROLES},
+    )  # fmt: skip
 
 
-def _expiry(days: str, now_ms: int) -> int | None:
-    if days not in DAYS:
-        raise Problem(422, "invalid", "days: unknown.", field="days", bound="30, 90 or 365")
-    count = DAYS[days]
-    return None if count is None else now_ms + count * _DAY_MS
+def _unknown_days(days: str) -> Problem:
+    return Problem(422, "invalid", f"days is {days!r}.", field="days", bound="30, 90 or 365")
 
 
-async def submit_token_removal(request: web.Request) -> web.StreamResponse:
-    """Revoke a token."""
-    context = context_of(request)
-    token = context.entrance.accounts.token_named(path_name(request, "name"))
-    await users.remove_token(request, token)
-    context.sessions.note(request, f"The token {token.name} is revoked.")
-    raise web.HTTPSeeOther(context.urls.to("tokens"))
-
-
-PAGE_ROUTES: Final = (
-    Route("GET", "/tokens", Role.ADMIN, "tokens", show_tokens),
-    Route("POST", "/tokens", Role.ADMIN, "token-add", submit_token, "token.add"),
-    Route(
-        "POST",
-        "/tokens/{name}/remove",
-        Role.ADMIN,
-        "token-remove",
-        submit_token_removal,
-        "token.remove",
+_PATH: Final = "/api/v1/tokens"
+RESOURCES: Final = (
+    Resource(
+        run=find_tokens, role=Role.ADMIN, input_model=FormatQuery, view_model=ListPage[TokenView],
+        view=lambda _request, found: ListPage[TokenView](
+            items=[TokenView.of(one) for one in found]
+        ),
+        page=Page("/tokens", "tokens", "tokens.html", _values),
+        api=Api("GET", _PATH, "api-tokens", cli="token list"),
     ),
-)
+    Resource(
+        run=revoke_token, role=Role.ADMIN, view_model=TokenView, audit="token.remove",
+        page=Page(
+            "/tokens/{name}/remove", "token-remove",
+            done=lambda request, _asked, token: (
+                f"The token {token.name} was revoked.", context_of(request).urls.to("tokens")
+            ),
+        ),
+        api=Api("DELETE", f"{_PATH}/{{name}}", "api-token-remove", cli="token revoke"),
+    ),
+)  # fmt: skip
+ROUTES: Final = (
+    *(route for resource in RESOURCES for route in resource.routes()),
+    Route("POST", "/tokens", Role.ADMIN, "token-add", submit_token, "token.add"),
+    Route("POST", _PATH, Role.ADMIN, "api-token-add", create_token, "token.add",
+          takes=TokenInput, gives=NewTokenView, status=201, cli="token create"),
+)  # fmt: skip

@@ -1,25 +1,26 @@
 """Users: page and API."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from aiohttp import web
 from pydantic import Field, SecretStr
 
-from phpmq_lite.admin.auth import request_audit, users
+from phpmq_lite.admin.auth import users
 from phpmq_lite.admin.auth.passwords import SHORTEST
+from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
+    ActionInput,
+    Form,
     FormatQuery,
     StrictInput,
     path_name,
-    read_json_model,
-    read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.request_body import read_form_field
-from phpmq_lite.admin.base.responses import ListPage, View, json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, View
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.storage.read.accounts import User
 
@@ -57,227 +58,143 @@ class UserView(View):
     last_login_at: int | None = Field(description="Unix ms; null: never")
 
 
-def users_view(request: web.Request) -> list[UserView]:
-    """Return the users by name, without those of queues that the caller may not use."""
-    known = context_of(request).entrance.accounts.users.values()
-    return [UserView.of(user) for user in users.visible_accounts(request, known)]
-
-
-async def list_users(request: web.Request) -> web.StreamResponse:
+async def find_users(request: web.Request, _query: object = None) -> list[User]:
     """List the users."""
-    return list_response("json", UserView, users_view(request))
+    known = context_of(request).entrance.accounts.users.values()
+    return users.visible_accounts(request, known)
 
 
-async def create_user(request: web.Request) -> web.StreamResponse:
-    """Make a user."""
-    asked = await read_json_model(request, UserInput)
+async def create_user(request: web.Request, asked: UserInput) -> UserView:
+    """Create a user."""
     password = asked.password.get_secret_value()
     user = await users.add_user(request, asked.name, password, asked.role, asked.queues)
-    return json_response(UserView.of(user), status=201)
+    return UserView.of(user)
 
 
-async def get_user(request: web.Request) -> web.StreamResponse:
-    """Give one user."""
-    name = path_name(request, "name")
-    return json_response(UserView.of(users.visible_user(request, name)))
+async def find_user(request: web.Request, _query: None = None) -> User:
+    """Return one user."""
+    return users.visible_user(request, path_name(request, "name"))
 
 
-async def change_account(request: web.Request) -> web.StreamResponse:
-    """Change password, role or queues of a user; all their sessions end."""
-    asked, user = await read_json_model(request, UserChangeInput), _named(request)
-    password = None if asked.password is None else asked.password.get_secret_value()
-    await users.change_user(request, user, role=asked.role, globs=asked.queues, password=password)
-    return json_response(UserView.of(user))
-
-
-async def delete_user(request: web.Request) -> web.StreamResponse:
-    """Remove a user; all their sessions end."""
+async def change_user(request: web.Request, asked: UserChangeInput) -> UserView:
+    """Change the password, role or queues of a user. All sessions of the user end."""
     user = _named(request)
-    await users.remove_user(request, user)
-    return json_response(UserView.of(user))
+    password = None if asked.password is None else asked.password.get_secret_value()
+    globs = asked.queues
+    if globs == users.split_lines("\n".join(user.queues)):  # a form that was not changed
+        globs = list(user.queues)
+    await users.change_user(request, user, role=asked.role, globs=globs, password=password)
+    return UserView.of(user)
+
+
+async def remove_user(request: web.Request, asked: ActionInput) -> UserView:
+    """Remove a user. All sessions of the user end."""
+    user = _named(request)
+    await users.remove_user(request, user, asked.reason)
+    return UserView.of(user)
 
 
 def _named(request: web.Request) -> User:
-    name = path_name(request, "name")
-    return context_of(request).entrance.accounts.user_named(name)
+    return context_of(request).entrance.accounts.user_named(path_name(request, "name"))
+
+
+def account_values(
+    request: web.Request, form: Form | None = None, problem: Problem | None = None
+) -> dict[str, Any]:
+    """Return what the forms of users and tokens show: what was entered, and its error."""
+    fields = ("name", "role", "queues", "days")
+    return {
+        "form": {} if form is None else {name: form.raw(name) for name in fields},
+        "problem": problem,
+        "is_local": identity_of(request).kind == "local",
+        "limits": identity_of(request).queues,
+        "roles": users.ROLES,
+        "shortest": SHORTEST,
+    }
+
+
+async def _list_values(request: web.Request, _query: object, _found: object) -> dict[str, Any]:
+    return account_values(request)
+
+
+async def _list_again(request: web.Request, form: Form, problem: Problem) -> web.Response:
+    return await render_page(
+        request, "users.html", status=problem.status, found=await find_users(request),
+        **account_values(request, form, problem),
+    )  # fmt: skip
+
+
+async def _user_values(request: web.Request, _query: object, user: User) -> dict[str, Any]:
+    context = context_of(request)
+    sessions = context.entrance.accounts.sessions_of(user, context.now_ms())
+    return {**account_values(request), "sessions": sessions}
+
+
+async def _user_again(request: web.Request, _form: Form, problem: Problem) -> web.Response:
+    user = _named(request)
+    values = await _user_values(request, None, user)
+    return await render_page(
+        request, "user.html", status=problem.status, found=user, **values | {"problem": problem}
+    )
+
+
+def _changed(request: web.Request, asked: UserChangeInput, user: UserView) -> tuple[str, str]:
+    to = context_of(request).urls.to("user", name=user.name)
+    if not audit_entry(request).detail:
+        return f"Nothing was changed: {user.name} is {user.role} already.", to
+    what = "has a new password" if asked.password is not None else f"is {user.role} now"
+    return f"{user.name} {what} and has to log in again.", to
+
+
+async def _typed_name(request: web.Request) -> list[str]:
+    return [_named(request).name]
 
 
 _PATH: Final = "/api/v1/users"
-API_ROUTES: Final = (
-    Route(
-        "GET", _PATH, Role.ADMIN, "api-users", list_users, gives=ListPage[UserView], cli="user list"
+_USER: Final = f"{_PATH}/{{name}}"
+_CHANGE: Final = Resource(
+    run=change_user, role=Role.ADMIN, input_model=UserChangeInput, view_model=UserView,
+    audit="user.change",
+    page=Page("/users/{name}/rights", "user-rights", done=_changed, again=_user_again),
+    api=Api("PATCH", _USER, "api-user-change", cli="user set-password"),
+)  # fmt: skip
+RESOURCES: Final = (
+    Resource(
+        run=find_users, role=Role.ADMIN, input_model=FormatQuery, view_model=ListPage[UserView],
+        view=lambda _request, found: ListPage[UserView](items=[UserView.of(one) for one in found]),
+        page=Page("/users", "users", "users.html", _list_values),
+        api=Api("GET", _PATH, "api-users", cli="user list"),
     ),
-    Route(
-        "POST",
-        _PATH,
-        Role.ADMIN,
-        "api-user-add",
-        create_user,
-        "user.add",
-        takes=UserInput,
-        gives=UserView,
-        status=201,
-        cli="user create",
+    Resource(
+        run=create_user, role=Role.ADMIN, input_model=UserInput, view_model=UserView,
+        audit="user.add",
+        page=Page(
+            "/users", "user-add", again=_list_again,
+            done=lambda request, _asked, user: (f"{user.name} can log in now.", request.path),
+        ),
+        api=Api("POST", _PATH, "api-user-add", status=201, cli="user create"),
     ),
-    Route("GET", f"{_PATH}/{{name}}", Role.ADMIN, "api-user", get_user, gives=UserView),
-    Route(
-        "PATCH",
-        f"{_PATH}/{{name}}",
-        Role.ADMIN,
-        "api-user-change",
-        change_account,
-        "user.change",
-        takes=UserChangeInput,
-        gives=UserView,
-        cli="user set-password",
+    Resource(
+        run=find_user, role=Role.ADMIN, view_model=UserView,
+        view=lambda _request, user: UserView.of(user),
+        page=Page("/users/{name}", "user", "user.html", _user_values),
+        api=Api("GET", _USER, "api-user"),
     ),
-    Route(
-        "DELETE",
-        f"{_PATH}/{{name}}",
-        Role.ADMIN,
-        "api-user-remove",
-        delete_user,
-        "user.remove",
-        gives=UserView,
-        cli="user delete",
+    _CHANGE,
+    Resource(
+        run=remove_user, role=Role.ADMIN, input_model=ActionInput, view_model=UserView,
+        audit="user.remove",
+        page=Page(
+            "/users/{name}/remove", "user-remove", again=_user_again, typed=_typed_name,
+            done=lambda request, _asked, user: (
+                f"{user.name} was removed.", context_of(request).urls.to("users")
+            ),
+        ),
+        api=Api("DELETE", _USER, "api-user-remove", cli="user delete"),
     ),
-)
-
-
-async def show_users(request: web.Request) -> web.StreamResponse:
-    """All users, and a form for another one."""
-    query = read_query(request, FormatQuery)
-    if query.format != "html":
-        return list_response(query.format, UserView, users_view(request))
-    return await _list(request, {})
-
-
-async def _list(
-    request: web.Request, form: dict[str, str], problem: Problem | None = None
-) -> web.Response:
-    accounts = context_of(request).entrance.accounts
-    return await render_page(
-        request,
-        "users.html",
-        status=problem.status if problem else 200,
-        users=users.visible_accounts(request, accounts.users.values()),
-        form=form,
-        problem=problem,
-        roles=users.ROLES,
-        shortest=SHORTEST,
-        is_local=identity_of(request).kind == "local",
-        limits=identity_of(request).queues,
-    )
-
-
-async def submit_user(request: web.Request) -> web.StreamResponse:
-    """Make a user."""
-    context = context_of(request)
-    form = {key: await read_form_field(request, key) for key in ("name", "role", "queues")}
-    try:
-        user = await users.add_user(
-            request,
-            form["name"].strip(),
-            await read_form_field(request, "password"),
-            form["role"],
-            users.split_lines(form["queues"]),
-        )
-    except Problem as problem:
-        request_audit.mark_refused(request, problem)
-        return await _list(request, form, problem)
-    context.sessions.note(request, f"{user.name} can log in now.")
-    raise web.HTTPSeeOther(context.urls.to("users"))
-
-
-async def show_user(request: web.Request) -> web.StreamResponse:
-    """One user: rights, password, sessions, removal."""
-    name = path_name(request, "name")
-    return await _one(request, users.visible_user(request, name))
-
-
-async def _one(request: web.Request, user: User, problem: Problem | None = None) -> web.Response:
-    accounts = context_of(request).entrance.accounts
-    sessions = accounts.sessions_of(user, context_of(request).now_ms())
-    return await render_page(
-        request,
-        "user.html",
-        status=problem.status if problem else 200,
-        user=user,
-        limits=identity_of(request).queues,
-        sessions=sessions,
-        roles=users.ROLES,
-        shortest=SHORTEST,
-        problem=problem,
-    )
-
-
-async def submit_rights(request: web.Request) -> web.StreamResponse:
-    """Give a user another role or other queues; their sessions end."""
-    user, globs = _named(request), users.split_lines(await read_form_field(request, "queues"))
-    if globs == users.split_lines("\n".join(user.queues)):
-        globs = list(user.queues)
-    try:
-        role = await read_form_field(request, "role")
-        if (role, tuple(globs)) == (user.role, user.queues):
-            return _done(request, f"Nothing was changed: {user.name} is {role} already.", user)
-        await users.change_user(request, user, role=role, globs=globs)
-    except Problem as problem:
-        request_audit.mark_refused(request, problem)
-        return await _one(request, user, problem)
-    return _done(request, f"{user.name} is {user.role} now, and has to log in again.", user)
-
-
-async def submit_password(request: web.Request) -> web.StreamResponse:
-    """Give a user another password; their sessions end."""
-    user, password = _named(request), await read_form_field(request, "password")
-    try:
-        await users.change_user(request, user, password=password)
-    except Problem as problem:
-        request_audit.mark_refused(request, problem)
-        return await _one(request, user, problem)
-    return _done(
-        request, f"The password of {user.name} is changed; they have to log in again.", user
-    )
-
-
-async def submit_user_removal(request: web.Request) -> web.StreamResponse:
-    """Remove a user; the name has to be typed."""
-    user = _named(request)
-    try:
-        users.check_typed_name(await read_form_field(request, "typed"), user.name)
-        await users.remove_user(request, user, (await read_form_field(request, "reason"))[:500])
-    except Problem as problem:
-        request_audit.mark_refused(request, problem)
-        return await _one(request, user, problem)
-    return _done(request, f"{user.name} is removed.", None)
-
-
-def _done(request: web.Request, text: str, user: User | None) -> web.StreamResponse:
-    context = context_of(request)
-    context.sessions.note(request, text)
-    url = context.urls.to("user", name=user.name) if user else context.urls.to("users")
-    raise web.HTTPSeeOther(url)
-
-
-PAGE_ROUTES: Final = (
-    Route("GET", "/users", Role.ADMIN, "users", show_users),
-    Route("POST", "/users", Role.ADMIN, "user-add", submit_user, "user.add"),
-    Route("GET", "/users/{name}", Role.ADMIN, "user", show_user),
-    Route("POST", "/users/{name}/rights", Role.ADMIN, "user-rights", submit_rights, "user.change"),
-    Route(
-        "POST",
-        "/users/{name}/password",
-        Role.ADMIN,
-        "user-password",
-        submit_password,
-        "user.password",
-    ),
-    Route(
-        "POST",
-        "/users/{name}/remove",
-        Role.ADMIN,
-        "user-remove",
-        submit_user_removal,
-        "user.remove",
-    ),
-)
+)  # fmt: skip
+ROUTES: Final = (
+    *(route for resource in RESOURCES for route in resource.routes()),
+    Route("POST", "/users/{name}/password", Role.ADMIN, "user-password",
+          _CHANGE.submit_form, "user.password"),
+)  # fmt: skip

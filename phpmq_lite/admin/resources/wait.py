@@ -44,7 +44,7 @@ class WaitPosition:
 
     @classmethod
     async def now(cls, readers: Readers) -> Self:
-        """Give the place after all that is stored now."""
+        """Return the position after everything that is stored now."""
         return cls(*await RecentActivity(readers).ends())
 
     @classmethod
@@ -65,7 +65,7 @@ class WaitPosition:
         return cls(int(place[0]), int(place[1]))
 
     def after(self, ids: Iterable[str]) -> "WaitPosition":
-        """Give the place behind messages just published; how they end still lies ahead."""
+        """Return the position after messages just published, but before they settle."""
         return replace(self, seq=max((int(one[:16], 16) for one in ids), default=self.seq))
 
     @property
@@ -88,7 +88,7 @@ class MessageWait:
     apart_s: Callable[[], float] = lambda: _APART_S  # between two looks
 
     async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
-        """Give the first match, None after that time; ``mark`` is behind what was looked at.
+        """Return the first match, None after that time; ``mark`` is after the messages read.
 
         It looks at least once, and gives up early only where ``is_over``.
         """
@@ -120,7 +120,7 @@ class MessageWait:
         return None
 
     async def _next(self) -> dict[int, int]:
-        """Give the next messages: seq -> its place, a seq or an offset."""
+        """Return the next messages: seq -> its position, a seq or an offset."""
         if self.until == "published":
             return {seq: seq for seq in await self.tails.published_after(self.mark.seq)}
         settled = await self.tails.settled_after(self.mark.offset)
@@ -134,13 +134,13 @@ class MessageWait:
 
 
 def look_interval_s(hub: LiveFeeds) -> float:
-    """Give the time between two looks of a wait: the more wait, the longer."""
+    """Return the time between two reads of a wait; it grows with the number of waits."""
     return max(_APART_S, len(hub.waits) / _LOOKS_PER_S)
 
 
 @asynccontextmanager
 async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio.Event]:
-    """Give an event that is set with each commit that brings or ends messages, and at the stop.
+    """Return an event that each commit with new or settled messages sets, as does the stop.
 
     Raises:
         Problem: 429 where too many wait.
@@ -193,7 +193,7 @@ class WaitQuery(BaseModel):
 
 
 async def wait_for_message(request: web.Request) -> web.StreamResponse:
-    """Give the first message after a cursor that matches, as soon as it is stored, or 204.
+    """Return the first matching message after a cursor as soon as it is stored, or 204.
 
     Either answer has the cursor to go on from in the header ``X-Cursor``.
     """
@@ -231,13 +231,7 @@ def _is_over(request: web.Request, context: Context) -> bool:
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/api/v1/wait",
-        Role.VIEWER,
-        "api-wait",
-        wait_for_message,
-        query=WaitQuery,
-        gives=MessageView,
-        cli="message wait",
+        "GET", "/api/v1/wait", Role.VIEWER, "api-wait", wait_for_message, query=WaitQuery,
+        gives=MessageView, cli="message wait",
     ),
-)
+)  # fmt: skip

@@ -11,7 +11,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 def test_note_says_how_many_and_why_not_the_others() -> None:
     text = texts.describe_result(Action.DELETE, 12_408, Counter({"dispatched": 3, "odd": 1}))
-    assert text == "12,408 messages deleted. Passed over: 3 held by a consumer; 1 odd."
+    assert text == "12,408 messages deleted. Skipped: 3 held by a consumer; 1 odd."
     assert texts.describe_result(Action.MOVE, 1, {}) == "1 message moved."
 
 
