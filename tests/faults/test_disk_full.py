@@ -69,7 +69,7 @@ def see_degraded(story: Story, silent: SocketClient, code: str, setting: str) ->
     rows = admin.get("/api/v1/clients?limit=200")["items"]
     (row,) = [row for row in rows if row["address"].endswith(f":{port}")]
     assert row["paused_reason"] == "disk"
-    assert "No message is taken" in urlopen(f"{admin.url}/").read().decode()
+    assert "Publishing is stopped" in urlopen(f"{admin.url}/").read().decode()
 
 
 def edges(story: Story) -> list[str]:

@@ -182,7 +182,7 @@ async def test_message_page_shows_who_held_it_and_that_it_came_back(tmp_path: Pa
                 text = (await site.get(f"/messages/{known}")).text
             assert holder["address"] in text
         text = (await site.get(f"/messages/{known}")).text
-        assert "Returned to its old place" in text
+        assert "Returned to its position" in text
 
 
 async def test_body_that_is_damaged_or_gone_says_so(tmp_path: Path) -> None:

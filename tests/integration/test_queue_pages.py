@@ -45,7 +45,7 @@ async def test_overview_says_what_needs_attention_and_leads_there(site: HttpSite
     assert "Needs attention" in page.text
     await site.publish("mail", "soon", ttl_s=60)
     page = await site.get("/?span=24h")
-    assert "1 message expires within 10 minutes with nobody consuming" in page.text
+    assert "1 message expires within 10 minutes without a consumer" in page.text
 
 
 async def test_overview_is_calm_when_all_is_well(site: HttpSite) -> None:
@@ -161,7 +161,7 @@ async def test_setting_goes_back_to_its_default(site: HttpSite) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("max_deliveries", "many", "It must be a whole number"),
+        ("max_deliveries", "many", "It must be an integer"),
         ("max_deliveries", "99999999999999999", "Must be a number from 0 to"),
         ("link", "javascript:alert(1)", "Must begin with https:// or http://"),
     ],

@@ -295,7 +295,7 @@ async def test_killed_broker_tells_what_it_found(tmp_path: Path) -> None:
         process.start()
         async with aiohttp.ClientSession(process.admin[0]) as session:
             text = await reports(session)
-    assert "ended without a clean stop" in text
+    assert "after an unclean stop" in text
     assert "Read back" in text
     assert "Put back" in text
 

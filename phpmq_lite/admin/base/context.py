@@ -163,7 +163,7 @@ def status_of(request: web.Request) -> BrokerStatus:
 
 
 def forget_status(request: web.Request) -> None:
-    """Make ``status_of`` read again; a stream is one long request."""
+    """Drop the figures that ``status_of`` stored; a stream is one long request."""
     if _STATUS in request:
         del request[_STATUS]
 

@@ -17,28 +17,28 @@ from phpmq_lite.admin.views import charts
 from phpmq_lite.admin.views.charts import Chart, ChartSeries, ChartTable
 from phpmq_lite.admin.views.trends import SPANS, Span, Trend, TrendBucket
 
-_ROW_S: Final = {"24h": 60, "30d": 3_600}  # what a row of the summary stands for
+_ROW_S: Final = {"24h": 60, "30d": 3_600}  # seconds of a row in the summary
 _SEEN: Final = TrendBucket()
 
 
 class InsightsCharts(NamedTuple):
-    """The charts of a span, and their numbers."""
+    """The charts of a span and their numbers."""
 
     span: Span
     charts: tuple[Chart, ...]
     table: ChartTable
     until: str  # the end of the span: "Nov 21, 22:40 UTC"
-    step: str  # how long a bucket is: "6 min"
+    step: str  # length of a bucket: "6 min"
 
 
 def steps_of(summary: PipelineSummary, key: str, queue: str = "") -> Sequence[SummaryStep]:
-    """Give the rows of a span, of one queue or of all."""
+    """Return the rows of a span, of one queue or of all."""
     steps = summary.last24h if key == "24h" else summary.last30d
     return [step for step in steps if step.queue == queue] if queue else steps
 
 
 def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> InsightsCharts:
-    """Draw one queue, or all of them together, over a span that ended with the summary."""
+    """Draw one queue, or all together, over the span that ends with the summary."""
     span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
     count = span.length_s // span.step_s
     start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is full
@@ -69,7 +69,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
 
 
 class _Sum:
-    """What one bucket has."""
+    """The sums of a bucket."""
 
     __slots__ = ("counts", "times")
 
@@ -119,11 +119,11 @@ def _times(sums: Sequence[_Sum], what: str) -> list[ChartSeries]:
     ]
 
 
-# -- one row a queue
+# -- one row per queue
 
 
 def queue_totals(steps: Iterable[SummaryStep]) -> list[QueueTotals]:
-    """Sum up the steps by queue, the one with the most messages first."""
+    """Return the totals by queue, the one with the most messages first."""
     sums: dict[str, _Sum] = {}
     for step in steps:
         sums.setdefault(step.queue, _Sum()).add(step)

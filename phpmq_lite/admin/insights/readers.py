@@ -11,25 +11,25 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.measures import measure_database
 
-BURST_MS: Final = 3_600_000  # what came within less says little about what will come
+BURST_MS: Final = 3_600_000  # a shorter period says little about the future
 
 
 @dataclass(slots=True, frozen=True)
 class HistoryExtent:
-    """The history as it lies there, and how long it stays; times are ms."""
+    """The stored history and its retention; times are ms."""
 
-    lo: int  # the first offset that is there still
+    lo: int  # the first offset that still exists
     hi: int  # the newest
     rows: int
     bytes: int
     oldest_at: int | None  # when the first row was settled
-    age_ms: int  # of the bounds: settled longer ago goes
+    age_ms: int  # messages settled longer ago are removed
     rows_max: int
     bytes_max: int
-    lo_deleted: int = 0  # the first offset from which those of deleted messages are there too
+    lo_deleted: int = 0  # the first offset from which deleted messages exist too
 
     def per_ms(self, now_ms: int) -> float:
-        """Give how many rows came in a millisecond, over all that is there, an hour at least."""
+        """The mean number of rows per millisecond, over at least an hour."""
         if self.oldest_at is None:
             return 0.0
         return self.rows / max(now_ms - self.oldest_at, BURST_MS)
@@ -37,21 +37,21 @@ class HistoryExtent:
 
 @dataclass(slots=True, frozen=True)
 class ReaderLag:
-    """How a reader stands; ``reached_at`` is a forecast, None where there is none."""
+    """The lag of a reader; ``reached_at`` is a forecast, None without one."""
 
     behind: int  # offsets
-    is_reached: bool  # rows that it has not read have gone
+    is_reached: bool  # rows were removed before it read them
     reached_at: int | None  # Unix ms
-    bound: str | None  # which bound takes them: days, rows or bytes
+    bound: str | None  # the bound that removes them: days, rows or bytes
 
 
 def measure_lag(
     kept: HistoryExtent, position: int, next_settled_at: int | None, now_ms: int
 ) -> ReaderLag:
-    """Tell how a reader stands that has read all up to ``position``.
+    """Return the lag of a reader that has read everything up to ``position``.
 
-    ``next_settled_at`` is when the first row that it has not read was settled; None: there is none.
-    Rows and bytes are forecast by the mean rate and size of what is there.
+    ``next_settled_at`` is when its first unread row was settled; None: there is none.
+    Rows and bytes are forecast from the mean rate and size of existing rows.
     """
     behind = max(kept.hi - position, 0)
     if not behind or next_settled_at is None:
@@ -61,7 +61,7 @@ def measure_lag(
     found = [(next_settled_at + kept.age_ms, "days")]
     per_ms = kept.per_ms(now_ms)
     if per_ms > 0:
-        ahead = position + 1 - kept.lo  # rows that go before
+        ahead = position + 1 - kept.lo  # rows removed before it
         to_come = max(kept.rows_max - kept.rows, 0) + ahead
         found.append((now_ms + round(to_come / per_ms), "rows"))
         size = kept.bytes / kept.rows if kept.rows else 0.0
@@ -76,7 +76,7 @@ _DAY_MS: Final = 86_400_000
 
 
 class SubscriptionClaimsView(BaseModel):
-    """A subscription and the claims that it has open."""
+    """A subscription and its open claims."""
 
     subscription: str
     queue: str | None
@@ -89,21 +89,21 @@ class SubscriptionClaimsView(BaseModel):
 
 
 class ReaderView(BaseModel):
-    """A reader of the history; ``reached_at`` is a forecast, ``bound`` what takes its rows."""
+    """A reader of the history; ``reached_at`` is a forecast, ``bound`` what removes its rows."""
 
     reader: str
     offset: int
     behind: int
     seen_at: int  # Unix ms
-    is_reached: bool  # rows that it has not read have gone
+    is_reached: bool  # rows were removed before it read them
     reached_at: int | None
     bound: str | None
 
 
 class HistoryBoundsView(BaseModel):
-    """What of the history is there: every offset above ``lo`` up to ``hi``, but deleted ones.
+    """The extent of the history: every offset above ``lo`` up to ``hi``, except deleted ones.
 
-    Above ``lo_deleted`` those of deleted messages are there too.
+    Above ``lo_deleted``, deleted messages exist too.
     """
 
     history_id: str
@@ -113,12 +113,12 @@ class HistoryBoundsView(BaseModel):
 
 
 async def read_bounds(context: Context) -> HistoryBoundsView:
-    """Give how far the history goes now."""
+    """Return the current extent of the history."""
     return HistoryBoundsView(**asdict(await StoredPipeline(context.readers).history_bounds()))
 
 
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
-    """Give the subscriptions whose queue somebody may see, the longest holder first."""
+    """Return the subscriptions whose queue the caller may see, longest holder first."""
     rows = await StoredPipeline(context_of(request).readers).subscriptions()
     made = [
         SubscriptionClaimsView(
@@ -133,7 +133,7 @@ async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
 
 
 async def read_readers(context: Context) -> list[ReaderView]:
-    """Give who said how far they read the history, the one furthest behind first."""
+    """Return the readers that reported a position, furthest behind first."""
     rows = await StoredPipeline(context.readers).readers()
     if not rows:
         return []

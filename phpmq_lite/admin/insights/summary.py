@@ -15,7 +15,7 @@ from phpmq_lite.settings.validation_errors import describe_error
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, write_whole
 
 SUMMARY_BYTES: Final = 2 << 20
-REST: Final = "(others)"  # what the jobs call all queues that found no room
+REST: Final = "(others)"  # the jobs' name for all omitted queues
 COUNTS: Final = (
     "published", "dispatched", "acked", "expired", "dead", "deleted", "redelivered", "bytes",
 )  # fmt: skip
@@ -39,7 +39,7 @@ class _Named(_Part):
 
 
 class ArchiveSummary(_Part):
-    """What lies in the archive; ``offset`` is the last one in it, None: nothing is yet."""
+    """The contents of the archive."""
 
     offset: NonNegativeCount | None = Field(None, description="last archived offset; null: none")
     rows: NonNegativeCount = Field(0, description="number of archived messages")
@@ -51,7 +51,7 @@ class ArchiveSummary(_Part):
 
 
 class AcceptedGap(_Part):
-    """Offsets above ``lo`` up to ``hi`` whose rows left before they were archived; accepted."""
+    """An accepted gap: rows above ``lo`` up to ``hi`` were removed before they were archived."""
 
     at_ms: UnixMs = Field(description="when the gap was accepted, Unix ms")
     lo: NonNegativeCount = Field(description="offset before the first that may be missing")
@@ -62,7 +62,7 @@ class AcceptedGap(_Part):
 
 
 class ArchiveLag(_Part):
-    """How far the archive was behind the history when the summary was made; None: not known."""
+    """How far the archive was behind the history when the summary was computed."""
 
     offset: NonNegativeCount | None = Field(
         None, description="last offset at finished_at; null: unknown"
@@ -73,7 +73,7 @@ class ArchiveLag(_Part):
 
 
 class PipelineJobState(_Part):
-    """The last run of a job; ``offset`` is how far it came."""
+    """The last run of a job."""
 
     name: str = Field(description="archive, metrics, …")
     state: str = Field(description="done, running, failed or stopped")
@@ -84,7 +84,7 @@ class PipelineJobState(_Part):
 
 
 class StepFigures(_Part):
-    """What happened; times in ms, None where nothing was dispatched or settled."""
+    """Figures of a step; times in ms, None if nothing was dispatched or settled."""
 
     published: NonNegativeCount = Field(0, description="messages published")
     dispatched: NonNegativeCount = Field(0, description="messages dispatched for the first time")
@@ -120,28 +120,28 @@ class _Begun(_Named):
 
 
 class SummaryStep(StepFigures, _Begun):
-    """What happened to one queue within the minute, or the hour, that began at ``at_ms``."""
+    """Figures of one queue in the minute or hour that began at ``at_ms``."""
 
 
 class QueueTotals(StepFigures, _Named):
-    """What happened to one queue over a span; times are the highest of its steps."""
+    """Figures of one queue over a span; times are the maximum of its steps."""
 
     @property
     def settled(self) -> int:
-        """How many messages came to an end."""
+        """The number of settled messages."""
         return self.acked + self.expired + self.dead + self.deleted
 
     @property
     def acked_share(self) -> float | None:
-        """The part of what came to an end that was acknowledged; None: nothing did."""
+        """The acknowledged share of settled messages; None: none settled."""
         return self.acked / self.settled if self.settled else None
 
 
 class UrnTotals(_Named):
-    """What became of the envelopes of one URN in one queue.
+    """Outcomes of the envelopes of one URN in one queue.
 
-    ``failed`` counts dead letters by reason, ``attempts`` messages by their attempts, ``retried``
-    envelopes that came again with more attempts; those count for no success.
+    ``failed`` counts dead letters by reason, ``attempts`` messages by attempts, ``retried``
+    envelopes published again with more attempts, which are not successes.
     """
 
     urn: str | None = Field(None, description="URN of the envelope; null: none")
@@ -158,7 +158,7 @@ class UrnTotals(_Named):
 
     @property
     def total(self) -> int:
-        """How many came to an end."""
+        """The number of settled messages."""
         return self.acked + sum(self.failed.values())
 
 
@@ -171,12 +171,12 @@ class DeadLetterTotals(_Named):
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of dead letters."""
         return self.count
 
 
 class TracePath(_Part):
-    """Traces that took the same way; each step is ``queue:urn``."""
+    """Traces with the same path; each step is ``queue:urn``."""
 
     path: tuple[str, ...] = Field(description="steps in order of arrival, each queue:urn")
     traces: NonNegativeCount = Field(0, description="number of traces")
@@ -185,19 +185,19 @@ class TracePath(_Part):
 
 
 class ExpiryTotals(_Named):
-    """Messages that expired: ``dispatched`` once at least, or ``never``."""
+    """Expired messages: ``dispatched`` at least once, or ``never``."""
 
     dispatched: NonNegativeCount = Field(0, description="expired messages that had been dispatched")
     never: NonNegativeCount = Field(0, description="expired messages that were never dispatched")
 
     @property
     def total(self) -> int:
-        """How many expired."""
+        """The number of expired messages."""
         return self.dispatched + self.never
 
 
 class PipelineSummary(_Part):
-    """The file; ``finished_at`` is when it was computed, Unix ms."""
+    """The summary of the pipeline; ``finished_at`` is when it was computed."""
 
     version: Literal[1] = Field(description="version of this format: always 1")
     finished_at: UnixMs = Field(description="when it was computed, Unix ms")
@@ -216,7 +216,7 @@ class PipelineSummary(_Part):
     expiries: tuple[ExpiryTotals, ...] = Field((), description="last 30 days by queue")
 
     def queues(self) -> list[str]:
-        """Give the queues that anything is said about, the rest of them last."""
+        """Return the queues in the summary, (others) last."""
         named: tuple[_Named, ...] = (
             *self.last24h,
             *self.last30d,
@@ -229,10 +229,10 @@ class PipelineSummary(_Part):
 
 
 def read_summary(raw: bytes) -> PipelineSummary:
-    """Read a summary; takes some 30 ms for 2 MiB.
+    """Parse a summary; 2 MiB take about 30 ms.
 
     Raises:
-        ValueError: it is no JSON, or not of this shape; the text names the member and the bound.
+        ValueError: it is not JSON, or invalid; the text names the member and the bound.
     """
     try:
         return PipelineSummary.model_validate(_read(raw))
@@ -254,16 +254,16 @@ def _read(raw: bytes) -> object:
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"it is not JSON: {word} is no number")
+    raise ValueError(f"it is not JSON: {word} is not a number")
 
 
 def visible_to(
     summary: PipelineSummary, allow: IsQueueAllowed, known: Iterable[str] = ()
 ) -> PipelineSummary:
-    """Leave out what is about queues that somebody may not see, the joint rest too.
+    """Return the summary without queues that the caller may not see, and without the rest.
 
-    Of paths those stay that touch allowed queues only.  A step is text, so its queue is the longest
-    name it may begin with, of the summary's and of ``known``; who knows none of them is left out.
+    Only paths over allowed queues remain.  A step is text, so its queue is the longest
+    name it begins with, among the summary's and ``known``; a step without one is removed.
     """
     names = sorted({*summary.queues(), *known}, key=len, reverse=True)
 
@@ -287,7 +287,7 @@ def visible_to(
 
 
 def _queue_of(step: str, names: Iterable[str]) -> str | None:
-    """Give the queue of a step of a path; ``names`` come the longest first."""
+    """Return the queue of a step of a path; ``names`` are ordered longest first."""
     return next((name for name in names if step == name or step.startswith(f"{name}:")), None)
 
 
@@ -298,30 +298,30 @@ FileStamp = tuple[int, int, int]
 
 
 class BadSummaryError(Exception):
-    """The file is there and cannot be used; the text says why."""
+    """The file exists but cannot be used; the text says why."""
 
 
 class SummaryFile:
-    """The file, and what was read from it last: a page does not read it anew while it stays.
+    """The file and its last parsed content, reused while the file is unchanged.
 
-    The truth is the disk: jobs on this machine write there too.
+    The file is the source of truth: jobs on this machine write it too.
     """
 
     def __init__(self, data: Path) -> None:
         self.path = data / FOLDER / NAME
         self._kept: tuple[FileStamp, PipelineSummary | BadSummaryError] | None = None
-        self._writing = threading.Lock()  # all who write here go by way of one temporary file
+        self._writing = threading.Lock()  # all writers use one temporary file
 
     async def read(self) -> PipelineSummary | None:
-        """Give the summary; None where no job has left one.
+        """Return the summary; None if no job has written one.
 
         Raises:
-            BadSummaryError: it cannot be read, or is none.
+            BadSummaryError: it cannot be read, or is invalid.
         """
         return await asyncio.to_thread(self._read)
 
     async def write(self, raw: bytes) -> None:
-        """Replace the file; whoever reads meanwhile sees the old one or the new one.
+        """Replace the file; concurrent readers see the old or the new one.
 
         Raises:
             StorageError: it cannot be written; the old one stays.

@@ -1,4 +1,4 @@
-"""What needs attention, each notice with the page that shows it."""
+"""What needs attention, each notice with a link to the page that shows it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,48 +16,48 @@ from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
 
 EXPIRY_NOTICE_MS: Final = 600_000  # ten minutes
-LATELY_MS: Final = 86_400_000  # deaths and expiries count for a day
+LATELY_MS: Final = 86_400_000  # dead letters and expiries count for a day
 NOTICES_MAX: Final = 200
-_HELD_LONG_MS: Final = 3_600_000  # where there is no acknowledgement timeout
-_LOST: Final = ("Envelopes", "Dead letters")  # what to do about what was not handled
+_HELD_LONG_MS: Final = 3_600_000  # without an acknowledgement timeout
+_LOST: Final = ("Envelopes", "Dead letters")  # advice about unhandled messages
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
 
 
 @dataclass(slots=True, frozen=True)
 class Notice:
-    """Something that needs attention; ``route`` and ``values`` say where it is seen or mended."""
+    """Something that needs attention; ``route`` and ``values`` link to its page."""
 
     level: str  # bad, warn
-    who: str  # the queue, the client, the part of the broker
+    who: str  # queue, client or part of the broker
     text: str
     route: str
     values: dict[str, str]
-    go: str  # what is there to do
+    go: str  # what to do
 
 
 @dataclass(slots=True, frozen=True)
 class AttentionFacts:
-    """What was read to judge by; queues by their numbers, times in Unix ms."""
+    """The facts behind the notices; queues by number, times in Unix ms."""
 
     now_ms: int
-    ages: Mapping[int, int] = field(default_factory=dict)  # first ready message published at
-    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, the soonest
-    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # lately, by reason
-    unread: Mapping[int, int] = field(default_factory=dict)  # expired lately without a consumer
+    ages: Mapping[int, int] = field(default_factory=dict)  # publish time of the first ready one
+    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, the earliest
+    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # recent, by reason
+    unread: Mapping[int, int] = field(default_factory=dict)  # recently expired without a consumer
     held: Sequence[ConsumerLoad] = ()
-    refused: Mapping[str, int] = field(default_factory=dict)  # publishes lately, by reason
-    disk_share: float = 0.0  # of the disk that is used
+    refused: Mapping[str, int] = field(default_factory=dict)  # recently refused publishes by reason
+    disk_share: float = 0.0  # used share of the disk
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
     damage: Sequence[str] = ()  # what the scrub found
-    backup_error: str | None = None  # of the last one, where it failed
-    backup_age_ms: int | None = None  # of the newest, where they are made by the clock
+    backup_error: str | None = None  # of the last backup, if it failed
+    backup_age_ms: int | None = None  # of the newest backup, if they are scheduled
     backup_each_ms: int = 0
 
 
 def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
-    """Say what needs attention, worst first; at most ``NOTICES_MAX``."""
+    """Return what needs attention, worst first, at most ``NOTICES_MAX``."""
     found = [*_of_broker(status, seen)]
     for client in status.clients:
         if client.paused_reason:
@@ -66,12 +66,12 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
             found.append(Notice("warn", who, text, "clients", {}, "See clients"))
     held, shelves = _longest(seen.held), dead_letter_queues_named(status.queues)
     for queue in status.queues:
-        # What is left over anyway is not written out: with 10,000 queues that takes 40 ms.
+        # Notices beyond the limit are not formatted: with 10,000 queues that takes 40 ms.
         is_waiting = holds_dead_letters(queue) or queue.name in shelves
         found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
-    # Of equal ones those that lost their way to a consumer come before those that only wait.
+    # Among equals, messages that missed their consumer come before messages that only wait.
     found.sort(key=lambda notice: (notice.level, notice.go not in _LOST))
     return found[:NOTICES_MAX]
 
@@ -86,31 +86,31 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         text = f"Nothing can be stored: {status.trouble}"
         yield Notice("bad", "Storage", text, "system", {}, "Storage")
     if status.shortage:
-        text = f"No message is taken: {status.shortage.detail}"
+        text = f"Publishing is stopped: {status.shortage.detail}"
         yield Notice("bad", "Publishing", text, "system", {}, "Storage")
     elif seen.disk_share >= _DISK_WARN:
         level = "bad" if seen.disk_share >= _DISK_BAD else "warn"
-        text = f"{seen.disk_share:.0%} full; once it is full, publishing stops"
+        text = f"{seen.disk_share:.0%} full; publishing stops when it is full"
         yield Notice(level, "Disk", text, "system", {}, "Storage")
     if seen.wal_bytes > 2 * seen.wal_limit_bytes:
         text = (
-            f"{formats.format_size(seen.wal_bytes)} of write-ahead log, its limit is "
-            f"{formats.format_size(seen.wal_limit_bytes)}: a reader may hold it up"
+            f"{formats.format_size(seen.wal_bytes)} of write-ahead log, the limit is "
+            f"{formats.format_size(seen.wal_limit_bytes)}: a reader may prevent its truncation"
         )
         yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
     yield from _of_care(seen)
     if status.clock_doubt_ms:
         text = (
-            f"At the start it was {_duration(status.clock_doubt_ms)} ahead; until somebody decides "
-            "whether it is right, nothing expires by this time"
+            f"At the start it was {_duration(status.clock_doubt_ms)} ahead; until someone decides "
+            "whether this is right, the extra time expires nothing"
         )
         yield Notice("bad", "Clock", text, "system", {}, "Decide")
     elif status.clock_jumps:
         times = "once" if status.clock_jumps == 1 else f"{status.clock_jumps:,} times"
         way = "ahead" if status.clock_jump_ms > 0 else "back"
         text = (
-            f"Was set {times} since the start, the last time {way} by "
-            f"{formats.format_duration(abs(status.clock_jump_ms))}; deadlines went on unmoved"
+            f"Changed {times} since the start, the last time {way} by "
+            f"{formats.format_duration(abs(status.clock_jump_ms))}; deadlines did not move"
         )
         yield Notice("warn", "Clock", text, "system", {}, "System")
     if total := sum(seen.refused.values()):
@@ -123,15 +123,15 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
 
 
 def _of_care(seen: AttentionFacts) -> Iterator[Notice]:
-    """Tell of damage, and of backups that fail or are late."""
+    """Return notices about damage, and about failed or late backups."""
     for text in seen.damage:
         yield Notice("bad", "Damage", text, "backups", {}, "Scrub")
     if seen.backup_error is not None:
-        text = f"The last one failed: {seen.backup_error}"
+        text = f"The last backup failed: {seen.backup_error}"
         yield Notice("bad", "Backup", text, "backups", {}, "Backups")
     elif seen.backup_age_ms is not None and seen.backup_age_ms > 2 * seen.backup_each_ms:
         text = (
-            f"The newest is {_duration(seen.backup_age_ms)} old; one is to be made every "
+            f"The newest is {_duration(seen.backup_age_ms)} old; backups are due every "
             f"{_duration(seen.backup_each_ms)}"
         )
         yield Notice("warn", "Backup", text, "backups", {}, "Backups")
@@ -143,9 +143,9 @@ def _of_care(seen: AttentionFacts) -> Iterator[Notice]:
 def _of_queue(
     queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, only_bad: bool
 ) -> Iterator[Notice]:
-    """Judge one queue; ``is_waiting``: its messages are meant to lie there."""
+    """Return the notices of a queue; ``is_waiting``: its messages are expected to wait."""
     expires = queue.queue_id in seen.expiring and not queue.consumers
-    # What is forwarded or made a dead letter when it expires is not lost.
+    # Messages that are forwarded or dead-lettered when they expire are not lost.
     is_losing = expires and queue.settings.on_expire == "history"
     if is_losing:
         count, soonest_ms = seen.expiring[queue.queue_id]
@@ -167,7 +167,7 @@ def _of_queue(
 
 
 def _deaths(queue: QueueStatus, reasons: Mapping[str, int]) -> Iterator[Notice]:
-    """Tell those that the verdict of their envelope kept from consumers from all others."""
+    """Return notices about quarantined messages and about other dead letters."""
     refused = {reason: count for reason, count in reasons.items() if reason in REASONS}
     others = {reason: count for reason, count in reasons.items() if reason not in REASONS}
     if refused:
@@ -176,19 +176,20 @@ def _deaths(queue: QueueStatus, reasons: Mapping[str, int]) -> Iterator[Notice]:
         text += _by_reason(refused)
         yield Notice("warn", queue.name, text, "messages", {"q": q}, "Envelopes")
     if others and queue.dead:
-        text = f"{_at_least(sum(others.values()))} died in the last 24 h: {_by_reason(others)}"
+        count = _at_least(sum(others.values()))
+        text = f"{count} dead-lettered in the last 24 h: {_by_reason(others)}"
         yield _notice(queue, "warn", text, "Dead letters", tab="dead")
 
 
 def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
-    """Compare with the limits that somebody set for this queue."""
+    """Return notices about the alert limits of this queue."""
     settings = queue.settings
     at_ms = seen.ages.get(queue.queue_id)
     if settings.alert_age_s and at_ms is not None:
         age_ms = seen.now_ms - at_ms
         if age_ms > settings.alert_age_s * 1_000:
             text = (
-                f"The oldest ready message waits for {_duration(age_ms)}, "
+                f"The oldest ready message has waited for {_duration(age_ms)}, "
                 f"the limit is {_duration(settings.alert_age_s * 1_000)}"
             )
             yield _notice(queue, "bad", text, "See messages")
@@ -201,14 +202,14 @@ def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
 
 
 def _of_holder(queue: QueueStatus, holding: ConsumerLoad, now_ms: int) -> Iterator[Notice]:
-    """Say who holds a message for more than half of the time that it may."""
+    """Return a notice if a client has held a message for more than half of the timeout."""
     timeout_ms = queue.settings.ack_timeout_s * 1_000
     held_ms = now_ms - holding.since_ms
     if held_ms <= (timeout_ms / 2 or _HELD_LONG_MS):
         return
-    text = f"Client {holding.client} holds a message for {_duration(held_ms)}"
+    text = f"Client {holding.client} has held a message for {_duration(held_ms)}"
     if timeout_ms > held_ms:
-        text += f"; it goes back in {_duration(timeout_ms - held_ms)}"
+        text += f"; it returns in {_duration(timeout_ms - held_ms)}"
     yield _notice(queue, "warn", text, "Consumers", tab="consumers")
 
 
@@ -222,7 +223,7 @@ def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
 
 
 def holds_dead_letters(queue: QueueStatus) -> bool:
-    """Tell whether messages are meant to lie here: dead letters, and what waits for a retry."""
+    """Return whether messages are expected to wait here: dead letters and delayed retries."""
     return queue.name.endswith((".dlq", ".retry"))
 
 
@@ -236,7 +237,7 @@ def _notice(queue: QueueStatus, level: str, text: str, go: str, **values: str) -
 def _expiring(count: int, soonest_ms: int, now_ms: int) -> str:
     messages = count_of(count, "message expires", "messages expire")
     return (
-        f"{messages} within 10 minutes with nobody consuming, "
+        f"{messages} within 10 minutes without a consumer, "
         f"the first {formats.format_ago(soonest_ms, now_ms)}"
     )
 
@@ -261,7 +262,7 @@ def _duration(ms: int) -> str:
 async def read_notices(
     context: Context, status: BrokerStatus, ages: dict[int, int]
 ) -> list[Notice]:
-    """Read what may need attention, and judge."""
+    """Read the facts and return the notices."""
     now_ms, signs = context.now_ms(), RecentActivity(context.readers)
     since_ms = now_ms - LATELY_MS
     disk = await measure_disk(context.readers.path)
@@ -284,7 +285,7 @@ async def read_notices(
 
 
 def _care(context: Context, now_ms: int) -> dict[str, Any]:
-    """Give what the notices say of backups and scrub."""
+    """Return the facts about backups and scrub."""
     if context.care is None:
         return {}
     made = context.care.backups

@@ -1,4 +1,4 @@
-"""What is known of a connection: labels, figures, held messages."""
+"""Facts about connections: labels, figures, held messages."""
 
 import asyncio
 import socket
@@ -23,11 +23,11 @@ from phpmq_lite.storage.read.accounts import SavedItems
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
 HELD_SHOWN: Final = 50
-CLOSED_MS: Final = 24 * 3_600_000  # how long ended connections are listed
-LABEL: Final = "label"  # kind of what is saved
+CLOSED_MS: Final = 24 * 3_600_000  # how long closed connections are listed
+LABEL: Final = "label"  # kind of saved item
 LABEL_MAX: Final = 60  # characters
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid of a Unix peer
-HIDDEN_QUEUE_TEXT: Final = "not shown: a queue that you may not see"
+HIDDEN_QUEUE_TEXT: Final = "hidden: you may not see this queue"
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +44,7 @@ class HeldMessage:
 
 @dataclass(slots=True)
 class ConnectionSnapshot:
-    """One look at an open connection, taken between two batches."""
+    """The state of an open connection between two batches."""
 
     is_open: bool = False
     held: list[HeldMessage] = field(default_factory=list)  # the longest held first
@@ -57,19 +57,19 @@ class ConnectionSnapshot:
 
 
 async def read_labels(context: Context) -> dict[str, str]:
-    """Give the labels that people gave to addresses and networks."""
+    """Return the labels of addresses and networks."""
     rows = await SavedItems(context.readers).all(LABEL)
     return {row.name: row.content for row in rows if isinstance(row.content, str)}
 
 
 def host_of(address: str) -> str:
-    """Give the address without its port; the whole text where there is none."""
+    """Return the address without its port; the whole text if it has none."""
     place = processes.split_address(address)
     return address if place is None else str(place[0])
 
 
 def label_of(address: str, labels: Mapping[str, str]) -> str:
-    """Give the label of an address: its own, else that of the narrowest network round it."""
+    """Return the label of an address: its own, else that of the smallest network with it."""
     if not labels:
         return ""
     host = host_of(address)
@@ -90,7 +90,7 @@ def label_of(address: str, labels: Mapping[str, str]) -> str:
 
 
 def read_label_name(text: str) -> str | None:
-    """Read what a label may be given to: an address, a network, or ``unix``; None: neither."""
+    """Parse an address, a network or ``unix`` to label; None if it is none of them."""
     text = text.strip()
     if text == "unix":
         return text
@@ -106,7 +106,7 @@ def read_label_name(text: str) -> str | None:
 
 
 def format_figures(client: ClientStatus) -> dict[str, str]:
-    """Give what the cells of a connection show, by the name of their live field."""
+    """Return the cells of a connection by their live field."""
     held = sum(held for _, held in client.queues.values())
     credit = sum(credit for credit, _ in client.queues.values())
     return {
@@ -123,7 +123,7 @@ def format_figures(client: ClientStatus) -> dict[str, str]:
 
 
 def describe_protocol(framing: str | None, packet_header: int | None, revision: str | None) -> str:
-    """Say what a connection has shown of how it speaks."""
+    """Describe the revision and framing of a connection."""
     if framing is None:
         return "nothing yet"
     words = [framing, str(packet_header or ""), revision or ""]
@@ -136,7 +136,7 @@ def describe_protocol(framing: str | None, packet_header: int | None, revision: 
 async def take_snapshot(
     request: web.Request, client: int, *, is_watching: bool
 ) -> ConnectionSnapshot:
-    """Look at a connection; ``is_watching`` begins or goes on recording its frames."""
+    """Return the state of a connection; ``is_watching`` records its frames from now on."""
     context = context_of(request)
     allowed = allowed_queues(request)
     now_s = asyncio.get_running_loop().time()
@@ -188,21 +188,21 @@ def _unix_pid(connection: Any) -> int | None:
         return None
     try:
         raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    except OSError:  # closed already; the core hears of it in this batch or the next
+    except OSError:  # closed already; the core learns of it in this batch or the next
         return None
     pid: int = _CREDENTIALS.unpack(raw)[0]
     return pid or None
 
 
 async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
-    """Find the process at the other end, in a thread; None where it cannot be seen."""
+    """Find the process at the other end, in a thread; None if it is not visible."""
     if pid is not None:
         return await asyncio.to_thread(processes.describe, pid)
     return await asyncio.to_thread(processes.find_peer, address)
 
 
 def is_local(address: str, kind: str) -> bool:
-    """Tell whether a connection comes from this machine."""
+    """Return whether a connection comes from this machine."""
     place = processes.split_address(address)
     return kind == "unix" or (place is not None and processes.is_loopback(place[0]))
 
@@ -211,10 +211,10 @@ _DIGITS: Final = 18
 
 
 def parse_client_number(text: str) -> int:
-    """Read the number of a connection.
+    """Parse the number of a connection.
 
     Raises:
-        Problem: 404 where it is none.
+        Problem: 404 if it is not a number.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
         raise not_found("client", text)
@@ -222,10 +222,10 @@ def parse_client_number(text: str) -> int:
 
 
 async def find_client(request: web.Request, number: int) -> ClientRow:
-    """Give the row of a connection, open or not.
+    """Return the row of a connection, open or closed.
 
     Raises:
-        Problem: 404 where there never was one, or its row is gone.
+        Problem: 404 if it never existed, or its row is gone.
     """
     status = find_client_status(request, number)
     if status is not None:
@@ -238,5 +238,5 @@ async def find_client(request: web.Request, number: int) -> ClientRow:
 
 
 def find_client_status(request: web.Request, number: int) -> ClientStatus | None:
-    """Give the figures of an open connection."""
+    """Return the figures of an open connection."""
     return next((c for c in status_of(request).clients if c.client == number), None)

@@ -17,7 +17,7 @@ from phpmq_lite.admin.monitoring.metrics import answer_metrics
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 
-# How far a start has come, by its steps; the rest of the time is the next step's.
+# Progress of a start in per cent at the beginning of each step.
 _STEPS: Final = {
     "starting": 0,
     "checking the write-ahead log": 10,
@@ -30,21 +30,21 @@ _STEPS: Final = {
 
 @dataclass(slots=True, frozen=True)
 class HealthCheck:
-    """One thing that should be in order."""
+    """One condition of readiness."""
 
     name: str
     is_good: bool
     text: str
-    is_needed: bool = True  # to be ready; else the broker is degraded without it
+    is_needed: bool = True  # required to be ready; otherwise the broker is degraded without it
 
 
 def start_percent(step: str) -> int:
-    """Say how far a start has come."""
+    """Return the progress of the start in per cent."""
     return _STEPS.get(step, 80)
 
 
 async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck]:
-    """Look at all that being ready needs, and at the room: nothing of it asks the database."""
+    """Check everything that readiness needs, and disk space, without reading the database."""
     settings = context.settings
     disk = await asyncio.to_thread(_disk, context.readers.path.parent, status)
     is_started = context.is_ready() or status.is_draining
@@ -63,16 +63,16 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
 
 
 def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
-    """Look at the data folder, in a thread.
+    """Check the data folder, in a thread.
 
-    Short of room the broker is ready all the same: consumers must reach it, to make some.
+    With little space the broker is still ready: consumers must reach it to free some.
     """
     try:
         found = os.statvfs(folder)
     except OSError as error:
         return [HealthCheck("writable", is_good=False, text=f"the data folder: {error.strerror}")]
     is_writable = not found.f_flag & os.ST_RDONLY and os.access(folder, os.W_OK)
-    says = "the data folder can be written" if is_writable else "the data folder cannot be written"
+    says = "the data folder is writable" if is_writable else "the data folder is not writable"
     free = formats.format_size(found.f_bavail * found.f_frsize)
     short = status.shortage
     return [
@@ -95,12 +95,12 @@ _RETRY: Final = {"Retry-After": "1"}
 
 
 async def answer_livez(request: web.Request) -> web.StreamResponse:
-    """Answer as long as the loop runs."""
+    """Return 200 as long as the event loop runs."""
     return web.Response(text="alive\n")
 
 
 async def answer_readyz(request: web.Request) -> web.StreamResponse:
-    """Answer 200 when the broker serves clients: migrated, writable, listeners, no drain."""
+    """Return 200 if the broker serves clients: migrated, writable, listening, not draining."""
     context = context_of(request)
     status = context.engine.summary()
     found = await run_checks(context, status)
@@ -120,7 +120,7 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
 
 
 async def answer_startupz(request: web.Request) -> web.StreamResponse:
-    """Answer 200 once the start is done; before that, 503 with the step and the percent."""
+    """Return 200 once the start is complete; before that, 503 with step and percent."""
     if is_started(request):
         return web.Response(text="started\n")
     step = context_of(request).engine.summary().step
@@ -130,7 +130,7 @@ async def answer_startupz(request: web.Request) -> web.StreamResponse:
 
 
 def is_started(request: web.Request) -> bool:
-    """Tell whether the start is done: pages can be read, also while the broker drains."""
+    """Return whether the start is complete; pages can also be read while the broker drains."""
     context = context_of(request)
     return context.is_ready() or context.engine.summary().is_draining
 

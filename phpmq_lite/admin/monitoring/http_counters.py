@@ -9,7 +9,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 
 
 class DurationHistogram:
-    """How often something took how long; one count per bound, and one past the last."""
+    """A histogram of durations: a count per bound, and one above the last."""
 
     __slots__ = ("counts", "total_s")
 
@@ -24,14 +24,14 @@ class DurationHistogram:
 
 
 class HttpCounters:
-    """Since the broker started."""
+    """Counters of HTTP requests since the broker started."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()  # route, method, status
         self.seconds: dict[str, DurationHistogram] = {}  # by route
 
     def add(self, route: str, method: str, status: int, seconds: float | None) -> None:
-        """Count an answer; ``seconds`` None for a stream, which lasts as long as somebody looks."""
+        """Count a response; ``seconds`` is None for a stream."""
         self.requests[route, method if method in _METHODS else "other", status] += 1
         if seconds is not None:
             if route not in self.seconds:

@@ -17,14 +17,12 @@ from phpmq_lite.settings import Settings
 _CLOSED: Final = "closed at once"
 _ENDED: Final = "closed"
 _NO_DISPATCH: Final = "nothing more is dispatched to it"
-_SHARED: Final = (
-    "nothing is dispatched to queues that hold their share; to others up to a quarter more"
-)
+_SHARED: Final = "queues that hold their share get no dispatches; others up to a quarter more"
 
 
 @dataclass(slots=True, frozen=True)
 class HttpUsage:
-    """What is used of the admin's own limits."""
+    """The use of the admin's own limits."""
 
     connections: int = 0
     places: int = 1
@@ -32,7 +30,7 @@ class HttpUsage:
     turned_away: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
     memory_bytes: int = 0  # of large requests and responses
     memory_reached: int = 0  # times
-    head_s: int = 10  # for the head of a request
+    head_s: int = 10  # waiting for the head of a request
     ended: int = 0  # connections, for being slow
     streams: int = 0
     streams_refused: int = 0
@@ -44,36 +42,36 @@ class HttpUsage:
 
 @dataclass(slots=True, frozen=True)
 class Limit:
-    """One limit.  None: there is no such figure, as of what concerns each peer alone."""
+    """One limit.  None: there is no such figure, as for limits of each peer."""
 
     key: str  # in the metrics
     name: str
     bound: int
-    then: str  # what happens to what is past it
+    then: str  # what happens above it
     used: int | None = None
     reached: int | None = None  # times since the start
     setting: str = ""  # empty: it is fixed
-    unit: str = ""  # bytes, s; else a number
+    unit: str = ""  # bytes, s, or empty for a number
 
     @property
     def share(self) -> float | None:
-        """How much of it is used, 0 to 1."""
+        """The used share, 0 to 1."""
         return None if self.used is None else self.used / self.bound
 
     @property
     def level(self) -> str:
-        """Give the class: bad where something waits for it, warn where it soon will."""
+        """The CSS class: bad if something waits because of it, warn if it soon will."""
         share = self.share or 0.0
         return "bad" if share >= 1 else "warn" if share >= 0.8 else ""
 
     @property
     def shown(self) -> str:
-        """Say what is used."""
+        """Format the use."""
         return formats.DASH if self.used is None else self._said(self.used)
 
     @property
     def shown_bound(self) -> str:
-        """Say how much may be."""
+        """Format the bound."""
         return self._said(self.bound)
 
     def _said(self, value: int) -> str:
@@ -83,7 +81,7 @@ class Limit:
 
 
 def read_http_usage(context: Context) -> HttpUsage:
-    """Read what is used of the admin's own limits."""
+    """Return the use of the admin's own limits."""
     doors, live, selected = context.doors, context.live, context.acting.selections
     return HttpUsage(
         connections=doors.gate.connections,
@@ -104,7 +102,7 @@ def read_http_usage(context: Context) -> HttpUsage:
 
 
 def list_limits(settings: Settings, status: BrokerStatus, http: HttpUsage) -> list[Limit]:
-    """Set what is used beside what may be."""
+    """Return all limits with their use."""
     return [
         *_of_connections(settings, status),
         *_of_messages(settings, status),
@@ -128,7 +126,7 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[Limit]
         "limits.connections_per_address",
     )  # fmt: skip
     yield Limit(
-        "silent", "Silent, once four of five places are taken", SILENT_S, _ENDED,
+        "silent", "Silent, once four of five connections are used", SILENT_S, _ENDED,
         reached=closed.get(SILENT, 0), unit="s",
     )  # fmt: skip
     yield Limit(
@@ -137,7 +135,7 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[Limit]
     )  # fmt: skip
     yield Limit(
         "write_timeout", "A reader without progress", most.write_timeout_s,
-        "closed; what it held goes back",
+        "closed; its messages return",
         reached=closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0),
         setting="limits.write_timeout_s", unit="s",
     )  # fmt: skip
@@ -177,20 +175,20 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
     most, paused = settings.limits, status.paused
     yield Limit(
         "memory", "Memory of the process", status.memory_bound or most.memory,
-        "publishers are read for a moment a second",
+        "publishers are read briefly once a second",
         status.memory_bytes, status.memory_times, "limits.memory", "bytes",
     )  # fmt: skip
     yield Limit(
-        "body_cache", "Bodies in memory", most.body_cache, "others are read when their turn comes",
+        "body_cache", "Bodies in memory", most.body_cache, "others are read in turn",
         status.body_cache_bytes, setting="limits.body_cache", unit="bytes",
     )  # fmt: skip
     yield Limit(
         "unstored_total", "Read, not stored", most.unstored_total,
-        "of large messages one at a time is read",
+        "large messages are read one at a time",
         status.unstored_bytes, status.unstored_times, "limits.unstored_total", "bytes",
     )  # fmt: skip
     yield Limit(
-        "unstored_frames", "The same of one connection", most.unstored_frames,
+        "unstored_frames", "The same for one connection", most.unstored_frames,
         "it is not read", reached=paused.get("unstored", 0), setting="limits.unstored_frames",
     )  # fmt: skip
     yield Limit(
@@ -199,8 +197,8 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
         setting="limits.unstored_bytes", unit="bytes",
     )  # fmt: skip
     yield Limit(
-        "write_buffer", "To be sent to one connection", most.write_buffer,
-        "nothing more is dispatched to it, and it is not read",
+        "write_buffer", "Unsent data of one connection", most.write_buffer,
+        "nothing more is dispatched to it and it is not read",
         status.unsent_bytes, paused.get("receipts", 0), "limits.write_buffer", "bytes",
     )  # fmt: skip
 
@@ -217,8 +215,8 @@ def _of_admin(settings: Settings, http: HttpUsage) -> Iterator[Limit]:
         "limits.http_connections_per_address",
     )  # fmt: skip
     yield Limit(
-        "http_memory", "Large requests and answers", most.http_memory,
-        "the slowest is ended, others are refused: 429, 503",
+        "http_memory", "Large requests and responses", most.http_memory,
+        "the slowest is closed, others are refused: 429, 503",
         http.memory_bytes, http.memory_reached, "limits.http_memory", "bytes",
     )  # fmt: skip
     yield Limit(
@@ -226,7 +224,7 @@ def _of_admin(settings: Settings, http: HttpUsage) -> Iterator[Limit]:
         reached=http.ended, unit="s",
     )  # fmt: skip
     yield Limit(
-        "streams", "Pages that are told live", STREAMS, "the next page asks every few seconds",
+        "streams", "Pages with live updates", STREAMS, "further pages poll every few seconds",
         http.streams, http.streams_refused,
     )  # fmt: skip
     yield Limit("waits", "Waits for a message", WAITS, "429", http.waits, http.waits_refused)

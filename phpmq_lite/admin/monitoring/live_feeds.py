@@ -15,10 +15,10 @@ EVERY_S: Final = 1.0  # between two evaluations of a feed
 STREAMS: Final = 64
 STREAMS_PER_SESSION: Final = 4  # browsers open six connections per host, streams included
 STREAMS_OF_CONTROL: Final = 16  # of the control socket, which has no sessions
-STREAM_S: Final = 600.0  # then it ends, and the browser asks anew, with the rights it has then
-IDLE_FEEDS: Final = 64  # kept without a stream, for polls and reconnects
-ROWS: Final = 500  # kept of a feed
-FIRST_ROWS: Final = 100  # given to who comes without an event id
+STREAM_S: Final = 600.0  # then it ends, and the browser reconnects with its current rights
+IDLE_FEEDS: Final = 64  # feeds kept without a stream, for polls and reconnects
+ROWS: Final = 500  # rows kept of a feed
+FIRST_ROWS: Final = 100  # rows sent to a viewer without an event id
 CONTROL: Final = "control"  # the session of the control socket
 
 FeedData = Mapping[str, Any]
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 class FeedPosition(NamedTuple):
-    """How far somebody has seen a feed; its text is the event id."""
+    """How far a viewer has seen a feed; its text is the event id."""
 
     feed: int
     version: int
@@ -39,7 +39,7 @@ class FeedPosition(NamedTuple):
 
 
 def read_seen(text: str) -> FeedPosition | None:
-    """Read an event id; None for whatever else a browser may send."""
+    """Parse an event id; None if it is invalid."""
     parts = text.split("-")
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
         return None
@@ -48,17 +48,17 @@ def read_seen(text: str) -> FeedPosition | None:
 
 @dataclass(slots=True, frozen=True)
 class FeedUpdate:
-    """What changed since somebody looked last, and how far that is."""
+    """What changed since a position, and the new position."""
 
     seen: FeedPosition
     data: dict[str, Any]
 
 
 class Feed:
-    """What a topic looks like now, and what of it changed when.
+    """The current data of a topic, with the version of each change.
 
-    Data given to ``take`` has the members ``shown`` and ``points`` (a text per field), ``rows``
-    (only new ones), ``missed`` (rows that were left out ahead of these), any other: single values.
+    Data for ``take`` has the members ``shown`` and ``points`` (a text per field), ``rows``
+    (only new ones), ``missed`` (rows omitted before these), and any other single values.
     """
 
     def __init__(self, number: int) -> None:
@@ -66,15 +66,15 @@ class Feed:
         self._version = 0
         self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # (member, key) -> value, version
         self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # number, row
-        self._row = 0  # rows so far, those left out too
+        self._row = 0  # rows so far, including omitted ones
 
     @property
     def seen(self) -> FeedPosition:
-        """How far somebody is who has seen all."""
+        """The position of a viewer who has seen everything."""
         return FeedPosition(self.number, self._version, self._row)
 
     def take(self, data: FeedData) -> bool:
-        """Take a new evaluation; tell whether anything changed."""
+        """Store a new evaluation; return whether anything changed."""
         before = self.seen
         version = self._version + 1
         given: dict[tuple[str, str], Any] = {}
@@ -96,7 +96,7 @@ class Feed:
         return self.seen != before
 
     def since(self, seen: FeedPosition | None) -> FeedUpdate:
-        """Give what changed since then; all of it for None, or where that is of another feed."""
+        """Return what changed since a position; everything for None or another feed."""
         if seen is None or seen.feed != self.number:
             seen = None
         data: dict[str, Any] = {}
@@ -123,7 +123,7 @@ class Feed:
 
 
 class FeedStream:
-    """Somebody who looks at a feed.  ``next`` until it gives None; then ``reason`` says why."""
+    """A viewer of a feed.  Call ``next`` until it returns None; then ``reason`` says why."""
 
     def __init__(
         self, session: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
@@ -139,21 +139,21 @@ class FeedStream:
 
     @property
     def was_shown(self) -> bool:
-        """Tell whether it was given anything to show yet."""
+        """Return whether it has received anything."""
         return self._feed is not None
 
     def show(self, feed: Feed) -> None:
-        """There may be something new."""
+        """Wake ``next``: the feed may have changed."""
         self._feed = feed
         self._changed.set()
 
     def end(self, reason: str) -> None:
-        """Have ``next`` give None, after what is there has been given."""
+        """End the stream: ``next`` returns None after pending updates."""
         self.reason = self.reason or reason
         self._changed.set()
 
     async def next(self) -> FeedUpdate | None:
-        """Wait for the next change; None where the stream has ended."""
+        """Wait for the next change; None if the stream has ended."""
         while not self.reason:
             await self._changed.wait()
             self._changed.clear()
@@ -168,7 +168,7 @@ class FeedStream:
 
 
 class _Running:
-    """A feed with those who look at it."""
+    """A feed with its viewers."""
 
     __slots__ = ("evaluate", "evaluated_at", "feed", "lock", "streams", "task")
 
@@ -182,18 +182,20 @@ class _Running:
 
 
 class FeedState:
-    """What a topic keeps between the evaluations of a feed."""
+    """State that a topic keeps between evaluations of a feed."""
 
     def stop(self) -> None:
-        """The feed is forgotten."""
+        """Release the state: the feed is dropped."""
 
 
 class LiveFeeds:
-    """All feeds and streams of one admin.  ``close`` ends the streams and waits at once."""
+    """All feeds and streams of one admin.  ``close`` ends streams and waits immediately."""
 
     def __init__(self) -> None:
         self.is_closed = False
-        self.waits: dict[asyncio.Event, str] = {}  # identities by what wakes them; set at the end
+        self.waits: dict[
+            asyncio.Event, str
+        ] = {}  # identities by their wake-up event, which is set at the end
         self.kept: dict[Hashable, FeedState] = {}  # by feed
         self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # longest unused first
         self._number = 0
@@ -202,7 +204,7 @@ class LiveFeeds:
 
     @property
     def streams(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return self._by_session().total()
 
     def _by_session(self) -> Counter[str]:
@@ -214,7 +216,7 @@ class LiveFeeds:
         )
 
     def close(self) -> None:
-        """The broker stops: end everything that waits."""
+        """End everything that waits: the broker stops."""
         self.is_closed = True
         for running in self._feeds.values():
             for stream in running.streams:
@@ -232,14 +234,14 @@ class LiveFeeds:
         seen: FeedPosition | None,
         is_alive: Callable[[], bool],
     ) -> FeedStream | None:
-        """Begin a stream; None where there is no place: then poll.
+        """Open a stream; None if there are too many: then poll.
 
         Args:
             key: same key, same data: such streams share their evaluations.
-            evaluate: gives the data now; a ``Problem`` ends the streams.
+            evaluate: returns the current data; a ``Problem`` ends the streams.
             session: whose four streams are counted.
             seen: where the browser was before.
-            is_alive: tells whether the peer is still there, and still may look.
+            is_alive: returns whether the peer is connected and still authorized.
         """
         for running in self._feeds.values():
             _drop_dead(running)
@@ -258,7 +260,7 @@ class LiveFeeds:
         return stream
 
     def leave(self, key: Hashable, stream: FeedStream) -> None:
-        """A stream is not sent any more."""
+        """Remove a stream."""
         running = self._feeds.get(key)
         if running is not None:
             running.streams.discard(stream)
@@ -269,7 +271,7 @@ class LiveFeeds:
     async def poll(
         self, key: Hashable, evaluate: EvaluateFeed, seen: FeedPosition | None
     ) -> FeedUpdate:
-        """Give what changed since then, without a stream; evaluates at most once a second."""
+        """Return what changed since a position without a stream; evaluate at most every second."""
         running = self._feed(key, evaluate)
         now_s = asyncio.get_running_loop().time()
         if now_s - running.evaluated_at >= EVERY_S:
@@ -302,7 +304,7 @@ class LiveFeeds:
                 for stream in running.streams:
                     stream.end("gone")
                 return
-            except PhpmqError as error:  # a read that took too long: try again in a second
+            except PhpmqError as error:  # a read took too long: retry in a second
                 if not is_quiet("live_failed"):
                     _log.warning("live_failed", reason=str(error))
             except Exception as error:
@@ -327,7 +329,7 @@ class LiveFeeds:
 
 
 def _drop_dead(running: _Running) -> None:
-    """End the streams whose peer has gone, so that their places are free."""
+    """End the streams whose peer has gone, to free their places."""
     for stream in running.streams:
         if not stream.reason and not stream.is_alive():
             stream.end("gone")

@@ -1,4 +1,4 @@
-"""Which queues have a label of their own in the metrics."""
+"""Which queues have their own label in the metrics."""
 
 import asyncio
 from collections import Counter
@@ -14,12 +14,12 @@ GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
 
 
 def label_name(name: str) -> str:
-    """Give the label of a queue; a name that looks like the rest gets one more ``~``."""
+    """Return the label of a queue; a name that begins with ``~`` gets one more."""
     return f"~{name}" if name.startswith("~") else name
 
 
 class QueueSeries:
-    """What is shown under one label: the sum over its queues at this scrape."""
+    """The series of one label: sums over its queues at this scrape."""
 
     __slots__ = (
         "_base",
@@ -44,19 +44,19 @@ class QueueSeries:
         self.gauges: Counter[str] = Counter()
         self.oldest_at: int | None = None  # Unix ms
         self.is_alive = False  # has a queue at this scrape
-        self._last: Counter[str] = Counter()  # the sums at the scrape before
-        self._base: Counter[str] = Counter()  # what queues had counted that are gone
+        self._last: Counter[str] = Counter()  # the sums at the previous scrape
+        self._base: Counter[str] = Counter()  # counts of queues that are gone
         self._wait, self._hold = _Span(), _Span()  # the same of the histograms
         self._is_rest = label == OTHER
 
     def begin(self) -> None:
-        """Forget what is of the last scrape."""
+        """Reset the values of the last scrape."""
         self.counts, self.gauges = Counter(), Counter()
         self.wait = self.hold = ()
         self.oldest_at, self.is_alive = None, False
 
     def add(self, queue: QueueStatus) -> None:
-        """Take one queue in."""
+        """Add one queue."""
         self.is_alive = True
         counts, gauges = self.counts, self.gauges
         for key, count in queue.totals.items():
@@ -73,10 +73,10 @@ class QueueSeries:
                 gauges[key] += value
 
     def end(self) -> None:
-        """Make up for what fell since the last scrape: a queue is gone, or began anew.
+        """Compensate for counts that fell since the last scrape: a queue is gone or was reset.
 
-        A queue that is one of many leaves a gap as large as what it had; one with a label of its
-        own began at 0 again, with all that it counts.
+        A queue that shares a label leaves a gap as large as its counts; one with its
+        own label started at 0 again.
         """
         now, last = self.counts, self._last
         fell = {key: before - now[key] for key, before in last.items() if now[key] < before}
@@ -88,13 +88,13 @@ class QueueSeries:
         self.hold = self._hold.take(self.hold, is_rest=self._is_rest)
 
     def note_oldest(self, at_ms: int) -> None:
-        """Take in when the first ready message of one of its queues was published."""
+        """Record when the first ready message of one of its queues was published."""
         if self.oldest_at is None or at_ms < self.oldest_at:
             self.oldest_at = at_ms
 
 
 class _Span:
-    """Keeps a histogram from falling, as ``Group.end`` does with the counts."""
+    """Keeps a histogram from falling, as ``QueueSeries.end`` does with counts."""
 
     __slots__ = ("base", "last")
 
@@ -117,12 +117,14 @@ class MetricLabels:
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()  # of the scrape
-        self._named: dict[str, QueueSeries] = {}  # by label, in the order in which they were given
-        self._ids: dict[int, QueueSeries] = {}  # by queue_id, those with a label of their own
-        self._gone: dict[str, None] = {}  # labels whose queue is gone, the longest gone first
+        self._named: dict[str, QueueSeries] = {}  # by label, in the order of assignment
+        self._ids: dict[int, QueueSeries] = {}  # by queue_id, queues with their own label
+        self._gone: dict[str, None] = {}  # labels whose queue is gone, oldest first
         self._other = QueueSeries(OTHER)
         self._has_other = False
-        self._seen = 0  # the highest queue_id of earlier scrapes: who shared then shares for good
+        self._seen = (
+            0  # highest queue_id of earlier scrapes: a queue that shared a label then always does
+        )
         self._highest = 0
 
     def begin(self) -> None:
@@ -132,7 +134,7 @@ class MetricLabels:
             group.begin()
 
     def add(self, queues: Iterable[QueueStatus], limit: int) -> None:
-        """Take queues in, the oldest first; ``limit`` labels at most."""
+        """Add queues, oldest first, with at most ``limit`` labels."""
         for queue in queues:
             group = self._ids.get(queue.queue_id) or self._group(queue, limit)
             group.add(queue)
@@ -140,7 +142,7 @@ class MetricLabels:
                 self._highest = queue.queue_id
 
     def _group(self, queue: QueueStatus, limit: int) -> QueueSeries:
-        """Find a label for a queue that has none of its own."""
+        """Return the series for a queue without its own label."""
         name = label_name(queue.name)
         known = self._named.get(name)
         if known is None and (queue.queue_id <= self._seen or not self._has_place(limit)):
@@ -157,7 +159,7 @@ class MetricLabels:
         return len(self._named) < limit
 
     def end(self) -> None:
-        """Finish a scrape: who was not seen is gone."""
+        """Finish a scrape: queues that were not added are gone."""
         self._ids = {key: group for key, group in self._ids.items() if group.is_alive}
         for name, group in self._named.items():
             if not group.is_alive:
@@ -166,10 +168,10 @@ class MetricLabels:
             group.end()
 
     def note_oldest(self, ages: Mapping[int, int]) -> None:
-        """Take in when the first ready message of each queue was published, by queue_id."""
+        """Record when the first ready message of each queue was published, by queue_id."""
         for queue_id, at_ms in ages.items():
             self._ids.get(queue_id, self._other).note_oldest(at_ms)
 
     def groups(self) -> list[QueueSeries]:
-        """Give the labels, in the order in which they were given; ``~other`` is the last."""
+        """Return the series in the order of assignment, ``~other`` last."""
         return [*self._named.values(), *([self._other] if self._has_other else [])]

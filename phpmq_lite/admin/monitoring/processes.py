@@ -17,9 +17,7 @@ _INTERPRETERS: Final = re.compile(
 _SCRIPT: Final = re.compile(
     r"[\w./+~-]+\.(?:pyc?|pyz|php|phar|[mc]?js|ts|rb|pl|lua|sh|jar)", re.IGNORECASE
 )
-_PATH: Final = re.compile(
-    r"[\w.+~-]*(?:/[\w.+~-]+)+"
-)  # as the kernel names a script without suffix
+_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # prefix of the kernel's name of a script
 _NAME: Final = re.compile(r"[\w.]+")  # of a module
 _CODE: Final = re.compile(r"-[a-zA-Z]*[cer]|--?(?:eval|print|run|classpath|cp)|-p|-E")
 _ESTABLISHED: Final = "01"
@@ -28,14 +26,14 @@ _LISTENS: Final = "0A"
 
 @dataclass(slots=True, frozen=True)
 class PeerProcess:
-    """A process; ``command`` is its program and script: arguments may hold passwords."""
+    """A process; ``command`` is its program and script, because arguments may contain passwords."""
 
     pid: int
     command: str
 
 
 def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
-    """Read ``127.0.0.1:50000`` or ``::1:50000`` as sessions write it; None for a Unix socket."""
+    """Parse ``127.0.0.1:50000`` or ``::1:50000`` as sessions write it; None for a Unix socket."""
     host, _, port = text.rpartition(":")
     try:
         return ip_address(host.strip("[]").partition("%")[0]), int(port)
@@ -44,7 +42,7 @@ def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
 
 
 def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
-    """Find the process that connected from a loopback address; None where it cannot be seen."""
+    """Find the process that connected from a loopback address; None if it is not visible."""
     place = split_address(address)
     if place is None or not is_loopback(place[0]):
         return None
@@ -57,7 +55,7 @@ def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
 
 
 def find_listener(port: int, proc: Path = PROC) -> PeerProcess | None:
-    """Find the process that listens on a port, at whatever address; None where it is not seen."""
+    """Find the process that listens on a port of any address; None if it is not visible."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for inode in listening_sockets((proc / "net" / table).read_text("ascii"), port):
@@ -76,7 +74,7 @@ def listening_sockets(table: str, port: int) -> Iterator[str]:
 
 
 def is_loopback(host: IPv4Address | IPv6Address) -> bool:
-    """Tell whether an address is of this machine, also one of IPv4 in the clothes of IPv6."""
+    """Return whether an address is loopback, also as an IPv4-mapped IPv6 address."""
     if isinstance(host, IPv6Address) and host.ipv4_mapped is not None:
         return host.ipv4_mapped.is_loopback
     return host.is_loopback
@@ -93,7 +91,7 @@ def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | No
 
 
 def _kernel_names(host: IPv4Address | IPv6Address) -> Iterable[str]:
-    """Write an address as the kernel does: words of 32 bits, each in the machine's order."""
+    """Return an address as the kernel writes it: 32-bit words in native byte order."""
     if isinstance(host, IPv6Address) and host.ipv4_mapped is not None:
         host = host.ipv4_mapped
     yield _words(host.packed)
@@ -110,7 +108,7 @@ def _owner(inode: str, proc: Path) -> int | None:
     for folder in proc.iterdir():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError):  # it ended, or belongs to somebody else
+        with suppress(OSError):  # it ended, or belongs to another user
             for link in (folder / "fd").iterdir():
                 if _target(link) == wanted:
                     return int(folder.name)
@@ -118,7 +116,7 @@ def _owner(inode: str, proc: Path) -> int | None:
 
 
 def _target(link: Path) -> str | None:
-    """Give what an open file is; None where it was closed meanwhile."""
+    """Return the target of an open file; None if it has been closed."""
     try:
         return str(link.readlink())
     except OSError:
@@ -126,7 +124,7 @@ def _target(link: Path) -> str | None:
 
 
 def describe(pid: int, proc: Path = PROC) -> PeerProcess | None:
-    """Give a process by its number; None where it has ended or cannot be seen."""
+    """Return a process by its pid; None if it has ended or is not visible."""
     try:
         raw = (proc / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -150,7 +148,7 @@ def program_of(arguments: Sequence[str]) -> str:
 
 def _script_of(arguments: Sequence[str]) -> str | None:
     """Return the script among the arguments of an interpreter; None if none is certain."""
-    is_value = False  # of the option before it, perhaps
+    is_value = False  # possibly the value of the previous option
     for at, argument in enumerate(arguments):
         if argument in ("-m", "-jar"):
             named = "".join(arguments[at + 1 : at + 2])

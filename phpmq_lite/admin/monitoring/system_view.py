@@ -22,32 +22,32 @@ from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start
 from phpmq_lite.storage.read.measures import DatabaseSize
 
-_SAFE_SQLITE: Final = (3, 51, 3)  # before it two writers can damage a WAL: there is only one here
-_PAUSES: Final = {  # reason not to read a connection -> what it waits for
-    "memory": "more is read and not stored than limits.unstored_total allows",
-    "unstored": "what it sent waits to be stored: limits.unstored_frames, limits.unstored_bytes",
-    "receipts": "it does not read the answers to what it publishes",
+_SAFE_SQLITE: Final = (3, 51, 3)  # older ones let two writers damage a WAL; we have only one
+_PAUSES: Final = {  # reason for not reading a connection -> explanation
+    "memory": "unstored data exceeds limits.unstored_total",
+    "unstored": "its data waits to be stored: limits.unstored_frames, limits.unstored_bytes",
+    "receipts": "it does not read its receipts",
     "queue": "the queue it publishes to is paused or full",
-    "disk": "there is no room for messages: storage.free_bytes, storage.max_bytes",
-    "resident": "the broker has more memory than limits.memory: publishers wait",
+    "disk": "there is no space for messages: storage.free_bytes, storage.max_bytes",
+    "resident": "the broker uses more memory than limits.memory: publishers wait",
     "ending": "it is being closed",
 }
 
 
 @dataclass(slots=True, frozen=True)
 class SystemFact:
-    """One line of a list of facts."""
+    """One line in a list of facts."""
 
     name: str
     text: str
     note: str = ""
-    level: str = ""  # warn or bad where somebody should look
-    at_ms: int | None = None  # a moment, instead of the text
+    level: str = ""  # warn or bad if it needs attention
+    at_ms: int | None = None  # a time instead of the text
 
 
 @dataclass(slots=True, frozen=True)
 class RestartReport:
-    """What a start found, in words."""
+    """The report of a start, in words."""
 
     start: Start
     title: str
@@ -57,7 +57,7 @@ class RestartReport:
 
 
 def describe_restart(start: Start) -> RestartReport:
-    """Put the report of a start into words."""
+    """Describe the report of a start."""
     return RestartReport(
         start,
         _title(start),
@@ -71,12 +71,12 @@ def _title(start: Start) -> str:
     if start.is_first:
         return "The first start"
     away = formats.format_duration(start.down_ms)
-    how = "after a clean stop" if start.was_clean else "after it ended without a clean stop"
+    how = "after a clean stop" if start.was_clean else "after an unclean stop"
     return f"The broker was down for {away} and came back {how}"
 
 
 def _found(start: Start) -> list[SystemFact]:
-    """Tell only what happened; the time it took always."""
+    """Yield only facts that apply, and always the duration."""
     report = start.report
     number = formats.format_number
     found = []
@@ -84,28 +84,28 @@ def _found(start: Start) -> list[SystemFact]:
         found.append(SystemFact("Stopped because", report.last_error, level="bad"))
     if report.wal_dropped:
         text = f"{number(report.wal_dropped)} {plural(report.wal_dropped, 'commit', 'commits')}"
-        found.append(SystemFact("Given up", text, "behind damage in the write-ahead log", "bad"))
+        found.append(SystemFact("Given up", text, "after damage in the write-ahead log", "bad"))
     if report.wal_commits:
         text = f"{number(report.wal_commits)} {plural(report.wal_commits, 'commit', 'commits')}"
         note = f"{number(report.wal_frames)} frames of the write-ahead log"
         found.append(SystemFact("Read back", text, note))
     if report.returned:
         text = f"{number(report.returned)} {plural(report.returned, 'message', 'messages')}"
-        found.append(SystemFact("Put back", text, "consumers held them; each is in its old place"))
+        found.append(SystemFact("Put back", text, "held by consumers; returned to their positions"))
     if report.expired:
         text = f"{number(report.expired)} {plural(report.expired, 'message', 'messages')}"
-        found.append(
-            SystemFact("Expired meanwhile", text, "their queues decide what becomes of them")
-        )
+        found.append(SystemFact("Expired meanwhile", text, "handled as their queues' settings say"))
     if report.clock_doubt_ms:
         text = f"{formats.format_duration(report.clock_doubt_ms)} ahead"
-        found.append(SystemFact("Clock", text, "or away for so long: somebody decides", "bad"))
+        found.append(
+            SystemFact("Clock", text, "or stopped for that long: a decision is needed", "bad")
+        )
     elif report.clock_jump_ms:
         way = "ahead" if report.clock_jump_ms > 0 else "back"
         text = f"set {way} by {formats.format_duration(abs(report.clock_jump_ms))}"
-        found.append(SystemFact("Clock", text, "meanwhile; deadlines are unmoved", "warn"))
+        found.append(SystemFact("Clock", text, "while stopped; deadlines did not move", "warn"))
     if report.migrations:
-        found.append(SystemFact("Schema", ", ".join(report.migrations), "brought up to date"))
+        found.append(SystemFact("Schema", ", ".join(report.migrations), "migrated"))
     if report.version_before:
         found.append(SystemFact("Version", start.version, f"before: {report.version_before}"))
     text = f"{number(report.messages)} {plural(report.messages, 'message', 'messages')}"
@@ -119,7 +119,7 @@ def _found(start: Start) -> list[SystemFact]:
 
 
 def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
-    """Tell how the process goes."""
+    """Return the facts about the process."""
     lag, commit = status.loop_lag_ms, status.commit_ms_last
     return [
         SystemFact(
@@ -137,7 +137,7 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
         SystemFact(
             "Loop lag",
             f"{lag:.1f} ms",
-            "how late the event loop was at the last look",
+            "delay of the event loop at the last measurement",
             "warn" if lag > 100 else "",
         ),
         SystemFact(
@@ -153,7 +153,7 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
 
 
 def version_facts(own: str) -> list[SystemFact]:
-    """Name what runs."""
+    """Return the versions."""
     return [
         SystemFact("PHPMQ Lite", own, installation.kind()),
         SystemFact("Python", platform.python_version(), platform.python_implementation()),
@@ -166,7 +166,7 @@ def version_facts(own: str) -> list[SystemFact]:
 
 
 def sqlite_note(version: tuple[int, ...]) -> str:
-    """Say what is to be known of a version of SQLite; mostly nothing."""
+    """Return a note about a version of SQLite; usually empty."""
     if version >= _SAFE_SQLITE:
         return ""
     return "before 3.51.3, which is safe here: one connection writes"
@@ -180,26 +180,26 @@ def _installed(package: str) -> str:
 
 
 def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]:
-    """Say where the broker listens, and who may come there."""
+    """Return the listeners and who may connect."""
     tcp, admin = settings.tcp, settings.admin
     who = ", ".join(map(str, tcp.allow)) if tcp.allow else "whoever reaches it"
     how = {
         "tcp": f"no TLS, {who}",
         "tls": f"TLS{' with a client certificate' if tcp.tls_client_ca else ''}, {who}",
-        "unix": "for the account that runs the broker",
+        "unix": "for the broker's user",
     }
     found = [SystemFact("PHPMQ", one.address, how[one.transport]) for one in status.listeners]
     security = "TLS" if admin.tls_cert else "no TLS"
     found += [
         SystemFact("Admin", address, security) for address in admin.listen if address != "none"
     ]
-    return [*found, SystemFact("Control", "control.sock", "for the account that runs the broker")]
+    return [*found, SystemFact("Control", "control.sock", "for the broker's user")]
 
 
 def storage_facts(
     settings: Settings, disk: DiskUsage | None, stored: DatabaseSize | None, folder: Path
 ) -> list[SystemFact]:
-    """Tell where the files are, how large, and how much room there is."""
+    """Return the location and size of the files, and the free space."""
     found = [SystemFact("Folder", str(folder.absolute()))]
     if disk is not None:
         wal, limit = disk.files["wal"], settings.storage.wal_bytes
@@ -208,7 +208,7 @@ def storage_facts(
             SystemFact(
                 "Write-ahead log",
                 formats.format_size(wal),
-                f"cut back above {formats.format_size(limit)}",
+                f"truncated above {formats.format_size(limit)}",
                 "warn" if wal > 2 * limit else "",
             ),
             SystemFact(
@@ -223,14 +223,14 @@ def storage_facts(
         found += [
             SystemFact("Pages", formats.format_number(stored.pages),
                  f"of {formats.format_size(stored.page_bytes)} each"),
-            SystemFact("Free in the file", formats.format_size(free), "used again before it grows"),
+            SystemFact("Free in the file", formats.format_size(free), "reused before it grows"),
             SystemFact("Schema", f"version {stored.schema}"),
         ]  # fmt: skip
     return found
 
 
 def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[SystemFact]:
-    """Tell how much settled history there is, beside its bounds."""
+    """Return the size of the history beside its bounds."""
     if stored is None:
         return []
     history, audit, number = settings.history, settings.audit, formats.format_number
@@ -252,7 +252,7 @@ def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[Sys
             at_ms=stored.history_oldest_at,
         ),
         SystemFact("Deleted ones", number(stored.deleted_rows), share),
-        SystemFact("Gone for good", number(stored.removed), "taken by retention so far"),
+        SystemFact("Gone for good", number(stored.removed), "removed by retention so far"),
         SystemFact("Rows of the audit", number(stored.audit_rows), f"at most {number(audit.rows)}"),
         SystemFact(
             "Oldest of them",
@@ -264,7 +264,7 @@ def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[Sys
 
 
 def waiting_facts(status: BrokerStatus, reached: Iterable[Limit] = ()) -> list[SystemFact]:
-    """Say who waits and for what, and which of the limits are full; empty where nobody does."""
+    """Return which connections wait and why, and which limits are reached; empty if none."""
     paused = Counter(
         reason
         for client in status.clients
@@ -292,7 +292,7 @@ def _full(reached: Iterable[Limit]) -> Iterator[SystemFact]:
 
 
 def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
-    """Count what was turned away since the start, by reason."""
+    """Return the refusals since the start by reason."""
     groups: Mapping[str, Mapping[str, int] | None] = {
         "Publishes refused": status.refused,
         "Commands ignored": status.acks_ignored,
@@ -316,13 +316,13 @@ class Certificate:
     path: str
     subject: str = ""
     issuer: str = ""
-    names: tuple[str, ...] = ()  # hosts it is for
+    names: tuple[str, ...] = ()  # host names
     expires_at: int | None = None
-    error: str = ""  # why nothing is known, or what is wrong
+    error: str = ""  # why it cannot be read, or what is wrong
 
 
 async def read_certificates(settings: Settings) -> list[Certificate]:
-    """Read the certificates that listeners use, in a thread."""
+    """Read the certificates of listeners, in a thread."""
     used = [
         (section, Path(pair.tls_cert), Path(pair.tls_key))
         for section, pair in (("tcp", settings.tcp), ("admin", settings.admin))
@@ -368,7 +368,7 @@ def _told(cert: Path, key: Path) -> dict[str, Any]:
 
 
 def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Write a name shortly: its common name, else all that it has."""
+    """Return the short form of a name: its common name, else all of it."""
     pairs = [pair for part in parts for pair in part]
     common = [value for kind, value in pairs if kind == "commonName"]
     return common[0] if common else ", ".join(value for _, value in pairs)

@@ -12,14 +12,14 @@ from phpmq_lite.admin.base.formats import HIDDEN_RUN, TextPiece, split_hidden
 VIEWS: Final = ("tree", "pretty", "raw", "hex")
 HEX_BYTES: Final = 64 * 1024  # of the body shown as hex
 PREVIEW_CHARACTERS: Final = 120
-PRETTY_CHARACTERS: Final = 1 << 20  # a pretty body may grow to this; more is shown raw
+PRETTY_CHARACTERS: Final = 1 << 20  # maximum size of a pretty body; larger ones are shown raw
 TREE_NODES: Final = 2_000  # members shown in a tree
-TREE_DEPTH: Final = 24  # levels that open; what lies deeper is one text
+TREE_DEPTH: Final = 24  # levels that open; deeper values are one text
 _OPEN_NODES: Final = 100  # a larger branch is closed at first
 _LEAF_CHARACTERS: Final = 4_000  # of one text in a tree
 _INDENT: Final = "  "
 _DEEPEST_INDENT: Final = 32  # deeper levels are not indented further
-_COLOURED: Final = 4_000  # tokens with a colour of their own
+_COLOURED: Final = 4_000  # tokens with their own colour
 
 _MARKS: Final = frozenset("{}[]:,")
 _SPACE: Final = re.compile(r"[ \t\r\n]+")
@@ -31,14 +31,14 @@ _TOKEN: Final = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:
 class ShownBody:
     """One view of a body.
 
-    ``views`` are those that can be chosen; ``note`` says what is left out or odd, if anything.
+    ``views`` are those that can be chosen; ``note`` says what is omitted or unusual, if anything.
     """
 
     view: str
     views: tuple[str, ...]
     pieces: list[TextPiece]
     note: str | None
-    tree: "BodyBranch | None" = None  # of the view ``tree``
+    tree: "BodyBranch | None" = None  # for the view ``tree``
 
 
 @dataclass(slots=True)
@@ -53,22 +53,22 @@ class BodyBranch:
 
     @property
     def close(self) -> str:
-        """The mark at its end."""
+        """The closing mark."""
         return {"{": "}", "[": "]"}.get(self.mark, "")
 
     @property
     def is_open(self) -> bool:
-        """Tell whether it is opened at first."""
+        """Return whether it is open initially."""
         return len(self.children) <= _OPEN_NODES
 
     @property
     def hidden(self) -> int:
-        """Count the members that are left out."""
+        """The number of omitted members."""
         return self.count - len(self.children)
 
 
 def decode_text(content: bytes, *, is_whole: bool) -> str | None:
-    """Read UTF-8; at a cut, the character that it hit is dropped.  None: not UTF-8."""
+    """Decode UTF-8 and drop a character that was cut off.  None: not UTF-8."""
     for dropped in range(1 if is_whole else 4):
         try:
             return content[: len(content) - dropped].decode()
@@ -78,7 +78,7 @@ def decode_text(content: bytes, *, is_whole: bool) -> str | None:
 
 
 def preview(content: bytes | None, size: int) -> list[TextPiece]:
-    """Show the beginning in one line: blanks folded, or hex where it is not UTF-8."""
+    """Return the beginning on one line: white space folded, or hex if it is not UTF-8."""
     if content is None:
         return []
     text = decode_text(content, is_whole=len(content) >= size)
@@ -88,7 +88,7 @@ def preview(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
-    """Show a body in one line: the URN and the data of an envelope, else as ``preview`` does."""
+    """Return a body on one line: URN and data of an envelope, else as ``preview`` does."""
     urn = _URN.search(content or b"")
     data = preview_data(content, size) if urn else []
     if urn is None or not data:
@@ -97,9 +97,9 @@ def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
-    """Show the beginning of an envelope's ``data`` in one line; empty where it is not found.
+    """Return the beginning of an envelope's ``data`` on one line; empty if it is not found.
 
-    ``content`` may be the beginning of the body only.
+    ``content`` may be only the beginning of the body.
     """
     text = None if content is None else decode_text(content, is_whole=len(content) >= size)
     if not text or not text.lstrip().startswith("{"):
@@ -121,10 +121,10 @@ def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
-    """Show a body, or its beginning, in the wanted view or the best one.
+    """Return a body, or its beginning, in the requested view or the best one.
 
     A JSON object or list opens as a tree, a JSON text pretty, other UTF-8 raw, all else in hex;
-    a view that is not possible falls back.
+    an impossible view falls back to another.
     """
     is_whole = len(content) == size
     text = decode_text(content, is_whole=is_whole)
@@ -151,9 +151,9 @@ def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
 
 
 def is_strict_json(text: str) -> bool:
-    """Tell whether a text is JSON by the standard; its numbers are not evaluated."""
+    """Return whether a text is standard JSON; its numbers are not evaluated."""
     if not text.lstrip(" \t\r\n").startswith(("{", "[", '"')):
-        return False  # a bare number or word reads the same either way
+        return False  # a bare number or word looks the same in both views
     try:
         json.loads(text, parse_int=_pass, parse_float=_pass, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -162,7 +162,7 @@ def is_strict_json(text: str) -> bool:
 
 
 def _pass(text: str) -> None:
-    """Take a number without making one: it may have a million digits."""
+    """Accept a number without converting it: it may have a million digits."""
 
 
 def _refuse(name: str) -> NoReturn:
@@ -172,7 +172,7 @@ def _refuse(name: str) -> NoReturn:
 def prettify(text: str) -> list[TextPiece] | None:
     """Indent valid JSON without changing a token: big numbers and repeated keys stay.
 
-    None where the result would pass ``PRETTY_CHARACTERS``.
+    None if the result would exceed ``PRETTY_CHARACTERS``.
     """
     out: list[TextPiece] = []
     length = 0
@@ -192,11 +192,11 @@ def prettify(text: str) -> list[TextPiece] | None:
 
 
 def build_tree(text: str) -> tuple[BodyBranch, bool]:
-    """Return a tree of valid JSON, and whether nothing is left out.
+    """Return a tree of valid JSON, and whether it is complete.
 
-    Numbers are as sent; texts are readable, without the escapes that JSON does not need.
+    Numbers are as sent; texts have no escapes that JSON does not need.
 
-    It walks over the tokens, so that depth costs no stack.
+    It iterates over tokens, so that depth needs no stack.
     """
     root = grave = BodyBranch([], [])
     stack: list[BodyBranch] = []
@@ -245,13 +245,13 @@ def build_tree(text: str) -> tuple[BodyBranch, bool]:
 def unescape_token(word: str) -> str:
     r"""Return a token of JSON without the escapes that it does not need: ``\u00fc``, ``\/``.
 
-    What is hidden, and half a surrogate pair, stays escaped.
+    Hidden characters and unpaired surrogates stay escaped.
     """
     if "\\" not in word or not word.startswith('"'):
         return word
     try:
         text = json.dumps(json.loads(word, strict=False), ensure_ascii=False)
-    except ValueError:  # the beginning of a body may be no JSON
+    except ValueError:  # the beginning of a body may not be JSON
         return word
     return HIDDEN_RUN.sub(lambda run: "".join(map(_escaped, run[0])), text)
 
@@ -279,7 +279,7 @@ def _append(out: list[TextPiece], text: str, kind: str) -> None:
 
 
 def _laid_out(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (blank ahead of it, word, CSS class) for each token of valid JSON."""
+    """Yield (white space before it, token, CSS class) for each token of valid JSON."""
     depth = 0
     words: list[str] = _TOKEN.findall(text)
     before = ""
@@ -323,7 +323,7 @@ def _hex(content: bytes, note: str | None) -> tuple[list[TextPiece], str | None]
 
 
 def as_content(content: bytes) -> tuple[str, str]:
-    """Give a body for JSON: the text with ``utf-8``, or base64 with ``base64``."""
+    """Return a body for JSON: the text with ``utf-8``, or base64 with ``base64``."""
     try:
         return content.decode(), "utf-8"
     except UnicodeDecodeError:
@@ -331,7 +331,7 @@ def as_content(content: bytes) -> tuple[str, str]:
 
 
 def from_content(content: str, encoding: str) -> bytes:
-    """Take a body from JSON; raises ValueError where base64 is malformed."""
+    """Return the body of content in JSON; raise ValueError if base64 is malformed."""
     if encoding == "utf-8":
         return content.encode()
     return b64decode(content, validate=True)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.views.trends import Trend, TrendBucket
 
-STEP: Final = 4  # units a bucket
+STEP: Final = 4  # units per bucket
 HEIGHT: Final = 100
 _STEPS_MAX: Final = 4  # of a linear axis, above zero
 _MARKS_MAX: Final = 5  # of a logarithmic one
@@ -19,7 +19,7 @@ FormatValue = Callable[[float], str]
 
 
 class AxisMark(NamedTuple):
-    """A place on an axis: per cent of the room, from the left or from above, and its text."""
+    """A mark on an axis: its place in per cent, from the left or from the top, and its text."""
 
     at: float
     text: str
@@ -28,7 +28,7 @@ class AxisMark(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class ChartLine:
-    """One line; a gap cuts it into runs, each the ``points`` of a polyline and of an area."""
+    """A line; gaps split it into runs, each the ``points`` of a polyline and of an area."""
 
     key: str  # CSS class
     title: str
@@ -40,7 +40,7 @@ class ChartLine:
 
 @dataclass(slots=True, frozen=True)
 class Chart:
-    """One chart; ``about`` says in words what it shows, for those who do not see it."""
+    """A chart; ``about`` describes it for screen readers."""
 
     key: str
     title: str
@@ -49,21 +49,21 @@ class Chart:
     times: Sequence[AxisMark]
     scale: Sequence[AxisMark]
     width: int  # of the plot
-    is_empty: bool  # nothing was observed, or nothing was measured
+    is_empty: bool  # no observations, or no measurements
 
 
 @dataclass(slots=True, frozen=True)
 class ChartTable:
-    """The numbers of the charts of a page, newest first; gaps are left out."""
+    """The numbers of a page's charts, newest first, without gaps."""
 
     head: Sequence[str]
     rows: Sequence[tuple[str, str, Sequence[str]]]  # ISO time, time, cells
 
 
 class ChartSeries(NamedTuple):
-    """What a line is made of: a value for each bucket; None where there is none.
+    """The data of a line: a value for each bucket, None for a gap.
 
-    ``key`` is the CSS class that gives it its colour.
+    ``key`` is the CSS class of its colour.
     """
 
     key: str
@@ -74,25 +74,25 @@ class ChartSeries(NamedTuple):
 
 
 def draw_depth(trend: Trend, records: Trend | None = None) -> Chart:
-    """Draw how many messages lay in the queue, by state; ``records`` adds the dead letters."""
+    """Draw the number of messages in the queue by state; ``records`` adds dead letters."""
     return _chart("depth", "Depth", trend, _depths(trend, records), _Linear, _count)
 
 
 def draw_rates(trend: Trend) -> Chart:
-    """Draw what came and went."""
+    """Draw the rates of publishing and settlement."""
     return _chart("rates", "Rates/s", trend, _rates(trend), _Linear, formats.format_rate)
 
 
 def draw_waits(trend: Trend) -> Chart:
-    """Draw publish to first dispatch, and how long the oldest has waited.
+    """Draw the time from publish to first dispatch, and the age of the oldest message.
 
-    The percentiles fall silent exactly when a queue stalls; then the age goes on.
+    A stalled queue has no percentiles; the age continues.
     """
     return _chart("waits", "Wait for a consumer", trend, _waits(trend), _Logarithmic, _ms)
 
 
 def draw_holds(trend: Trend) -> Chart:
-    """Draw dispatch to settlement."""
+    """Draw the time from dispatch to settlement."""
     return _chart("holds", "Held by consumers", trend, _holds(trend), _Logarithmic, _ms)
 
 
@@ -105,10 +105,10 @@ def draw_lines(
     are_times: bool = False,
     when: str = "",
 ) -> Chart:
-    """Draw lines of other numbers than those of a trend, over its buckets; gaps stay gaps.
+    """Draw lines of any numbers over the buckets of a trend.
 
-    Counts stand on a linear axis, times in milliseconds on a logarithmic one.  ``when`` says in
-    words what time is shown; empty: the last span.
+    Counts have a linear axis, times in milliseconds a logarithmic one.  ``when`` describes the
+    period; empty: the last span.
     """
     scale_of, write = (_Logarithmic, _ms) if are_times else (_Linear, _count)
     return _chart(key, title, trend, series, scale_of, write, when)
@@ -193,7 +193,7 @@ def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
 
 
 def _runs(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
-    """Cut values at the gaps: where each run begins, and its values."""
+    """Split values at gaps into runs: the start of each and its values."""
     runs: list[tuple[int, list[float]]] = []
     was_gap = True
     for at, value in enumerate(values):
@@ -206,7 +206,7 @@ def _runs(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
 
 
 def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when: str) -> str:
-    """Say in words what the lines show."""
+    """Describe the lines in words."""
     said = []
     for one in series:
         known = [value for value in one.values if value is not None]
@@ -217,7 +217,7 @@ def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when
             )
     missing = sum(bucket is None for bucket in trend.buckets)
     if missing and said:
-        said.append(f"Nothing is known of {missing} of {len(trend.buckets)} steps.")
+        said.append(f"No data for {missing} of {len(trend.buckets)} steps.")
     when = when or f"The last {trend.span.title}."
     return f"{when} " + (" ".join(said) or "Nothing was measured.")
 
@@ -226,18 +226,13 @@ def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when
 
 
 class _Linear:
-    """From zero to a round number above the highest value."""
+    """A scale from zero to a round number above the highest value."""
 
     def __init__(self, values: Sequence[float], write: FormatValue) -> None:
-        step = round_step(max(values, default=0.0))
-        count = max(1, math.ceil(max(values, default=0.0) / step - 1e-9))
-        self._top = step * count
-        self.marks = [
-            AxisMark(100 - 100 * at / count, _count(step * at)) for at in range(count, -1, -1)
-        ]
+        self._top, self.marks = linear_scale(max(values, default=0.0))
 
     def place(self, value: float) -> float:
-        """Say how far from above a value lies, in units of the plot."""
+        """Return the distance of a value from the top, in units of the plot."""
         return HEIGHT - HEIGHT * min(value, self._top) / self._top
 
 
@@ -249,7 +244,7 @@ _TIMES_MS: Final = (
 
 
 class _Logarithmic:
-    """Times from milliseconds to days: each mark is about ten times the one below."""
+    """A scale of times from milliseconds to days: each mark is about ten times the one below."""
 
     def __init__(self, values: Sequence[float], write: FormatValue) -> None:
         low, high = min(values, default=1.0), max(values, default=10.0)
@@ -265,7 +260,7 @@ class _Logarithmic:
         ]
 
     def place(self, value: float) -> float:
-        """Say how far from above a value lies, in units of the plot."""
+        """Return the distance of a value from the top, in units of the plot."""
         share = (math.log(max(value, 1.0)) - self._low) / self._width
         return HEIGHT - HEIGHT * min(max(share, 0.0), 1.0)
 
@@ -273,8 +268,16 @@ class _Logarithmic:
 _Scale = _Linear | _Logarithmic
 
 
+def linear_scale(highest: float, least_step: float = 0.1) -> tuple[float, list[AxisMark]]:
+    """Return the value at the top of an axis that starts at zero, and its marks."""
+    step = max(round_step(highest), least_step)
+    count = max(1, math.ceil(highest / step - 1e-9))
+    marks = [AxisMark(100 - 100 * at / count, _count(step * at)) for at in range(count, -1, -1)]
+    return step * count, marks
+
+
 def round_step(top: float) -> float:
-    """Give the distance of the lines of an axis: 1, 2 or 5 times a power of ten."""
+    """Return the distance of an axis's lines: 1, 2 or 5 times a power of ten."""
     if top <= 0:
         return 1.0
     raw = top / _STEPS_MAX
@@ -287,7 +290,7 @@ _EVERY_S: Final = {"1h": 600, "24h": 4 * 3_600, "7d": 2 * 86_400, "30d": 7 * 86_
 
 
 def time_marks(trend: Trend) -> list[AxisMark]:
-    """Give the round times on the axis of a chart, in UTC, none too near to its ends."""
+    """Return round times for a chart's axis, in UTC, none too close to its ends."""
     every, start, length = _EVERY_S[trend.span.key], trend.start_s, trend.end_s - trend.start_s
     pattern = "%H:%M" if every < 86_400 else "%b %-d"
     marks = []
@@ -309,7 +312,7 @@ def _iso(at: datetime) -> str:
 def trend_table(
     trend: Trend, *, records: Trend | None = None, with_times: bool = False
 ) -> ChartTable:
-    """Give the numbers that the charts show; ``with_times`` adds wait and hold."""
+    """Return the numbers of the charts; ``with_times`` adds wait and hold."""
     columns: list[tuple[ChartSeries, FormatValue]] = [
         (one, _count) for one in _depths(trend, records)
     ]
@@ -325,7 +328,7 @@ def trend_table(
 def lines_table(
     trend: Trend, counts: Sequence[ChartSeries], times: Sequence[ChartSeries]
 ) -> ChartTable:
-    """Give the numbers of lines that ``draw`` drew; a title stands above each column."""
+    """Return the numbers of the lines of ``draw_lines``, with a title for each column."""
     columns: list[tuple[ChartSeries, FormatValue]] = [(one, _count) for one in counts]
     columns += [(one, _ms) for one in times]
     return ChartTable([one.title for one, _ in columns], _rows(trend, columns))

@@ -1,4 +1,4 @@
-"""Code to paste elsewhere: a message, or a first publish.  Pure."""
+"""Code to copy: a message, or a first publish.  Pure."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ CONTENT = '{"order_id":1042}'
 
 
 class Snippet(NamedTuple):
-    """A piece of code to paste; ``key`` is short and unique."""
+    """A snippet of code to copy; ``key`` is short and unique."""
 
     key: str
     title: str
@@ -26,7 +26,7 @@ class Snippet(NamedTuple):
 
 
 def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int]:
-    """Choose the first TCP listener; a wildcard becomes the name that the browser used."""
+    """Return the first TCP listener; a wildcard becomes the host that the browser used."""
     for listener in listeners:
         if listener.transport == "unix":
             continue
@@ -37,12 +37,12 @@ def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int
 
 
 def http_address(scheme: str, host: str, base_path: str) -> str:
-    """Give the address of the admin as the browser used it, without a slash at its end."""
+    """Return the URL of the admin as the browser used it, without a trailing slash."""
     return f"{scheme}://{host}{base_path}"
 
 
 def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
-    """Give the code for each language; ``base`` is the address of the admin."""
+    """Return the code for each language; ``base`` is the URL of the admin."""
     where = f"[{host}]" if ":" in host else host
     return [
         Snippet("php", "PHP", _php(where, port)),
@@ -53,7 +53,7 @@ def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
 
 
 def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
-    """Give what makes the first insights; ``base`` is the address of the admin."""
+    """Return the commands for the first insights; ``base`` is the URL of the admin."""
     url = f"--url {base}" + (" --token-file token" if needs_token else "")
     made = [
         Snippet("install", "Install once", install_command("spark")),
@@ -96,7 +96,7 @@ def _php(where: str, port: int) -> str:
     )
 
 
-COPY_BYTES: Final = 16 * 1024  # of a body; larger ones are better downloaded
+COPY_BYTES: Final = 16 * 1024  # of a body; larger ones should be downloaded
 _HEADER_BYTES: Final = 32
 _REVISION: Final = "ttl"
 
@@ -104,7 +104,7 @@ _REVISION: Final = "ttl"
 def copy_snippets(
     queue: str, content: bytes, message_id: str, ttl_s: int | None, base: str, where: str
 ) -> list[Snippet]:
-    """Give the code that publishes this message once more, and the frame that it comes in.
+    """Return the code that publishes this message again, and the frame of its dispatch.
 
     Args:
         queue: name of its queue.
@@ -123,7 +123,7 @@ def copy_snippets(
 
 
 def _is_plain(content: bytes) -> bool:
-    """Tell whether all of it can be seen, so that a copy of what is shown is exact."""
+    """Return whether every byte is visible, so that a copy of the shown text is exact."""
     text, encoding = as_content(content)
     return encoding == "utf-8" and all(piece.kind != "esc" for piece in split_hidden(text))
 
@@ -133,7 +133,7 @@ def _base64(content: bytes) -> str:
 
 
 def _php_text(content: bytes) -> str:
-    """Write a PHP string: single quotes where that is exact, else base64."""
+    """Return a PHP string: in single quotes if that is exact, else base64."""
     if not _is_plain(content):
         return f"base64_decode('{_base64(content)}')"
     escaped = content.decode().replace("\\", "\\\\").replace("'", "\\'")
@@ -141,7 +141,7 @@ def _php_text(content: bytes) -> str:
 
 
 def _shell_text(content: bytes) -> str:
-    """Write a word for a shell."""
+    """Return a quoted word for a shell."""
     if not _is_plain(content):
         return f'"$(echo {_base64(content)} | base64 -d)"'
     return shlex.quote(content.decode())
@@ -176,7 +176,7 @@ def _message_cli(queue: str, content: bytes, ttl_s: int | None) -> str:
 
 
 def _frame(queue: str, content: bytes, message_id: str, ttl_s: int | None) -> str:
-    """Write the dispatch as it goes over the wire; what cannot be seen whole as hex."""
+    """Return the dispatch as sent, in hex if some of it is invisible."""
     parts: list[bytes] = []
     encoder = encoder_for(b"", _HEADER_BYTES, _REVISION)
     encoder.append_dispatch(parts, queue, content, message_id.encode(), ttl_s or 0)

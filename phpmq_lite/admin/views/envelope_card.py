@@ -1,4 +1,4 @@
-"""What an envelope says, its verdict, and why its message failed."""
+"""The content of an envelope, its verdict, and why its message failed."""
 
 import asyncio
 import json
@@ -24,19 +24,19 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.messages import Body, MessageRow
 
 CARD_BYTES: Final = INDEX_BYTES  # larger ones are not judged here
-THREAD_BYTES: Final = 4 * 1024  # above it a thread judges: a body of 64 KiB takes 6 ms
+THREAD_BYTES: Final = 4 * 1024  # larger ones are judged in a thread: a body of 64 KiB takes 6 ms
 PROBLEMS_SHOWN: Final = 50
-TEXT_CHARACTERS: Final = 2_000  # shown of one text
+TEXT_CHARACTERS: Final = 2_000  # characters shown of one text
 _RETRY: Final = ".retry"
 MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # of meta
 
 
 @dataclass(slots=True, frozen=True)
 class EnvelopeCard:
-    """One envelope: what it says, and what is wrong with it.
+    """One envelope: its content and its problems.
 
-    Of a dead-letter record ``verdict`` and ``problems`` are about what a redrive would send.
-    ``said`` has ``MEMBERS`` as they are, texts cut; None stands for what is missing or cannot be
+    For a dead-letter record, ``verdict`` and ``problems`` are those of what a redrive would send.
+    ``said`` has ``MEMBERS`` as written, long texts cut; None if a member is missing or cannot be
     read.
     """
 
@@ -44,24 +44,24 @@ class EnvelopeCard:
     said: Mapping[str, Any]
     verdict: Verdict
     problems: tuple[EnvelopeProblem, ...]  # the verdict's first; at most ``PROBLEMS_SHOWN``
-    hidden: int  # problems left out
+    hidden: int  # omitted problems
     block: DeadLetterBlock | None
     is_wrapped: bool  # the record has the original bytes as a text
 
     @property
     def reason(self) -> str | None:
-        """Give the reason of the verdict; None: a consumer may handle it."""
+        """The reason of the verdict; None: a consumer may handle it."""
         return self.verdict.problem.reason if self.verdict.problem else None
 
     @property
     def remarks(self) -> int:
-        """Count what only a producer would be told."""
+        """The number of problems that only concern the producer."""
         return self.hidden + sum(problem.reason not in REASONS for problem in self.problems)
 
 
 @dataclass(slots=True, frozen=True)
 class VerdictBadge:
-    """The verdict of a row in a table; ``kind`` is a CSS class."""
+    """The verdict of a table row; ``kind`` is a CSS class."""
 
     kind: str
     text: str
@@ -72,7 +72,7 @@ class VerdictBadge:
 
 
 def is_claimed(index: IndexedFields | None) -> bool:
-    """Tell whether a content means to be an envelope: it names a URN, or two other members."""
+    """Return whether a body is meant to be an envelope: it has a URN, or two other members."""
     if index is None:
         return False
     others = (index.trace_id, index.meta_id, index.attempts)
@@ -82,9 +82,9 @@ def is_claimed(index: IndexedFields | None) -> bool:
 async def card_of(
     request: web.Request, context: Context, row: MessageRow, body: Body | None
 ) -> EnvelopeCard | None:
-    """Give the card of a message; None where it is no envelope, or has no body, or a large one.
+    """Return the card of a message; None if it is not an envelope, or its body is missing or large.
 
-    ``body`` is what was read of it already.
+    ``body`` is the part that was already read.
     """
     if body is None or not 0 < row.size <= CARD_BYTES:
         return None
@@ -105,7 +105,7 @@ async def judge_content(
     *,
     is_asked: bool = False,
 ) -> EnvelopeCard | None:
-    """Make the card of a content; ``is_asked``: also of what does not look like an envelope."""
+    """Return the card of a body; ``is_asked``: also if it does not look like an envelope."""
     policy = "" if settings is None else settings.payload_policy
     asked = JudgeOptions(
         empty_list_data_of(settings),
@@ -120,10 +120,10 @@ async def judge_content(
 
 @dataclass(slots=True, frozen=True)
 class JudgeOptions:
-    """By what an envelope is judged.
+    """The rules that judge an envelope.
 
-    ``is_meant``: it is to be an envelope, whatever it looks like; ``is_strict``: a payload that is
-    not as its schema says is refused.
+    ``is_meant``: it must be an envelope; ``is_strict``: a payload that does
+    not match its schema is rejected.
     """
 
     empty_list_data: EmptyListData = "php"
@@ -133,7 +133,7 @@ class JudgeOptions:
 
 
 def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
-    """Judge a content; None where it is no envelope and none was meant.  Pure."""
+    """Judge a body; None if it is not an envelope and none is expected.  Pure."""
     block = read_block(content)
     original = content if block is None else redrive_content(content)
     verdict = validate(original, asked.empty_list_data)
@@ -151,7 +151,7 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
         problems = [first, *(problem for problem in problems if problem != first)]
     attempts = read.get("attempts")
     if block is not None and isinstance(attempts, int) and not isinstance(attempts, bool):
-        # A redrive starts again at 0; the page says what the record has.
+        # A redrive starts at 0 again; the page shows the attempts of the record.
         index = IndexedFields(index.urn, index.trace_id, index.meta_id, attempts)
     return EnvelopeCard(
         index,
@@ -173,12 +173,12 @@ def _mismatch(
 
 
 def _is_wrapper(content: bytes) -> bool:
-    """Tell whether a record has the original as a text; its first member is the only sign."""
+    """Return whether a record contains the original as text; only its first member shows it."""
     return content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
 
 
 def _read(content: bytes) -> dict[str, Any]:
-    """Read a body; empty where that fails, or it is no object."""
+    """Parse a body; empty if that fails, or it is not an object."""
     try:
         read = json.loads(content.decode(), parse_int=_integer)
     except (ValueError, RecursionError):
@@ -187,18 +187,18 @@ def _read(content: bytes) -> dict[str, Any]:
 
 
 def _said(meta: Any) -> dict[str, Any]:
-    """Give the members of ``meta`` that are shown."""
+    """Return the members of ``meta`` that are shown."""
     found = meta if isinstance(meta, dict) else {}
     return {name: _plain(found.get(name)) for name in MEMBERS}
 
 
 def _integer(text: str) -> int | str:
-    """Take an integer; one of thousands of digits stays a text."""
+    """Parse an integer; one with thousands of digits stays a text."""
     return int(text) if len(text) <= 19 else text
 
 
 def _plain(value: Any) -> Any:
-    """Give a value as it can be shown: numbers as they are, a text cut, of others what they are."""
+    """Return a value to show: a number, a shortened text, or the name of another type."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -219,17 +219,17 @@ def shorten(text: str | None) -> str:
 
 
 def is_too_large(row: MessageRow) -> bool:
-    """Tell whether a page leaves it unjudged, though it may be an envelope."""
+    """Return whether it may be an envelope that is too large to judge."""
     return row.size > CARD_BYTES and (row.preview or b"").lstrip()[:1] == b"{"
 
 
 def is_settled_by_verdict(row: MessageRow) -> bool:
-    """Tell whether it was settled, or is a record, because of a verdict."""
+    """Return whether it was settled, or is a record, because of a verdict."""
     return row.reason in REASONS or row.source_reason in REASONS
 
 
 def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
-    """Name the queue that the envelope says, where it lies in another one; else empty."""
+    """Return the queue named in the envelope if it is in another one; else an empty text."""
     said = card.said["queue"]
     home = card.block.original_queue if card.block is not None else row.queue
     if not isinstance(said, str) or not said or home is None:
@@ -241,19 +241,19 @@ def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
 
 
 def settings_of(request: web.Request, queue_id: int) -> QueueSettings | None:
-    """Give the settings of a queue, None where it is gone or not to be seen."""
+    """Return the settings of a queue, None if it is gone or not visible."""
     queues = status_of(request).queues
     return next((queue.settings for queue in queues if queue.queue_id == queue_id), None)
 
 
 def policy_of(request: web.Request, queue_id: int) -> str:
-    """Give the payload policy of a queue; empty where the queue is gone."""
+    """Return the payload policy of a queue; empty if the queue is gone."""
     settings = settings_of(request, queue_id)
     return "" if settings is None else settings.payload_policy
 
 
 def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
-    """Say where the queue takes ``data: []`` as ``{}``."""
+    """Return where the queue reads ``data: []`` as ``{}``."""
     if settings is None:
         return "php"
     match settings.empty_list_data:
@@ -268,10 +268,10 @@ def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
 
 
 class RowVerdicts:
-    """Judges the rows of one page, each when it is its turn to be written.
+    """Judges the rows of a page, each when it is rendered.
 
-    Only what costs little: the settle reason stands in the row anyway, and of the rest those whose
-    beginning, read with the row, is all of it.
+    It only judges rows with a settle reason, and rows whose
+    whole body was read with the row.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -279,11 +279,11 @@ class RowVerdicts:
         self._switches: dict[int, EmptyListData] | None = None
 
     def of(self, row: MessageRow) -> VerdictBadge | None:
-        """Give the badge of a row; None where nothing is wrong, or nothing is known."""
+        """Return the badge of a row; None if it has no problem, or is not judged."""
         content = row.preview
         if content is None or len(content) != row.size or content[:1] != b"{":
             return None
-        if is_settled_by_verdict(row):  # the reason stands in the row
+        if is_settled_by_verdict(row):  # the row shows the reason
             return None
         verdict = validate(content, self._switch(row.queue_id))
         if not is_claimed(verdict.index):

@@ -1,7 +1,6 @@
-"""The chart of settled messages over time, which links to the history.  Pure."""
+"""The chart of settled messages over time, with links to the history.  Pure."""
 
 import asyncio
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -9,8 +8,14 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context
-from phpmq_lite.admin.views.charts import AxisMark, round_step, time_marks
-from phpmq_lite.admin.views.trends import Span, Trend, first_bucket_s, gather_points
+from phpmq_lite.admin.views.charts import AxisMark, linear_scale, time_marks
+from phpmq_lite.admin.views.trends import (
+    Span,
+    Trend,
+    first_bucket_s,
+    gather_points,
+    split_over_buckets,
+)
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
@@ -23,15 +28,15 @@ SPANS: Final = {
         Span("30d", "30 d", 30 * 86_400, 86_400),
     )
 }
-INSET: Final = 5.0  # per cent of the room at the left, for the texts of the scale
-_GAP: Final = 0.12  # of a slice, free on each side of its column
-_LEAST: Final = 1.0  # per cent: what is not zero is seen
-_FIRST_MS: Final = -62_135_596_800_000  # of the years that have four digits
+INSET: Final = 5.0  # per cent of the width at the left, for the scale's texts
+_GAP: Final = 0.12  # share of a slice that is free on each side of its column
+_LEAST: Final = 1.0  # minimum height in per cent of a bar that is not zero
+_FIRST_MS: Final = -62_135_596_800_000  # of years with four digits
 _LAST_MS: Final = 253_402_300_799_999
 
 
 class HistorySlice(NamedTuple):
-    """A part of the time; ``counts`` in the order of ``OUTCOMES``, None where nothing is known."""
+    """A part of the period; ``counts`` in the order of ``OUTCOMES``, None without data."""
 
     start_s: int  # Unix seconds
     end_s: int  # exclusive
@@ -39,7 +44,7 @@ class HistorySlice(NamedTuple):
 
 
 class HistoryBar(NamedTuple):
-    """A piece of a column, in per cent of the room, from the left and from above."""
+    """A part of a column, in per cent, from the left and from the top."""
 
     key: str  # the outcome
     x: float
@@ -49,7 +54,7 @@ class HistoryBar(NamedTuple):
 
 
 class HistoryColumn(NamedTuple):
-    """A slice as it is drawn; ``since`` and ``until`` are what its link asks for."""
+    """A drawn slice; ``since`` and ``until`` are the bounds in its link."""
 
     x: float
     width: float
@@ -58,12 +63,12 @@ class HistoryColumn(NamedTuple):
     since: str
     until: str
     bars: Sequence[HistoryBar]
-    cells: Sequence[str]  # of the table; empty where nothing is known
+    cells: Sequence[str]  # cells of the table; empty without data
     is_chosen: bool
 
 
 class ChosenShade(NamedTuple):
-    """The chosen time, in per cent of the room."""
+    """The chosen period, in per cent."""
 
     x: float
     width: float
@@ -71,21 +76,21 @@ class ChosenShade(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class HistoryChart:
-    """The chart; ``about`` says in words what it shows."""
+    """The chart; ``about`` describes it in words."""
 
     span: Span
     outcomes: Sequence[str]
-    sums: Sequence[str]  # of each outcome
+    sums: Sequence[str]  # totals by outcome
     columns: Sequence[HistoryColumn]
     scale: Sequence[AxisMark]
     times: Sequence[AxisMark]
     shade: ChosenShade | None
     about: str
-    nothing: str  # what to say instead of the plot; empty where there is one
+    nothing: str  # text instead of the plot; empty if there is a plot
 
 
 class ChosenPeriod(NamedTuple):
-    """The time that the list is narrowed to, Unix ms; None: open."""
+    """The period of the list, Unix ms; None: unbounded."""
 
     since: int | None = None
     until: int | None = None
@@ -94,21 +99,21 @@ class ChosenPeriod(NamedTuple):
 def count_slices(
     points: Iterable[Point], beats: Iterable[UptimeSpan], span: Span, now_s: int
 ) -> list[HistorySlice]:
-    """Count what settled in each slice; a point over an edge is shared by seconds.
+    """Count settled messages per slice; a point across an edge is split by seconds.
 
-    Where the broker ran and there is no point, nothing settled; unless the queue may have been
-    one of the rest: then nothing is known.
+    Without a point while the broker ran, nothing was settled; but if the queue may have been
+    one of the rest, there is no data.
     """
     start_s, step_s, count = first_bucket_s(span, now_s), span.step_s, span.length_s // span.step_s
     sums = [[0.0] * len(OUTCOMES) for _ in range(count)]
     has_run, has_rest, is_known = [False] * count, [False] * count, [False] * count
     for beat in beats:
-        for at, _ in _shares(beat.at_s, beat.span_s, start_s, step_s, count):
+        for at, _ in split_over_buckets(beat, start_s, step_s, count):
             has_run[at] = True
             has_rest[at] |= beat.has_rest
     for point in points:
-        for at, share in _shares(point.at_s, point.span_s, start_s, step_s, count):
-            is_known[at] = True
+        for at, seconds in split_over_buckets(point, start_s, step_s, count):
+            share, is_known[at] = seconds / point.span_s, True
             settled = (point.acked, point.expired, point.dead, point.deleted)
             sums[at] = [one + more * share for one, more in zip(sums[at], settled, strict=True)]
     return [
@@ -123,17 +128,6 @@ def count_slices(
     ]
 
 
-def _shares(
-    at_s: int, span_s: int, start_s: int, step_s: int, count: int
-) -> Iterable[tuple[int, float]]:
-    """Say in which slices a point lies, and how much of it."""
-    end_s = at_s + span_s
-    for at in range((at_s - start_s) // step_s, (end_s - 1 - start_s) // step_s + 1):
-        if 0 <= at < count:
-            left_s = start_s + at * step_s
-            yield at, (min(end_s, left_s + step_s) - max(at_s, left_s)) / span_s
-
-
 # -- the chart
 
 
@@ -144,14 +138,14 @@ def draw_history(
     chosen: ChosenPeriod,
     outcome: str | None = None,
 ) -> HistoryChart:
-    """Draw the slices, of one outcome or of all."""
+    """Draw the slices of one outcome or of all."""
     outcomes = (outcome,) if outcome else OUTCOMES
     picked = [
         None if one.counts is None else [one.counts[OUTCOMES.index(key)] for key in outcomes]
         for one in cut
     ]
     known = [counts for counts in picked if counts is not None]
-    top, scale = _scale(max(map(sum, known), default=0))
+    top, scale = linear_scale(max(map(sum, known), default=0), least_step=1)
     width = (100 - INSET) / len(cut)
     word = outcome or "settled"
     columns = [
@@ -192,19 +186,8 @@ def _column(
     )  # fmt: skip
 
 
-def _scale(most: int) -> tuple[float, list[AxisMark]]:
-    """Give the value at the top and the lines: round, whole numbers."""
-    step = max(1, math.ceil(round_step(most)))
-    count = max(1, -(-most // step))
-    marks = [
-        AxisMark(100 - 100 * at / count, formats.format_number(step * at))
-        for at in range(count, -1, -1)
-    ]
-    return float(step * count), marks
-
-
 def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:
-    """Say where the chosen time lies; None where none is chosen, or it lies outside."""
+    """Return the shade of the chosen period; None if none is chosen, or it lies outside."""
     first_ms, last_ms = cut[0].start_s * 1_000, cut[-1].end_s * 1_000
     since = first_ms if chosen.since is None else max(first_ms, chosen.since)
     until = last_ms if chosen.until is None else min(last_ms, chosen.until)
@@ -225,7 +208,7 @@ def _about(
     sums: Sequence[int],
     picked: Sequence[Sequence[int] | None],
 ) -> str:
-    """Say in words what the columns show."""
+    """Describe the columns in words."""
     said = [
         f"{formats.format_number(count)} {key}" for key, count in zip(outcomes, sums, strict=True)
     ]
@@ -234,17 +217,17 @@ def _about(
     if any(sums):
         text += f" Most in {columns[most].title}."
     missing = sum(counts is None for counts in picked)
-    return text + (f" Nothing is known of {missing} steps." if missing else "")
+    return text + (f" No data for {missing} steps." if missing else "")
 
 
 def _nothing(known: Sequence[Sequence[int]], word: str) -> str:
     if not known:
-        return "Nothing was measured in this time."
-    return "" if any(map(any, known)) else f"Nothing {word} in this time."
+        return "No data for this period."
+    return "" if any(map(any, known)) else f"Nothing {word} in this period."
 
 
 def _text(at_s: int) -> str:
-    """Write a time as a link asks for it: UTC, as ``<input type=datetime-local>`` does too."""
+    """Return a time for a link: UTC, in the format of ``<input type=datetime-local>``."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
@@ -252,7 +235,7 @@ def _text(at_s: int) -> str:
 
 
 def format_period(since_ms: int, until_ms: int, now_ms: int) -> str:
-    """Write a time: ``14:00 to 15:00``, ``Nov 20, 23:00 to 24:00``, ``Nov 20`` for a whole day."""
+    """Format a period: ``14:00 to 15:00``, ``Nov 20, 23:00 to 24:00``, ``Nov 20``."""
     since, until, now = _at(since_ms), _at(until_ms), _at(now_ms)
     midnight = until.time() == datetime.min.time()
     next_day = since.date() != datetime.max.date() and since.date() + timedelta(1) == until.date()
@@ -268,7 +251,7 @@ def format_period(since_ms: int, until_ms: int, now_ms: int) -> str:
 
 
 def format_chosen(chosen: ChosenPeriod, now_ms: int) -> str:
-    """Write the chosen time for its chip; empty where none is chosen."""
+    """Format the chosen period; empty if none is chosen."""
     since, until = chosen
     if since is not None and until is not None:
         return f"{format_period(since, until, now_ms)} UTC"
@@ -294,7 +277,7 @@ def _clock(at: datetime) -> str:
 
 
 async def read_slices(context: Context, queue_id: int, span: Span) -> list[HistorySlice]:
-    """Say what settled in each slice of a span that ends now; ALL stands for all queues."""
+    """Return the settled messages per slice of a span that ends now; ALL stands for all queues."""
     now_s = context.now_ms() // 1_000
     points, beats = await gather_points(context, queue_id, first_bucket_s(span, now_s))
     return await asyncio.to_thread(count_slices, points, beats, span, now_s)

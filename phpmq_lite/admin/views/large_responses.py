@@ -1,4 +1,4 @@
-"""Send large responses in pieces within the memory budget (``docs/operate/security.md`` 9)."""
+"""Send large responses in parts within the memory budget (``docs/operate/security.md`` 9)."""
 
 import asyncio
 from typing import Final
@@ -11,13 +11,13 @@ from phpmq_lite.admin.base.request_body import memory_hold_of
 from phpmq_lite.admin.views.rendering import problem_json
 
 PIECE_BYTES: Final = 64 << 10
-STALLED_S: Final = 30.0  # a piece that the peer does not read
+STALLED_S: Final = 30.0  # timeout of a part that the peer does not read
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Send an answer above 64 KiB; a smaller one, and one under way, is returned as it is.
+    """Send a response above 64 KiB; return a smaller or already started one unchanged.
 
-    Without memory for it the answer is a 503, or a 429.
+    Without memory for it the response is 503 or 429.
     """
     if response.prepared or not isinstance(response, web.Response) or request.method == "HEAD":
         return response
@@ -46,12 +46,12 @@ async def send_response(request: web.Request, response: web.StreamResponse) -> w
     except TimeoutError:
         abort_response(request)
     finally:
-        response.body, body = None, b""  # an error that passes here would keep it
+        response.body, body = None, b""  # an error raised here would keep it
     return stream
 
 
 async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
-    """Write a piece, and wait until the peer has read most of it.
+    """Write a part and wait until the peer has read most of it.
 
     Raises:
         TimeoutError: the peer makes no progress.
@@ -61,6 +61,6 @@ async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
 
 
 def abort_response(request: web.Request) -> None:
-    """Close the connection: a polite end would pass for a whole answer."""
+    """Close the connection: a regular end would look like a complete response."""
     if request.transport is not None:
         request.transport.abort()

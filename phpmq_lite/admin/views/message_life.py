@@ -13,20 +13,20 @@ from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_m
 
 @dataclass(slots=True, frozen=True)
 class LifeStep:
-    """One turn of a message's life, for the timeline."""
+    """One step in a message's life, for the timeline."""
 
     at_ms: int
     title: str
-    kind: str  # CSS class: the state it led to
+    kind: str  # CSS class: the resulting state
     detail: str | None = None
-    message_id: str | None = None  # of the other message that the turn is about
-    gap: str | None = None  # time since the step before
-    of_seq: int | None = None  # of the message it happened to, where that is another one
+    message_id: str | None = None  # of the other message involved
+    gap: str | None = None  # ms since the previous step
+    of_seq: int | None = None  # of the message it happened to, if it is another one
 
 
 @dataclass(slots=True, frozen=True)
 class RelatedMessage:
-    """Another message of the same life: what it was made by, and its row if that is there."""
+    """Another message of the same life: how it is related, and its row if it still exists."""
 
     message_id: str
     how: str  # "restored from", "record of", …
@@ -40,20 +40,20 @@ class RelatedMessage:
 
 _TITLES: Final[dict[str, tuple[str, str]]] = {
     Event.REQUEUE: ("Requeued to the end of its queue", "ready"),
-    Event.RETURN: ("Returned to its old place", "ready"),
+    Event.RETURN: ("Returned to its position", "ready"),
     Event.FORWARD: ("Forwarded", "ready"),
     Event.DEAD_LETTER: ("Dead-letter record written", "dead"),
-    "release": ("Released to its old place", "ready"),
+    "release": ("Released to its position", "ready"),
     "move": ("Moved", "ready"),
     "place": ("Put back", "ready"),
     "erase": ("Body erased", "deleted"),
 }
-_PAIRS: Final = {  # kind -> on the older message, on the newer one
+_PAIRS: Final = {  # kind -> text for the older message, for the newer one
     "redrive": ("Redriven as a new message", "Stored by a redrive"),
     "restore": ("Restored as a new message", "Stored by a restore"),
     "edit": ("Edited and published as a new message", "Made by an edit"),
 }
-_HOW: Final = {  # kind -> what the other one is: a newer, an older one
+_HOW: Final = {  # kind -> what the other message is: if newer, if older
     "redrive": ("Redriven as", "Redriven from"),
     "restore": ("Restored as", "Restored from"),
     "edit": ("Edited as", "Edited from"),
@@ -73,22 +73,22 @@ def make_timeline(
     now_ms: int,
     others: Mapping[int, tuple[MessageRow, Sequence[EventRow]]] | None = None,
 ) -> list[LifeStep]:
-    """Tell a message's life from its row and its events, oldest first, with the time between.
+    """Return the steps of a message's life, oldest first, with the time between them.
 
-    ``others`` are the messages it was made from and that were made from it, by seq: their turns
-    are told along, each with ``of_seq``.
+    ``others`` are the messages it was created from and that were created from it, by seq; their
+    steps are included, each with ``of_seq``.
     """
     steps = _steps(row, events)
     for seq, (other, turns) in (others or {}).items():
         steps += [replace(step, of_seq=seq) for step in _steps(other, turns)]
-    steps.sort(key=lambda step: step.at_ms)  # equal times stay in the order of a life
+    steps.sort(key=lambda step: step.at_ms)  # steps with equal times stay in the order of a life
     told = [
         replace(step, gap=formats.format_duration(step.at_ms - before.at_ms) if before else None)
         for before, step in zip([None, *steps], steps, strict=False)
     ]
     if row.state == State.READY and row.deadline_at is not None:
         gap = formats.format_duration(row.deadline_at - now_ms)
-        told.append(LifeStep(row.deadline_at, "Expires unless dispatched before", "ahead", gap=gap))
+        told.append(LifeStep(row.deadline_at, "Expires unless dispatched first", "ahead", gap=gap))
     return told
 
 
@@ -130,7 +130,7 @@ def _event(row: MessageRow, event: EventRow) -> LifeStep:
 def list_relatives(
     row: MessageRow, links: Iterable[LinkRow], rows: Mapping[int, MessageRow]
 ) -> list[RelatedMessage]:
-    """Name the messages that this one was made from, and those made from it, in order.
+    """Return the messages that this one was created from, and those created from it, in order.
 
     ``links`` are the events of this message that name another one.
     """
@@ -147,7 +147,7 @@ def list_relatives(
 
 @dataclass(slots=True, frozen=True)
 class MessageLife:
-    """The messages of one life, by number, with their events and what ties them."""
+    """The messages of one life by number, with their events and links."""
 
     rows: dict[int, MessageRow]
     events: dict[int, list[EventRow]]

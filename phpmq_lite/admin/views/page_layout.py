@@ -1,4 +1,4 @@
-"""What surrounds every page: navigation, environment, warnings."""
+"""The layout of every page: navigation, environment, warnings."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.settings import Settings
 
-# The rail: route, title, and the letter that follows ``g``.  A route that is not there is left out.
+# Navigation: route, title, and the letter after ``g``.  Routes that do not exist are omitted.
 RAIL: Final = (
     ("overview", "Overview", "o"),
     ("queues", "Queues", "q"),
@@ -30,7 +30,7 @@ RAIL: Final = (
     ("system", "System", "s"),
 )
 
-# The first part of an address that stands in no rail: to which entry it belongs.
+# First segment of a path without its own entry -> the entry it belongs to.
 BELONGS: Final = {
     "selections": "messages",
     "bulk": "messages",
@@ -45,7 +45,7 @@ BELONGS: Final = {
     "api": "system",
 }
 
-# The first part of an address: which page of the documentation explains it.
+# First segment of a path -> its page of the documentation.
 HELP: Final = {
     "queues": "guides/admin",
     "messages": "guides/admin#find-a-message",
@@ -70,9 +70,9 @@ HELP: Final = {
     "api": "reference/api",
 }
 
-DISK_STRIP: Final = 0.93  # share of the disk from which every page says so
+DISK_STRIP: Final = 0.93  # share of the disk from which every page warns
 
-# Of an environment; each has 4.5:1 under white.  The same in app.css.
+# Colours of environments, each with a contrast of 4.5:1 to white.  The same in app.css.
 COLOURS: Final = {
     "grey": "#5b6472",
     "blue": "#1f5fc4",
@@ -91,7 +91,7 @@ _BY_NAME: Final = (
 
 @dataclass(slots=True, frozen=True)
 class NavigationItem:
-    """One entry of the rail."""
+    """One entry of the navigation."""
 
     name: str
     title: str
@@ -102,7 +102,7 @@ class NavigationItem:
 
 @dataclass(slots=True, frozen=True)
 class HeaderWarning:
-    """Something that is open and should be known, in the header."""
+    """A warning in the header."""
 
     title: str
     text: str
@@ -111,7 +111,7 @@ class HeaderWarning:
 
 @dataclass(slots=True, frozen=True)
 class Viewer:
-    """The person or program that looks, for the menu."""
+    """The user or program that views the page, for the menu."""
 
     name: str
     role: str
@@ -124,7 +124,7 @@ _WORDS: Final = {"local": "no login needed", "control": "control socket", "token
 
 
 def viewer_of(request: web.Request) -> Viewer:
-    """Give who looks at a page."""
+    """Return who views the page."""
     identity, urls = identity_of(request), context_of(request).urls
     name = "This machine" if identity.kind == "local" else identity.name
     is_user = identity.kind == "user"
@@ -138,7 +138,7 @@ def viewer_of(request: web.Request) -> Viewer:
 
 
 def colour_of(environment: str, colour: str) -> str:
-    """Give the colour of an environment; without a set one its name decides, empty for no name."""
+    """Return the colour of an environment: as set, else by its name; empty without a name."""
     if colour or not environment:
         return colour
     name = environment.lower()
@@ -147,7 +147,7 @@ def colour_of(environment: str, colour: str) -> str:
 
 
 def url_or_none(urls: Urls, route: str) -> str | None:
-    """Give the URL of a route, None where there is no such route."""
+    """Return the URL of a route, None if it does not exist."""
     try:
         return urls.to(route)
     except KeyError:
@@ -155,13 +155,13 @@ def url_or_none(urls: Urls, route: str) -> str | None:
 
 
 def may_open(request: web.Request, name: str) -> bool:
-    """Return whether this reader's role may use a route, so that a page offers nothing else."""
+    """Return whether the viewer's role may use a route, so that a page offers nothing else."""
     needed = next(route.role for route in context_of(request).routes if route.name == name)
     return identity_of(request).role.may(needed)
 
 
 def navigation(request: web.Request, here: str) -> list[NavigationItem]:
-    """Give the rail as it stands beside the page ``here``: what exists and this reader may open."""
+    """Return the navigation for the page ``here``: the routes that the viewer may open."""
     context, mine = context_of(request), identity_of(request).role
     base = context.urls.base_path
     needed = {route.name: route.role for route in context.routes}
@@ -189,25 +189,25 @@ def help_page(request: web.Request) -> str:
 
 
 def list_dangers(request: web.Request) -> Iterator[HeaderWarning]:
-    """Yield what stands open, for the header (``docs/operate/security.md`` 1)."""
+    """Yield the warnings about open access (``docs/operate/security.md`` 1)."""
     context = context_of(request)
     if identity_of(request).kind == "local":
         yield HeaderWarning(
             "No login",
-            "Everybody on this machine can read and change everything here.",
+            "Everyone on this machine can read and change everything here.",
             url_or_none(context.urls, "setup") or "",
         )
     yield from open_binds(context.settings, context.urls)
 
 
 def open_binds(settings: Settings, urls: Urls) -> Iterator[HeaderWarning]:
-    """Yield which listeners reach beyond this machine without a guard."""
+    """Yield warnings about listeners beyond this machine without protection."""
     tcp, admin = settings.tcp, settings.admin
     system = url_or_none(urls, "system") or ""
     if not (tcp.allow or tcp.tls_cert) and _is_wide(*tcp.listen, *tcp.legacy_listen):
         yield HeaderWarning(
             "TCP open",
-            "Whoever reaches the TCP listener can read, publish and acknowledge.",
+            "Anyone who can reach the TCP listener can read, publish and acknowledge.",
             system,
         )
     is_encrypted = admin.tls_cert or (admin.trusted_proxies and not admin.plaintext)
@@ -227,23 +227,25 @@ def _is_loopback(host: str) -> bool:
 
 
 def list_troubles(request: web.Request, context: Context) -> list[str]:
-    """Say what is wrong with the broker as a whole, for the red strip; mostly nothing."""
+    """Yield the problems of the whole broker for the red bar; usually none."""
     status = status_of(request)
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():
-        found.append("Draining: publishes are refused, the broker stops when all is handed over.")
+        found.append(
+            "Draining: publishes are refused; the broker stops when consumers hold no messages."
+        )
     if status.trouble:
         found.append(f"Nothing can be stored: {status.trouble}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
-    with suppress(OSError):  # a call of some microseconds: the data folder is on a local disk
+    with suppress(OSError):  # takes some microseconds: the data folder is on a local disk
         disk = shutil.disk_usage(context.readers.path.parent)
         found += disk_trouble(disk.used, disk.used + disk.free)
     return found
 
 
 def disk_trouble(used: int, usable: int) -> list[str]:
-    """Say that a disk is nearly full; both in bytes, without what is kept for root."""
+    """Return a warning if the disk is nearly full; both in bytes, without root's reserve."""
     if used < usable * DISK_STRIP:
         return []
     return [f"Disk {used / usable:.0%} full: publishing stops when it is full."]

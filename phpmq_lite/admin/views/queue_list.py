@@ -48,7 +48,7 @@ class ListedQueue:
 
     @property
     def is_paused(self) -> bool:
-        """Tell whether one of its sides is paused."""
+        """Return whether delivery or publishing is paused."""
         return self.status.delivery_paused or self.status.publishing_paused
 
 
@@ -82,7 +82,7 @@ _HAS: Final[dict[str, Callable[[ListedQueue], bool]]] = {
 
 
 def matches_name(name: str, pattern: str) -> bool:
-    """Tell whether a name matches: a glob where it has ``*`` or ``?``, else a part of it."""
+    """Return whether a name matches a glob with ``*`` or ``?``, or contains the text."""
     name, pattern = name.casefold(), pattern.strip().casefold()
     if "*" in pattern or "?" in pattern:
         return fnmatchcase(name, pattern.replace("[", "[[]"))
@@ -92,7 +92,7 @@ def matches_name(name: str, pattern: str) -> bool:
 def make_queue_page(
     statuses: Iterable[QueueStatus], ages: Mapping[int, int], query: QueueQuery
 ) -> QueuePage:
-    """Give the page that a query asks for; equal values are in the order of names."""
+    """Return the requested page; equal values are ordered by name."""
     listed = [ListedQueue(status, ages.get(status.queue_id)) for status in statuses]
     if query.q:
         listed = [queue for queue in listed if matches_name(queue.status.name, query.q)]
@@ -154,7 +154,7 @@ def _place_of(
 
 
 def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> bool:
-    """Tell whether a row comes after a place; names ascend where the values are equal."""
+    """Return whether a row comes after a place; names ascend if the values are equal."""
     value: Any = pair[0]
     other: Any = place[0]
     if value == other:
@@ -163,9 +163,9 @@ def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> b
 
 
 def sum_totals(status: BrokerStatus) -> dict[str, float]:
-    """Add up what the tiles of the overview show.
+    """Return the totals of the overview's tiles.
 
-    Dead-letter records count as dead only, though they are ready in their own queues; and once,
+    Dead-letter records only count as dead, though they are ready in their own queues; and once,
     though a queue, its ``.retry`` queue and others may share the queue of their records.
     """
     queues, others = status.queues, dead_letter_queues_named(status.queues)
@@ -180,7 +180,7 @@ def sum_totals(status: BrokerStatus) -> dict[str, float]:
 
 
 def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
-    """Give the numbers at the head of the overview, by the name of their live field."""
+    """Return the figures at the top of the overview by their live field."""
     sums = sum_totals(status)
     others = dead_letter_queues_named(status.queues)
     shelves = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
@@ -202,7 +202,7 @@ def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -
 
 
 def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
-    """Give what the cells of a queue show, by the name of their live field."""
+    """Return the cells of a queue by their live field."""
     status = queue.status
     return {
         "ready": formats.format_number(status.ready),
@@ -218,7 +218,7 @@ def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
 
 
 def common_prefixes(names: Sequence[str]) -> dict[str, str]:
-    """Say what each name has in common with the one above it, up to a ``.``: ``orders.``."""
+    """Return what each name has in common with the one above, up to a ``.``: ``orders.``."""
     found = {}
     for above, name in pairwise(names):
         parts, others = name.split("."), above.split(".")
@@ -237,7 +237,7 @@ def _age(since_ms: int | None, now_ms: int) -> str:
 
 
 def consumers_of(status: BrokerStatus, name: str) -> list[tuple[ClientStatus, int, int]]:
-    """Give the clients that consume a queue, with credit and what they hold."""
+    """Return the clients that consume a queue, with their credit and held messages."""
     return [(c, *c.queues[name]) for c in status.clients if name in c.queues]
 
 
@@ -245,9 +245,9 @@ AGES_READ_MAX: Final = 200  # queues
 
 
 async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> dict[int, int]:
-    """Say when the first ready message of each queue was published.
+    """Return when the first ready message of each queue was published.
 
-    Of a few queues it is read; of many it is as of the last sample, at most 10 s old.
+    For a few queues it is read; for many it is the last sample, at most 10 s old.
     """
     ready = [queue.queue_id for queue in queues if queue.ready > 0]
     if len(ready) <= AGES_READ_MAX:
@@ -257,12 +257,12 @@ async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> 
 
 
 def retry_hint(queue: QueueStatus) -> str:
-    """Say what is odd about consumers of a queue whose messages wait for a retry."""
+    """Return a warning if a queue for delayed retries has consumers."""
     who = count_of(queue.consumers, "consumer takes", "consumers take")
     return f"{who} messages before their delay is over; it forwards them to {queue.name[:-6]}"
 
 
 def paused_sides(queue: QueueStatus) -> list[str]:
-    """Name the sides of a queue that are paused."""
+    """Return the paused sides of a queue."""
     sides = {"delivery paused": queue.delivery_paused, "publishing paused": queue.publishing_paused}
     return [text for text, is_paused in sides.items() if is_paused]

@@ -25,7 +25,7 @@ from phpmq_lite.server.status import QueueStatus
 
 
 class _Kind(NamedTuple):
-    """One setting: how it is asked for."""
+    """The form field of a setting."""
 
     name: str
     title: str
@@ -50,18 +50,18 @@ def _kind_of(setting: SettingDefinition) -> _Kind:
 
 @dataclass(slots=True, frozen=True)
 class SettingField:
-    """One field of the form, as it is shown."""
+    """One field of the form, with its value."""
 
     name: str
     title: str
     help: str
     kind: str
     choices: tuple[tuple[str, str], ...]
-    value: str  # as it stands in the field
+    value: str  # the text in the field
     target: str  # of "forward"
     default: str  # in words
     is_own: bool  # differs from the default
-    shown: str  # what a number means: "30 min"
+    shown: str  # a number in words: "30 min"
     error: str = ""
 
 
@@ -81,7 +81,7 @@ def form_fields_of(
     *,
     home: QueueStatus | None = None,
 ) -> list[tuple[str, list[SettingField]]]:
-    """Give the form by groups; ``typed`` stands in the fields instead, ``error`` beside one.
+    """Return the form by groups, with ``typed`` as the values and ``error`` at its field.
 
     ``home`` is the queue that a ``.retry`` queue belongs to.
     """
@@ -100,7 +100,7 @@ def form_fields_of(
 def _plain(
     queue: QueueStatus, defaults: Mapping[str, Any], home: QueueStatus | None
 ) -> QueueSettings:
-    """Give the settings that the queue would have without any of its own."""
+    """Return the settings that the queue would have without its own."""
     row = QueueRow(0, queue.name, 0)
     return settings_of(
         row,
@@ -151,11 +151,11 @@ def _meaning(kind: _Kind, value: Any) -> str:
     return formats.format_size(value) if kind.kind == "bytes" else ""
 
 
-# -- what was typed
+# -- typed values
 
 
 class BadFieldError(ValueError):
-    """A field cannot be read; the text says what it may be."""
+    """A field is invalid; the text says what is allowed."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(text)
@@ -169,12 +169,12 @@ def changed_settings(
     *,
     home: QueueStatus | None = None,
 ) -> dict[str, Any]:
-    """Give the settings that differ from those in force; an empty number is the default.
+    """Return the settings that differ from those in force; an empty number is the default.
 
-    ``home`` as for ``fields``.
+    ``home`` as for ``form_fields_of``.
 
     Raises:
-        BadFieldError: a number is none.
+        BadFieldError: a number is invalid.
     """
     plain = _plain(queue, defaults, home)
     found: dict[str, Any] = {}
@@ -188,9 +188,9 @@ def changed_settings(
 
 
 def _as_sent(kind: _Kind, value: Any) -> Any:
-    """Return what is read when the field of a value comes back from a browser unchanged.
+    """Return what a browser sends back for an unchanged field.
 
-    A field of one line drops line breaks, and we drop white space at both ends.
+    A field of one line drops line breaks; white space at both ends is removed.
     """
     if not isinstance(value, str):
         return value
@@ -209,7 +209,7 @@ def _value(kind: _Kind, read: Callable[[str], str]) -> Any:
         if not digits:
             return None
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
-            raise BadFieldError(kind.name, "It must be a whole number, 0 or more.")
+            raise BadFieldError(kind.name, "It must be an integer of 0 or more.")
         return int(digits)
     if kind.name == "on_expire":
         return FORWARD + read("forward_to") if text == "forward" else text
@@ -227,7 +227,7 @@ class SettingsView(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:
-        """Take over what the broker has."""
+        """Return the view of a queue's settings."""
         return cls(**to_dict(settings))
 
 
@@ -251,9 +251,9 @@ _ChangedSettings: Any = cast(Any, create_model("_ChangedSettings", __config__=_S
 
 
 class SettingsInput(_ChangedSettings):  # type: ignore[misc]  # made of DEFINITIONS
-    """Settings to change; null goes back to the broker's default, what is missing stays."""
+    """Settings to change; null resets to the broker's default, missing members stay."""
 
     def changes(self) -> dict[str, Any]:
-        """Give what was named."""
+        """Return the settings that were sent."""
         changed: dict[str, Any] = self.model_dump(exclude_unset=True)
         return changed

@@ -25,13 +25,13 @@ from phpmq_lite.admin.views.trends import polyline
 
 T = TypeVar("T")
 
-PIECE_S: Final = 0.000_3  # of work at once; about half a commit
+PIECE_S: Final = 0.000_3  # of work in one slice; about half a commit
 
 
 async def gather_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[None]]) -> list[T]:
-    """Take all items of something that computes them one by one; ``pause`` is the engine's.
+    """Collect all items of an iterable in short slices of work; ``pause`` is the engine's.
 
-    A page of 5 ms at once would stand in the way of some publishes by 5 ms each.
+    Rendering a page in one slice of 5 ms would delay publishes by 5 ms.
     """
     taken: list[T] = []
     ends_s = 0.0
@@ -44,16 +44,16 @@ async def gather_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[Non
 
 
 THEMES: Final = ("light", "dark")
-_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here, so that no page flashes
+_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here so that pages do not flash
 _MARK_FILL: Final = b"#5357c6"  # of mark.svg
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @cache
 def make_environment(folder: Path) -> jinja2.Environment:
-    """Give the environment of a folder: everything is escaped, an unknown name is an error.
+    """Return the jinja2 environment of a folder; it escapes everything and rejects unknown names.
 
-    One for all brokers of a process, with what they have made into code.
+    All brokers of a process share it, with its compiled templates.
     """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -87,14 +87,14 @@ def make_environment(folder: Path) -> jinja2.Environment:
 
 
 class PageTemplates:
-    """The templates; each is made into code at its first use: up to 100 ms, beside the loop."""
+    """The templates; each is compiled at its first use, in a thread, in up to 100 ms."""
 
     def __init__(self, folder: Path) -> None:
         self._environment = make_environment(folder)
         self._ready: set[str] = set()
 
     async def get(self, name: str) -> jinja2.Template:
-        """Give a template; all that it may include is ready too."""
+        """Return a template whose includes are compiled too."""
         if name not in self._ready:
             await asyncio.to_thread(self._make, name)
             self._ready.add(name)
@@ -111,7 +111,7 @@ def _is_shared(name: str) -> bool:
 
 
 class StaticFiles:
-    """The files of ``templates/static/`` in memory; nothing else can be asked for."""
+    """The files of ``templates/static/`` in memory; no other file is served."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {
@@ -120,14 +120,14 @@ class StaticFiles:
             if path.suffix in _TYPES
         }
         mark, type_ = self._files["mark.svg"]
-        for name, colour in frame_parts.COLOURS.items():  # the favicon of each environment
+        for name, colour in frame_parts.COLOURS.items():  # the favicons of environments
             painted = mark.replace(_MARK_FILL, colour.encode())
             self._files[f"mark-{name}.svg"] = painted, type_
         digest = hashlib.sha256(b"".join(content for content, _ in self._files.values()))
         self.version = digest.hexdigest()[:12]
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Answer with a file; it may be kept for good, its URL changes with their content."""
+        """Return a file, cacheable forever because its URL changes with the content."""
         try:
             content, type_ = self._files[request.match_info["name"]]
         except KeyError:
@@ -146,10 +146,10 @@ class StaticFiles:
 async def render_page(
     request: web.Request, template: str, /, *, status: int = 200, **values: Any
 ) -> web.Response:
-    """Render a page in the frame; sets the session cookie where the page has a form.
+    """Render a page in the layout; set the session cookie if the page has a form.
 
-    ``values`` may replace what the frame gives: ``search_text``, and ``is_bare`` for a page without
-    rail, search and menu (login).
+    ``values`` may replace values of the layout: ``search_text``, and ``is_bare`` for a page without
+    navigation, search and menu (login).
     """
     context = context_of(request)
     made = await context.templates.get(template)
@@ -161,7 +161,7 @@ async def render_page(
 
 
 def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
-    """Give what the frame of every page needs."""
+    """Return the values that the layout of every page needs."""
     urls, ui = context.urls, context.settings.ui
     here = request.get(ROUTE_NAME, "")
     theme = request.cookies.get(_THEME_COOKIE, "")
@@ -199,15 +199,15 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
 
 
 def _own_path(request: web.Request) -> str:
-    """Give where this page is, for the field ``next`` of a form in the frame."""
+    """Return the path of this page, for the field ``next`` of a form in the layout."""
     if request.method not in ("GET", "HEAD"):
         return ""
     base = context_of(request).urls.base_path
-    return base + request.path_qs.removeprefix(base)  # a proxy may have taken the base path off
+    return base + request.path_qs.removeprefix(base)  # a proxy may have removed the base path
 
 
 async def problem_page(request: web.Request, problem: Problem) -> web.Response:
-    """Show an error as a page, in the frame."""
+    """Return an error as a page in the layout."""
     response = await render_page(
         request,
         "error.html",
@@ -226,7 +226,7 @@ def _help_url(request: web.Request, problem: Problem) -> str | None:
 
 
 def problem_json(request: web.Request, problem: Problem) -> web.Response:
-    """Show an error as ``application/problem+json``."""
+    """Return an error as ``application/problem+json``."""
     return web.Response(
         status=problem.status,
         text=json.dumps(

@@ -1,4 +1,4 @@
-"""A trace as its page shows it: messages per queue over time.  Pure."""
+"""A trace for its page: messages per queue over time.  Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,14 +8,14 @@ from phpmq_lite.admin.views.dead_letter_queues import has_records
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
-LANES: Final = 24  # queues with a lane of their own
+LANES: Final = 24  # queues with their own lane
 _DIED: Final = 1 << 63  # attempts: more than any envelope counts
-_LEAST: Final = 0.8  # per cent that a bar is wide at least
+_LEAST: Final = 0.8  # minimum width of a bar in per cent
 
 
 @dataclass(slots=True, frozen=True)
 class TraceBar:
-    """One message on the time line; both in per cent of the time that the trace took."""
+    """One message on the timeline; both in per cent of the trace's duration."""
 
     row: MessageRow
     start: float
@@ -25,7 +25,7 @@ class TraceBar:
 
 @dataclass(slots=True, frozen=True)
 class TraceStep:
-    """One message of a group, and what it is to those before it: empty for the first."""
+    """A message of a group and its relation to those before it; empty for the first."""
 
     bar: TraceBar
     what: str = ""
@@ -38,25 +38,25 @@ class TraceStep:
 
 @dataclass(slots=True)
 class TraceGroup:
-    """Messages that share a meta.id, oldest first; one without is alone."""
+    """Messages with the same meta.id, oldest first; one without is alone."""
 
     meta_id: str | None
     turns: list[TraceStep] = field(default_factory=list)
 
     @property
     def retries(self) -> int:
-        """Count the messages with more attempts than all before them."""
+        """The number of messages with more attempts than all before them."""
         return sum(turn.what == "retried" for turn in self.turns)
 
     @property
     def deaths(self) -> int:
-        """Count its dead-letter records."""
+        """The number of its dead-letter records."""
         return sum(turn.what == "dead letter" for turn in self.turns)
 
 
 @dataclass(slots=True, frozen=True)
 class TraceLane:
-    """The messages of one queue on the time line; ``queue`` is None where it is gone."""
+    """The messages of one queue on the timeline; ``queue`` is None if it is gone."""
 
     queue: str | None
     bars: list[TraceBar]
@@ -74,7 +74,7 @@ class TraceView:
 
 
 def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()) -> TraceView:
-    """Put the messages of a trace in order; ``others`` are queues of dead-letter records."""
+    """Return the view of a trace's messages; ``others`` are dead-letter queues."""
     ordered = sorted(rows, key=lambda row: (row.published_at, row.seq))
     if not ordered:
         return TraceView([], [], 0, 0, 0)
@@ -92,13 +92,13 @@ def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()
 
 
 def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> frozenset[int]:
-    """Return the seqs of acked messages whose attempt failed; ``others`` as for ``tell``.
+    """Return the seqs of acked messages whose attempt failed; ``others`` as for ``build_trace``.
 
     A worker that fails publishes the envelope again with one attempt more, or as a dead-letter
-    record, and acknowledges the message: acked says that it is settled, not that it was handled.
+    record, and acknowledges the message: acked means settled, not handled.
     """
     failed = set()
-    later: dict[str, int] = {}  # by meta.id: most attempts of those that came after
+    later: dict[str, int] = {}  # by meta.id: most attempts of later messages
     for row in sorted(rows, key=lambda row: -row.seq):
         if row.meta_id is None:
             continue
@@ -117,7 +117,7 @@ def _end_of(row: MessageRow) -> int | None:
 
 
 def _bar(row: MessageRow, first_at: int, last_at: int) -> TraceBar:
-    """Place a message; what is alive goes on to the end."""
+    """Return the bar of a message; a live one extends to the end."""
     whole = max(1, last_at - first_at)
     start = min((row.published_at - first_at) / whole * 100, 100 - _LEAST)
     width = ((row.settled_at or last_at) - row.published_at) / whole * 100
@@ -140,7 +140,7 @@ def _groups(bars: Sequence[TraceBar], others: frozenset[str]) -> list[TraceGroup
 
 
 def _what(row: MessageRow, before: Sequence[TraceStep], others: frozenset[str]) -> str:
-    """Say what a message is to those of the same meta.id that came before it."""
+    """Return the relation of a message to earlier ones with its meta.id."""
     if row.source_seq is not None or has_records(row.queue or "", others):
         return "dead letter"
     if not before:

@@ -1,4 +1,4 @@
-"""A queue's recent rates: read, aggregated, extrapolated."""
+"""A queue's recent rates: read, aggregated and extrapolated."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,11 +26,11 @@ from phpmq_lite.storage.read.rollups import (
 BUCKETS_MAX: Final = 240
 SPARK_STEP_S: Final = 30
 SPARK_SAMPLES: Final = 120  # of a small chart: one hour
-FORECAST_S: Final = 300  # what a forecast looks back at
+FORECAST_S: Final = 300  # period that a forecast uses
 
 
 class Span(NamedTuple):
-    """How much a chart shows, and in which steps."""
+    """The period and the steps of a chart."""
 
     key: str  # of the URL
     title: str
@@ -76,7 +76,7 @@ class TrendBucket:
 
 @dataclass(slots=True, frozen=True)
 class Trend:
-    """How one queue, or all together, went over a span; None is a gap."""
+    """The history of a queue, or of all together, over a span; None is a gap."""
 
     span: Span
     start_s: int  # Unix seconds, a multiple of the step
@@ -84,18 +84,18 @@ class Trend:
 
     @property
     def end_s(self) -> int:
-        """When the last bucket ends; it may lie ahead."""
+        """The end of the last bucket, which may be in the future."""
         return self.start_s + self.span.step_s * len(self.buckets)
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing at all was observed."""
+        """Return whether there are no observations."""
         return not any(self.buckets)
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """What a bucket has so far."""
+    """The sums of a bucket."""
 
     observed_s: int = 0
     has_rest: bool = False
@@ -140,7 +140,7 @@ def _percentiles(counts: list[int] | None) -> tuple[int | None, int | None]:
 
 
 def first_bucket_s(span: Span, now_s: int) -> int:
-    """Say when the first bucket of a chart begins; the last one has ``now_s`` in it."""
+    """Return the start of a chart's first bucket; the last one contains ``now_s``."""
     return (now_s // span.step_s + 1) * span.step_s - span.length_s
 
 
@@ -152,29 +152,29 @@ def make_trend(
     *,
     with_times: bool = True,
 ) -> Trend:
-    """Put points into the buckets of a span that ends now.
+    """Return the trend of points over a span that ends now.
 
-    Where the broker ran and there is no point, the queue was idle and empty; unless it may have
-    been one of the rest: then nothing is known.
+    Without a point while the broker ran, the queue was idle and empty; but if it may have
+    been one of the rest, there is no data.
     """
     start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
     gathered = [_Gathered() for _ in range(count)]
     for beat in beats:
-        for at, seconds in _pieces(beat.at_s, beat.span_s, start_s, span.step_s, count):
+        for at, seconds in split_over_buckets(beat, start_s, span.step_s, count):
             bucket = gathered[at]
             bucket.observed_s = min(bucket.observed_s + seconds, span.step_s)
             bucket.has_rest |= beat.has_rest
     for point in points:
-        for at, seconds in _pieces(point.at_s, point.span_s, start_s, span.step_s, count):
+        for at, seconds in split_over_buckets(point, start_s, span.step_s, count):
             gathered[at].add(point, seconds / point.span_s, with_times=with_times)
     return Trend(span, start_s, [bucket.bucket() for bucket in gathered])
 
 
-def _pieces(
-    at_s: int, span_s: int, start_s: int, step_s: int, count: int
+def split_over_buckets(
+    part: Point | UptimeSpan, start_s: int, step_s: int, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Cut a point along the buckets: yields bucket and seconds in it."""
-    end_s = at_s + span_s
+    """Split a point over buckets: yield each bucket and the seconds in it."""
+    at_s, end_s = part.at_s, part.at_s + part.span_s
     while at_s < end_s:
         bucket = (at_s - start_s) // step_s
         until_s = min(end_s, start_s + (bucket + 1) * step_s)
@@ -189,21 +189,21 @@ def _pieces(
 def make_spark(
     points: Iterable[Point], beats: Sequence[UptimeSpan], column: str, now_s: int, *, is_rate: bool
 ) -> list[float]:
-    """Give the values of a small chart of one hour, since the last gap; the newest comes last."""
+    """Return the values of a one-hour chart since the last gap, newest last."""
     value_of = attrgetter(column)
     start_s = (now_s // SPARK_STEP_S + 1 - SPARK_SAMPLES) * SPARK_STEP_S
     observed = [0] * SPARK_SAMPLES
     for beat in beats:
-        for at, seconds in _pieces(beat.at_s, beat.span_s, start_s, SPARK_STEP_S, SPARK_SAMPLES):
+        for at, seconds in split_over_buckets(beat, start_s, SPARK_STEP_S, SPARK_SAMPLES):
             observed[at] += seconds
     values = [0.0] * SPARK_SAMPLES
     for point in points:
-        for at, seconds in _pieces(point.at_s, point.span_s, start_s, SPARK_STEP_S, SPARK_SAMPLES):
+        for at, seconds in split_over_buckets(point, start_s, SPARK_STEP_S, SPARK_SAMPLES):
             if is_rate:
                 values[at] += value_of(point) * seconds / point.span_s
             else:
                 values[at] = max(values[at], value_of(point))
-    if not observed[-1]:  # its first slot is not over
+    if not observed[-1]:  # its first slot is not complete
         observed, values = observed[:-1], values[:-1]
     since = max((at + 1 for at, seconds in enumerate(observed) if not seconds), default=0)
     if is_rate:
@@ -215,9 +215,9 @@ def make_spark(
 
 
 def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
-    """Give the ``points`` of an SVG polyline, newest at the right edge; the scale starts at 0.
+    """Return the ``points`` of an SVG polyline, newest at the right edge, on a scale from 0.
 
-    Empty below two samples, and where there was nothing at all.
+    Empty with fewer than two samples, or if all are 0.
     """
     numbers = list(values)
     if len(numbers) < 2 or not any(numbers):
@@ -225,7 +225,7 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
     top = max(numbers) * 1.1
     step = width / (SPARK_SAMPLES - 1)
     left = width - step * (len(numbers) - 1)
-    room = height - 3  # the line keeps a pixel from the edges
+    room = height - 3  # the line stays a pixel away from the edges
     return " ".join(
         f"{left + at * step:.1f},{height - 1.5 - value / top * room:.1f}"
         for at, value in enumerate(numbers)
@@ -236,9 +236,9 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
 
 
 def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> float | None:
-    """Say how fast the ready messages of a queue become more (per second), from the last minutes.
+    """Return the growth of a queue's ready messages per second over the last minutes.
 
-    The least squares through all points; None where there are too few to tell.
+    Least squares over all points; None if there are too few.
     """
     depth = {point.at_s: point.ready for point in points}
     seen = [
@@ -257,7 +257,7 @@ def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> f
 
 
 def forecast(ready: int, per_s: float | None, consumers: int) -> str:
-    """Say where a backlog goes: ``empty in about 4 min``, ``grows by 12/s``; empty without one."""
+    """Return the forecast of a backlog: ``empty in about 4 min``, ``grows by 12/s``, or ``""``."""
     if not ready:
         return ""
     nobody = "" if consumers else ", nobody consumes"
@@ -280,7 +280,7 @@ def _speed(per_s: float) -> str:
 
 
 def _about(seconds: float) -> str:
-    """Write a time roughly: nobody knows it better."""
+    """Format a rough duration."""
     if seconds < 60:
         return f"{max(1, round(seconds / 5) * 5)} s"
     if seconds < 5_400:
@@ -290,15 +290,15 @@ def _about(seconds: float) -> str:
     return f"{round(seconds / 86_400):,} d"
 
 
-_MINUTES_S: Final = 90_000  # minutes are stored for so long
+_MINUTES_S: Final = 90_000  # retention of minutes
 
 
 async def read_trend(
     context: Context, queue_id: int, span: Span, *, with_times: bool = False
 ) -> Trend:
-    """Give how a queue went over a span that ends now; ALL and RECORDS stand for several.
+    """Return the trend of a queue over a span that ends now; ALL and RECORDS stand for several.
 
-    ``with_times``: percentiles of wait and hold too.
+    ``with_times`` adds percentiles of wait and hold.
     """
     now_s = context.now_ms() // 1_000
     points, beats = context.rollups.points(queue_id), context.rollups.beats()
@@ -313,7 +313,7 @@ async def read_trend(
 async def gather_points(
     context: Context, queue_id: int, start_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Put the points since ``start_s`` together: stored ones, then those of the memory."""
+    """Return the points since ``start_s``: stored ones, then those in memory."""
     rollups = context.rollups
     points, beats = rollups.points(queue_id), rollups.beats()
     joint_s = _joint(beats, rollups.minute_s)
@@ -325,9 +325,9 @@ async def gather_points(
 
 
 def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
-    """Say from when on to take the memory: its first full minute, or all while that is not over.
+    """Return from when to use the memory: its first full minute, or all until that is complete.
 
-    A minute is stored once it is over; ``minute_s`` is when the open one began.
+    A minute is stored once it is complete; ``minute_s`` is the start of the current one.
     """
     if not beats:
         return minute_s
@@ -338,7 +338,7 @@ def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
 async def _older(
     context: Context, queue_id: int, start_s: int, until_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Read quarters up to where the minutes begin, and minutes up to where the memory does."""
+    """Read quarters of an hour before the minutes, and minutes before the memory."""
     points: list[Point] = []
     beats: list[UptimeSpan] = []
     if start_s >= until_s:
@@ -359,14 +359,14 @@ async def _older(
 
 
 def read_spark(context: Context, queue_id: int) -> str:
-    """Give the points of the small chart of a queue: what was published."""
+    """Return the points of a queue's small chart of published messages."""
     return _spark(context, queue_id, "published", 72, 20)
 
 
 def read_sparks(request: web.Request) -> dict[str, str]:
-    """Give the points of the small charts of the overview, by the name of their live field."""
+    """Return the points of the overview's small charts by their live field."""
     context = context_of(request)
-    if allowed_queues(request) is not None:  # they are about all queues
+    if allowed_queues(request) is not None:  # they cover all queues
         return {}
     return {
         "total.ready": _spark(context, ALL, "ready"),
@@ -379,7 +379,7 @@ def read_sparks(request: web.Request) -> dict[str, str]:
 
 
 def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
-    """Draw a small chart; it changes with each sample, so it is kept until the next one."""
+    """Return a small chart, cached until the next sample."""
     rollups = context.rollups
     kept = rollups.lines
     key = (queue_id, column)

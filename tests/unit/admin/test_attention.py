@@ -41,7 +41,7 @@ def test_what_expires_unread_comes_first() -> None:
     )
     assert [(n.level, n.who) for n in told] == [("bad", "dying"), ("warn", "backlog")]
     assert told[0].text == (
-        "2 messages expire within 10 minutes with nobody consuming, the first in 2 min"
+        "2 messages expire within 10 minutes without a consumer, the first in 2 min"
     )
     assert told[1].text == "5 ready and no consumer"
 
@@ -54,7 +54,7 @@ def test_limits_that_somebody_set_are_alerts() -> None:
     assert [
         (n.level, n.text) for n in found(over, within, seen=AttentionFacts(NOW_MS, ages=ages))
     ] == [
-        ("bad", "The oldest ready message waits for 2 min, the limit is 1 min"),
+        ("bad", "The oldest ready message has waited for 2 min, the limit is 1 min"),
         ("bad", "11 ready, the limit is 10"),
     ]
 
@@ -63,7 +63,10 @@ def test_deaths_are_told_by_cause_while_there_are_records() -> None:
     seen = AttentionFacts(NOW_MS, deaths={1: {"client": 2, "max_deliveries": 9}, 2: {"client": 1}})
     told = found(queue_status("orders", 1, dead=11), queue_status("mail", 2, dead=0), seen=seen)
     assert [(n.text, n.values) for n in told] == [
-        ("11 died in the last 24 h: max_deliveries 9, client 2", {"q": "orders", "tab": "dead"})
+        (
+            "11 dead-lettered in the last 24 h: max_deliveries 9, client 2",
+            {"q": "orders", "tab": "dead"},
+        )
     ]
 
 
@@ -82,7 +85,7 @@ def test_message_held_for_more_than_half_of_its_time_is_told_with_its_holder() -
         ConsumerLoad(2, 9, 1, 30, NOW_MS - 6 * MINUTE_MS),
     )
     told = found(slow, queue_status("patient", 2), seen=AttentionFacts(NOW_MS, held=held))
-    assert [n.text for n in told] == ["Client 7 holds a message for 6 min; it goes back in 4 min"]
+    assert [n.text for n in told] == ["Client 7 has held a message for 6 min; it returns in 4 min"]
 
 
 def test_paused_sides_are_told() -> None:
@@ -119,7 +122,7 @@ def test_want_of_room_is_told_instead_of_how_full_the_disk_is() -> None:
     told = found(shortage=shortage, trouble="locked", seen=AttentionFacts(NOW_MS, disk_share=0.94))
     assert [(n.level, n.who, n.text) for n in told] == [
         ("bad", "Storage", "Nothing can be stored: locked"),
-        ("bad", "Publishing", "No message is taken: the disk is full"),
+        ("bad", "Publishing", "Publishing is stopped: the disk is full"),
     ]
 
 
@@ -136,7 +139,7 @@ def test_what_the_verdict_refused_is_told_apart_from_what_died() -> None:
     told = found(queue_status("orders", 1, dead=7), seen=AttentionFacts(NOW_MS, deaths=deaths))
     assert [(notice.route, notice.text) for notice in told] == [
         ("messages", "3 quarantined in the last 24 h: poison 2, missing_meta 1"),
-        ("queue", "4 died in the last 24 h: client 4"),
+        ("queue", "4 dead-lettered in the last 24 h: client 4"),
     ]
     assert told[0].values == {"q": "queue:orders state:dead verdict:*"}
 
@@ -156,7 +159,7 @@ def test_damage_and_a_failed_backup_are_told() -> None:
     seen = AttentionFacts(NOW_MS, damage=["structure: page 7"], backup_error="no space")
     assert [(n.level, n.who, n.text, n.route) for n in found(seen=seen)] == [
         ("bad", "Damage", "structure: page 7", "backups"),
-        ("bad", "Backup", "The last one failed: no space", "backups"),
+        ("bad", "Backup", "The last backup failed: no space", "backups"),
     ]
 
 
@@ -166,5 +169,5 @@ def test_backup_that_is_late_twice_over_is_told() -> None:
     assert found(seen=seen) == []
     seen = AttentionFacts(NOW_MS, backup_age_ms=3 * hour_ms, backup_each_ms=hour_ms)
     assert [(n.level, n.text) for n in found(seen=seen)] == [
-        ("warn", "The newest is 3 h old; one is to be made every 1 h")
+        ("warn", "The newest is 3 h old; backups are due every 1 h")
     ]

@@ -40,5 +40,5 @@ def test_call_says_what_it_takes() -> None:
     assert [call.anchor for call in CALLS if call.takes and not call.takes_text] == []
     [configure] = [call for call in CALLS if call.anchor == "queue-configure"]
     assert configure.takes_text.startswith(
-        "Settings to change; null goes back to the broker's default"
+        "Settings to change; null resets to the broker's default"
     )

@@ -88,7 +88,7 @@ def test_nothing_measured_is_said() -> None:
 def test_words_tell_range_last_value_and_gaps() -> None:
     chart = charts.draw_depth(made(replace(BUSY, ready=7), replace(BUSY, ready=1_204)))
     assert "Ready: from 7 to 1,204, last 1,204." in chart.about
-    assert "Nothing is known of 178 of 180 steps." in chart.about
+    assert "No data for 178 of 180 steps." in chart.about
 
 
 @pytest.mark.parametrize("span", SPANS)

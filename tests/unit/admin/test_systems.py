@@ -24,9 +24,7 @@ def start(report: StartReport | None = None, **changes: Any) -> Start:
 
 def test_report_says_how_long_and_how_the_broker_was_down() -> None:
     told = system_view.describe_restart(start())
-    assert told.title == (
-        "The broker was down for 1 min 5 s and came back after it ended without a clean stop"
-    )
+    assert told.title == ("The broker was down for 1 min 5 s and came back after an unclean stop")
     assert system_view.describe_restart(start(was_clean=True)).title.endswith("after a clean stop")
 
 

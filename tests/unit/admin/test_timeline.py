@@ -24,7 +24,7 @@ def titles(steps: list[LifeStep]) -> list[str]:
 def test_timeline_of_a_ready_message_ends_with_its_deadline() -> None:
     row = replace(ROW, deadline_at=NOW_MS + 5_000)
     steps = make_timeline(row, [], NOW_MS)
-    assert titles(steps) == ["Published", "Expires unless dispatched before"]
+    assert titles(steps) == ["Published", "Expires unless dispatched first"]
     assert (steps[0].detail, steps[1].gap) == ("by client 8 · tcp 10.0.0.1:5", "5 s")
 
 
@@ -44,7 +44,7 @@ def test_timeline_tells_a_whole_life_in_order() -> None:
     assert titles(steps) == [
         "Published",
         "First dispatched",
-        "Returned to its old place",
+        "Returned to its position",
         "Requeued to the end of its queue",
         "Dispatched, delivery 20",
         "Dead-letter record written",
