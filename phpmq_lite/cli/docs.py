@@ -37,7 +37,8 @@ def docs(
 ) -> None:
     """Open the documentation of the broker.
 
-    PAGE is a page, such as guides/admin, or its last part: admin. An anchor may follow: admin#keys.
+    PAGE is a page, such as guides/admin, or its last part, admin. An anchor may follow:
+    admin#keyboard.
     """
     name, mark, anchor = page.partition("#")
     pages = Documentation(docs_folder(), Urls("", {}).docs)

@@ -143,8 +143,8 @@ DOCS: Final = {  # command -> its page of the documentation, for the end of --he
     "backup": "operate/operations#back-up",
     "database": "operate/operations#when-a-start-refuses-exit-code-65",
     "import": "guides/migrate",
-    "user": "guides/admin#who-may-come-in",
-    "token": "guides/admin#who-may-come-in",
+    "user": "guides/admin#users-and-roles",
+    "token": "guides/admin#users-and-roles",
 }
 DOCS_OF_CODES: Final = {  # exit code -> the page that says what to do
     65: "operate/operations#when-a-start-refuses-exit-code-65",

@@ -68,7 +68,7 @@ async def test_errors_lead_to_the_page_about_them(tmp_path: Path) -> None:
         problem = json.loads((await me.get("/api/v1/queues")).text)
         assert (problem["code"], problem["type"]) == (
             "login",
-            "/mq/docs/guides/admin#who-may-come-in",
+            "/mq/docs/guides/admin#users-and-roles",
         )
         await me.log_in("anna")
         problem = json.loads((await me.get("/api/v1/queues/nothing")).text)

@@ -42,15 +42,15 @@ _REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
 DOCS: Final = {  # code -> the page of the documentation that explains it
     "bad_query": "guides/admin#find-a-message",
     "cross_site": "operate/security#4-changes-from-elsewhere",
-    "database_full": "concepts/durability#when-there-is-no-room",
-    "disk_full": "concepts/durability#when-there-is-no-room",
+    "database_full": "concepts/durability#when-the-disk-is-full",
+    "disk_full": "concepts/durability#when-the-disk-is-full",
     "foreign_origin": "operate/security#4-changes-from-elsewhere",
-    "foreign_queue": "guides/admin#who-may-come-in",
-    "local": "guides/admin#who-may-come-in",
-    "login": "guides/admin#who-may-come-in",
+    "foreign_queue": "guides/admin#users-and-roles",
+    "local": "guides/admin#users-and-roles",
+    "login": "guides/admin#users-and-roles",
     "no_origin": "operate/security#4-changes-from-elsewhere",
     "not_writable": "operate/reliability#a-write-or-an-fsync-that-fails",
-    "role": "guides/admin#who-may-come-in",
+    "role": "guides/admin#users-and-roles",
 }
 _BOUNDS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "expected", "pattern")
 

@@ -61,7 +61,7 @@ class Urls:
         return self.base_path + path + (f"?{urlencode(query)}" if query else "")
 
     def docs(self, name: str = "index") -> str:
-        """Return the URL of a page of the documentation, such as ``guides/admin#keys``."""
+        """Return the URL of a page of the documentation, such as ``guides/admin#keyboard``."""
         return f"{self.base_path}/docs/{'' if name == 'index' else name}"
 
     def static(self, name: str) -> str:
