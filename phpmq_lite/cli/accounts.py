@@ -32,16 +32,16 @@ def write_accounts(
 ) -> None:
     """Write rows like ``write_rows``, with readable times and queues in a table."""
     if output_format(style) == "table":
-        rows = map(_shown, rows)
+        rows = map(_format_account, rows)
     write_rows(rows, columns, style, empty)
 
 
-def _shown(row: Row) -> Mapping[str, Any]:
-    times = {key: _time(row[key]) for key in _TIMES if row.get(key) is not None}
+def _format_account(row: Row) -> Mapping[str, Any]:
+    times = {key: _format_ms(row[key]) for key in _TIMES if row.get(key) is not None}
     return {**row, **times, "queues": ", ".join(row["queues"]) or "all"}
 
 
-def _time(at_ms: int) -> str:
+def _format_ms(at_ms: int) -> str:
     """Return a time to the second; beyond the year 9999 it stays a number."""
     return format_time(at_ms, at_ms).title.partition(".")[0]
 
@@ -95,7 +95,7 @@ def create_user(
     """Create a user who can log in."""
     if role is None:
         role = "viewer" if admin.get("/users")["items"] else "admin"
-    password = _password(password_file)
+    password = _read_password(password_file)
     made = {"name": name, "password": password, "role": role, "queues": list(queues)}
     admin.post("/users", made)
     print_message(f"user {name} is created, with the role {role}")
@@ -107,7 +107,7 @@ def create_user(
 @admin_client_options
 def set_password(admin: AdminClient, name: str, password_file: Path | None) -> None:
     """Set the password of a user; all their sessions end."""
-    password = _password(password_file)
+    password = _read_password(password_file)
     admin.call("PATCH", f"/users/{encode_name(name)}", {"password": password})
     print_message(f"the password of {name} is set")
 
@@ -123,7 +123,7 @@ def delete_user(admin: AdminClient, name: str, yes: bool) -> None:
     print_message(f"user {name} is deleted")
 
 
-def _password(file: Path | None) -> str:
+def _read_password(file: Path | None) -> str:
     if file is not None:
         with click.open_file(str(file), "rb") as given:
             content: bytes = given.read()

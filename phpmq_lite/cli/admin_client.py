@@ -97,11 +97,11 @@ class AdminClient(NamedTuple):
     ) -> Any:
         """Send a request; return the document of the response, or None if it is empty."""
 
-        async def ask() -> Any:
+        async def send() -> Any:
             async with self.open(method, path, body, query, timeout_s) as response:
                 return read_response(response.status, await response.read())
 
-        return asyncio.run(ask())
+        return asyncio.run(send())
 
     @asynccontextmanager
     async def open(
@@ -118,8 +118,8 @@ class AdminClient(NamedTuple):
         ``body`` is sent as JSON; bytes are already JSON.
         """
         base = self.url.rstrip("/")
-        given = {key: str(value) for key, value in (query or {}).items() if value is not None}
-        url = f"{base}{API}{path}" + (f"?{urlencode(given)}" if given else "")
+        pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
+        url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
         connector = aiohttp.UnixConnector(path=str(self.socket)) if self.socket else None
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
@@ -193,12 +193,12 @@ def read_response(status: int, content: bytes) -> Any:
     code = REFUSED if status in _REFUSALS else _EXIT_CODES.get(status, ERROR)
     if problem.get("code") == "login":
         text = _HAS_USERS
-    text = _with_bound(str(text), problem.get("field"), problem.get("bound"))
+    text = _append_bound(str(text), problem.get("field"), problem.get("bound"))
     kind = BrokerUnavailableError if status == 503 else CommandError
     raise kind(escape(text), code)
 
 
-def _with_bound(text: str, field: object, bound: object) -> str:
+def _append_bound(text: str, field: object, bound: object) -> str:
     """Append the invalid field and its bound, unless the text has them."""
     said = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
@@ -212,12 +212,12 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``--data``, ``--config``, ``--url`` and ``--token-file``; the command gets ``admin``."""
 
     @wraps(command)
-    def find_first(
-        given: SettingsArguments, url: str | None, token_file: Path | None, **others: Any
+    def run(
+        settings_args: SettingsArguments, url: str | None, token_file: Path | None, **others: Any
     ) -> None:
-        command(admin=find_admin_client(given, url, token_file), **others)
+        command(admin=find_admin_client(settings_args, url, token_file), **others)
 
-    return url_options(data_option(config_option(find_first)))
+    return url_options(data_option(config_option(run)))
 
 
 def url_options(command: Command) -> Command:
@@ -235,7 +235,7 @@ def url_options(command: Command) -> Command:
 
 
 def find_admin_client(
-    given: SettingsArguments, url: str | None, token_file: Path | None
+    settings_args: SettingsArguments, url: str | None, token_file: Path | None
 ) -> AdminClient:
     """Find the broker; the order is the same for all commands.
 
@@ -247,7 +247,7 @@ def find_admin_client(
             can open it an admin, so a viewer's token would have no effect.
         CommandError: the address is a PHPMQ listener, which cannot run commands.
     """
-    context = None if url or given.names_broker else contexts.current_context()
+    context = None if url or settings_args.names_broker else contexts.current_context()
     if context is not None and context.data is None:
         url, token_file = context.url or context.connect, token_file or context.token_file
     if url:
@@ -256,7 +256,7 @@ def find_admin_client(
                 f"{url} is a PHPMQ listener; this command needs the admin: http://HOST:PORT"
             )
         return AdminClient(None, admin_url(url), read_token(token_file) if token_file else None)
-    effective = given.load(data=context.data) if context else given.load()
+    effective = settings_args.load(data=context.data) if context else settings_args.load()
     settings = effective.settings
     if effective.sources["data"] != "default" or settings.data.is_dir():
         if token_file is not None:

@@ -192,7 +192,7 @@ _backup = click.argument("source", metavar="BACKUP")
 @output_option
 @settings_options
 def restore(
-    source: str, keep_tokens: bool, yes: bool, output: str | None, given: SettingsArguments
+    source: str, keep_tokens: bool, yes: bool, output: str | None, settings_args: SettingsArguments
 ) -> None:
     """Replace the database of a stopped broker by BACKUP.
 
@@ -201,7 +201,7 @@ def restore(
     data folder; nothing is deleted. Sessions end and API tokens are disabled unless the replaced
     database shows that they are still valid; --keep-tokens keeps them.
     """
-    settings = given.load().settings
+    settings = settings_args.load().settings
     path = _find(source, settings)
     if (settings.data / DATABASE).exists():
         confirm(f"Replace the database in {settings.data}?", is_yes=yes)
@@ -226,13 +226,13 @@ def restore(
 @data_option
 @output_option
 @settings_options
-def test(source: str, output: str | None, given: SettingsArguments) -> None:
+def test(source: str, output: str | None, settings_args: SettingsArguments) -> None:
     """Restore BACKUP to a temporary folder, and check the result.
 
     The copy is upgraded to the schema of this version, recovered, checked and removed again.
     Exit codes: 0 the backup can be restored, 65 it is damaged.
     """
-    path = _find(source, given.load().settings)
+    path = _find(source, settings_args.load().settings)
     done = drill(path, migrations_folder(), tell=print_message)
     for name in done.migrated:
         print_message(f"applied {name}")

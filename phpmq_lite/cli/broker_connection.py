@@ -44,27 +44,27 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
     """
 
     @wraps(command)
-    def open_first(
+    def run(
         url: str | None,
         token_file: Path | None,
         tls_ca: Path | None,
         tls_cert: Path | None,
         tls_key: Path | None,
-        given: SettingsArguments,
+        settings_args: SettingsArguments,
         **others: Any,
     ) -> None:
-        if given.data is not None and not given.data.is_dir():
+        if settings_args.data is not None and not settings_args.data.is_dir():
             hint = "; the content is --body" if "body" in others else ""
-            raise click.UsageError(f"--data: there is no data folder {given.data}{hint}")
+            raise click.UsageError(f"--data: there is no data folder {settings_args.data}{hint}")
 
         def client(*, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
             found, content_bytes = _find_listener(
-                given, url, token_file, is_patient=is_patient, queue=queue
+                settings_args, url, token_file, is_patient=is_patient, queue=queue
             )
             context = None
             if tls_ca or tls_cert or found.startswith("phpmqs:"):
                 context = _tls_context(tls_ca, tls_cert, tls_key)
-            return _client(found, context, content_bytes, reconnect=reconnect)
+            return _create_client(found, context, content_bytes, reconnect=reconnect)
 
         command(client=client, **others)
 
@@ -76,11 +76,11 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
             "--tls-ca", type=file, help="CA certificate to trust instead of the system's, PEM."
         ),
     ):
-        open_first = option(open_first)
-    return url_options(data_option(config_option(open_first)))
+        run = option(run)
+    return url_options(data_option(config_option(run)))
 
 
-def _client(
+def _create_client(
     url: str, tls: ssl.SSLContext | None, content_bytes: int, *, reconnect: bool
 ) -> BlockingClient:
     return client_from_url(
@@ -89,7 +89,7 @@ def _client(
 
 
 def _find_listener(
-    given: SettingsArguments,
+    settings_args: SettingsArguments,
     url: str | None,
     token_file: Path | None,
     *,
@@ -103,14 +103,14 @@ def _find_listener(
     named = url
     if (
         url is None
-        and not given.names_broker
+        and not settings_args.names_broker
         and (context := contexts.current_context()) is not None
     ):
         named = context.connect
     if named is not None and is_phpmq_url(named):
-        return named, given.load().settings.limits.max_content
-    admin = find_admin_client(given, url, token_file)
-    found = _listeners(admin, is_patient=is_patient)
+        return named, settings_args.load().settings.limits.max_content
+    admin = find_admin_client(settings_args, url, token_file)
+    found = _fetch_listeners(admin, is_patient=is_patient)
     if queue is not None and admin.find(f"/queues/{encode_name(queue)}") is None:
         raise CommandError(unknown_queue_text(queue, admin), NOT_FOUND)
     return listener_url(found["items"], _host_of(admin)), found["content_bytes"]
@@ -123,7 +123,7 @@ def unknown_queue_text(queue: str, admin: AdminClient) -> str:
     return f"there is no queue {queue!r}{hint} (--create creates it and waits)"
 
 
-def _listeners(admin: AdminClient, *, is_patient: bool) -> dict[str, Any]:
+def _fetch_listeners(admin: AdminClient, *, is_patient: bool) -> dict[str, Any]:
     is_reported = False
     while True:
         try:

@@ -42,7 +42,7 @@ def threshold_options(
 
 
 @contextmanager
-def _wrong_use() -> Iterator[None]:
+def _usage_errors_are_unknown() -> Iterator[None]:
     """Exit with UNKNOWN after a usage error: click's code 2 means critical to monitoring."""
     try:
         yield
@@ -56,13 +56,13 @@ class MonitoringGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options of the group itself."""
-        with _wrong_use():
+        with _usage_errors_are_unknown():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the check; an error ends it with UNKNOWN and exit code 3."""
         try:
-            with _wrong_use():
+            with _usage_errors_are_unknown():
                 return super().invoke(ctx)
         except (CommandError, PhpmqError, OSError, UnicodeError) as error:
             click.echo(f"UNKNOWN: {error}")

@@ -39,12 +39,12 @@ def config() -> None:
 @data_option
 @settings_options
 @output_option
-def show(output: str | None, given: SettingsArguments) -> None:
+def show(output: str | None, settings_args: SettingsArguments) -> None:
     """List every setting with its value and the source of the value.
 
     A flag overrides the environment, which overrides the file. Secrets are masked.
     """
-    effective = given.load()
+    effective = settings_args.load()
     rows = [
         {
             "setting": name,
@@ -104,14 +104,14 @@ CONFIG_FILE: Final = "config.toml"
 @listener_options
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @collect_setting_flags
-def init(place: str, force: bool, given: SettingsArguments) -> None:
+def init(place: str, force: bool, settings_args: SettingsArguments) -> None:
     """Create a configuration file that explains every setting.
 
     Settings given as flags are set; all others are comments with their defaults. The file is
     config.toml in FOLDER, by default the current folder, where the broker and all commands read
     it; - is standard output. It names the files of passwords and keys, and contains none.
     """
-    values = dict(given.values)
+    values = dict(settings_args.values)
     for name, value in values.items():
         if isinstance(value, Path):
             values[name] = value.absolute()

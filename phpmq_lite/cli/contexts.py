@@ -88,7 +88,7 @@ COLUMNS: Final = (
 )
 
 
-def _whole(url: str | None) -> str | None:
+def _absolute_url(url: str | None) -> str | None:
     """Return an address that does not depend on the current folder."""
     if url is None or not url.startswith("unix:"):
         return url
@@ -131,7 +131,7 @@ def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path
         data.absolute() if data else None,
         admin[0] if admin else None,
         token_file.absolute() if token_file else None,
-        _whole(phpmq[0]) if phpmq else None,
+        _absolute_url(phpmq[0]) if phpmq else None,
     )
     save_contexts(in_use or name, found)
     print_message(f"context {name} is stored" + ("" if in_use else " and in use"))

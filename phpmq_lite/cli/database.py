@@ -39,7 +39,7 @@ def database() -> None:
 @data_option
 @output_option
 @settings_options
-def verify(path: Path | None, output: str | None, given: SettingsArguments) -> None:
+def verify(path: Path | None, output: str | None, settings_args: SettingsArguments) -> None:
     """Check a stopped database or a backup; change nothing.
 
     Checks the write-ahead log, the structure, every body, and whether the tables agree. PATH is a
@@ -48,7 +48,7 @@ def verify(path: Path | None, output: str | None, given: SettingsArguments) -> N
     Exit codes: 0 no damage, 3 there never was a database, 65 damage was found.
     """
     if path is None:
-        path = given.load().settings.data
+        path = settings_args.load().settings.data
     if (path / MANIFEST).is_file():
         backup = read_backup(path)
         if backup is None:
@@ -91,13 +91,13 @@ def print_checks(checks: list[Check], output: str | None) -> None:
 @data_option
 @startup_override_options
 @settings_options
-def migrate(dry_run: bool, given: SettingsArguments) -> None:
+def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
     """Upgrade the database to the schema of this version.
 
     The broker must be stopped. The database is copied first. Prints the name of each migration
     that was applied, or, with --dry-run, is pending.
     """
-    settings = given.load().settings
+    settings = settings_args.load().settings
     if not (settings.data / DATABASE).is_file():
         raise CommandError(
             f"{settings.data} has no database; `phpmq-lite serve` creates one", NOT_FOUND

@@ -133,10 +133,10 @@ def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
     `message delete` deletes what a program itself published to a dead-letter queue.
     """
     if bulk["query"] is not None:
-        bulk["query"] = _of_records(bulk["query"])
+        bulk["query"] = _narrow_to_dead_letters(bulk["query"])
     if bulk["token"] is not None:
         _check_selection(admin, bulk["token"])
-    records = tuple(message_id for message_id in ids if _is_record(admin, message_id))
+    records = tuple(message_id for message_id in ids if _is_dead_letter(admin, message_id))
     if records or not ids:
         act_on_messages(admin, "delete", records, **bulk)
     if len(records) < len(ids):
@@ -152,7 +152,7 @@ def _groups(admin: AdminClient) -> list[dict[str, Any]]:
     return items
 
 
-def _is_record(admin: AdminClient, message_id: str) -> bool:
+def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
     """Return whether a message may be deleted here; if not, print why.
 
     A missing message is left to the deletion, which reports it.
@@ -169,13 +169,13 @@ def _is_record(admin: AdminClient, message_id: str) -> bool:
 def _check_selection(admin: AdminClient, token: str) -> None:
     """Refuse a selection with other messages; one that is gone may still have its job."""
     selection = read_selection(admin, token)
-    if selection is not None and _of_records(selection["q"]) != selection["q"]:
+    if selection is not None and _narrow_to_dead_letters(selection["q"]) != selection["q"]:
         raise CommandError(
             "the selection has other messages than dead letters; use `message delete`", REFUSED
         )
 
 
-def _of_records(q: str) -> str:
+def _narrow_to_dead_letters(q: str) -> str:
     """Narrow a search to dead letters, unless it already names an origin."""
     from phpmq_lite.admin.base.problems import Problem
     from phpmq_lite.admin.base.search_query import parse_search

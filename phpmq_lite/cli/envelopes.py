@@ -64,12 +64,12 @@ def check(ctx: click.Context, folder: Path, output: str | None) -> None:
     from phpmq_lite.envelopes.schema_registry import read_registry
 
     found = read_registry(folder)
-    write_rows(_checked(found), CHECK_COLUMNS, output, "registry.json has no URN")
+    write_rows(_check_rows(found), CHECK_COLUMNS, output, "registry.json has no URN")
     if found.faults:
         ctx.exit(ERROR)
 
 
-def _checked(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
+def _check_rows(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
     for fault in found.faults:
         yield {
             "urn": None, "version": None, "file": fault.file, "result": "wrong",
@@ -104,7 +104,7 @@ def validate(
     without a schema is valid.
     """
     registry = read_valid_registry(folder)
-    rows = [_validated(registry, path, is_on_wire=not plain) for path in files]
+    rows = [_validation_row(registry, path, is_on_wire=not plain) for path in files]
     write_rows(rows, VALIDATION_COLUMNS, output, "")
     if any(row["result"] not in ("ok", "unregistered") for row in rows):
         ctx.exit(ERROR)
@@ -124,7 +124,7 @@ def read_valid_registry(folder: Path) -> "SchemaRegistry":
     return found
 
 
-def _validated(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool) -> dict[str, Any]:
+def _validation_row(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool) -> dict[str, Any]:
     from phpmq_lite.envelopes.codec import decode
     from phpmq_lite.envelopes.verdict import validate
 
@@ -159,27 +159,27 @@ def compare(ctx: click.Context, old: Path, new: Path, output: str | None) -> Non
     """
     if old.is_dir() != new.is_dir():
         raise click.UsageError("OLD and NEW must be two files or two folders")
-    rows = list(_compared(old, new))
+    rows = list(_comparison_rows(old, new))
     write_rows(rows, COMPARISON_COLUMNS, output, "compatible: no relevant difference")
     if any(row["level"] == "breaking" for row in rows):
         ctx.exit(ERROR)
 
 
-def _compared(old: Path, new: Path) -> Iterator[dict[str, Any]]:
+def _comparison_rows(old: Path, new: Path) -> Iterator[dict[str, Any]]:
     if not old.is_dir():
-        yield from _changes(None, _schema_in(old), _schema_in(new))
+        yield from _change_rows(None, _read_schema(old), _read_schema(new))
         return
     before, after = read_valid_registry(old).entries, read_valid_registry(new).entries
     for urn in sorted(before):
         if urn in after:
-            yield from _changes(urn, before[urn].schema, after[urn].schema)
+            yield from _change_rows(urn, before[urn].schema, after[urn].schema)
         else:
             yield {"urn": urn, "level": "breaking", "pointer": "", "detail": "the URN is removed"}
     for urn in sorted(after.keys() - before.keys()):
         yield {"urn": urn, "level": "note", "pointer": "", "detail": "the URN is new"}
 
 
-def _schema_in(path: Path) -> "PayloadSchema":
+def _read_schema(path: Path) -> "PayloadSchema":
     from phpmq_lite.envelopes.payload_schema import SchemaError
     from phpmq_lite.envelopes.schema_registry import read_file
 
@@ -189,7 +189,7 @@ def _schema_in(path: Path) -> "PayloadSchema":
         raise CommandError(f"{path}: {error}") from None
 
 
-def _changes(
+def _change_rows(
     urn: str | None, old: "PayloadSchema", new: "PayloadSchema"
 ) -> Iterator[dict[str, Any]]:
     from phpmq_lite.envelopes.schema_compatibility import schema_changes
@@ -331,14 +331,14 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
     said = {"verdict": "valid" if problem is None else f"{problem.reason}: {problem.detail}"}
     said |= {"tolerated": "data: [] is read as {}"} if verdict.is_tolerated else {}
     said |= {"warning": "; ".join(verdict.warnings)} if verdict.warnings else {}
-    whole = said | {"envelope": _whole(content)}
+    whole = said | {"envelope": _parse_json(content)}
     style = output_format(output)
-    write_record(whole if style in ("json", "jsonl") else dict(_lines(whole)), style)
+    write_record(whole if style in ("json", "jsonl") else dict(_members(whole)), style)
     if problem is not None:
         ctx.exit(ERROR)
 
 
-def _whole(content: bytes) -> Any:
+def _parse_json(content: bytes) -> Any:
     """Return the content as JSON; None if it is not JSON."""
     try:
         return json.loads(content.decode("utf-8"))
@@ -346,15 +346,15 @@ def _whole(content: bytes) -> Any:
         return None
 
 
-def _lines(whole: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _members(whole: dict[str, Any]) -> Iterator[tuple[str, str]]:
     content = whole.pop("envelope")
     yield from whole.items()
     for key, value in content.items() if isinstance(content, dict) else ():
         if key in ("meta", "dead_letter") and isinstance(value, dict):
-            yield from ((f"{key}.{name}", _text(inner)) for name, inner in value.items())
+            yield from ((f"{key}.{name}", _format_value(inner)) for name, inner in value.items())
         else:
-            yield key, _text(value)
+            yield key, _format_value(value)
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -44,13 +44,13 @@ def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -
     if style in ("json", "jsonl"):
         write_record(found, style)
     else:
-        for line in _lines(found):
+        for line in _describe(found):
             click.echo(line)
     if found["wrong"] is not None:
         ctx.exit(ERROR)
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
+def _describe(found: dict[str, Any]) -> Iterator[str]:
     from phpmq_lite.admin.base.formats import escape_hidden
 
     yield f"sent by        the {found['sender']}"
@@ -60,12 +60,12 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     for number, one in enumerate(found["frames"], 1):
         yield ""
         yield f"{number}. {one['kind']}, {one['size']:,} bytes"
-        yield from _pieces(one)
+        yield from _describe_pieces(one)
         yield f"   {escape_hidden(one['outcome'])}"
     if found["begun"] is not None:
         yield ""
         yield f"{len(found['frames']) + 1}. incomplete"
-        yield from _pieces(found["begun"])
+        yield from _describe_pieces(found["begun"])
     yield ""
     wrong = found["wrong"]
     if wrong is not None:
@@ -77,7 +77,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield found["conclusion"]
 
 
-def _pieces(one: dict[str, Any]) -> Iterator[str]:
+def _describe_pieces(one: dict[str, Any]) -> Iterator[str]:
     from phpmq_lite.admin.base.formats import escape_hidden
 
     shown = [escape_hidden(piece["bytes"]) for piece in one["pieces"]]

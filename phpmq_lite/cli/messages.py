@@ -85,11 +85,11 @@ def act_on_messages(
             return
         if not selection["count"]:
             return
-        token, given = selection["token"], given | _confirmed(action, selection, is_yes=yes)
+        token, given = selection["token"], given | _confirm_count(action, selection, is_yes=yes)
     elif dry_run:
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
-        given |= _confirmed(action, selection, is_yes=yes)  # else the dry run was enough
+        given |= _confirm_count(action, selection, is_yes=yes)  # else the dry run was enough
     run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
 
 
@@ -117,7 +117,7 @@ def _act_on_each(
         click.get_current_context().exit(worst)
 
 
-def _confirmed(action: str, selection: dict[str, Any], *, is_yes: bool) -> dict[str, str]:
+def _confirm_count(action: str, selection: dict[str, Any], *, is_yes: bool) -> dict[str, str]:
     confirm(f"{action.capitalize()} {format_message_count(selection['count'])}?", is_yes=is_yes)
     return {"confirm": str(selection["count"])}
 

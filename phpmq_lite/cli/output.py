@@ -115,7 +115,7 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     from rich.text import Text
 
     texts = {each.key: [format_cell(row.get(each.key)) for row in rows] for each in columns}
-    columns = _fitting(columns, texts)
+    columns = _fit_columns(columns, texts)
     has_rest = sys.stdout.isatty() and any(each.fit is ColumnOverflow.REST for each in columns)
     table = Table(box=None, pad_edge=False, header_style="bold", expand=has_rest)
     for column in columns:
@@ -132,7 +132,7 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     print_table(table)
 
 
-def _fitting(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
+def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
     """Return the columns that fit on the terminal, without the first spare ones if needed."""
     if not sys.stdout.isatty():
         return columns

@@ -60,7 +60,7 @@ def publish(
         raise click.UsageError("give either --body or a file")
     if lines and count is not None:
         raise click.UsageError("--lines and --count cannot be combined")
-    with closing(_open(source, body)) as file, client() as broker:
+    with closing(_open_source(source, body)) as file, client() as broker:
         groups = read_lines(file) if lines else copies(file.read(), count or 1)
         stored = _publish(broker, queue, groups, ttl_s, None if lines else count or 1)
     print_message(
@@ -84,7 +84,7 @@ def _publish(
     return stored
 
 
-def _open(source: str | None, body: str | None) -> io.BufferedIOBase:
+def _open_source(source: str | None, body: str | None) -> io.BufferedIOBase:
     if body is not None:
         return io.BytesIO(os.fsencode(body))
     if source is not None and source != "-":
@@ -169,7 +169,7 @@ def consume(
         raise click.UsageError("--exec and --no-ack cannot be combined")
     if limit is None and not is_acked:
         limit = _PEEKED
-    handler = _printer(style) if program is None else _runner(program)
+    handler = _print_handler(style) if program is None else _exec_handler(program)
     credit = 1 if program else min(limit or _CREDIT, _CREDIT)
     if not is_acked:
         credit = limit or _CREDIT
@@ -180,7 +180,7 @@ def consume(
     ):
         schedule = AckSchedule(broker, queue, credit, limit)
         try:
-            for delivery in _first(deliveries, limit, stop):
+            for delivery in _take_deliveries(deliveries, limit, stop):
                 schedule.end(delivery, is_done=handler(delivery), is_acked=is_acked)
         finally:
             schedule.finish()
@@ -197,7 +197,7 @@ def _report(schedule: "AckSchedule", limit: int | None, queue: str) -> None:
         raise CommandError(f"only {schedule.taken:,} of {limit:,} messages arrived", TIMED_OUT)
 
 
-def _first(
+def _take_deliveries(
     deliveries: BlockingConsumer, limit: int | None, stop: StopRequest
 ) -> Iterator[Delivery]:
     """Yield at most ``limit`` messages, without waiting for one more."""
@@ -237,7 +237,7 @@ class AckSchedule:
             return
         if self._limit is None or self._ended + self._credit < self._limit:
             self._ended += 1
-            _end(delivery, is_done=is_done)
+            _settle(delivery, is_done=is_done)
         else:
             self._waiting.append((delivery, is_done))
 
@@ -248,7 +248,7 @@ class AckSchedule:
             return
         if not self._client.is_connected:  # sent with the next connection, if there is one
             for delivery, is_done in waiting:
-                _end(delivery, is_done=is_done)
+                _settle(delivery, is_done=is_done)
             return
         side = self._client.session.side
         frames = [
@@ -260,20 +260,20 @@ class AckSchedule:
         self._client.send_now(b"".join([*frames, side.consume(self._queue, 0)]))
 
 
-def _end(delivery: Delivery, *, is_done: bool) -> None:
+def _settle(delivery: Delivery, *, is_done: bool) -> None:
     if is_done:
         delivery.ack()
     else:
         delivery.requeue(delivery.ttl_s or 0)
 
 
-def _printer(style: str) -> Handler:
+def _print_handler(style: str) -> Handler:
     out = sys.stdout.buffer
     is_shown = sys.stdout.isatty()
 
     def show(delivery: Delivery) -> bool:
         if style == "json":
-            line = _as_json(delivery)
+            line = _format_json(delivery)
         else:
             line = escape_content(delivery.body) if is_shown else delivery.body
         out.write(line + b"\n")
@@ -283,7 +283,7 @@ def _printer(style: str) -> Handler:
     return show
 
 
-def _as_json(delivery: Delivery) -> bytes:
+def _format_json(delivery: Delivery) -> bytes:
     try:
         content, encoding = delivery.body.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
@@ -299,7 +299,7 @@ def _as_json(delivery: Delivery) -> bytes:
     ).encode()
 
 
-def _runner(program: str) -> Handler:
+def _exec_handler(program: str) -> Handler:
     try:
         command = shlex.split(program)
     except ValueError as error:

@@ -224,18 +224,18 @@ def top(admin: AdminClient, once: bool, every_s: float) -> None:
     from rich.live import Live
 
     if once or not sys.stdout.isatty():
-        Console(width=None if sys.stdout.isatty() else 120).print(_table(admin))
+        Console(width=None if sys.stdout.isatty() else 120).print(_top_table(admin))
         return
-    with Live(_table(admin), screen=True, auto_refresh=False) as live:
+    with Live(_top_table(admin), screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(every_s)
-                live.update(_table(admin), refresh=True)
+                live.update(_top_table(admin), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _table(admin: AdminClient) -> Any:
+def _top_table(admin: AdminClient) -> Any:
     from rich.table import Table
     from rich.text import Text
 

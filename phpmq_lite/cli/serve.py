@@ -32,7 +32,7 @@ from phpmq_lite.cli.settings_options import (
 )
 @settings_options
 @click.pass_context
-def serve(ctx: click.Context, given: SettingsArguments) -> None:
+def serve(ctx: click.Context, settings_args: SettingsArguments) -> None:
     """Run the broker.
 
     Prints one line per listener when it is ready. SIGTERM drains and stops; a second one stops at
@@ -43,7 +43,7 @@ def serve(ctx: click.Context, given: SettingsArguments) -> None:
     gc.disable()  # the service enables it; collecting imported modules takes 60 ms
     from phpmq_lite import logs, process
 
-    effective = given.load()
+    effective = settings_args.load()
     settings = effective.settings
     logs.configure(settings.log.level, settings.log.format)
-    ctx.exit(process.run(settings, effective.sources, given.load))
+    ctx.exit(process.run(settings, effective.sources, settings_args.load))

@@ -47,7 +47,7 @@ class SettingsArguments(NamedTuple):
 
 
 def settings_options(command: Command) -> Command:
-    """Add ``--config`` and ``--set``; the command gets ``given``."""
+    """Add ``--config`` and ``--set``; the command gets ``settings_args``."""
     return set_option(config_option(command))
 
 
@@ -64,7 +64,7 @@ def set_option(command: Command) -> Command:
 
 
 def config_option(command: Command) -> Command:
-    """Add ``--config``; the command gets ``given``."""
+    """Add ``--config``; the command gets ``settings_args``."""
     return click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -73,9 +73,9 @@ def config_option(command: Command) -> Command:
 
 
 def collect_setting_flags(command: Command) -> Command:
-    """Pass the flags of settings to the command, as ``given``; those that are not set are left out.
+    """Pass the settings of the command line to the command, as ``settings_args``.
 
-    A flag of its own overrides ``--set``.
+    Flags that are not used are left out; a flag of its own overrides ``--set``.
     """
 
     @wraps(command)
@@ -91,7 +91,7 @@ def collect_setting_flags(command: Command) -> Command:
             if value is not None and value != ():
                 setting = name.removeprefix(_MARK).replace("__", ".")
                 values[setting] = list(value) if isinstance(value, tuple) else value
-        command(*args, given=SettingsArguments(values, config), **others)
+        command(*args, settings_args=SettingsArguments(values, config), **others)
 
     return collect
 

@@ -31,12 +31,12 @@ def export(admin: AdminClient, query: str, style: str) -> None:
 
     JSON lines end with a line `{"complete": true}`; without it the export is incomplete.
     """
-    lines = asyncio.run(_copy(admin, query, style))
+    lines = asyncio.run(_copy_export(admin, query, style))
     messages = max(0, lines - 1)  # one line is the header or the end
     print_message(f"{format_message_count(messages)} exported")
 
 
-async def _copy(admin: AdminClient, query: str, style: str) -> int:
+async def _copy_export(admin: AdminClient, query: str, style: str) -> int:
     lines, last = 0, b""
     asked = {"q": query, "format": style}
     async with admin.open("GET", "/export", query=asked, timeout_s=None) as response:
@@ -69,13 +69,13 @@ def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> 
     skipped. If the broker refuses a message, because it is too large or its queue is full, the
     import stops and prints how many messages are stored, and the line to continue with.
     """
-    messages = list(_messages(file, queue))
+    messages = list(_read_messages(file, queue))
     if dry_run:
         print_message(f"{format_message_count(len(messages))} are valid")
         return
     stored = 0
     with progress_bar("import", len(messages)) as advance:
-        for part in _parts(message for _, message in messages):
+        for part in _batches(message for _, message in messages):
             try:
                 count, refusal = asyncio.run(_send(admin, part))
             except CommandError:
@@ -102,7 +102,7 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
     Raises:
         CommandError: the broker did not say how many are stored.
     """
-    async with admin.open("POST", "/import", _document(part)) as response:
+    async with admin.open("POST", "/import", _request_body(part)) as response:
         status, content = response.status, await response.read()
         stored = response.headers.get("X-Stored-Count")
     try:
@@ -113,11 +113,11 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
         return int(stored or 0), error
 
 
-def _parts(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
+def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
     """Yield batches of encoded messages, within ``_BATCH_BYTES`` unless one message is larger."""
     part: list[bytes] = []
     size = 0
-    for line in map(_line, messages):
+    for line in map(_encode, messages):
         if part and (len(part) == _BATCH or size + len(line) > _BATCH_BYTES):
             yield part
             part, size = [], 0
@@ -127,7 +127,7 @@ def _parts(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
         yield part
 
 
-def _line(message: dict[str, Any]) -> bytes:
+def _encode(message: dict[str, Any]) -> bytes:
     """Encode a message as JSON, its content in base64 if that is shorter."""
     content = message["content"].encode()
     text = json.dumps(message, ensure_ascii=False)
@@ -137,11 +137,11 @@ def _line(message: dict[str, Any]) -> bytes:
     return text.encode()
 
 
-def _document(part: list[bytes]) -> bytes:
+def _request_body(part: list[bytes]) -> bytes:
     return b'{"messages": [' + b",\n".join(part) + b"]}"
 
 
-def _messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number and the message of each valid line.
 
     Raises:

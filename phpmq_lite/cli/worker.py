@@ -123,11 +123,11 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
     logs.configure(options["log_level"], options["log_format"])
     app = load_app(app_name)
     _connect(app, client, options)
-    _override(app, options)
+    _apply_options(app, options)
     outcome = running.run_worker(
         app,
         queue,
-        limits=_limits(options),
+        limits=_worker_limits(options),
         drop_exhausted=options["drop_exhausted"],
     )
     print_message(f"{format_message_count(outcome.jobs)} handled; {_REASONS[outcome.reason]}")
@@ -206,7 +206,7 @@ def _write_both(own: "EventHook", level: Any, event: str, context: Mapping[str, 
     own(level, event, context)
 
 
-def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
+def _apply_options(app: "BabelQueue", options: Mapping[str, Any]) -> None:
     from phpmq_lite.envelopes.idempotency import SqliteIdempotencyStore
     from phpmq_lite.envelopes.retry_delays import parse_delays
     from phpmq_lite.envelopes.transport import PhpmqTransport
@@ -236,19 +236,19 @@ def _override(app: "BabelQueue", options: Mapping[str, Any]) -> None:
             raise CommandError(f"cannot open {options['idempotency']}: {error}") from None
 
 
-def _limits(options: Mapping[str, Any]) -> Any:
+def _worker_limits(options: Mapping[str, Any]) -> Any:
     from phpmq_lite.envelopes.worker import WorkerLimits
 
     return WorkerLimits(
         max_jobs=1 if options["once"] else options["max_jobs"],
         max_runtime_s=options["max_runtime"],
-        memory_bytes=_bytes(options["memory_limit"]),
+        memory_bytes=_parse_size(options["memory_limit"]),
         stop_when_empty=options["stop_when_empty"],
         parent=options["parent"],
     )
 
 
-def _bytes(text: str | None) -> int:
+def _parse_size(text: str | None) -> int:
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

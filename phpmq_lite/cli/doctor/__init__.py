@@ -24,7 +24,7 @@ from phpmq_lite.cli.settings_options import (
 @listener_options
 @settings_options
 @output_option
-def doctor(output: str | None, given: SettingsArguments) -> None:
+def doctor(output: str | None, settings_args: SettingsArguments) -> None:
     """Check whether a broker can run here; suggest remedies.
 
     Checks the installation, settings, data folder, disk, database, ports, certificates, limits,
@@ -32,16 +32,16 @@ def doctor(output: str | None, given: SettingsArguments) -> None:
     broker. It changes nothing.
     Exit codes: 0 no problem, 1 at least one problem.
     """
-    report_findings(list(run_checks(given)), output)
+    report_findings(list(run_checks(settings_args)), output)
 
 
-def run_checks(given: SettingsArguments) -> Iterator[Finding]:
+def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
     """Yield the findings of all checks; each check works without the others."""
     from phpmq_lite.cli.doctor import database, host, installation, listeners
     from phpmq_lite.cli.doctor import settings as setting_checks
 
     yield from run_check("installation", installation.check_installation)
-    settings, findings = setting_checks.read_settings(given)
+    settings, findings = setting_checks.read_settings(settings_args)
     yield from findings
     pid = host.broker_pid(settings.data)
     yield from run_check("settings", lambda: setting_checks.check_settings(settings))

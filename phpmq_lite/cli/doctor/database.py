@@ -39,14 +39,14 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Check the running broker, or the files of a stopped one."""
     path = settings.data
     if pid is not None:
-        yield _running(settings, pid)
+        yield _running_broker(settings, pid)
     elif path.is_dir():
         yield stopped_database_finding(read_stopped(path), settings.storage.max_bytes)
     if path.is_dir():
         yield from leftover_findings(find_leftovers(path))
 
 
-def _running(settings: Settings, pid: str) -> Finding:
+def _running_broker(settings: Settings, pid: str) -> Finding:
     admin = AdminClient(DataFolder.open_unlocked(settings.data).control_socket)
     try:
         stats = admin.call("GET", "/stats", timeout_s=_TIMEOUT_S)
@@ -183,11 +183,11 @@ def check_backups(settings: Settings) -> Iterator[Finding]:
         (age for age in ages if age >= 0), default=None
     )  # a negative age: the clock was ahead
     yield backup_finding(
-        folder, age_ms, settings.backups.every_h, is_same=_is_same(folder, settings.data)
+        folder, age_ms, settings.backups.every_h, is_same=_is_same_disk(folder, settings.data)
     )
 
 
-def _is_same(folder: Path, data: Path) -> bool:
+def _is_same_disk(folder: Path, data: Path) -> bool:
     return folder.is_dir() and os.stat(folder).st_dev == os.stat(data).st_dev
 
 

@@ -73,8 +73,8 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
     yield folder_access_finding(folder_access(path), pid)
     yield _file_system(path, is_allowed=settings.storage.allow_network_fs)
     if path.is_dir() and os.access(path, os.W_OK | os.X_OK):
-        yield _sync(path)
-    yield _room(settings, path)
+        yield _disk_speed(path)
+    yield _disk_space(settings, path)
 
 
 def folder_access(path: Path) -> FolderAccess:
@@ -179,7 +179,7 @@ def file_system_finding(
     return ok(name, kind or "unknown on this system")
 
 
-def _sync(path: Path) -> Finding:
+def _disk_speed(path: Path) -> Finding:
     try:
         return sync_finding(statistics.median(measure_syncs_ms(path)))
     except OSError as error:
@@ -219,7 +219,7 @@ def sync_finding(took_ms: float) -> Finding:
     )
 
 
-def _room(settings: Settings, path: Path) -> Finding:
+def _disk_space(settings: Settings, path: Path) -> Finding:
     bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # creates no file
     space = DiskSpace(nearest_existing(path), bounds)
     space.measure(0)
@@ -264,7 +264,7 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
     yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())
     now_ms = time.time_ns() // 1_000_000
     made_ms = read_meta(settings.data).created_at if settings.data.is_dir() else 0
-    yield clock_finding(now_ms, made_ms, is_clock_kept())
+    yield clock_finding(now_ms, made_ms, is_clock_synchronized())
 
 
 def open_files_finding(
@@ -340,7 +340,7 @@ def clock_finding(now_ms: int, made_ms: int, kept: bool | None) -> Finding:
     return ok(name, f"{shown}, synchronized by a time service" if kept else shown)
 
 
-def is_clock_kept() -> bool | None:
+def is_clock_synchronized() -> bool | None:
     """Return whether a time service synchronizes the clock; None if the kernel does not know.
 
     adjtimex(2) only reads here.

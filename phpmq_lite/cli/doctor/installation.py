@@ -35,10 +35,12 @@ def requirements(extra: str = "") -> list[Requirement]:
         all_of = [Requirement(text) for text in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
         return []
-    return [one for one in all_of if _is_for(one, extra) and not (extra and _is_for(one, ""))]
+    return [
+        one for one in all_of if _applies_to(one, extra) and not (extra and _applies_to(one, ""))
+    ]
 
 
-def _is_for(requirement: Requirement, extra: str) -> bool:
+def _applies_to(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
@@ -110,7 +112,7 @@ def check_installation() -> Iterator[Finding]:
     yield check_python()
     yield from package_findings(requirements(), installed_version, _import_problem())
     yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, _sqlite_problem())
-    yield _pages()
+    yield _page_files()
 
 
 def package_findings(
@@ -172,7 +174,7 @@ def _sqlite_problem() -> str:
     return ""
 
 
-def _pages() -> Finding:
+def _page_files() -> Finding:
     folder = templates_folder()
     missing = [name for name in PAGES if not (folder / name).is_file()]
     if missing:

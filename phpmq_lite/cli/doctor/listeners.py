@@ -45,16 +45,16 @@ class ListenerProbe(NamedTuple):
 def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Check the addresses, then who can connect, and the certificates."""
     try:
-        wanted = list(_wanted(settings))
+        wanted = list(_listen_addresses(settings))
     except SettingsError as error:
         yield bad(NAME, str(error), "correct it: the broker refuses to start (exit code 78)")
         return
     yield from port_findings([_probe(*one) for one in wanted], pid)
     yield access_finding(settings, _access_problem(settings), wanted)
-    yield from _tls(settings)
+    yield from _certificate_findings(settings)
 
 
-def _wanted(settings: Settings) -> Iterator[tuple[str, ListenAddress]]:
+def _listen_addresses(settings: Settings) -> Iterator[tuple[str, ListenAddress]]:
     for name, texts in (
         ("tcp.listen", settings.tcp.listen),
         ("tcp.legacy_listen", settings.tcp.legacy_listen),
@@ -118,11 +118,13 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
     missing: list[str] = []
     for port in ports:
         if port.error is None:
-            (missing if pid and not _is_any(port.endpoint) else good).append(str(port.endpoint))
-        elif _is_ours(port, pid):
+            (missing if pid and not _is_any_port(port.endpoint) else good).append(
+                str(port.endpoint)
+            )
+        elif _is_used_by_broker(port, pid):
             good.append(str(port.endpoint))
         else:
-            yield _refused(port)
+            yield _unavailable_finding(port)
     if missing:
         yield warn(
             NAME,
@@ -133,17 +135,17 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
         yield ok(NAME, f"{', '.join(good)}: {'used by the broker' if pid else 'free'}")
 
 
-def _is_any(endpoint: ListenAddress) -> bool:
+def _is_any_port(endpoint: ListenAddress) -> bool:
     return endpoint.kind == "tcp" and endpoint.port == 0
 
 
-def _is_ours(port: ListenerProbe, pid: str | None) -> bool:
+def _is_used_by_broker(port: ListenerProbe, pid: str | None) -> bool:
     """Return whether the broker uses the address, or an unknown process that may be it."""
     is_taken = port.error is not None and port.error.errno == errno.EADDRINUSE
     return is_taken and pid is not None and (port.process is None or str(port.process.pid) == pid)
 
 
-def _refused(port: ListenerProbe) -> Finding:
+def _unavailable_finding(port: ListenerProbe) -> Finding:
     error, where = port.error or OSError(), f"{port.setting} {port.endpoint}"
     other = f"set another address in {port.setting}"
     if error.errno == errno.EADDRINUSE and port.process is None:
@@ -206,7 +208,7 @@ def access_finding(
 # -- certificates
 
 
-def _tls(settings: Settings) -> Iterator[Finding]:
+def _certificate_findings(settings: Settings) -> Iterator[Finding]:
     problems = {}
     for section, client_ca in (("tcp", settings.tcp.tls_client_ca), ("admin", None)):
         pair = getattr(settings, section)

@@ -14,22 +14,22 @@ NAME: Final = "settings"
 _PROCESS_BYTES: Final = 128 << 20  # a broker without messages, with a reserve
 
 
-def read_settings(given: SettingsArguments) -> tuple[Settings, list[Finding]]:
+def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Finding]]:
     """Return the settings and their findings; the defaults if they are invalid."""
-    path = given.config or find_file()
+    path = settings_args.config or find_file()
     try:
-        effective = given.read()
+        effective = settings_args.read()
     except SettingsError as error:
-        fallback = Settings() if given.data is None else Settings(data=given.data)
-        return fallback, [refused_finding(error)]
+        fallback = Settings() if settings_args.data is None else Settings(data=settings_args.data)
+        return fallback, [invalid_settings_finding(error)]
     changed = sum(source != "default" for source in effective.sources.values())
     return effective.settings, [
-        read_finding(path, changed),
+        settings_source_finding(path, changed),
         *unknown_variable_findings(effective.warnings),
     ]
 
 
-def refused_finding(error: SettingsError) -> Finding:
+def invalid_settings_finding(error: SettingsError) -> Finding:
     """Return the finding about invalid settings."""
     return bad(
         NAME,
@@ -38,7 +38,7 @@ def refused_finding(error: SettingsError) -> Finding:
     )
 
 
-def read_finding(path: Path | None, changed: int) -> Finding:
+def settings_source_finding(path: Path | None, changed: int) -> Finding:
     """Return the finding about the source of the settings."""
     where = "no file" if path is None else str(path)
     hint = "`phpmq-lite config init` creates a file that explains each" if path is None else ""

@@ -84,7 +84,7 @@ def _archive_options(command: Any) -> Any:
     return command
 
 
-def _archive(target: PipelineTarget, **given: Any) -> PipelineJob:
+def _archive_job(target: PipelineTarget, **given: Any) -> PipelineJob:
     from phpmq_lite.spark.jobs.options import ArchiveOptions
 
     options = ArchiveOptions(
@@ -102,7 +102,7 @@ def _archive(target: PipelineTarget, **given: Any) -> PipelineJob:
     return PipelineJob("archive", options)
 
 
-def _metrics(target: PipelineTarget, dates: tuple[date, ...] = ()) -> PipelineJob:
+def _metrics_job(target: PipelineTarget, dates: tuple[date, ...] = ()) -> PipelineJob:
     from phpmq_lite.spark.jobs.options import MetricsOptions
 
     return PipelineJob(
@@ -110,7 +110,7 @@ def _metrics(target: PipelineTarget, dates: tuple[date, ...] = ()) -> PipelineJo
     )
 
 
-def _compact(target: PipelineTarget) -> PipelineJob:
+def _compact_job(target: PipelineTarget) -> PipelineJob:
     from phpmq_lite.spark.jobs.options import CompactOptions
 
     return PipelineJob(
@@ -133,7 +133,7 @@ def archive(
     removed before they were archived are an error, unless --accept-gap.
     """
     source_connection(target)
-    job = _archive(target, **given)
+    job = _archive_job(target, **given)
     run_jobs(target, [job], every_s=every_s if continuous else None, output=output)
 
 
@@ -165,7 +165,7 @@ def metrics(
     completely.
     """
     source_connection(target)
-    job = _metrics(target, dates)
+    job = _metrics_job(target, dates)
     run_jobs(target, [job], every_s=every_s if continuous else None, output=output)
 
 
@@ -178,7 +178,7 @@ def compact(target: PipelineTarget, output: str | None) -> None:
     Rows are counted and compared before the files are replaced.
     """
     source_connection(target)
-    run_jobs(target, [_compact(target)], output=output)
+    run_jobs(target, [_compact_job(target)], output=output)
 
 
 @pipeline.command()
@@ -195,7 +195,7 @@ def run(
     For a timer, or with --continuous.
     """
     source_connection(target)
-    jobs = [_archive(target, **given), _metrics(target), _compact(target)]
+    jobs = [_archive_job(target, **given), _metrics_job(target), _compact_job(target)]
     run_jobs(target, jobs, every_s=every_s if continuous else None, output=output)
 
 
@@ -430,7 +430,7 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
     folder = target.out_folder
     try:
         if folder is not None:
-            return _document((folder / "summary.json").read_text(encoding="utf-8"), folder)
+            return _parse_summary((folder / "summary.json").read_text(encoding="utf-8"), folder)
     except FileNotFoundError:
         pass
     if target.url is None:
@@ -444,7 +444,7 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
     return found
 
 
-def _document(text: str, folder: Path) -> dict[str, Any]:
+def _parse_summary(text: str, folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(text)
     except ValueError as error:
@@ -482,7 +482,9 @@ def status_notes(
 ) -> list[str]:
     """Return lines about the age of the run, the archive, gaps, and another history."""
     finished_at = summary.get("finished_at") or 0
-    found = [f"last run: {time_text(finished_at)} UTC, {_age((now_ms - finished_at) / 1_000)} ago"]
+    found = [
+        f"last run: {time_text(finished_at)} UTC, {_format_age((now_ms - finished_at) / 1_000)} ago"
+    ]
     archive = summary.get("archive") or {}
     if archive:
         found.append(
@@ -514,7 +516,7 @@ def time_text(at_ms: float | None) -> str | None:
     return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _age(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -90,7 +90,7 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
             py_files=shipped,
             log=target.log,
         )
-        stack.enter_context(_logged(target.log))
+        stack.enter_context(_log_to_file(target.log))
         try:
             yield spark
         finally:
@@ -99,7 +99,7 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
 
 
 @contextmanager
-def _logged(file: Path) -> Iterator[None]:
+def _log_to_file(file: Path) -> Iterator[None]:
     """Redirect Python's loggers to the file: py4j logs a traceback for a Ctrl-C.
 
     Two loggers of PySpark write each query error to standard error, with its Java stack trace.
@@ -107,17 +107,17 @@ def _logged(file: Path) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
     logging.getLogger().addHandler(handler)
-    own = {name: _handlers(name, [handler]) for name in _TRACING}
+    own = {name: _replace_handlers(name, [handler]) for name in _TRACING}
     try:
         yield
     finally:
         for name, handlers in own.items():
-            _handlers(name, handlers)
+            _replace_handlers(name, handlers)
         logging.getLogger().removeHandler(handler)
         handler.close()
 
 
-def _handlers(name: str, handlers: list[logging.Handler]) -> list[logging.Handler]:
+def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[logging.Handler]:
     """Replace the handlers of one of PySpark's loggers; return the previous ones."""
     from pyspark.logger import PySparkLogger
 
@@ -190,9 +190,9 @@ def run_jobs(
                 if every_s is None:
                     finished = done
                 else:
-                    _show(done, output or "jsonl")
+                    _write_results(done, output or "jsonl")
     if every_s is None:
-        _show(finished, output)
+        _write_results(finished, output)
     if stop.signal == signal.SIGINT:
         raise CommandError(
             "stopped after the batch; run the command again to continue", INTERRUPTED
@@ -234,8 +234,8 @@ def _round(
         try:
             _summarize(spark, jobs, runs, progress)
         except Exception as error:  # report the error of the job itself
-            if _text_of(error) != _text_of(first):
-                progress.note(f"the summary was not written: {_text_of(error)}")
+            if _error_text(error) != _error_text(first):
+                progress.note(f"the summary was not written: {_error_text(error)}")
         raise
     _summarize(spark, jobs, runs, progress)
     return done
@@ -256,11 +256,11 @@ def _run(
         result: JobResult = run(spark, job.options, progress, stop)
     except Exception as error:
         if job.is_noted:
-            runs.append(_run_of(job.name, "failed", began_ms, error=_text_of(error)))
+            runs.append(_job_run(job.name, "failed", began_ms, error=_error_text(error)))
         raise
     if job.is_noted:
         state = "stopped" if result.is_stopped else "done"
-        runs.append(_run_of(job.name, state, began_ms, offset=result.offset))
+        runs.append(_job_run(job.name, state, began_ms, offset=result.offset))
     return JobOutcome(result, time.monotonic() - began_s)
 
 
@@ -280,7 +280,7 @@ def _summarize(
         progress.note(note)
 
 
-def _run_of(
+def _job_run(
     name: str, state: str, began_ms: int, *, offset: int | None = None, error: str | None = None
 ) -> "JobRun":
     from phpmq_lite.spark.insights_summary import JobRun
@@ -291,7 +291,7 @@ def _run_of(
     )  # fmt: skip
 
 
-def _text_of(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return the text of an error for the page Insights."""
     return str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
 
@@ -300,20 +300,20 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _show(done: Sequence[JobOutcome], output: str | None) -> None:
+def _write_results(done: Sequence[JobOutcome], output: str | None) -> None:
     style = output or ("table" if sys.stdout.isatty() else "jsonl")
-    write_rows([row_of(one, style) for one in done], _COLUMNS, style, "no jobs")
+    write_rows([outcome_row(one, style) for one in done], _COLUMNS, style, "no jobs")
     for result, _ in done:
         for note in result.notes:
             click.echo(f"{result.job}: {note}", err=True)
 
 
-def row_of(done: JobOutcome, style: str) -> dict[str, Any]:
+def outcome_row(done: JobOutcome, style: str) -> dict[str, Any]:
     """Return a row of output; tables and CSV have the details as one text."""
     result = done.result
     details: Any = dict(result.details)
     if style in ("table", "csv"):
-        details = ", ".join(f"{key} {_figure(value)}" for key, value in details.items())
+        details = ", ".join(f"{key} {_format_figure(value)}" for key, value in details.items())
     return {
         "job": result.job, "rows": result.rows, "offset": result.offset,
         "batches": result.batches, "seconds": round(done.seconds, 1),
@@ -321,5 +321,5 @@ def row_of(done: JobOutcome, style: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _figure(value: object) -> str:
+def _format_figure(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -15,14 +15,14 @@ from phpmq_lite.errors import PhpmqError
 
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
-_RAISED: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
+_EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
 _JAVA: Final = tuple(  # in this order; the last match of each
     re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
     for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
 )
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
 _STATE: Final = re.compile(r";?\s*SQLSTATE: \w+;?")
-_PLUMBING: Final = (  # wrappers that name no cause
+_WRAPPERS: Final = (  # wrappers that name no cause
     "Py4JJavaError",
     "PythonException",
     "SparkException",
@@ -33,47 +33,47 @@ _PLUMBING: Final = (  # wrappers that name no cause
 _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The above exception")
 
 
-def cause_of(text: str) -> str:
+def find_cause(text: str) -> str:
     """Return the cause in one line: of a Python worker, else of Java, else the first line.
 
     Our own errors are shown without their name.
     """
     for traceback in reversed(text.split(_TRACEBACK)[1:]):
-        found = _raised(traceback)
+        found = _last_exception(traceback)
         if found is not None:
             return found
     for pattern in _JAVA:
         for match in reversed(list(pattern.finditer(text))):
-            if not _is_plumbing(match["name"]):
-                return _line(match["name"], match["text"] or "")
+            if not _is_wrapper(match["name"]):
+                return _format_cause(match["name"], match["text"] or "")
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return _shortened(first).rstrip(";")
+    return _shorten(first).rstrip(";")
 
 
-def _raised(traceback: str) -> str | None:
+def _last_exception(traceback: str) -> str | None:
     """Return the exception at the end of a traceback, with the lines of its message."""
     lines = traceback.splitlines()[1:]
     at = next((n for n, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
-    match = _RAISED.match(lines[at]) if at < len(lines) else None
-    if match is None or _is_plumbing(match["name"]):
+    match = _EXCEPTION.match(lines[at]) if at < len(lines) else None
+    if match is None or _is_wrapper(match["name"]):
         return None
     more = takewhile(lambda line: line.strip() and not line.startswith(_ENDS), lines[at + 1 :])
-    return _line(match["name"], " ".join([match["text"] or "", *more]))
+    return _format_cause(match["name"], " ".join([match["text"] or "", *more]))
 
 
-def _is_plumbing(name: str) -> bool:
-    return name.rpartition(".")[2] in _PLUMBING
+def _is_wrapper(name: str) -> bool:
+    return name.rpartition(".")[2] in _WRAPPERS
 
 
-def _line(name: str, text: str) -> str:
-    text = _shortened(text)
+def _format_cause(name: str, text: str) -> str:
+    text = _shorten(text)
     if name.startswith("phpmq_lite.") and text:
         return text
     short = name.rpartition(".")[2]
     return f"{short}: {text}" if text else short
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     """Remove Spark's condition names and SQL states, join the lines, and limit the length."""
     text = " ".join(_STATE.sub("", _CONDITION.sub("", text)).split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
@@ -114,7 +114,7 @@ def spark_error_text(error: Exception) -> str | None:
         return "Spark's JVM has ended"
     if module not in ("pyspark", "py4j"):
         return None
-    sentence = cause_of(str(error))
+    sentence = find_cause(str(error))
     if sentence.startswith("ModuleNotFoundError: No module named 'phpmq_lite"):
         return f"{sentence}: the executors lack phpmq_lite; see `phpmq-lite pipeline package`"
     return sentence

@@ -69,7 +69,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of the source, the results and Spark; the command gets ``target``."""
 
     @wraps(command)
-    def find_first(
+    def run(
         url: str | None,
         token_file: Path | None,
         path: Path | None,
@@ -77,10 +77,10 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         master: str,
         conf: tuple[tuple[str, str], ...],
         log: Path | None,
-        given: SettingsArguments,
+        settings_args: SettingsArguments,
         **others: Any,
     ) -> None:
-        where = _where(url, token_file, path, out, given)
+        where = _resolve(url, token_file, path, out, settings_args)
         found_url, token, found_path, found_out = where
         if found_path and not is_local(master):
             raise click.UsageError(
@@ -107,30 +107,32 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--path", type=file,
                      help="Database file to read instead of the broker; local master only."),
     ):  # fmt: skip
-        find_first = option(find_first)
-    return url_options(data_option(config_option(find_first)))
+        run = option(run)
+    return url_options(data_option(config_option(run)))
 
 
-def _where(
+def _resolve(
     url: str | None,
     token_file: Path | None,
     path: Path | None,
     out: str | None,
-    given: SettingsArguments,
+    settings_args: SettingsArguments,
 ) -> tuple[str | None, str | None, Path | None, str]:
     """Return the URL, the token, the database file, and the folder of the results."""
     if url and path:
         raise click.UsageError("give either --url or --path")
     if path is not None:
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
-    admin = find_admin_client(given, url, None)
+    admin = find_admin_client(settings_args, url, None)
     token = read_token(token_file) if token_file else admin.token
     here = admin.settings  # of a broker found by its folder
     found_url = admin.url if here is None else admin_url_of(here)
     if out is None and here is not None:
         out = str(here.data.absolute() / "pipeline")
     elif out is None:
-        out = _default_out(found_url, given.read().settings.data, is_named=given.data is not None)
+        out = _default_out(
+            found_url, settings_args.read().settings.data, is_named=settings_args.data is not None
+        )
     elif folder := local_folder_of(out):
         out = str(folder.absolute())  # Spark's processes have other working folders
     return found_url, token, None, out

@@ -25,8 +25,8 @@ def given_by(*arguments: str) -> SettingsArguments:
     @listener_options
     @startup_override_options
     @settings_options
-    def command(given: SettingsArguments) -> None:
-        got.append(given)
+    def command(settings_args: SettingsArguments) -> None:
+        got.append(settings_args)
 
     done = CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -87,8 +87,8 @@ def test_parameter_of_the_command_is_left_to_it() -> None:
     @click.command()
     @click.option("--data")
     @collect_setting_flags
-    def command(data: str, given: SettingsArguments) -> None:
-        click.echo(f"{data} {given.values}")
+    def command(data: str, settings_args: SettingsArguments) -> None:
+        click.echo(f"{data} {settings_args.values}")
 
     assert CliRunner().invoke(command, ["--data", "content"]).output == "content {}\n"
 

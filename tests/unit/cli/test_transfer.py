@@ -11,7 +11,9 @@ from phpmq_lite.cli.errors import CommandError
 
 
 def read(text: str, queue: str | None = None) -> list[dict[str, object]]:
-    return [message for _, message in transfer._messages(io.BytesIO(text.encode("latin-1")), queue)]
+    return [
+        message for _, message in transfer._read_messages(io.BytesIO(text.encode("latin-1")), queue)
+    ]
 
 
 def test_export_is_read_back_without_its_last_line() -> None:
@@ -58,21 +60,21 @@ def test_line_of_an_export_whose_content_was_gone_is_left_out(
 
 def test_requests_stay_small_whatever_the_bodies_are() -> None:
     big = [{"content": "x" * 700_000} for _ in range(3)]
-    assert [len(part) for part in transfer._parts(big)] == [1, 1, 1]
+    assert [len(part) for part in transfer._batches(big)] == [1, 1, 1]
     small = [{"content": "x"} for _ in range(501)]
-    assert [len(part) for part in transfer._parts(small)] == [500, 1]
+    assert [len(part) for part in transfer._batches(small)] == [500, 1]
     cyrillic = [{"content": "я" * 2_000} for _ in range(600)]
-    parts = list(transfer._parts(cyrillic))
+    parts = list(transfer._batches(cyrillic))
     assert sum(map(len, parts)) == 600
-    assert max(len(transfer._document(part)) for part in parts) <= 1 << 20
-    assert list(transfer._parts([])) == []
+    assert max(len(transfer._request_body(part)) for part in parts) <= 1 << 20
+    assert list(transfer._batches([])) == []
 
 
 @pytest.mark.parametrize("mark", ["\0", '"', "\\", "\n", "ä", "я", "€", "😀", "x"])
 def test_line_is_no_longer_than_its_content_in_base64(mark: str) -> None:
     content = mark * 30_000
     message = {"content": content, "queue": "a", "encoding": "utf-8", "ttl_s": 0}
-    line = transfer._line(message)
+    line = transfer._encode(message)
     assert len(line) <= len(content.encode()) * 4 // 3 + 200
     sent = json.loads(line)
     assert from_content(sent["content"], sent["encoding"]) == content.encode()

@@ -66,7 +66,7 @@ FLAGS: dict[str, Any] = {
     ],
 )
 def test_limits_of_flags(given: dict[str, Any], limits: WorkerLimits) -> None:
-    assert worker._limits(FLAGS | given) == limits
+    assert worker._worker_limits(FLAGS | given) == limits
 
 
 @pytest.mark.parametrize(

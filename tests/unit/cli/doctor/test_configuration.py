@@ -39,16 +39,16 @@ def test_database_without_a_limit_takes_any_history() -> None:
 
 
 def test_refusal_says_that_the_rest_is_about_the_defaults() -> None:
-    found = setting_checks.refused_finding(SettingsError("limits.credit is 'x'"))
+    found = setting_checks.invalid_settings_finding(SettingsError("limits.credit is 'x'"))
     assert (found.state, found.found) == (BAD, "limits.credit is 'x'")
     assert "the other checks use the defaults" in found.hint
 
 
 def test_file_is_named_and_without_one_init() -> None:
-    assert setting_checks.read_finding(Path("/etc/mq.toml"), 3).found == (
+    assert setting_checks.settings_source_finding(Path("/etc/mq.toml"), 3).found == (
         "/etc/mq.toml, 3 set, the others at their defaults"
     )
-    assert "phpmq-lite config init" in setting_checks.read_finding(None, 0).hint
+    assert "phpmq-lite config init" in setting_checks.settings_source_finding(None, 0).hint
 
 
 def test_stranger_of_the_environment_is_told() -> None:

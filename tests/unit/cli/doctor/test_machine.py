@@ -58,7 +58,7 @@ def test_clock_is_judged(
 
 
 def test_kernel_is_asked_for_the_clock() -> None:
-    assert host.is_clock_kept() in (True, False, None)
+    assert host.is_clock_synchronized() in (True, False, None)
 
 
 @pytest.mark.parametrize(("hard", "words"), [(None, "`ulimit -n 664`"), (1_000, "`ulimit -n 664`")])

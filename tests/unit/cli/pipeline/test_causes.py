@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.cli.pipeline.spark_errors import cause_of
+from phpmq_lite.cli.pipeline.spark_errors import find_cause
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -86,8 +86,8 @@ SQL = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function par
     ],
 )
 def test_cause_is_one_line_without_the_trace(text: str, expected: str) -> None:
-    assert cause_of(text) == expected
+    assert find_cause(text) == expected
 
 
 def test_long_cause_is_cut() -> None:
-    assert len(cause_of("x" * 5_000)) == 600
+    assert len(find_cause("x" * 5_000)) == 600

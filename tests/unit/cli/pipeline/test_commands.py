@@ -332,7 +332,7 @@ def test_errors_that_pyspark_logs_go_to_the_log(
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logger = PySparkLogger.getLogger(name)
         before = logger.handlers
-        with job_runner._logged(tmp_path / name):
+        with job_runner._log_to_file(tmp_path / name):
             logger.error("a trace of Java")
         assert "a trace of Java" in (tmp_path / name).read_text()
         assert logger.handlers == before
@@ -355,8 +355,9 @@ def test_executors_without_our_code_are_told_how_to_get_it() -> None:
 
 def test_results_are_rows_of_figures() -> None:
     result = options.JobResult(job="compact", rows=5, details={"files": 1_200, "plan": "x"})
-    row = job_runner.row_of(job_runner.JobOutcome(result, 1.25), "table")
+    row = job_runner.outcome_row(job_runner.JobOutcome(result, 1.25), "table")
     assert row["details"] == "files 1,200, plan x"
     assert (
-        job_runner.row_of(job_runner.JobOutcome(result, 1.25), "jsonl")["details"] == result.details
+        job_runner.outcome_row(job_runner.JobOutcome(result, 1.25), "jsonl")["details"]
+        == result.details
     )
