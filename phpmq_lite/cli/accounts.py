@@ -21,8 +21,9 @@ from phpmq_lite.cli.output import (
     output_option,
     print_message,
     write_rows,
+    yes_option,
 )
-from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration
 
 _TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # Unix ms
 
@@ -58,7 +59,7 @@ USER_COLUMNS: Final = (
 _name = click.argument("name")
 _password_file = click.option(
     "--password-file",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    type=FILE_OR_STDIN,
     help="File with the password; - is standard input.  [default: prompt]",
 )
 
@@ -114,7 +115,7 @@ def set_password(admin: AdminClient, name: str, password_file: Path | None) -> N
 
 @user.command("delete")
 @_name
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @admin_client_options
 def delete_user(admin: AdminClient, name: str, yes: bool) -> None:
     """Delete a user; all their sessions end."""
@@ -187,7 +188,7 @@ def create_token(
 
 @token.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @admin_client_options
 def revoke(admin: AdminClient, name: str, yes: bool) -> None:
     """Revoke a token; requests with it are refused from now on."""

@@ -17,7 +17,7 @@ from yarl import URL
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.parameters import admin_url, broker_url, is_phpmq_url
+from phpmq_lite.cli.parameters import EXISTING_FILE, admin_url, broker_url, is_phpmq_url
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.errors import os_reason
 from phpmq_lite.logs import escape
@@ -36,7 +36,7 @@ _HAS_USERS: Final = (
 _NO_ADMIN: Final = "HTTP {} without a reason: --url does not seem to be the admin of a broker"
 _PAGE: Final = 200  # the API's limit
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
-_TOKEN_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TOKEN_FILE: Final = EXISTING_FILE
 _TIMEOUT_S: Final = 600.0  # a purge of millions takes minutes
 
 

@@ -14,7 +14,15 @@ from phpmq_lite import __version__
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.database import print_checks
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, CommandError
-from phpmq_lite.cli.output import Column, confirm, output_option, print_message, write_rows
+from phpmq_lite.cli.output import (
+    Column,
+    confirm,
+    output_option,
+    print_message,
+    write_rows,
+    yes_option,
+)
+from phpmq_lite.cli.parameters import FOLDER
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
@@ -62,7 +70,7 @@ def backup() -> None:
 @backup.command()
 @click.option(
     "--copy-to",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Also copy it to this folder on this machine; nothing is removed there.",
 )
 @admin_client_options
@@ -186,7 +194,7 @@ _backup = click.argument("source", metavar="BACKUP")
     is_flag=True,
     help="Keep the users, sessions and API tokens of the backup unchanged.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @data_option
 @startup_override_options
 @output_option

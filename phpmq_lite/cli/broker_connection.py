@@ -16,7 +16,7 @@ from phpmq_lite.cli import contexts
 from phpmq_lite.cli.admin_client import WILDCARDS, AdminClient, find_admin_client, url_options
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, CommandError
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.parameters import is_phpmq_url
+from phpmq_lite.cli.parameters import EXISTING_FILE, is_phpmq_url
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.client.blocking_client import BlockingClient, client_from_url
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
@@ -68,7 +68,7 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
 
         command(client=client, **others)
 
-    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    file = EXISTING_FILE
     for option in (
         click.option("--tls-key", type=file, help="Private key of --tls-cert, PEM."),
         click.option("--tls-cert", type=file, help="Client certificate, PEM."),

@@ -3,7 +3,7 @@
 import click
 
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
-from phpmq_lite.cli.output import Column, confirm, output_option, write_rows
+from phpmq_lite.cli.output import Column, confirm, output_option, write_rows, yes_option
 
 COLUMNS = (
     Column("jumps", "JUMPS", is_number=True),
@@ -29,7 +29,7 @@ def show(admin: AdminClient, output: str | None) -> None:
 @clock.command()
 @click.argument("decision", type=click.Choice(["expire", "keep"]))
 @click.option("--reason", default="", help="Reason, for the audit.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @admin_client_options
 @output_option
 def decide(admin: AdminClient, decision: str, reason: str, yes: bool, output: str | None) -> None:

@@ -9,6 +9,7 @@ import click
 from phpmq_lite import settings
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.parameters import FOLDER
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     collect_setting_flags,
@@ -98,7 +99,7 @@ CONFIG_FILE: Final = "config.toml"
 @setting_option(
     "--data",
     "data",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder of the database, stored as an absolute path.",
 )
 @listener_options

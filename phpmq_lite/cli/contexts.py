@@ -10,7 +10,7 @@ import click
 
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
-from phpmq_lite.cli.parameters import broker_url, is_phpmq_url
+from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpmq_url
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,10 +111,10 @@ def context() -> None:
     "--url", "urls", type=broker_url, multiple=True, metavar="URL",
     help="The admin, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
 )  # fmt: skip
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Its data folder.")
+@click.option("--data", type=FOLDER, help="Its data folder.")
 @click.option(
     "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="File with an API token.",
 )
 def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:

@@ -12,6 +12,7 @@ import click
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, CommandError
 from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.parameters import EXISTING_PATH
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
@@ -35,7 +36,7 @@ def database() -> None:
 
 
 @database.command()
-@click.argument("path", required=False, type=click.Path(exists=True, path_type=Path))
+@click.argument("path", required=False, type=EXISTING_PATH)
 @data_option
 @output_option
 @settings_options

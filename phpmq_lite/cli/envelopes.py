@@ -10,7 +10,7 @@ import click
 
 from phpmq_lite.cli.errors import ERROR, CommandError
 from phpmq_lite.cli.output import Column, output_format, output_option, write_record, write_rows
-from phpmq_lite.cli.parameters import read_input
+from phpmq_lite.cli.parameters import EXISTING_FOLDER, EXISTING_PATH, FILE_OR_STDIN, read_input
 
 if TYPE_CHECKING:
     from phpmq_lite.envelopes.payload_schema import PayloadSchema
@@ -38,9 +38,7 @@ COMPARISON_COLUMNS: Final = (
     Column("detail", "WHAT"),
 )
 
-_folder = click.argument(
-    "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER"
-)
+_folder = click.argument("folder", type=EXISTING_FOLDER, metavar="FOLDER")
 
 
 @click.group()
@@ -87,7 +85,7 @@ def _check_rows(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
 @_folder
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    type=FILE_OR_STDIN,
 )  # fmt: skip
 @click.option(
     "--plain", is_flag=True,
@@ -146,8 +144,8 @@ def _validation_row(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool)
 
 
 @schema.command()
-@click.argument("old", type=click.Path(exists=True, path_type=Path))
-@click.argument("new", type=click.Path(exists=True, path_type=Path))
+@click.argument("old", type=EXISTING_PATH)
+@click.argument("new", type=EXISTING_PATH)
 @output_option
 @click.pass_context
 def compare(ctx: click.Context, old: Path, new: Path, output: str | None) -> None:
@@ -209,10 +207,10 @@ LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons of a verdi
 
 _file = click.argument(
     "path", metavar="FILE|-", default="-",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    type=FILE_OR_STDIN,
 )  # fmt: skip
 _schemas = click.option(
-    "--schemas", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--schemas", type=EXISTING_FOLDER,
     help="Schema folder with registry.json, to check the payload against.",
 )  # fmt: skip
 _empty_list_data = click.option(

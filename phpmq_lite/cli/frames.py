@@ -8,7 +8,7 @@ import click
 
 from phpmq_lite.cli.errors import ERROR, CommandError
 from phpmq_lite.cli.output import output_format, output_option, write_record
-from phpmq_lite.cli.parameters import read_input
+from phpmq_lite.cli.parameters import FILE_OR_STDIN, read_input
 
 
 @click.group()
@@ -19,7 +19,7 @@ def frame() -> None:
 @frame.command()
 @click.argument(
     "path", metavar="FILE|-", default="-",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    type=FILE_OR_STDIN,
 )  # fmt: skip
 @click.option(
     "--as", "encoding", type=click.Choice(["auto", "raw", "hex", "base64"]), default="auto",

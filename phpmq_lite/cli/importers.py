@@ -15,7 +15,7 @@ import click
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
-from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.client.address import BrokerAddress, parse_address
 from phpmq_lite.client.blocking_client import BlockingClient
@@ -149,7 +149,7 @@ def publish_items(
 def journal_option(command: Command) -> Command:
     """Add ``--journal``."""
     return click.option(
-        "--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
+        "--journal", "journal_path", type=FILE,
         metavar="FILE",
         help="Record stored messages in FILE, so that a later import skips them. Use one file per "
         "broker.",
@@ -344,7 +344,7 @@ def column_mapping(value: str) -> tuple[str, str]:
 
 
 @import_.command("initphp")
-@click.argument("database", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("database", type=EXISTING_FILE)
 @click.option("--table", default="jobs", show_default=True, help="Table of jobs.")
 @click.option("--failed-table", help="Table of failed jobs.  [default: TABLE_failed]")
 @click.option("--no-failed", is_flag=True, help="Skip the failed jobs.")

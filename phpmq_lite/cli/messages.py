@@ -23,6 +23,7 @@ from phpmq_lite.cli.output import (
     print_message,
     write_record,
     write_rows,
+    yes_option,
 )
 from phpmq_lite.cli.parameters import duration
 from phpmq_lite.cli.progress import progress_bar
@@ -38,7 +39,7 @@ def bulk_options(command: Command) -> Command:
     """Add ``--query``, ``--dry-run``, ``--selection``, ``--yes`` and ``--reason``."""
     for option in (
         click.option("--reason", default="", help="Reason, for the audit."),
-        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+        yes_option,
         click.option(
             "--selection", "token", metavar="TOKEN", help="The messages that a --dry-run selected."
         ),

@@ -13,7 +13,7 @@ import click
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
-from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.parameters import EXISTING_FILE, duration
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.client.publish_each import publish_each
@@ -57,7 +57,7 @@ def database_options(command: Command) -> Command:
     run = click.option(
         "--table", default=tables.TABLE, show_default=True, help="Table of the outbox."
     )(run)
-    path = click.Path(exists=True, dir_okay=False, path_type=Path)
+    path = EXISTING_FILE
     return click.option(
         "--database", type=path, required=True, help="SQLite database of the service."
     )(run)  # type: ignore[return-value]

@@ -197,6 +197,11 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
+def yes_option(command: Command) -> Command:
+    """Add ``--yes``, for ``confirm``."""
+    return click.option("--yes", is_flag=True, help="Do not ask for confirmation.")(command)
+
+
 def confirm(question: str, *, is_yes: bool) -> None:
     """Ask for confirmation unless ``is_yes``.
 

@@ -1,4 +1,4 @@
-"""Types of command-line parameters: durations, rates, times, URLs and files."""
+"""Types of command-line parameters: files, durations, rates, times and URLs."""
 
 import re
 import sys
@@ -12,6 +12,14 @@ import click
 
 from phpmq_lite.cli.output import is_terminal
 
+EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+EXISTING_PATH: Final = click.Path(exists=True, path_type=Path)
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+FILE_OR_STDIN: Final = click.Path(
+    exists=True, dir_okay=False, allow_dash=True, path_type=Path
+)  # "-": see read_input
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"([0-9]{1,15}) *([smhdw]?)")
 

@@ -19,6 +19,7 @@ from phpmq_lite.cli.output import (
     print_message,
     write_record,
     write_rows,
+    yes_option,
 )
 from phpmq_lite.logs import escape
 from phpmq_lite.queue_settings import DEFINITIONS
@@ -38,7 +39,6 @@ QUEUE_COLUMNS: Final = (
 _DIGITS: Final = 20  # of a number; SQLite stores at most 19
 
 _name = click.argument("name", metavar="QUEUE")
-_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _side = click.option(
     "--side",
     type=click.Choice(["delivery", "publishing"]),
@@ -122,7 +122,7 @@ def _parse_value(name: str, text: str) -> Any:
 @_name
 @click.option("--dispatched", is_flag=True, help="Also delete messages that consumers hold.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="Only the N oldest.", metavar="N")
-@_yes
+@yes_option
 @admin_client_options
 def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, yes: bool) -> None:
     """Delete the messages of a queue.
@@ -141,7 +141,7 @@ def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, ye
 @click.argument("name", metavar="QUEUE", required=False)
 @click.option("--with-messages", is_flag=True, help="Delete all its messages first.")
 @click.option("--all", "is_all", is_flag=True, help="All queues that are not pinned.")
-@_yes
+@yes_option
 @admin_client_options
 def delete(
     admin: AdminClient, name: str | None, with_messages: bool, is_all: bool, yes: bool

@@ -9,7 +9,7 @@ import click
 
 from phpmq_lite import settings
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.parameters import assignment
+from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment
 
 Command = Callable[..., None]
 
@@ -67,7 +67,7 @@ def config_option(command: Command) -> Command:
     """Add ``--config``; the command gets ``settings_args``."""
     return click.option(
         "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=EXISTING_FILE,
         help="TOML file with settings.  [default: ./config.toml, if it exists]",
     )(collect_setting_flags(command))
 
@@ -104,7 +104,7 @@ def setting_option(flag: str, setting: str, **options: Any) -> Callable[[Command
 data_option: Final = setting_option(
     "--data",
     "data",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder of the database.  [default: ./phpmq-data]",
 )
 

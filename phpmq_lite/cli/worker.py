@@ -19,7 +19,7 @@ import click
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
-from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.parameters import FILE, duration
 
 if TYPE_CHECKING:
     from babelqueue import BabelQueue
@@ -83,7 +83,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 def _app_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that override the app."""
     for option in (
-        click.option("--idempotency", type=click.Path(dir_okay=False, path_type=Path),
+        click.option("--idempotency", type=FILE,
                      metavar="FILE", help="Handle each meta.id once; FILE is a database of them."),
         click.option("--drop-exhausted", is_flag=True,
                      help="Allow an app without dead letters: exhausted messages are dropped."),

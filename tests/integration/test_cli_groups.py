@@ -1,4 +1,4 @@
-"""The groups of the command line against a real broker: queue, msg, dead, search, check, …."""
+"""The groups of the command line against a real broker."""
 
 import json
 import subprocess
@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
+from phpmq_lite.cli.admin_client import AdminClient
+from phpmq_lite.cli.main import root_command
 from tests.support.cli_runner import RunCommand, cli_runner
 from tests.support.fork_server import BrokerProcess, broker_process
+
+MAX_CONTENT = 256 << 10
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("cli") / "data", "--admin", "127.0.0.1:0") as it:
+    flags = ("--admin", "127.0.0.1:0", "--set", f"limits.max_content={MAX_CONTENT}")
+    with broker_process(tmp_path_factory.mktemp("cli") / "data", *flags) as it:
         yield it
 
 
@@ -247,3 +252,164 @@ def test_tail_shows_what_happens(broker: BrokerProcess, run: RunCommand, queue: 
         finally:
             tail.kill()
     assert [row["kind"] for row in shown] == ["publish", "publish"]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("star*x", "starYx"),
+        ("ask?x", "askYx"),
+        ("back\\slash", "backslash"),
+        ("back\\\\slash", "back\\slash2"),
+        ('we"ird', "weird"),
+        ('"whole"', "whole"),
+        ("with a blank", "with"),
+        ("-minus", "minus"),
+        ("[ab]c", "ac"),
+    ],
+)
+def test_expect_looks_at_the_queue_of_this_name_alone(
+    run: RunCommand, name: str, other: str
+) -> None:
+    after = run("message", "wait", "--cursor", "--", name).stdout.strip()
+    run("publish", "--body", "other", "--", other)
+    run("publish", "--body", "mine", "--", name)
+    found = json.loads(
+        run("message", "wait", "--after", after, "--timeout", "5s", "--", name).stdout
+    )
+    assert found["preview"] == "mine"
+
+
+def test_settings_take_texts_that_look_like_numbers(run: RunCommand) -> None:
+    run("queue", "create", "looks")
+    run("queue", "set", "looks", "note=42", "owner=true", "dead_letter_queue=7", "pinned=true")
+    settings = json.loads(run("queue", "show", "looks", "-o", "json").stdout)["settings"]
+    shown = [settings[name] for name in ("note", "owner", "dead_letter_queue", "pinned")]
+    assert shown == ["42", "true", "7", True]
+    refused = run("queue", "set", "looks", "max_messages=many", code=4)
+    assert "max_messages must be a whole number" in refused.stderr
+
+
+def die(run: RunCommand, queue: str) -> str:
+    """Make the one record of a message that expired; gives its id."""
+    run("queue", "create", queue)
+    run("queue", "set", queue, "on_expire=dead_letter")
+    run("publish", queue, "--body", "{}", "--ttl", "1s")
+    run("message", "wait", f"{queue}.dlq", "--timeout", "10s")
+    [record] = alive(run, f"{queue}.dlq")
+    return record
+
+
+def alive(run: RunCommand, queue: str) -> list[str]:
+    return [str(row["id"]) for row in rows(run("message", "list", queue))]
+
+
+def test_only_records_are_deleted_by_a_search(run: RunCommand, queue: str) -> None:
+    die(run, queue)
+    ids = fill(run, queue)
+    mine = f"queue:{queue}*"
+    for q in (f"queue:{queue}", f"{mine} -origin:{queue}", f"{mine} origin:other"):
+        run("dead-letter", "delete", "--query", q, "--yes")
+    assert (alive(run, queue), len(alive(run, f"{queue}.dlq"))) == (ids, 1)
+    run("dead-letter", "delete", "--query", mine, "--yes")
+    assert (alive(run, queue), alive(run, f"{queue}.dlq")) == (ids, [])
+    assert "colour" in run("dead-letter", "delete", "--query", "colour:red", "--yes", code=4).stderr
+
+
+def test_only_records_are_deleted_by_their_ids(run: RunCommand, queue: str) -> None:
+    record = die(run, queue)
+    ids = fill(run, queue)
+    said = run("dead-letter", "delete", ids[1], record, ids[0], code=4).stderr
+    assert all(f"{refused} is no dead letter" in said for refused in ids[:2])
+    assert (alive(run, queue), alive(run, f"{queue}.dlq")) == (ids, [])
+    run("dead-letter", "delete", ids[0], code=4)
+    run("dead-letter", "delete", "f" * 32, code=3)
+    assert alive(run, queue) == ids
+
+
+def test_only_a_selection_of_records_is_deleted(run: RunCommand, queue: str) -> None:
+    die(run, queue)
+    ids = fill(run, queue)
+    mine = ("--query", f"queue:{queue}*", "--dry-run")
+    token = run("message", "delete", *mine).stdout.strip()
+    run("dead-letter", "delete", "--selection", token, "--yes", code=4)
+    assert (alive(run, queue), len(alive(run, f"{queue}.dlq"))) == (ids, 1)
+    token = run("dead-letter", "delete", *mine).stdout.strip()
+    run("dead-letter", "delete", "--selection", token, "--yes")
+    assert (alive(run, queue), alive(run, f"{queue}.dlq")) == (ids, [])
+
+
+def test_counts_say_how_many_records_were_looked_at(
+    run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = {"queue": "a.dlq", "origin": "a", "urn": None, "reason": "failed", "cause": "x"}
+    items = [group | {"count": 2}, group | {"cause": "y", "count": 3}]
+    asked: list[dict[str, Any]] = []
+
+    def get(_node: AdminClient, _path: str, **query: Any) -> Any:
+        asked.append(query)
+        return {"items": items, "looked": 5, "total": 15_022}
+
+    monkeypatch.setattr(AdminClient, "get", get)
+    shown, groups = run("dead-letter", "list"), run("dead-letter", "list", "--by-cause")
+    assert rows(shown) == [{"queue": "a.dlq", "origin": "a", "reason": "failed", "count": 5}]
+    assert rows(groups) == items
+    assert asked == [{"deep": "true"}] * 2
+    for said in (shown, groups):
+        assert said.stderr == "counted the newest 5 of 15,022 dead letters\n"
+
+
+@pytest.mark.parametrize("mark", ["\0", '"', "ä", "\\", "x"])
+def test_largest_body_comes_back_whatever_is_in_it(run: RunCommand, mark: str) -> None:
+    queue = f"large.{ord(mark)}"
+    content = mark * (MAX_CONTENT // len(mark.encode()))
+    run("message", "import", "-", input=json.dumps({"queue": queue, "content": content}))
+    exported = run("message", "export", f"queue:{queue}").stdout
+    assert json.loads(exported.splitlines()[0])["content"] == content
+    assert (
+        "1 message stored"
+        in run("message", "import", "-", "--queue", "back", input=exported).stderr
+    )
+
+
+def test_many_bodies_in_other_letters_are_sent_in_small_requests(run: RunCommand) -> None:
+    lines = [json.dumps({"queue": "letters", "content": "я" * 2_000})] * 600
+    assert "600 messages stored" in run("message", "import", "-", input="\n".join(lines)).stderr
+
+
+def test_import_that_is_cut_off_says_with_which_line_to_go_on(run: RunCommand) -> None:
+    run("queue", "create", "full")
+    run("queue", "set", "full", "max_messages=300")
+    lines = [
+        json.dumps({"queue": ("room", "full")[at % 2], "content": str(at)}) for at in range(1_000)
+    ]
+    result = run("message", "import", "-", code=4, input="\n\n".join(lines))
+    assert "601 messages stored; continue with line 1203" in (result.stderr)
+    rows = map(json.loads, run("queue", "list").stdout.splitlines())
+    counts = {row["name"]: row["ready"] for row in rows}
+    assert (counts["room"], counts["full"]) == (301, 300)
+    rest = "\n\n".join(lines).split("\n")[1_202:]
+    run("queue", "set", "full", "max_messages=")
+    assert "399 messages stored" in run("message", "import", "-", input="\n".join(rest)).stderr
+
+
+def test_line_whose_content_was_gone_is_left_out(run: RunCommand) -> None:
+    lines = [
+        json.dumps({"id": "0" * 32, "queue": "gone", "content": content})
+        for content in (None, "x", None)
+    ]
+    result = run(
+        "message", "import", "-", input="\n".join([*lines, '{"complete": true, "count": 3}'])
+    )
+    assert "2 messages skipped" in result.stderr
+    assert "1 message stored" in result.stderr
+
+
+def test_import_without_a_broker_says_what_is_not_known() -> None:
+    line = json.dumps({"queue": "a", "content": "x"})
+    result = CliRunner().invoke(
+        root_command, ["message", "import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"
+    )
+    assert result.exit_code == 1
+    told = "0 messages stored; the next 1, from line 2 on, may or may not be stored"
+    assert told in result.stderr

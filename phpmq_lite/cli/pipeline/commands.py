@@ -3,9 +3,10 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, date, datetime
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,16 +39,24 @@ def pipeline() -> None:
 
 pipeline.add_command(doctor)
 
-_continuous = click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM.")
-_every = click.option(
-    "--every",
-    "every_s",
-    type=duration,
-    default="60s",
-    show_default=True,
-    metavar="DURATION",
-    help="With --continuous: pause between two rounds.",
-)
+
+def _job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a job that can be repeated; ``every_s`` is None without --continuous."""
+
+    @wraps(command)
+    def run(continuous: bool, every_s: int, **others: Any) -> None:
+        command(every_s=every_s if continuous else None, **others)
+
+    decorated: Callable[..., None] = run
+    for option in (
+        target_options,
+        output_option,
+        click.option("--every", "every_s", type=duration, default="60s", show_default=True,
+                     metavar="DURATION", help="With --continuous: pause between two rounds."),
+        click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM."),
+    ):  # fmt: skip
+        decorated = option(decorated)
+    return decorated
 
 
 def starting_offset(value: str) -> str:
@@ -120,13 +129,8 @@ def _compact_job(target: PipelineTarget) -> PipelineJob:
 
 @pipeline.command()
 @_archive_options
-@_continuous
-@_every
-@output_option
-@target_options
-def archive(
-    target: PipelineTarget, continuous: bool, every_s: int, output: str | None, **given: Any
-) -> None:
+@_job_options
+def archive(target: PipelineTarget, every_s: int | None, output: str | None, **given: Any) -> None:
     """Archive the history as Parquet, each offset exactly once.
 
     The files are OUT/archive/date=…/batch=…. Continues after the last run. Rows that retention
@@ -134,7 +138,7 @@ def archive(
     """
     source_connection(target)
     job = _archive_job(target, **given)
-    run_jobs(target, [job], every_s=every_s if continuous else None, output=output)
+    run_jobs(target, [job], every_s=every_s, output=output)
 
 
 def utc_date(value: str) -> date:
@@ -148,15 +152,11 @@ def utc_date(value: str) -> date:
 @pipeline.command()
 @click.option("--date", "dates", type=utc_date, multiple=True, metavar="YYYY-MM-DD",
               help="Recompute this day (UTC) in any case. Repeatable.")  # fmt: skip
-@_continuous
-@_every
-@output_option
-@target_options
+@_job_options
 def metrics(
     target: PipelineTarget,
     dates: tuple[date, ...],
-    continuous: bool,
-    every_s: int,
+    every_s: int | None,
     output: str | None,
 ) -> None:
     """Compute metrics per queue and minute from the archive.
@@ -166,7 +166,7 @@ def metrics(
     """
     source_connection(target)
     job = _metrics_job(target, dates)
-    run_jobs(target, [job], every_s=every_s if continuous else None, output=output)
+    run_jobs(target, [job], every_s=every_s, output=output)
 
 
 @pipeline.command()
@@ -183,20 +183,15 @@ def compact(target: PipelineTarget, output: str | None) -> None:
 
 @pipeline.command()
 @_archive_options
-@_continuous
-@_every
-@output_option
-@target_options
-def run(
-    target: PipelineTarget, continuous: bool, every_s: int, output: str | None, **given: Any
-) -> None:
+@_job_options
+def run(target: PipelineTarget, every_s: int | None, output: str | None, **given: Any) -> None:
     """Run archive, metrics and compact in one session.
 
     For a timer, or with --continuous.
     """
     source_connection(target)
     jobs = [_archive_job(target, **given), _metrics_job(target), _compact_job(target)]
-    run_jobs(target, jobs, every_s=every_s if continuous else None, output=output)
+    run_jobs(target, jobs, every_s=every_s, output=output)
 
 
 @pipeline.command()
@@ -208,18 +203,14 @@ def run(
 @click.option("--accept-gap", is_flag=True,
               help="Continue if messages of an unfinished batch were released; they are"
               " consumed again.")  # fmt: skip
-@_continuous
-@_every
-@output_option
-@target_options
+@_job_options
 def consume(
     target: PipelineTarget,
     queue: str,
     subscription: str,
     max_messages: int,
     accept_gap: bool,
-    continuous: bool,
-    every_s: int,
+    every_s: int | None,
     output: str | None,
 ) -> None:
     """Consume a queue into Parquet; acknowledge each batch.
@@ -243,7 +234,7 @@ def consume(
     run_jobs(
         target,
         [PipelineJob("consume", options)],
-        every_s=every_s if continuous else None,
+        every_s=every_s,
         output=output,
     )
 

@@ -20,7 +20,7 @@ from phpmq_lite.cli.admin_client import (
     url_options,
 )
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.parameters import assignment
+from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, assignment
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.spark.results_folder import local_folder_of
 from phpmq_lite.spark.source_options import is_local
@@ -93,9 +93,9 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         )  # fmt: skip
         command(target=target, **others)
 
-    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    file = EXISTING_FILE
     for option in (
-        click.option("--log", type=click.Path(dir_okay=False, path_type=Path),
+        click.option("--log", type=FILE,
                      help="Spark's log.  [default: OUT/logs/spark.log]"),
         click.option("--conf", type=assignment, multiple=True, metavar="KEY=VALUE",
                      help="A Spark setting, as spark.driver.memory=4g. Repeatable."),

@@ -1,12 +1,16 @@
-"""``config``: what is in force, and why."""
+"""The group ``config``."""
 
 import json
+import os
 from pathlib import Path
 
-from click.testing import CliRunner
+import pytest
+from click.testing import CliRunner, Result
 
+from phpmq_lite import settings
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.settings import SETTINGS
+from phpmq_lite.settings.reference import config_file
 
 
 def test_show_names_value_and_source_of_every_setting(tmp_path: Path) -> None:
@@ -38,3 +42,77 @@ def test_show_refuses_a_wrong_file_with_78(tmp_path: Path) -> None:
         f"Error: limits.credits in {path} is not a setting. Did you mean limits.credit?\n"
         "See: phpmq-lite docs reference/settings\n"
     )
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("PHPMQ_"):
+            monkeypatch.delenv(name)
+
+
+def init(*arguments: str) -> Result:
+    return CliRunner().invoke(root_command, ["config", "init", *arguments], catch_exceptions=False)
+
+
+def test_file_is_written_here_and_the_next_steps_are_said() -> None:
+    done = init()
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == ("wrote config.toml; next:\n  phpmq-lite doctor\n  phpmq-lite serve\n")
+    assert Path("config.toml").read_text() == config_file()
+
+
+@pytest.mark.parametrize(
+    ("place", "path"), [("etc/mq", "etc/mq/config.toml"), ("my mq.toml", "my mq.toml")]
+)
+def test_place_is_a_folder_or_a_file(place: str, path: str) -> None:
+    done = init(place)
+    assert Path(path).is_file()
+    assert f"serve --config {path if ' ' not in path else repr(path)}\n" in done.stderr
+
+
+def test_file_where_a_start_looks_needs_no_flag(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(settings, "SYSTEM_FILE", tmp_path / "etc" / "config.toml")
+    assert init("etc").stderr.endswith("  phpmq-lite serve\n")
+
+
+def test_dash_is_standard_output() -> None:
+    done = init("-")
+    assert (done.stdout, done.stderr) == (config_file(), "")
+    assert list(Path().iterdir()) == []
+
+
+def test_file_that_is_there_stays_unless_forced() -> None:
+    Path("config.toml").write_text("# mine\n")
+    done = init()
+    assert (done.exit_code, done.stderr) == (
+        4,
+        "Error: config.toml already exists; overwrite it with --force\n",
+    )
+    assert Path("config.toml").read_text() == "# mine\n"
+    assert init("--force").exit_code == 0
+    assert Path("config.toml").read_text() == config_file()
+
+
+def test_flags_count_in_the_file(tmp_path: Path) -> None:
+    init("--data", "d", "--listen", "127.0.0.1:9000", "--listen", "unix:/run/mq", "--admin", "none")
+    told = settings.load(config=Path("config.toml")).settings
+    assert told.data == tmp_path / "d"
+    assert told.tcp.listen == ["127.0.0.1:9000", "unix:/run/mq"]
+    assert told.admin.listen == ["none"]
+
+
+def test_address_that_is_none_is_refused_before_anything_is_written() -> None:
+    done = init("--listen", "9100")
+    assert done.exit_code == 78
+    assert done.stderr.startswith("Error: tcp.listen: '9100' is not HOST:PORT")
+    assert not Path("config.toml").exists()
+
+
+def test_what_a_start_would_refuse_is_said_at_once() -> None:
+    done = init("--listen", "0.0.0.0:9100")
+    assert done.exit_code == 0
+    assert "Before the start: tcp.listen 0.0.0.0:9100 reaches beyond this machine" in done.stderr

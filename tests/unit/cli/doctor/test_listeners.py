@@ -1,4 +1,4 @@
-"""Listeners and certificates, judged by made-up facts."""
+"""The checks of ports, access and certificates."""
 
 import errno
 from typing import Any

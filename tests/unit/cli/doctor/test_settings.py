@@ -1,4 +1,4 @@
-"""The settings, judged by made-up ones."""
+"""The checks of the settings."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The sentence of a failed job, out of texts that Spark 4.3 wrote."""
+"""The cause of an error in Spark, in one line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a doctor found: the exit code, the count, and how it is written."""
+"""Findings, and how they are reported."""
 
 import json
 
