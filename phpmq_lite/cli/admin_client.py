@@ -220,14 +220,14 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
     return url_options(data_option(config_option(run)))
 
 
-def url_options(command: Command) -> Command:
+def url_options(command: Command, what: str = "Admin of the broker, http://HOST:9101") -> Command:
     """Add ``--url`` and ``--token-file``, which name a broker by its address."""
     for option in (
         click.option("--token-file", type=_TOKEN_FILE, help="File with an API token, for --url."),
         click.option(
             "--url", type=broker_url, metavar="URL",
-            help="Admin of the broker, http://HOST:9101.  [default: the context in use, --config "
-            "or ./config.toml, ./phpmq-data, then http://127.0.0.1:9101]",
+            help=f"{what}.  [default: the context in use, --config or ./config.toml, "
+            "./phpmq-data, then http://127.0.0.1:9101]",
         ),
     ):  # fmt: skip
         command = option(command)

@@ -77,7 +77,8 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         ),
     ):
         run = option(run)
-    return url_options(data_option(config_option(run)))
+    what = "Admin of the broker, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100"
+    return url_options(data_option(config_option(run)), what)
 
 
 def _create_client(

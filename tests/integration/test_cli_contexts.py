@@ -132,7 +132,8 @@ def test_command_that_speaks_phpmq_goes_to_the_broker_of_the_context(
     (tmp_path / "app.db").touch()
     CliRunner().invoke(root_command, ["outbox", "init", "--database", "app.db"])
     given: list[str] = []
-    monkeypatch.setattr(broker_connection, "_client", lambda url, *_, **__: given.append(url))
+    add = given.append
+    monkeypatch.setattr(broker_connection, "_create_client", lambda url, *_, **__: add(url))
     monkeypatch.setattr(worker, "load_app", lambda _: BabelQueue("memory://", queue="q"))
     run("create", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example")
     for flags, expected in (
