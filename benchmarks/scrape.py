@@ -37,7 +37,7 @@ class Meter:
 
 async def main(queues: int) -> None:
     """Fill the queues, scrape four times."""
-    process.collect_rarely()  # as a broker does
+    process.reduce_garbage_collection()  # as a broker does
     with tempfile.TemporaryDirectory() as folder:
         async with (
             running_service(Path(folder) / "data", limits={"max_queues": queues}) as running,

@@ -26,7 +26,7 @@ DOUBT_MS: Final = 7 * 86_400_000
 _RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # continues during suspend
 
 
-class Disturbance(NamedTuple):
+class ClockDisturbance(NamedTuple):
     """What happened to the clocks since the last check."""
 
     gap_ms: int  # time without a reading; 0: negligible
@@ -49,7 +49,7 @@ class Clock:
     ) -> None:
         """Continue from ``stored``; ``read`` returns wall and running clock in ms."""
         self._read = read_clocks if read is None else read
-        self._boot = boot_mark() if boot is None else boot
+        self._boot = boot_id() if boot is None else boot
         stored = stored or {}
         wall_ms, running_ms = self._read()
         self.doubt_ms = stored.get("clock_doubt_ms", 0)  # down for this long, or set by this much
@@ -96,9 +96,9 @@ class Clock:
         self._seen_ms = running_ms
         return Now(wall_ms, running_ms + self._base_ms)
 
-    def take_disturbance(self) -> Disturbance:
+    def take_disturbance(self) -> ClockDisturbance:
         """Return what happened since the last call."""
-        happened = Disturbance(self._gap_ms, self._jump_ms)
+        happened = ClockDisturbance(self._gap_ms, self._jump_ms)
         self._gap_ms = self._jump_ms = 0
         self.is_disturbed = False
         return happened
@@ -125,7 +125,7 @@ def read_clocks() -> tuple[int, int]:
     return time.time_ns() // 1_000_000, time.clock_gettime_ns(_RUNNING) // 1_000_000
 
 
-def boot_mark() -> int:
+def boot_id() -> int:
     """Return a number that identifies this boot of the machine; 0 if the system has none.
 
     It includes the start of the running clock, which can differ in a time namespace.

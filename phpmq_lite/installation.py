@@ -17,7 +17,7 @@ _EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
 _OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # an extra that includes others
 
 
-def kind() -> str:
+def build_kind() -> str:
     """Return ``compiled`` or ``pure Python``."""
     spec = find_spec("phpmq_lite.model")  # a compiled module; this does not import it
     is_source = spec is None or (spec.origin or "").endswith(".py")

@@ -17,8 +17,8 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.service import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
 
-_EACH_S: Final = 5.0  # between notifications, without a watchdog
-_A_PERIOD: Final = 4  # notifications in the timeout of the watchdog
+_NOTIFY_S: Final = 5.0  # between notifications, without a watchdog
+_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # notifications in the timeout of the watchdog
 
 
 class SystemdNotifier:
@@ -27,7 +27,9 @@ class SystemdNotifier:
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
         """Use a path, or an abstract name after ``@``; ``watchdog_s`` 0: there is no watchdog."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self.each_s = min(_EACH_S, watchdog_s / _A_PERIOD) if watchdog_s else _EACH_S
+        self.each_s = (
+            min(_NOTIFY_S, watchdog_s / _NOTIFICATIONS_PER_TIMEOUT) if watchdog_s else _NOTIFY_S
+        )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], pid: int) -> Self | None:
@@ -82,7 +84,7 @@ def trim_malloc() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def collect_rarely() -> None:
+def reduce_garbage_collection() -> None:
     """Collect garbage rarely, and exclude the objects that exist now.
 
     A start creates 150,000 objects that stay: scanning them again took 60 ms each time.  A message
@@ -139,7 +141,7 @@ async def _until_signal(
     loop = asyncio.get_running_loop()
 
     manager = SystemdNotifier.from_environment(os.environ, os.getpid())
-    reporting = None if manager is None else loop.create_task(_report(manager, service))
+    reporting = None if manager is None else loop.create_task(_notify_manager(manager, service))
 
     def on_signal() -> None:
         if manager is not None and reporting is not None:
@@ -161,7 +163,10 @@ async def _until_signal(
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    tending = loop.create_task(_tend_garbage(service)), loop.create_task(_trim())
+    tending = (
+        loop.create_task(_manage_garbage_collection(service)),
+        loop.create_task(_trim_regularly()),
+    )
     await service.run()
     for task in tending:
         task.cancel()
@@ -169,7 +174,7 @@ async def _until_signal(
     return 0
 
 
-async def _report(manager: SystemdNotifier, service: Service) -> None:
+async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
     """Notify the service manager of the start, then regularly that the broker is alive.
 
     During a start only the event loop must respond: checking and migrating a large database takes
@@ -191,14 +196,14 @@ async def _report(manager: SystemdNotifier, service: Service) -> None:
         await asyncio.sleep(manager.each_s)
 
 
-async def _tend_garbage(service: Service) -> None:
+async def _manage_garbage_collection(service: Service) -> None:
     """Disable garbage collection during the start, and collect rarely afterwards."""
     gc.disable()
     await service.wait_ready()
-    collect_rarely()
+    reduce_garbage_collection()
 
 
-async def _trim() -> None:
+async def _trim_regularly() -> None:
     """Trim memory regularly."""
     while True:
         await asyncio.sleep(TRIM_S)

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
 
 DRAIN_S: Final = 5.0  # for acknowledgements of held messages
-_SHOWN: Final = 80  # characters of the command that uses our port
+_COMMAND_CHARS: Final = 80  # characters of the command that uses our port
 CLOSE_S: Final = 2.0  # for sockets to send what was written
 _log = logs.get_logger(__name__)
 
@@ -174,7 +174,7 @@ class Service:
             for address in self.admin:
                 self._announce(f"listening admin {address}")
             gate = Admission.of(settings)
-            _tell_of_files(settings)
+            _warn_about_open_files(settings)
             listeners = Listeners(
                 settings.tcp,
                 lambda kind, dispatch: _session(self._session_context, settings, kind, dispatch),
@@ -191,9 +191,9 @@ class Service:
             writer = Writer(folder.database, space, partial(fail_stop, folder))
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, writer, starting))
-            stack.push_async_callback(_leave, recovering, writer)
+            stack.push_async_callback(_close_after, recovering, writer)
             pages = asyncio.create_task(self._open_pages(ways, folder, bound, tls))
-            stack.push_async_callback(_end, pages)
+            stack.push_async_callback(_wait_for, pages)
             stored, clock = await recovering
             engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
             room.tell(engine)
@@ -370,7 +370,7 @@ class Service:
             work = tasks.create_task(run_engine(engine, folder))
             looking = tasks.create_task(watch.run())
             sampling = tasks.create_task(sampler.run())
-            reading = tasks.create_task(self.schemas.watch(_tell_of_schemas))
+            reading = tasks.create_task(self.schemas.watch(_log_schema_error))
             await pages
             caring = tasks.create_task(
                 self._build_maintenance(engine).run(is_structure_due=self._needs_structure_check)
@@ -462,14 +462,14 @@ def _initial_password(file: Path) -> str:
     return initial_password(file)
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def _wait_for(task: asyncio.Task[Any]) -> None:
     """Wait for the end of a task; its errors are raised where it is awaited."""
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _leave(recovering: asyncio.Task[Any], writer: Writer) -> None:
+async def _close_after(recovering: asyncio.Task[Any], writer: Writer) -> None:
     """Close the database after a running recovery, however it ends; a no-op after a whole start."""
-    await _end(recovering)
+    await _wait_for(recovering)
     await writer.close()
 
 
@@ -480,7 +480,7 @@ def _load(schemas: ActiveSchemas) -> None:
         raise SettingsError(f"envelopes.schemas: {error}") from None
 
 
-def _tell_of_schemas(error: RegistryError | None) -> None:
+def _log_schema_error(error: RegistryError | None) -> None:
     if error is None:
         _log.info("schemas_read")
     else:
@@ -510,7 +510,7 @@ async def _check_ports(settings: Settings) -> None:
                 raise StartRefusedError(f"{name}: {problem}") from error
 
 
-def _tell_of_files(settings: Settings) -> None:
+def _warn_about_open_files(settings: Settings) -> None:
     """Warn if fewer clients can connect than the settings allow."""
     files, limits = open_files(), settings.limits
     if files is None:
@@ -538,7 +538,7 @@ def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:
     process = processes.find_listener(endpoint.port)
     by = "another program; `ss -ltnp` as root shows which"
     if process is not None:
-        by = f"{process.command[:_SHOWN]} (pid {process.pid})"
+        by = f"{process.command[:_COMMAND_CHARS]} (pid {process.pid})"
     return (
         f"port {endpoint.port} is already in use by {by}. "
         f"Choose another port with {flag}, or stop that process."

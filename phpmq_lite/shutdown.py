@@ -18,7 +18,7 @@ from phpmq_lite.storage.integrity.seal import seal
 from phpmq_lite.storage.write.writer import Writer
 
 EX_IOERR: Final = 74
-LAST_WORDS_S: Final = 0.5  # for the reason of a fail-stop to be written
+LOG_REASON_S: Final = 0.5  # for the reason of a fail-stop to be written
 _LAST_WORDS: Final = b"stopped at once, there is no memory left for the reason\n"
 _log = logs.get_logger(__name__)
 
@@ -74,7 +74,7 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     it.
     """
     try:
-        threading.Thread(target=_exit_late, daemon=True).start()
+        threading.Thread(target=_exit_after_timeout, daemon=True).start()
         trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: log where
         reason = str(error) or type(error).__name__
         _log.error("stopped at once, nothing can be stored for sure", reason=reason, **trace)
@@ -86,6 +86,6 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
         os._exit(EX_IOERR)
 
 
-def _exit_late() -> None:
-    time.sleep(LAST_WORDS_S)
+def _exit_after_timeout() -> None:
+    time.sleep(LOG_REASON_S)
     os._exit(EX_IOERR)

@@ -16,7 +16,7 @@ from phpmq_lite.settings import Settings
 __all__ = [
     "BrokerProcess",
     "FakeClock",
-    "Running",
+    "RunningBroker",
     "StartFailedError",
     "broker_process",
     "running_service",
@@ -42,7 +42,7 @@ class FakeClock(Clock):
 
 
 @dataclass
-class Running:
+class RunningBroker:
     """A broker that runs in this process: its addresses, and the service itself."""
 
     service: Service
@@ -62,7 +62,7 @@ def settings_for(data: Path, **sections: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running_service(data: Path, **sections: Any) -> AsyncIterator[Running]:
+async def running_service(data: Path, **sections: Any) -> AsyncIterator[RunningBroker]:
     """Run a broker in this process on free ports, and drain it at the end."""
     service = Service(settings_for(data, **sections), lambda _line: None)
     task = asyncio.create_task(service.run())
@@ -77,7 +77,7 @@ async def running_service(data: Path, **sections: Any) -> AsyncIterator[Running]
         if not address.startswith("unix:")
     ]
     try:
-        yield Running(
+        yield RunningBroker(
             service,
             "127.0.0.1",
             ports[0] if ports else 0,

@@ -33,7 +33,7 @@ def describe_machine(folder: Path, *, is_own: bool) -> Machine:
     """Return a description; ``folder`` holds the data, ``is_own`` means we start the broker."""
     return Machine(
         broker=__version__,
-        build=installation.kind() if is_own else None,
+        build=installation.build_kind() if is_own else None,
         cpu=_cpu_name(),
         cores=os.cpu_count() or 1,
         kernel=f"{platform.system()} {platform.release()}",

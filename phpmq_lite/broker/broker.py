@@ -45,7 +45,7 @@ from phpmq_lite.model import (
 from phpmq_lite.queue_settings import QueueSettings, check_name
 
 
-def take_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
+def add_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
     """Add what was loaded to memory; return the rows that this batch's commands requested by seq.
 
     Windows come first, before anything is appended to them.  Bodies come last: a message that waits
@@ -71,7 +71,7 @@ def take_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]
     for give_rows, found in loaded.query_results:
         give_rows(found)
     for seq, body in loaded.bodies.items():
-        _take_body(state, seq, body, loaded.records.get(seq, ()))
+        _add_body(state, seq, body, loaded.records.get(seq, ()))
     return named
 
 
@@ -99,7 +99,7 @@ def _mark_claimed(state: BrokerState, rows: list[Message]) -> None:
             row.holder = SUBSCRIPTION
 
 
-def _take_body(state: BrokerState, seq: int, body: bytes | None, written: ClientRecords) -> None:
+def _add_body(state: BrokerState, seq: int, body: bytes | None, written: ClientRecords) -> None:
     if seq in state.pending:
         if body is None or not settle_dead_in_background(state, seq, body, written):
             dead_letters.settle_dead(state, *state.pending[seq], body, written=written)
@@ -190,7 +190,7 @@ class Broker:
         batch = Batch(now.wall_ms, state.next_number)
         state.open_batch(batch, now)
         self.batch_number += 1
-        self._loaded = {} if loaded is None else take_loaded(state, loaded)
+        self._loaded = {} if loaded is None else add_loaded(state, loaded)
         while state.batch_limited:
             self.wake_consumers(state.batch_limited.pop())
         if (due_ms := state.next_deadline_ms) is not None and due_ms <= now.steady_ms:

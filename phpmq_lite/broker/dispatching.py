@@ -6,7 +6,7 @@ from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.model import WindowRequest, has_room
 
-_BODIES_AHEAD = 200  # loaded together if a returned message has no body in memory
+_PREFETCHED_BODIES = 200  # loaded together if a returned message has no body in memory
 
 
 def dispatch_ready(state: BrokerState, batch_number: int) -> None:
@@ -41,7 +41,7 @@ def _serve_queues(
             window = queue.window
             if window is None or window.is_exhausted or queue.settings.delivery_paused:
                 continue
-            if len(queue.waiting_consumers) == 1 and _serve_lone(
+            if len(queue.waiting_consumers) == 1 and _serve_single_consumer(
                 state, queue, window, batch_number
             ):
                 continue
@@ -53,7 +53,9 @@ def _serve_queues(
                 _request_page(state, queue, window)
 
 
-def _serve_lone(state: BrokerState, queue: Queue, window: ReadyWindow, batch_number: int) -> bool:
+def _serve_single_consumer(
+    state: BrokerState, queue: Queue, window: ReadyWindow, batch_number: int
+) -> bool:
     """Dispatch all it can to a lone consumer, if no limit is near; False: serve it in full.
 
     One message on each of many queues takes 2.4 instead of 4.9 µs in this way.
@@ -64,7 +66,7 @@ def _serve_lone(state: BrokerState, queue: Queue, window: ReadyWindow, batch_num
         or consumer.credit - len(consumer.held) < count
         or state.limits.held - state.held < count
         or state.starved
-        or _is_near_a_bound(state, consumer, window.body_bytes, batch_number)
+        or _is_near_limit(state, consumer, window.body_bytes, batch_number)
     ):
         return False
     taken = window.take_run(count, state.now.steady_ms)
@@ -127,7 +129,7 @@ def _serve_in_rounds(
                 turns.remove(consumer)
             continue
         for consumer in turns:
-            if _is_near_a_bound(state, consumer, window.body_bytes, batch_number):
+            if _is_near_limit(state, consumer, window.body_bytes, batch_number):
                 return
         count = min(rounds * len(turns), limits.held - state.held)
         taken = window.take_run(count, state.now.steady_ms) if count > 0 else []
@@ -161,7 +163,7 @@ def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> boo
     return own * sharing < limit and has_room(own, total, more, limit)
 
 
-def _is_near_a_bound(state: BrokerState, consumer: Consumer, size: int, batch_number: int) -> bool:
+def _is_near_limit(state: BrokerState, consumer: Consumer, size: int, batch_number: int) -> bool:
     """Return whether these bytes could exceed a limit of a consumer, or it accepts nothing now."""
     limits, connection = state.limits, consumer.connection
     if connection.batch_number != batch_number:
@@ -210,7 +212,7 @@ def _request_bodies(state: BrokerState, window: ReadyWindow) -> bool:
     if window.body_bytes > state.limits.window_bytes // 2:
         window.drop_bodies()  # they are not next, and the next ones need the room
     room = state.free_body_bytes(window)
-    for message in window.upcoming(_BODIES_AHEAD):
+    for message in window.upcoming(_PREFETCHED_BODIES):
         if message.body is None:
             state.batch.body_seqs.add(message.seq)
             room -= message.size

@@ -6,7 +6,7 @@ more.  So while messages of a queue are acknowledged, publishers take turns for 
 window: the broker accepts new messages while it would otherwise wait for the disk and for
 consumers.  End to end, that is faster for both.
 
-A slow consumer does not delay publishers: its batches are short, and at least ``LEAST`` messages
+A slow consumer does not delay publishers: its batches are short, and at least ``MIN_PER_BATCH``
 are accepted in each: 60,000 a second if a batch takes a millisecond.
 """
 
@@ -20,12 +20,14 @@ from phpmq_lite.broker.queue import Queue
 LEAST_PER_BATCH: Final = (
     64  # messages a batch, of all publishers together; less room is not worth a turn
 )
-PER_PUBLISHER: Final = 500  # messages of one publisher, before others and consumers get their turn
+MAX_PER_PUBLISHER: Final = 500  # messages, before others and consumers get their turn
 UNLIMITED: Final = 1 << 30
-_AT_WORK: Final = 8  # batches: after an acknowledgement its queue counts as consumed
+_ACTIVE_BATCHES: Final = 8  # batches: after an acknowledgement its queue counts as consumed
 
 
-_Place = tuple[Callable[[Broker], None], int]  # what to call, and how many messages it has
+_WaitingPublisher = tuple[
+    Callable[[Broker], None], int
+]  # what to call, and how many messages it has
 
 
 class QueueShare:
@@ -53,7 +55,7 @@ class QueueShare:
             taken = totals.published - self._published
             self._published = totals.published
             self._minimum = LEAST_PER_BATCH if taken <= LEAST_PER_BATCH else 0
-        if window is None or self._silent >= _AT_WORK:
+        if window is None or self._silent >= _ACTIVE_BATCHES:
             return UNLIMITED
         # Keep a fourth for the minimum of some batches: once the window overflows, messages come
         # from disk.
@@ -69,7 +71,7 @@ class FlowControl:
     def __init__(self, core: Broker) -> None:
         self.waiting_publishers = 0  # publishers
         self._core = core
-        self._waiting_by_queue: dict[int, deque[_Place]] = {}  # by queue_id
+        self._waiting_by_queue: dict[int, deque[_WaitingPublisher]] = {}  # by queue_id
 
     def available(self, name: str, *, is_called: bool = False) -> int:
         """Return how many messages one publisher may publish to a queue now; 0: it must wait.
@@ -83,7 +85,7 @@ class FlowControl:
         if queue.queue_id in self._waiting_by_queue and not is_called:
             return 0
         left = self._available(queue)
-        return left if left == UNLIMITED else min(left, PER_PUBLISHER)
+        return left if left == UNLIMITED else min(left, MAX_PER_PUBLISHER)
 
     def wait_in_line(
         self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
@@ -94,7 +96,7 @@ class FlowControl:
         """
         self.waiting_publishers += 1
         line = self._waiting_by_queue.setdefault(self._core.state.queues[name].queue_id, deque())
-        place = (command, min(count, PER_PUBLISHER))
+        place = (command, min(count, MAX_PER_PUBLISHER))
         if at_front:
             line.appendleft(place)
         else:

@@ -161,7 +161,7 @@ class Queue:
         self.queue_id = row.queue_id
         self.name = row.name
         self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)
-        self.settings = settings_of(row, defaults)
+        self.settings = effective_settings(row, defaults)
         self.inspects = False  # these three are set by QueueRegistry.configure: inspects contents
         self.validates = False  # invalid envelopes are dead-lettered at once
         self.is_bounded = False  # it may refuse a message
@@ -208,7 +208,7 @@ class Queue:
         return None
 
 
-def settings_of(
+def effective_settings(
     row: QueueRow,
     defaults: QueueSettings,
     *,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from phpmq_lite.broker.queue import Queue, settings_of
+from phpmq_lite.broker.queue import Queue, effective_settings
 from phpmq_lite.model import Batch, Limits, QueueRow, has_room
 from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, RETRY_SUFFIX, QueueSettings, home_of
 
@@ -131,7 +131,7 @@ class QueueRegistry:
         name = queue.name
         home = self.queues.get(home_of(name) or "")
         queue.is_dead_letter_queue = self._references[name] > 0 or name.endswith(DEAD_LETTER_SUFFIX)
-        queue.settings = settings_of(
+        queue.settings = effective_settings(
             queue.row,
             self._defaults,
             has_records=queue.is_dead_letter_queue,
@@ -140,7 +140,7 @@ class QueueRegistry:
         policy = queue.settings.payload_policy
         queue.inspects = self._has_inspector and policy != "opaque"
         queue.validates = queue.inspects and policy == "envelope" and not queue.is_dead_letter_queue
-        _note_bounds(queue)
+        _update_is_bounded(queue)
 
     def _change_reference(self, former: str, name: str) -> None:
         """Record that a queue names another dead-letter queue; empty: none."""
@@ -210,7 +210,7 @@ class QueueRegistry:
         self.publishing_stop = stop
         for queue in self.queues.values():
             queue.stop_reason = None if stop is None else stop.reason
-            _note_bounds(queue)
+            _update_is_bounded(queue)
             self.wake_publishers(queue)
 
     def wake_publishers(self, queue: Queue) -> None:
@@ -220,7 +220,7 @@ class QueueRegistry:
             queue.parked.clear()
 
 
-def _note_bounds(queue: Queue) -> None:
+def _update_is_bounded(queue: Queue) -> None:
     """Note whether ``Queue.refusal`` must be called for each message: most queues accept any."""
     settings = queue.settings
     queue.is_bounded = queue.stop_reason is not None or bool(

@@ -95,7 +95,7 @@ def restore(
     state.note_deadline(deadline_ms)
     state.record_event(old, "restore", message.message_id.decode())
     state.record_event(message, "restore", old.message_id.decode())
-    _count_in(state, message, queue)
+    _add_counts(state, message, queue)
     queue.claimed_to = min(queue.claimed_to, message.position - 1)
     window = queue.window
     if window is not None:
@@ -217,7 +217,7 @@ def forward(state: BrokerState, message: Message, target: Queue) -> None:
     queue.counters.forwarded += 1
     state.record_event(message, Event.FORWARD, f"{queue.name} to {target.name}")
     state.set_ttl(message, target.settings.default_ttl_s)
-    _count_in(state, message, target)
+    _add_counts(state, message, target)
     state.make_ready_at_end(message, target)
 
 
@@ -228,22 +228,22 @@ def move(state: BrokerState, message: Message, target: Queue) -> None:
     state.subtract_counts(message, queue)
     queue.counters.moved += 1
     state.record_event(message, Event.MOVE, f"{queue.name} to {target.name}")
-    _count_in(state, message, target)
+    _add_counts(state, message, target)
     state.make_ready_at_end(message, target)
 
 
-def place(state: BrokerState, message: Message, target: Queue, position: int) -> None:
+def move_back(state: BrokerState, message: Message, target: Queue, position: int) -> None:
     """Move a ready message back to its earlier position, which no other message can have."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     state.subtract_counts(message, queue)
     state.record_event(message, Event.PLACE, f"{queue.name} to {target.name}")
-    _count_in(state, message, target)
+    _add_counts(state, message, target)
     message.queue_id, message.position = target.queue_id, position
     state.make_ready(message, target)
 
 
-def _count_in(state: BrokerState, message: Message, queue: Queue) -> None:
+def _add_counts(state: BrokerState, message: Message, queue: Queue) -> None:
     queue.row.live_count += 1
     queue.row.live_bytes += message.size
     state.batch.queue_rows[queue.queue_id] = queue.row

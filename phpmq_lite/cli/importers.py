@@ -19,7 +19,7 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.client.address import BrokerAddress, parse_address
 from phpmq_lite.client.blocking_client import BlockingClient
-from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, publish_each
+from phpmq_lite.client.publish_each import KeyedMessage, NoReplyError, publish_each
 from phpmq_lite.envelopes.sqlite_file import wall_ms
 from phpmq_lite.importers import beanstalkd, initphp
 from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdJob
@@ -134,7 +134,7 @@ def publish_items(
         tally.journal.add(message.key for message, outcome in done if outcome is None)
     is_stored = [item.message is not None for item in items]
     for at, outcome in zip(due, outcomes, strict=True):
-        if isinstance(outcome, NoAnswerError):
+        if isinstance(outcome, NoReplyError):
             raise CommandError(f"{outcome}; run the import again, nothing is stored twice")
         if outcome is None:
             tally.store(items[at])

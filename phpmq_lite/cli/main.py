@@ -221,7 +221,7 @@ class RootGroup(click.Group):
     "65 damaged data, 74 unknown outcome of a commit, 78 invalid settings.",
 )
 @click.version_option(
-    f"{__version__} ({installation.kind()})",
+    f"{__version__} ({installation.build_kind()})",
     "-V",
     "--version",
     prog_name="phpmq-lite",

@@ -8,7 +8,7 @@ from typing import Final, Self, cast
 
 from phpmq_lite.client.address import BrokerAddress, parse_address
 from phpmq_lite.client.session import (
-    Answer,
+    AnswerCallback,
     Backoff,
     ClientSession,
     ConsumedQueue,
@@ -20,7 +20,7 @@ from phpmq_lite.errors import ClientError, ConnectionLostError, os_reason
 _WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of this loop iteration
 _CLOSE_S: Final = 5.0  # time for the broker to read the rest
 _NOT_OPEN: Final = "the client is not open"
-_STEADY_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
+_STABLE_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
 
 
 def connect(
@@ -85,7 +85,7 @@ class Client:
         self._reconnects = reconnects
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
-        self._connection: _Link | None = None
+        self._connection: _Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()  # connected, and the socket accepts data; or ended
         self._ended: str | None = _NOT_OPEN  # why calls fail, or None
@@ -133,18 +133,18 @@ class Client:
             await self._connection.close()
         self._end("the client is closed")
 
-    async def _connect(self) -> "_Link":
+    async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
         name = self._server_hostname
         target = self.target
         async with asyncio.timeout(self._connect_timeout_s):
             if target.path:
                 _, link = await loop.create_unix_connection(
-                    lambda: _Link(self), target.path, ssl=self._ssl, server_hostname=name
+                    lambda: _Connection(self), target.path, ssl=self._ssl, server_hostname=name
                 )
             else:
                 _, link = await loop.create_connection(
-                    lambda: _Link(self),
+                    lambda: _Connection(self),
                     target.host,
                     target.port,
                     ssl=self._ssl,
@@ -152,7 +152,7 @@ class Client:
                 )
         return link
 
-    async def _stay_connected(self, link: "_Link") -> None:
+    async def _stay_connected(self, link: "_Connection") -> None:
         """Reconnect after each loss, until the client is closed."""
         loop = asyncio.get_running_loop()
         while True:
@@ -161,11 +161,11 @@ class Client:
             if not self._reconnects or self._ended is not None:
                 self._end(f"the connection to {self.target} is lost")
                 return
-            if self.session.has_received or loop.time() - opened_at > _STEADY_S:
+            if self.session.has_received or loop.time() - opened_at > _STABLE_S:
                 self._backoff.reset()
             link = await self._reconnect()
 
-    async def _reconnect(self) -> "_Link":
+    async def _reconnect(self) -> "_Connection":
         while True:
             await asyncio.sleep(self._backoff.next_s())
             try:
@@ -282,7 +282,7 @@ class Client:
         return batch.stored
 
     async def _send_confirmed(
-        self, queue: str, body: bytes, ttl_s: int, key: bytes | None, answer: Answer
+        self, queue: str, body: bytes, ttl_s: int, key: bytes | None, answer: AnswerCallback
     ) -> bytes:
         if self.session.is_connected:
             await self._writable()
@@ -347,7 +347,7 @@ class Client:
 
     # -- called by the link
 
-    def connection_made(self, link: "_Link") -> None:
+    def connection_made(self, link: "_Connection") -> None:
         """Use a new connection."""
         self._connection = link
         opening = self.session.connected()
@@ -428,7 +428,7 @@ class Consumer:
             self.close()
 
 
-class _Link(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """One connection; joins what one loop iteration writes into one write."""
 
     def __init__(self, client: Client) -> None:

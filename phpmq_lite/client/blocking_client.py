@@ -126,7 +126,7 @@ class BufferedSocket:
 _CLOSE_S: Final = 5.0  # time for the broker to read the rest
 _GATHER_S: Final = 0.005  # settlements wait this long for others
 _PUT_BYTES: Final = 65_536  # joined into one write
-_STEADY_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
+_STABLE_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
 
 
 def connect_blocking(
@@ -245,13 +245,13 @@ class BlockingClient:
     def _reconnect(self, deadline: float | None) -> BufferedSocket:
         """Reconnect, until ``deadline``; the next call may continue."""
         while True:
-            left_s = _left_s(deadline)
+            left_s = _seconds_left(deadline)
             if left_s == 0:
                 raise ConnectionLostError(f"{self.target} did not come back in time")
             delay_s = self._backoff.next_s()
             time.sleep(delay_s if left_s is None else min(delay_s, left_s))
             try:
-                return self._connect(_left_s(deadline))
+                return self._connect(_seconds_left(deadline))
             except OSError:
                 continue  # the broker is not back yet
 
@@ -261,7 +261,7 @@ class BlockingClient:
             self._stream.close()
             self._stream = None
         self.session.lost()
-        if self.session.has_received or time.monotonic() - self._opened_at > _STEADY_S:
+        if self.session.has_received or time.monotonic() - self._opened_at > _STABLE_S:
             self._backoff.reset()
         if not self._reconnects:
             self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
@@ -295,7 +295,7 @@ class BlockingClient:
                     self._take(data)
                 if until():
                     return True
-                left_s = _left_s(deadline)
+                left_s = _seconds_left(deadline)
                 if left_s == 0:
                     return False
                 stream.wait(left_s)
@@ -477,7 +477,9 @@ class BlockingConsumer:
     ) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._window: ConsumedQueue | None = client.session.start_consuming(queue, credit, _ignore)
+        self._window: ConsumedQueue | None = client.session.start_consuming(
+            queue, credit, _do_nothing
+        )
         client.send_now(client.session.side.consume(queue, credit))
 
     def __iter__(self) -> Self:
@@ -514,11 +516,11 @@ class BlockingConsumer:
             self.close()
 
 
-def _ignore() -> None:
+def _do_nothing() -> None:
     """Do nothing: the caller that waits is inside the pump."""
 
 
-def _left_s(deadline: float | None) -> float | None:
+def _seconds_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
@@ -527,14 +529,14 @@ def _finish(stream: BufferedSocket) -> None:
     deadline = time.monotonic() + _CLOSE_S
     is_open = True
     try:
-        while _left_s(deadline):
+        while _seconds_left(deadline):
             stream.send()
             if is_open and not stream.unsent:
                 stream.half_close()
                 is_open = False
             for _ in stream.receive():
                 pass  # no caller waits for it
-            stream.wait(_left_s(deadline))
+            stream.wait(_seconds_left(deadline))
     except OSError:
         pass  # the broker has closed, as expected
     finally:

@@ -17,24 +17,24 @@ class KeyedMessage:
     key: bytes  # 1 to 64 bytes
 
 
-class NoAnswerError(ClientError):
+class NoReplyError(ClientError):
     """The broker did not answer: the message may or may not be stored.  Repeat it with its key."""
 
 
-Outcome = PhpmqError | None  # None: stored
-Send = Callable[[Sequence[KeyedMessage]], list[Outcome]]
+PublishOutcome = PhpmqError | None  # None: stored
+Send = Callable[[Sequence[KeyedMessage]], list[PublishOutcome]]
 
 
 def publish_each(
     client: BlockingClient, messages: Sequence[KeyedMessage], timeout_s: float | None = 30.0
-) -> list[Outcome]:
+) -> list[PublishOutcome]:
     """Publish all messages, in order and pipelined; return the outcome of each.
 
     ``PublishRefusedError``: its queue does not accept it now.  ``LocalProtocolError``: it is not
     allowed and was not sent.  ``ConnectionLostError``: so many connections ended before an answer
-    that one of the sent messages may be the cause.  ``NoAnswerError``: its outcome is unknown.
+    that one of the sent messages may be the cause.  ``NoReplyError``: its outcome is unknown.
     """
-    outcomes: list[Outcome] = [NoAnswerError("the broker did not answer")] * len(messages)
+    outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
     waiting: set[int] = set()
 
     def answer_of(place: int) -> Callable[[ClientError | None], None]:
@@ -58,9 +58,9 @@ def publish_each(
             client.send_now(frame, may_wait=True)
         client.pump(lambda: not waiting, timeout_s)
     except ConnectionLostError as error:  # what ended the client has answered all that waited
-        gone = NoAnswerError(str(error))
+        gone = NoReplyError(str(error))
         for place, outcome in enumerate(outcomes):
-            if isinstance(outcome, ConnectionLostError | NoAnswerError):
+            if isinstance(outcome, ConnectionLostError | NoReplyError):
                 outcomes[place] = gone
     finally:
         for place in waiting:

@@ -18,18 +18,18 @@ from phpmq_lite.errors import (
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
 
-Answer = Callable[[ClientError | None], None]  # None: stored
+AnswerCallback = Callable[[ClientError | None], None]  # None: stored
 
 
 @dataclass(slots=True)
-class Unanswered:
+class UnansweredPublish:
     """One publish with its key; ``sent`` counts the connections on which it was sent."""
 
     queue: str
     content: bytes
     ttl_s: int
     key: bytes
-    answer: Answer
+    answer: AnswerCallback
     sent: int = 0
 
 
@@ -45,12 +45,14 @@ class PendingPublishes:
 
     def __init__(self, max_sends: int = 10) -> None:
         self._max_sends = max_sends
-        self._waiting: dict[tuple[str, bytes], Unanswered] = {}
+        self._waiting: dict[tuple[str, bytes], UnansweredPublish] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, queue: str, content: bytes, ttl_s: int, key: bytes, answer: Answer) -> Unanswered:
+    def add(
+        self, queue: str, content: bytes, ttl_s: int, key: bytes, answer: AnswerCallback
+    ) -> UnansweredPublish:
         """Remember a publish until it is answered.
 
         Raises:
@@ -58,7 +60,7 @@ class PendingPublishes:
         """
         if (queue, key) in self._waiting:
             raise LocalProtocolError(f"the key {key!r} waits for its receipt already")
-        entry = self._waiting[queue, key] = Unanswered(queue, content, ttl_s, key, answer)
+        entry = self._waiting[queue, key] = UnansweredPublish(queue, content, ttl_s, key, answer)
         return entry
 
     def answered(self, queue: str, key: bytes, reason: str | None) -> bool:
@@ -73,12 +75,12 @@ class PendingPublishes:
         """Forget a publish whose sender has stopped waiting; it may or may not be stored."""
         self._waiting.pop((queue, key), None)
 
-    def forget_all(self, answer: Answer) -> None:
+    def forget_all(self, answer: AnswerCallback) -> None:
         """Forget all publishes with this ``answer``."""
         for place in [at for at, entry in self._waiting.items() if entry.answer == answer]:
             del self._waiting[place]
 
-    def to_repeat(self) -> list[Unanswered]:
+    def to_repeat(self) -> list[UnansweredPublish]:
         """Return what to send on a new connection, oldest first, and give up on some."""
         hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
         for entry in hopeless:
@@ -118,7 +120,7 @@ class PublishBatch:
         self._notify()
 
 
-class Settling(Protocol):
+class DeliveryOwner(Protocol):
     """What a delivery needs of its client."""
 
     session: "ClientSession"
@@ -137,7 +139,7 @@ class Delivery:
 
     __slots__ = ("_client", "_generation", "_id", "body", "is_settled", "queue", "ttl_s")
 
-    def __init__(self, client: Settling, frame: Dispatch, generation: int) -> None:
+    def __init__(self, client: DeliveryOwner, frame: Dispatch, generation: int) -> None:
         self.queue = frame.queue
         self.body = frame.content
         self.ttl_s = frame.ttl_s  # seconds left when it was sent; 0: never expires
@@ -276,7 +278,7 @@ class ClientSession:
             filled.wake()
 
     def confirm(
-        self, queue: str, content: bytes, ttl_s: int, key: bytes | None, answer: Answer
+        self, queue: str, content: bytes, ttl_s: int, key: bytes | None, answer: AnswerCallback
     ) -> tuple[bytes, bytes]:
         """Begin a confirmed publish; return its key, and its frame (send it if connected)."""
         if key is None:

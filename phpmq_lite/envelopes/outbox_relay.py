@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, Outcome, Send
+from phpmq_lite.client.publish_each import KeyedMessage, NoReplyError, PublishOutcome, Send
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 
@@ -95,21 +95,26 @@ class Relay:
             self._pause(queue)
             result.refused.add(queue)
             return False
-        if any(isinstance(outcome, NoAnswerError) for outcome in outcomes):
+        if any(isinstance(outcome, NoReplyError) for outcome in outcomes):
             result.is_unreachable = True
             return False
         self._pauses.pop(queue, None)
         return True
 
     def _settle(
-        self, rows: list[OutboxRow], outcomes: list[Outcome], result: RelayPass, *, is_blamed: bool
+        self,
+        rows: list[OutboxRow],
+        outcomes: list[PublishOutcome],
+        result: RelayPass,
+        *,
+        is_blamed: bool,
     ) -> None:
         """Record the result of each row; ``is_blamed`` includes rows that lost the connection."""
         sent = [row.row_id for row, out in zip(rows, outcomes, strict=True) if out is None]
         self._store.mark_published(sent)
         result.sent += len(sent)
         for row, outcome in zip(rows, outcomes, strict=True):
-            if outcome is None or isinstance(outcome, NoAnswerError):
+            if outcome is None or isinstance(outcome, NoReplyError):
                 continue
             if isinstance(outcome, ConnectionLostError) and not is_blamed:
                 continue
@@ -129,5 +134,5 @@ def _keyed_message(row: OutboxRow) -> KeyedMessage:
     return KeyedMessage(row.queue, row.body, row.ttl_s, row.row_id.encode())
 
 
-def _is_lost(outcome: Outcome) -> bool:
+def _is_lost(outcome: PublishOutcome) -> bool:
     return isinstance(outcome, ConnectionLostError)

@@ -71,7 +71,7 @@ AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
 GUARDED_BYTES: Final = 4 << 20  # bytes of whole frames that wait for the guard at most
 
 
-class _Side:
+class _ConnectionEnd:
     """What both ends know from the bytes that they received."""
 
     __slots__ = ("_parser",)
@@ -100,7 +100,7 @@ class _Side:
         return self._parser.revision_seen
 
 
-class ServerSide(_Side):
+class ServerSide(_ConnectionEnd):
     """The broker's end: reads publishes, consumes and acknowledgements; writes 003 and 007.
 
     ``packet_header`` sets the width of compact headers (``32`` or ``36``), or ``auto`` learns it
@@ -216,7 +216,7 @@ class ServerSide(_Side):
         return encoder_for(self._parser.line_break or b"", self.packet_header, revision)
 
 
-class ClientSide(_Side):
+class ClientSide(_ConnectionEnd):
     """A client's end: reads 003 and 007, writes all other frames.
 
     Writes compact frames with 32-byte headers in the newer revision; reads every style.

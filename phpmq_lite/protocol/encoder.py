@@ -13,7 +13,7 @@ from phpmq_lite.errors import LocalProtocolError
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.frames import WireLimits
 
-_KEPT: Final = 10_000  # queues and lengths whose bytes are cached, per style
+_CACHE_ENTRIES: Final = 10_000  # queues and lengths whose bytes are cached, per style
 _ID_BYTES: Final = 32  # of every message id of this broker
 
 _Name = TypeVar("_Name", str, int)
@@ -101,27 +101,27 @@ class BrokerEncoder:
     def _head(self, queue: str) -> bytes:
         header = frames.message_header(frames.DISPATCH, 4 if self._with_ttl else 3)
         head = header + self._break + self._packet(frames.QUEUE, queue.encode()) + b"P02"
-        return _keep(self._heads, queue, head)
+        return _cache(self._heads, queue, head)
 
     def _receipt_head(self, queue: str) -> bytes:
         header = frames.message_header(frames.RECEIPT, 2)
         head = header + self._break + self._packet(frames.QUEUE, queue.encode())
-        return _keep(self._receipts, queue, head)
+        return _cache(self._receipts, queue, head)
 
     def _key_head(self, size: int) -> bytes:
-        return _keep(self._keys, size, self._header(frames.ID, size))
+        return _cache(self._keys, size, self._header(frames.ID, size))
 
     def _length(self, size: int) -> bytes:
-        return _keep(self._lengths, size, b"%0*d%s" % (self._digits, size, self._break))
+        return _cache(self._lengths, size, b"%0*d%s" % (self._digits, size, self._break))
 
     def _tail(self, ttl_s: int) -> bytes:
         if not self._with_ttl:  # nothing follows in compact framing, and b"" is falsy
             return self._break
-        return _keep(self._tails, ttl_s, self._break + self._packet(frames.TTL, b"%d" % ttl_s))
+        return _cache(self._tails, ttl_s, self._break + self._packet(frames.TTL, b"%d" % ttl_s))
 
 
-def _keep(kept: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
-    if len(kept) >= _KEPT:
+def _cache(kept: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
+    if len(kept) >= _CACHE_ENTRIES:
         kept.clear()
     kept[name] = value
     return value
@@ -189,7 +189,7 @@ class ClientEncoder:
             raise LocalProtocolError(f"a queue name has 1 to {longest} bytes, not {len(raw)}")
         if frames.decode_queue(raw) is None:
             raise LocalProtocolError(f"a queue name has no control characters: {queue!r}")
-        return _keep(self._queues, queue, b"P01%029d%s" % (len(raw), raw))
+        return _cache(self._queues, queue, b"P01%029d%s" % (len(raw), raw))
 
     def _id(self, identity: bytes) -> bytes:
         if not 0 < len(identity) <= self._limits.max_id:

@@ -31,7 +31,7 @@ _KNOWN_LENGTHS: Final = 4_096
 # 29 digits -> value, for all lengths of names: saves int() and the check of the digits.
 _KNOWN: dict[bytes, int] = {b"%029d" % size: size for size in range(256)}
 
-_Never = tuple[()]  # ``startswith(())`` is False: nothing cached yet
+_Empty = tuple[()]  # ``startswith(())`` is False: nothing cached yet
 
 
 def read_length(digits: bytes) -> int:
@@ -55,7 +55,7 @@ class FastFrames(Protocol):
         """Append the whole common frames that begin at ``pos``; return where the rest begins."""
 
 
-class _Remembered:
+class _FrameCache:
     """The constant parts of the last long and the last short frame of a connection."""
 
     __slots__ = (
@@ -76,10 +76,10 @@ class _Remembered:
         self._names = names  # verified queue names, of all parsers
         self._limits = limits
         self._max_content = limits.max_content
-        self._long: bytes | _Never = ()  # H…P01…queueP02, before the 29 digits of the content
+        self._long: bytes | _Empty = ()  # H…P01…queueP02, before the 29 digits of the content
         self._long_queue = ""
-        self._tail: bytes | _Never = ()  # the constant packets after the content
-        self._short: bytes | _Never = ()  # H…P01…queueP03 and 29 digits, before the id
+        self._tail: bytes | _Empty = ()  # the constant packets after the content
+        self._short: bytes | _Empty = ()  # H…P01…queueP03 and 29 digits, before the id
         self._short_queue = ""
         self._short_id = 0
 
@@ -107,20 +107,20 @@ class _Remembered:
         return pos + 32 + size if len(digits) == size and digits.isdigit() else 0
 
 
-class FastClientFrames(_Remembered):
+class FastClientFrames(_FrameCache):
     """Publishes and acknowledgements."""
 
     __slots__ = ("_id_head", "_key_size", "_opening", "_packets", "_size", "_sized", "_ttl_s")
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)
-        self._opening: bytes | _Never = ()  # of the last publish: H…P01
+        self._opening: bytes | _Empty = ()  # of the last publish: H…P01
         self._packets = 0  # of the last publish
-        self._sized: bytes | _Never = ()  # _long and the digits of the last content length
+        self._sized: bytes | _Empty = ()  # _long and the digits of the last content length
         self._size = 0  # of the last content
         self._ttl_s: int | None = None
         self._key_size = 0
-        self._id_head: bytes | _Never = ()  # of acknowledgements: P03 and 29 digits
+        self._id_head: bytes | _Empty = ()  # of acknowledgements: P03 and 29 digits
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append the whole publishes and acknowledgements that begin at ``pos``."""
@@ -227,7 +227,7 @@ class FastClientFrames(_Remembered):
         return True
 
 
-class FastBrokerFrames(_Remembered):
+class FastBrokerFrames(_FrameCache):
     """Dispatches with a TTL, and receipts without a reason."""
 
     __slots__ = ("_ttl_s",)

@@ -28,7 +28,7 @@ _P: Final = 0x50
 _CR: Final = 0x0D
 _LF: Final = 0x0A
 _DIGITS: Final = frozenset(b"0123456789")
-_KNOWN_QUEUES: Final = 16_384  # of all connections: 10 to 22 MiB if all have the longest name
+_MAX_NAMES: Final = 16_384  # of all connections: 10 to 22 MiB if all have the longest name
 _NAMES: Final[dict[bytes, str]] = {}  # verified names; an unknown one costs 15 µs
 
 Values = dict[int, Any]  # packet type -> content, as in the frame
@@ -359,7 +359,7 @@ class Parser:
         if name is None:
             detail = "a queue name is UTF-8 without control characters but line feeds"
             self._fail(frames.BAD_QUEUE, detail, at)
-        if len(self._names) >= _KNOWN_QUEUES:
+        if len(self._names) >= _MAX_NAMES:
             self._names.clear()
         self._names[raw] = name
         return name

@@ -13,7 +13,7 @@ from yarl import URL
 from phpmq_lite import connect
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.admin.routes import ROUTES
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 
 pytestmark = pytest.mark.acceptance
 
@@ -47,7 +47,7 @@ def everything(path: Path) -> dict[str, list[Any]]:
     return found
 
 
-async def fill(broker: Running) -> str:
+async def fill(broker: RunningBroker) -> str:
     """Store messages in every state; return the id of one."""
     async with connect(broker.host, broker.port) as client:
         for at in range(20):

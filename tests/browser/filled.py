@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from phpmq_lite.client.async_client import Client, connect
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.unit.admin.cases import HOSTILE
 from tests.unit.admin.insights.cases import summary
 
@@ -62,7 +62,7 @@ def right_envelope(**changes: Any) -> bytes:
 class Site:
     """The broker, the connections that stay open, and ids of messages by what they are."""
 
-    running: Running
+    running: RunningBroker
     clients: list[Client] = field(default_factory=list)
     ids: dict[str, str] = field(default_factory=dict)
     held: list[Any] = field(default_factory=list)  # consumers that stay

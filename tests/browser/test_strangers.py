@@ -15,7 +15,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.browser.tabs import close_tabs, launched
 
 EVIL: Final = "evil.test"
@@ -45,7 +45,7 @@ SUBMIT: Final = """async ([url, fields]) => {
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     async with running_service(tmp_path / "data") as running:
         yield running
 
@@ -75,7 +75,7 @@ async def evil(stranger: Any) -> AsyncIterator[Any]:
     await server.close()
 
 
-def port_of(broker: Running) -> int:
+def port_of(broker: RunningBroker) -> int:
     return int(broker.admin_url.rstrip("/").rpartition(":")[2])
 
 
@@ -87,7 +87,7 @@ async def at_home(page: Any, origin: str) -> None:
     await page.goto(origin + "home")
 
 
-async def stored(broker: Running) -> int:
+async def stored(broker: RunningBroker) -> int:
     """Count what is alive, once all that was sent before is decided."""
     engine = broker.service.handle.engine
     assert engine is not None
@@ -95,7 +95,7 @@ async def stored(broker: Running) -> int:
     return sum(queue.ready + queue.dispatched for queue in broker.service.handle.status().queues)
 
 
-async def test_rebound_name_gets_nothing(broker: Running, evil: Any) -> None:
+async def test_rebound_name_gets_nothing(broker: RunningBroker, evil: Any) -> None:
     """The name of the page leads to the broker: its own origin, and still 421 without a byte."""
     await at_home(evil, f"http://{EVIL}:{port_of(broker)}/")
     answers = [
@@ -113,7 +113,7 @@ async def test_name_that_was_allowed_gets_an_answer(tmp_path: Path, evil: Any) -
     assert (status, length > 0) == (200, True)
 
 
-async def test_foreign_page_changes_nothing(broker: Running, evil: Any) -> None:
+async def test_foreign_page_changes_nothing(broker: RunningBroker, evil: Any) -> None:
     base = f"http://127.0.0.1:{port_of(broker)}"
     publish = f"{base}/api/v1/queues/orders/messages"
     for content_type in ("text/plain", "application/x-www-form-urlencoded", "application/json"):
@@ -129,7 +129,9 @@ async def test_foreign_page_changes_nothing(broker: Running, evil: Any) -> None:
     assert await stored(broker) == 0
 
 
-async def test_foreign_page_reads_nothing_and_frames_nothing(broker: Running, evil: Any) -> None:
+async def test_foreign_page_reads_nothing_and_frames_nothing(
+    broker: RunningBroker, evil: Any
+) -> None:
     base = f"http://127.0.0.1:{port_of(broker)}"
     assert await evil.evaluate(FETCH, [f"{base}/api/v1/queues", {}]) == [0, 0]
     opaque = await evil.evaluate(FETCH, [f"{base}/api/v1/queues", {"mode": "no-cors"}])
@@ -186,7 +188,7 @@ async def as_socket(page: Any, base: str) -> object:
 @pytest.mark.parametrize("attack", [as_method, as_body, as_form, as_socket])
 @pytest.mark.parametrize("host", ["127.0.0.1", EVIL])
 async def test_browser_that_talks_to_the_tcp_port_stores_nothing(
-    broker: Running, evil: Any, attack: Attack, host: str, figure: Callable[[str], None]
+    broker: RunningBroker, evil: Any, attack: Attack, host: str, figure: Callable[[str], None]
 ) -> None:
     async with asyncio.timeout(30):
         await attack(evil, f"http://{host}:{broker.port}/")
@@ -197,7 +199,7 @@ async def test_browser_that_talks_to_the_tcp_port_stores_nothing(
 
 
 async def test_rebound_page_may_send_a_frame_as_its_method_and_stores_nothing(
-    broker: Running, evil: Any
+    broker: RunningBroker, evil: Any
 ) -> None:
     """Same origin, so nothing is asked before: the case that the http guard is for."""
     sink = f"http://{EVIL}:{broker.port}/"

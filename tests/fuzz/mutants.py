@@ -44,7 +44,7 @@ def quick_way_knows_no_limits(patch: pytest.MonkeyPatch) -> None:
             b"P03", pos
         )
 
-    patch.setattr(fast_path._Remembered, "_id_size", id_size)
+    patch.setattr(fast_path._FrameCache, "_id_size", id_size)
 
 
 def takes_a_packet_twice(patch: pytest.MonkeyPatch) -> None:

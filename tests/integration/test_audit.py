@@ -14,7 +14,7 @@ from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.unit.admin.cases import NOW_MS, Database
 
 ANY = AuditFilter()
@@ -163,7 +163,7 @@ async def test_row_that_is_kept_by_a_wrong_clock_keeps_those_behind_it(rows: Row
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[tuple[Running, aiohttp.ClientSession]]:
+async def broker(tmp_path: Path) -> AsyncIterator[tuple[RunningBroker, aiohttp.ClientSession]]:
     async with (
         running_service(tmp_path / "data") as running,
         aiohttp.ClientSession(running.admin_url) as session,
@@ -171,7 +171,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[tuple[Running, aiohttp.ClientS
         yield running, session
 
 
-Broker = tuple[Running, aiohttp.ClientSession]
+Broker = tuple[RunningBroker, aiohttp.ClientSession]
 
 
 async def rows_of(session: aiohttp.ClientSession, **query: str) -> list[dict[str, object]]:

@@ -51,14 +51,14 @@ def until_failed(data: Path) -> dict[str, Any]:
     return dict(told)
 
 
-def care_of(running: testing.Running) -> Maintenance:
+def care_of(running: testing.RunningBroker) -> Maintenance:
     context = running.service._context
     assert context is not None
     assert context.care is not None
     return context.care
 
 
-def page(running: testing.Running, path: str) -> str:
+def page(running: testing.RunningBroker, path: str) -> str:
     with urllib.request.urlopen(running.admin_url + path) as answer:
         return str(answer.read().decode())
 

@@ -8,16 +8,16 @@ import pytest
 
 from phpmq_lite.client import connect, connect_blocking
 from phpmq_lite.client.session import Backoff
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     async with running_service(tmp_path / "data") as broker:
         yield broker
 
 
-async def test_message_goes_through_once_with_its_ttl(broker: Running) -> None:
+async def test_message_goes_through_once_with_its_ttl(broker: RunningBroker) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"one", ttl_s=3_600, key=b"same")
         await client.publish_confirmed("orders", b"one", ttl_s=3_600, key=b"same")
@@ -32,7 +32,7 @@ async def test_message_goes_through_once_with_its_ttl(broker: Running) -> None:
             second.ack()
 
 
-async def test_window_flows_while_it_is_acknowledged(broker: Running) -> None:
+async def test_window_flows_while_it_is_acknowledged(broker: RunningBroker) -> None:
     bodies = [b'{"number": %d}' % number for number in range(2_000)]
     got: list[bytes] = []
     async with connect(broker.host, broker.port) as client:
@@ -46,7 +46,9 @@ async def test_window_flows_while_it_is_acknowledged(broker: Running) -> None:
     assert got == bodies
 
 
-async def test_requeued_message_comes_last_and_dead_letter_gets_a_record(broker: Running) -> None:
+async def test_requeued_message_comes_last_and_dead_letter_gets_a_record(
+    broker: RunningBroker,
+) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_many("orders", [b"a", b"b", b"c"])
         async with client.consume("orders", credit=1) as deliveries:
@@ -61,7 +63,9 @@ async def test_requeued_message_comes_last_and_dead_letter_gets_a_record(broker:
             assert b"b" in (await anext(records)).body
 
 
-async def test_message_comes_back_in_its_place_when_a_consumer_leaves(broker: Running) -> None:
+async def test_message_comes_back_in_its_place_when_a_consumer_leaves(
+    broker: RunningBroker,
+) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_many("orders", [b"a", b"b"])
         async with connect(broker.host, broker.port) as leaving:
@@ -71,7 +75,7 @@ async def test_message_comes_back_in_its_place_when_a_consumer_leaves(broker: Ru
             assert (again.body, again.message_id) == (b"a", held.message_id)
 
 
-async def test_finished_work_does_not_come_again_after_a_cut(broker: Running) -> None:
+async def test_finished_work_does_not_come_again_after_a_cut(broker: RunningBroker) -> None:
     """The late end goes ahead of the window, and nobody holds the message then."""
     backoff = Backoff(0, 0)
     async with connect(broker.host, broker.port, backoff=backoff) as client:
@@ -86,7 +90,7 @@ async def test_finished_work_does_not_come_again_after_a_cut(broker: Running) ->
             assert (await anext(deliveries)).body == b"b"
 
 
-async def test_blocking_client_publishes_and_consumes(broker: Running) -> None:
+async def test_blocking_client_publishes_and_consumes(broker: RunningBroker) -> None:
     bodies = [b'{"number": %d}' % number for number in range(500)]
 
     def run() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from phpmq_lite.admin.monitoring.connections import _unix_pid
 from phpmq_lite.client import Client, connect
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import LivePages, pages, poll_until
 
 HOSTILE = '../<script>alert(1)</script>"é'
@@ -23,7 +23,7 @@ LINE_CONSUME = b"H0100202\nP01%029d\nmail\nP04%029d\n5\n" % (4, 1)
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     unix = tmp_path / "phpmq.sock"
     tcp = {"listen": ["127.0.0.1:0", f"unix:{unix}"]}
     async with running_service(tmp_path / "data", tcp=tcp) as broker:
@@ -31,13 +31,13 @@ async def broker(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @pytest.fixture
-async def browser(broker: Running) -> AsyncIterator[LivePages]:
+async def browser(broker: RunningBroker) -> AsyncIterator[LivePages]:
     async with pages(broker) as browser:
         yield browser
 
 
 @pytest.fixture
-async def worker(broker: Running) -> AsyncIterator[Client]:
+async def worker(broker: RunningBroker) -> AsyncIterator[Client]:
     """A client that has published, so the broker knows it."""
     async with connect(broker.host, broker.port, reconnect=False) as client:
         await client.publish_confirmed("mail", b"hello")
@@ -105,7 +105,9 @@ async def test_clients_change_in_place(browser: LivePages, worker: Client) -> No
         assert f"{number}.held" not in changed["shown"]
 
 
-async def test_ended_client_is_listed_with_the_reason(broker: Running, browser: LivePages) -> None:
+async def test_ended_client_is_listed_with_the_reason(
+    broker: RunningBroker, browser: LivePages
+) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("mail", b"x")
         number = await client_number(browser)
@@ -121,7 +123,7 @@ async def test_ended_client_is_listed_with_the_reason(broker: Running, browser: 
 
 
 async def test_nobody_connected_says_where_the_broker_listens(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     _, page = await browser.get("/clients")
     assert f"127.0.0.1:{broker.port}" in page
@@ -136,7 +138,7 @@ async def test_client_that_never_was_is_not_there(browser: LivePages, number: st
 
 
 async def test_message_receipt_of_an_earlier_revision_is_named_in_log_and_page(
-    broker: Running, browser: LivePages, capfd: pytest.CaptureFixture[str]
+    broker: RunningBroker, browser: LivePages, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """R18: 005 with two packets."""
     reader, writer = await asyncio.open_connection(broker.host, broker.port)
@@ -208,7 +210,7 @@ async def test_process_of_a_peer_on_this_machine_is_found(
 
 
 async def test_process_of_a_unix_peer_is_found(
-    broker: Running, browser: LivePages, tmp_path: Path
+    broker: RunningBroker, browser: LivePages, tmp_path: Path
 ) -> None:
     async with connect(f"unix:{tmp_path / 'phpmq.sock'}") as client:
         await client.publish_confirmed("mail", b"x")
@@ -221,7 +223,7 @@ async def test_process_of_a_unix_peer_is_found(
 
 
 async def test_disconnect_says_what_follows_and_gives_back(
-    broker: Running, browser: LivePages, worker: Client
+    broker: RunningBroker, browser: LivePages, worker: Client
 ) -> None:
     async with worker.consume("mail") as deliveries:
         await anext(deliveries)
@@ -234,7 +236,7 @@ async def test_disconnect_says_what_follows_and_gives_back(
     assert (await disconnected(broker, number))[0] == 404
 
 
-async def disconnected(broker: Running, number: int) -> tuple[int, Any]:
+async def disconnected(broker: RunningBroker, number: int) -> tuple[int, Any]:
     """Disconnect as a program on this machine does: JSON, no cookie."""
     async with pages(broker) as program:
         url = program.url(f"/api/v1/clients/{number}")
@@ -276,7 +278,7 @@ async def test_inspector_shows_both_directions_with_hostile_strings(
     assert "&lt;img onerror=x&gt;\\x00\\xff" in page
 
 
-async def test_inspector_shows_line_framing(broker: Running, browser: LivePages) -> None:
+async def test_inspector_shows_line_framing(broker: RunningBroker, browser: LivePages) -> None:
     reader, writer = await asyncio.open_connection(broker.host, broker.legacy_port)
     writer.write(LINE_PUBLISH)
     await writer.drain()
@@ -311,7 +313,9 @@ async def test_stream_of_a_client_brings_its_frames(browser: LivePages, worker: 
     )
 
 
-async def test_wrong_byte_is_kept_when_nobody_watched(broker: Running, browser: LivePages) -> None:
+async def test_wrong_byte_is_kept_when_nobody_watched(
+    broker: RunningBroker, browser: LivePages
+) -> None:
     reader, writer = await asyncio.open_connection(broker.host, broker.port)
     writer.write(LINE_PUBLISH[:9] + b"X")
     assert await reader.read() == b""

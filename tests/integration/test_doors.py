@@ -19,7 +19,7 @@ from phpmq_lite.admin.connection_limits import (
     SlowClientTimeouts,
 )
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.http_users import wait_until
 
 WAIT_S = 20
@@ -32,20 +32,20 @@ POST = (  # without its type it is refused unread
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     limits = {"http_connections": 5, "http_connections_per_address": 3}
     async with running_service(tmp_path / "data", limits=limits) as running:
         yield running
 
 
-def doors_of(broker: Running) -> ConnectionLimits:
+def doors_of(broker: RunningBroker) -> ConnectionLimits:
     context = broker.service._context
     assert context is not None
     return context.doors
 
 
 @pytest.fixture
-async def come(broker: Running) -> AsyncIterator[Come]:
+async def come(broker: RunningBroker) -> AsyncIterator[Come]:
     """Connect; all are closed at the end."""
     port = int(broker.admin_url.rstrip("/").rpartition(":")[2])
     visitors: list[Visitor] = []
@@ -89,7 +89,7 @@ class Visitor:
 
 
 async def test_connections_past_the_limit_are_turned_away_and_places_come_free(
-    broker: Running, come: Come
+    broker: RunningBroker, come: Come
 ) -> None:
     inside = [await come() for _ in range(5)]
     for visitor in inside:
@@ -104,7 +104,7 @@ async def test_connections_past_the_limit_are_turned_away_and_places_come_free(
 
 
 async def test_control_socket_lets_in_though_all_places_are_taken(
-    broker: Running, come: Come
+    broker: RunningBroker, come: Come
 ) -> None:
     """Only the account of the broker reaches it: nobody else can shut it out."""
     inside = [await come() for _ in range(5)]
@@ -118,7 +118,7 @@ async def test_control_socket_lets_in_though_all_places_are_taken(
     assert doors.gate.connections == 5
 
 
-async def test_slow_peers_are_ended_with_a_reason(broker: Running, come: Come) -> None:
+async def test_slow_peers_are_ended_with_a_reason(broker: RunningBroker, come: Come) -> None:
     doors, loop = doors_of(broker), asyncio.get_running_loop()
     silent, head, body, idle = [await come() for _ in range(4)]
     head.writer.write(GET[:-2])
@@ -138,7 +138,9 @@ async def test_slow_peers_are_ended_with_a_reason(broker: Running, come: Come) -
     assert b"200" in await idle.ask(), "between two requests it may be silent"
 
 
-async def test_peer_that_does_not_read_its_answer_is_ended(broker: Running, come: Come) -> None:
+async def test_peer_that_does_not_read_its_answer_is_ended(
+    broker: RunningBroker, come: Come
+) -> None:
     doors, loop = doors_of(broker), asyncio.get_running_loop()
     doors.patience = SlowClientTimeouts(answer_s=1.0)
     visitor = await come()

@@ -15,7 +15,7 @@ import pytest
 
 from phpmq_lite import process
 from phpmq_lite.process_memory import resident_bytes
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.fork_server import broker_process
 from tests.support.http_users import wait_until
 from tests.support.socket_client import WAIT_S, SocketClient
@@ -73,7 +73,7 @@ async def test_connection_that_has_ended_is_freed_at_once(
             await wait_until(lambda: session() is None)
 
 
-def _watch_sessions(running: Running) -> list["ref[object]"]:
+def _watch_sessions(running: RunningBroker) -> list["ref[object]"]:
     """Give references to the sessions, as they are opened from now on."""
     engine = running.service.handle.engine
     assert engine is not None
@@ -112,7 +112,7 @@ async def test_broker_trims_again_and_again(monkeypatch: pytest.MonkeyPatch) -> 
     trims: list[int] = []
     monkeypatch.setattr(process, "TRIM_S", 0.0)
     monkeypatch.setattr(process, "trim_malloc", lambda: trims.append(1))
-    trimming = asyncio.create_task(process._trim())
+    trimming = asyncio.create_task(process._trim_regularly())
     await wait_until(lambda: len(trims) > 2)
     trimming.cancel()
 

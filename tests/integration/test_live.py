@@ -14,7 +14,7 @@ from phpmq_lite.admin.monitoring.live_feeds import WAITS
 from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.client import connect
 from phpmq_lite.storage.read.readers import Readers
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import (
     SOON_S,
     EventStream,
@@ -29,18 +29,18 @@ ORDERS = "orders"
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     async with running_service(tmp_path / "data") as broker:
         yield broker
 
 
 @pytest.fixture
-async def browser(broker: Running) -> AsyncIterator[LivePages]:
+async def browser(broker: RunningBroker) -> AsyncIterator[LivePages]:
     async with pages(broker) as browser:
         yield browser
 
 
-async def publish(broker: Running, *bodies: bytes, queue: str = ORDERS) -> None:
+async def publish(broker: RunningBroker, *bodies: bytes, queue: str = ORDERS) -> None:
     async with connect(broker.host, broker.port) as client:
         for body in bodies:
             await client.publish_confirmed(queue, body)
@@ -50,7 +50,7 @@ async def publish(broker: Running, *bodies: bytes, queue: str = ORDERS) -> None:
 
 
 async def test_stream_shows_all_at_first_and_then_only_what_changed(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     await publish(broker, b"one")
     async with browser.events("queue:orders") as stream:
@@ -68,7 +68,9 @@ async def test_stream_shows_all_at_first_and_then_only_what_changed(
                 break
 
 
-async def test_stream_goes_on_where_the_browser_was(broker: Running, browser: LivePages) -> None:
+async def test_stream_goes_on_where_the_browser_was(
+    broker: RunningBroker, browser: LivePages
+) -> None:
     await publish(broker, b"one")
     async with browser.events("queue:orders") as kept:
         _, id_, _ = await kept.next()
@@ -78,7 +80,7 @@ async def test_stream_goes_on_where_the_browser_was(broker: Running, browser: Li
             assert "1.dispatched" not in first.get("shown", {})
 
 
-async def test_streams_of_all_topics_answer(broker: Running, browser: LivePages) -> None:
+async def test_streams_of_all_topics_answer(broker: RunningBroker, browser: LivePages) -> None:
     await publish(broker, b"one")
     for topic in ("overview", "queues", "clients"):
         async with browser.events(topic) as stream:
@@ -93,7 +95,7 @@ async def test_unknown_topic_is_refused_with_the_list(browser: LivePages) -> Non
         assert "tail:" in text
 
 
-async def test_new_rows_are_counted_not_shown(broker: Running, browser: LivePages) -> None:
+async def test_new_rows_are_counted_not_shown(broker: RunningBroker, browser: LivePages) -> None:
     await publish(broker, b"one")
     async with browser.events("queues", "&ids=1") as stream:
         _, _, whole = await stream.next()
@@ -103,7 +105,7 @@ async def test_new_rows_are_counted_not_shown(broker: Running, browser: LivePage
 
 
 async def test_fifth_stream_of_a_session_gets_no_place_and_polls(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     await publish(broker, b"one")
     await browser.get("/publish")  # a page with a form: now there is a session
@@ -134,7 +136,7 @@ async def polled(browser: LivePages, id_: str, field: str) -> dict[str, Any]:
     return await poll_until(ask, lambda data: field in data.get("shown", {}))
 
 
-async def has_streams(broker: Running, count: int) -> None:
+async def has_streams(broker: RunningBroker, count: int) -> None:
     """Wait until the broker has noticed who has left."""
     async with pages(broker) as other:
         await poll_until(
@@ -143,7 +145,7 @@ async def has_streams(broker: Running, count: int) -> None:
         )
 
 
-async def test_control_socket_has_streams_of_its_own(broker: Running) -> None:
+async def test_control_socket_has_streams_of_its_own(broker: RunningBroker) -> None:
     connector = aiohttp.UnixConnector(str(broker.data / "control.sock"))
     async with aiohttp.ClientSession(connector=connector) as session, AsyncExitStack() as stack:
         for _ in range(6):
@@ -203,13 +205,13 @@ async def waited(browser: LivePages, query: str) -> tuple[int, str, dict[str, An
         return response.status, response.headers.get("X-Cursor", ""), found
 
 
-async def has_waits(broker: Running, count: int) -> None:
+async def has_waits(broker: RunningBroker, count: int) -> None:
     """Wait until so many wait."""
     await poll_until(lambda: taps(broker), lambda found: found >= count)
 
 
 async def test_wait_answers_when_the_message_is_published(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     _, cursor, _ = await waited(browser, "")
     query = f"q=queue:orders&after={cursor}&timeout=30"
@@ -222,7 +224,7 @@ async def test_wait_answers_when_the_message_is_published(
     assert WaitPosition.read(cursor) is not None
 
 
-async def test_wait_answers_when_spark_publishes(broker: Running, browser: LivePages) -> None:
+async def test_wait_answers_when_spark_publishes(broker: RunningBroker, browser: LivePages) -> None:
     _, cursor, _ = await waited(browser, "")
     waiting = asyncio.create_task(waited(browser, f"q=queue:orders&after={cursor}&timeout=30"))
     await has_waits(broker, 1)
@@ -233,7 +235,7 @@ async def test_wait_answers_when_spark_publishes(broker: Running, browser: LiveP
 
 
 async def test_wait_misses_nothing_between_cursor_and_wait(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     _, cursor, _ = await waited(browser, "")
     await publish(broker, b"early")
@@ -244,7 +246,7 @@ async def test_wait_misses_nothing_between_cursor_and_wait(
 
 
 async def test_wait_finds_each_of_many_messages_once_while_they_come(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     _, cursor, _ = await waited(browser, "")
     bodies = [b"%d" % number for number in range(60)]
@@ -259,7 +261,7 @@ async def test_wait_finds_each_of_many_messages_once_while_they_come(
 
 
 async def test_wait_answers_when_the_message_is_settled(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     readers = Readers(broker.data / "phpmq.db")
     before = await WaitPosition.now(readers)
@@ -284,7 +286,7 @@ async def test_wait_refuses_what_it_cannot_read(browser: LivePages, query: str) 
     assert (await browser.get(f"/api/v1/wait?{query}"))[0] == 422
 
 
-async def test_waits_have_a_limit(broker: Running) -> None:
+async def test_waits_have_a_limit(broker: RunningBroker) -> None:
     async with AsyncExitStack() as stack:
         browsers = [await stack.enter_async_context(pages(broker)) for _ in range(4)]
         _, cursor, _ = await waited(browsers[0], "")

@@ -14,12 +14,12 @@ from phpmq_lite.admin.base.identity import Identity, set_identity
 from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.monitoring.feed_viewers import feed_key
 from phpmq_lite.client import connect
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import EventStream, LivePages, pages, poll_until, taps
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     async with running_service(tmp_path / "data") as broker:
         async with connect(broker.host, broker.port) as client:
             await client.publish_confirmed("mail", b"for everybody")
@@ -28,7 +28,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @asynccontextmanager
-async def control(broker: Running) -> AsyncIterator[aiohttp.ClientSession]:
+async def control(broker: RunningBroker) -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.UnixConnector(str(broker.data / "control.sock"))
     async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
         yield session
@@ -36,7 +36,7 @@ async def control(broker: Running) -> AsyncIterator[aiohttp.ClientSession]:
 
 @asynccontextmanager
 async def limited(
-    broker: Running, role: str = "viewer", name: str = "limited"
+    broker: RunningBroker, role: str = "viewer", name: str = "limited"
 ) -> AsyncIterator[LivePages]:
     """A program whose token is for the queues ``mail*`` only."""
     async with control(broker) as session:
@@ -48,7 +48,7 @@ async def limited(
         yield LivePages(broker, session)
 
 
-async def test_topics_of_other_queues_are_not_there(broker: Running) -> None:
+async def test_topics_of_other_queues_are_not_there(broker: RunningBroker) -> None:
     async with limited(broker) as program:
         for topic in ("queue:secret", "tail:secret"):
             assert (await program.get(f"/api/v1/live?topic={topic}"))[0] == 404
@@ -58,7 +58,7 @@ async def test_topics_of_other_queues_are_not_there(broker: Running) -> None:
         assert (name, data) == ("bye", {"reason": "gone"})
 
 
-async def test_who_sees_less_shares_no_feed_with_who_sees_all(broker: Running) -> None:
+async def test_who_sees_less_shares_no_feed_with_who_sees_all(broker: RunningBroker) -> None:
     async with limited(broker) as program, pages(broker) as browser:
         everything = await browser.json("/live?topic=queues&ids=1,2")
         less = await program.json("/live?topic=queues&ids=1,2")
@@ -66,7 +66,7 @@ async def test_who_sees_less_shares_no_feed_with_who_sees_all(broker: Running) -
     assert "2.ready" not in less["shown"]
 
 
-async def test_wait_finds_nothing_of_other_queues(broker: Running) -> None:
+async def test_wait_finds_nothing_of_other_queues(broker: RunningBroker) -> None:
     async with limited(broker) as program:
         async with program.session.get(program.url("/api/v1/wait")) as answer:
             cursor = answer.headers["X-Cursor"]
@@ -89,7 +89,7 @@ async def frames_of(program: LivePages, number: int) -> list[dict[str, Any]]:
     return frames
 
 
-async def test_frames_and_messages_of_other_queues_are_hidden(broker: Running) -> None:
+async def test_frames_and_messages_of_other_queues_are_hidden(broker: RunningBroker) -> None:
     async with (
         limited(broker) as program,
         connect(broker.host, broker.port) as client,
@@ -107,7 +107,7 @@ async def test_frames_and_messages_of_other_queues_are_hidden(broker: Running) -
     assert b"hush".hex() not in str(seen)
 
 
-async def test_viewer_asks_neither_for_the_process_nor_to_disconnect(broker: Running) -> None:
+async def test_viewer_asks_neither_for_the_process_nor_to_disconnect(broker: RunningBroker) -> None:
     async with limited(broker) as program, connect(broker.host, broker.port) as client:
         await client.publish_confirmed("mail", b"x")
         number = (await program.clients())[0]["client"]
@@ -118,7 +118,7 @@ async def test_viewer_asks_neither_for_the_process_nor_to_disconnect(broker: Run
             assert answer.status == 403
 
 
-async def test_stream_ends_when_its_token_is_revoked(broker: Running) -> None:
+async def test_stream_ends_when_its_token_is_revoked(broker: RunningBroker) -> None:
     async with limited(broker) as program, program.events("queue:mail") as stream:
         await stream.next()
         async with (
@@ -136,7 +136,7 @@ async def last_of(stream: EventStream) -> dict[str, Any]:
             return data
 
 
-async def test_bulk_work_is_shown_to_who_does_it(broker: Running) -> None:
+async def test_bulk_work_is_shown_to_who_does_it(broker: RunningBroker) -> None:
     async with limited(broker, "operator") as one, limited(broker, "operator", "b") as other:
         asked = {"q": "queue:mail"}
         async with one.session.post(one.url("/api/v1/selections"), json=asked) as answer:

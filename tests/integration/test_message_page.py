@@ -20,7 +20,7 @@ from yarl import URL
 from phpmq_lite.admin.views.bodies import HEX_BYTES
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.readers import _Reader
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 
 MIB = 1 << 20
 
@@ -29,7 +29,7 @@ MIB = 1 << 20
 class Site:
     """A broker that runs, and a browser without scripts."""
 
-    running: Running
+    running: RunningBroker
     session: aiohttp.ClientSession
 
     @property

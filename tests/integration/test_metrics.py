@@ -11,14 +11,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from phpmq_lite.client import connect
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 
 Session = aiohttp.ClientSession
 Samples = dict[tuple[str, ...], float]
 
 
 @asynccontextmanager
-async def broker(data: Path, **sections: Any) -> AsyncIterator[tuple[Running, Session]]:
+async def broker(data: Path, **sections: Any) -> AsyncIterator[tuple[RunningBroker, Session]]:
     async with (
         running_service(data, **sections) as running,
         aiohttp.ClientSession(running.admin_url) as session,

@@ -10,11 +10,11 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline
 from phpmq_lite.storage.read.readers import Readers
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.core_rig import operation
 
 
-async def ask(running: Running, verb: str, *arguments: Any, **options: Any) -> Any:
+async def ask(running: RunningBroker, verb: str, *arguments: Any, **options: Any) -> Any:
     entry = AuditEntry("anna", "http", "10.0.0.5", f"pipeline.{verb}")
     return await running.service.handle.run(operation(verb), entry, *arguments, **options)
 

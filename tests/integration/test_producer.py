@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from phpmq_lite.client import Client, connect, connect_blocking
-from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, publish_each
+from phpmq_lite.client.publish_each import KeyedMessage, NoReplyError, publish_each
 from phpmq_lite.client.session import Backoff
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
 from phpmq_lite.errors import EnvelopeError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 
 URN = "urn:babel:orders:created"
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     async with running_service(tmp_path / "data") as running:
         yield running
 
@@ -46,7 +46,7 @@ async def take(client: Client, queue: str) -> list[bytes]:
     return found
 
 
-async def test_blocking_producer_publishes_what_a_consumer_decodes(broker: Running) -> None:
+async def test_blocking_producer_publishes_what_a_consumer_decodes(broker: RunningBroker) -> None:
     def publish() -> list[str]:
         with Producer(f"127.0.0.1:{broker.port}", queue="orders") as orders:
             return [orders.publish(URN, {"name": "Zoë", "n": n}) for n in range(3)]
@@ -60,7 +60,7 @@ async def test_blocking_producer_publishes_what_a_consumer_decodes(broker: Runni
     ]
 
 
-async def test_envelope_published_twice_is_stored_once(broker: Running) -> None:
+async def test_envelope_published_twice_is_stored_once(broker: RunningBroker) -> None:
     envelope = producer.make_envelope(URN, {"n": 1}, queue="orders")
     for _ in range(2):  # the second as after a restart, on another connection
         async with AsyncProducer(f"127.0.0.1:{broker.port}") as orders:
@@ -69,7 +69,7 @@ async def test_envelope_published_twice_is_stored_once(broker: Running) -> None:
         assert await take(client, "orders") == [codec.encode(envelope)]
 
 
-async def test_trace_goes_on_over_two_hops(broker: Running) -> None:
+async def test_trace_goes_on_over_two_hops(broker: RunningBroker) -> None:
     async with (
         connect("127.0.0.1", broker.port) as client,
         AsyncProducer(client, queue="first") as hop,
@@ -85,14 +85,14 @@ async def test_trace_goes_on_over_two_hops(broker: Running) -> None:
     assert (envelope["trace_id"], envelope["data"]) == ("t-0", {"hop": 2})
 
 
-async def test_many_tasks_publish_at_once(broker: Running) -> None:
+async def test_many_tasks_publish_at_once(broker: RunningBroker) -> None:
     async with AsyncProducer(f"127.0.0.1:{broker.port}", queue="orders") as orders:
         ids = await asyncio.gather(*(orders.publish(URN, {"n": n}) for n in range(500)))
         bodies = await take(orders.client, "orders")
     assert {json.loads(body)["meta"]["id"] for body in bodies} == set(ids)
 
 
-async def test_nothing_is_sent_of_what_cannot_be_written(broker: Running) -> None:
+async def test_nothing_is_sent_of_what_cannot_be_written(broker: RunningBroker) -> None:
     async with AsyncProducer(f"127.0.0.1:{broker.port}", queue="orders") as orders:
         bad: list[Any] = [float("nan"), "\ud800", object(), b"x", {1: 2}]
         for value in bad:
@@ -155,7 +155,7 @@ async def test_each_message_has_its_outcome(peer: ScriptedBroker) -> None:
         "stored",
         PublishRefusedError.__name__,
         LocalProtocolError.__name__,
-        NoAnswerError.__name__,
+        NoReplyError.__name__,
         "stored",
     ]
     assert peer.stored == {b"k1": b"1", b"k5": b"5"}

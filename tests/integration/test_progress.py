@@ -18,7 +18,7 @@ from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.server.watchdog import SessionMonitor
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.http_users import wait_until
 from tests.support.socket_client import SocketClient
 
@@ -90,7 +90,7 @@ async def test_slow_reader_of_an_answer_is_waited_for_until_it_stops(tmp_path: P
         reader.socket.close()
 
 
-async def choked_consumer(running: Running) -> tuple[SlowReader, Session]:
+async def choked_consumer(running: RunningBroker) -> tuple[SlowReader, Session]:
     """Give a consumer whose messages are more than the system takes, and its session."""
     engine = running.service.handle.engine
     assert engine is not None

@@ -12,12 +12,12 @@ import pytest
 
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import EffectiveSettings, all_values
-from phpmq_lite.testing import Running, running_service, settings_for
+from phpmq_lite.testing import RunningBroker, running_service, settings_for
 from tests.support.certificates import EC, RSA, Certificate, CertificateAuthority
 from tests.support.socket_client import SocketClient
 
 
-def reload_settings(running: Running, **sections: Any) -> None:
+def reload_settings(running: RunningBroker, **sections: Any) -> None:
     settings = settings_for(running.data, **sections)
     sources = dict.fromkeys(all_values(settings), "file")
     running.service.reload(EffectiveSettings(settings, sources, []))
@@ -88,7 +88,7 @@ def stop_listening(port: int) -> None:
     raise AssertionError("nobody listens there")
 
 
-async def serials(running: Running, trusted: ssl.SSLContext) -> set[str]:
+async def serials(running: RunningBroker, trusted: ssl.SSLContext) -> set[str]:
     """Shake hands with each listener; give the serial numbers of the certificates."""
     admin = int(running.admin_url.rstrip("/").rpartition(":")[2])
     found = set()

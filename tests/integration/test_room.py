@@ -11,7 +11,7 @@ import pytest
 
 from phpmq_lite import logs
 from phpmq_lite.settings import EffectiveSettings, all_values
-from phpmq_lite.testing import Running, running_service, settings_for
+from phpmq_lite.testing import RunningBroker, running_service, settings_for
 from tests.support.socket_client import SocketClient
 
 MUCH = 1 << 50  # more than any disk has free
@@ -19,14 +19,14 @@ MESSAGE = {"content": "x"}
 
 
 @pytest.fixture
-async def running(tmp_path: Path, log_stream: io.StringIO) -> AsyncIterator[Running]:
+async def running(tmp_path: Path, log_stream: io.StringIO) -> AsyncIterator[RunningBroker]:
     logs.configure("info", "json", log_stream)
     async with running_service(tmp_path / "data", storage={"free_bytes": MUCH}) as made:
         yield made
 
 
 @pytest.fixture
-async def http(running: Running) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(running: RunningBroker) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(running.admin_url) as session:
         yield session
 
@@ -37,7 +37,7 @@ async def post(http: aiohttp.ClientSession) -> tuple[int, Any]:
 
 
 async def test_start_with_too_little_room_says_why_and_which_setting_changes_it(
-    running: Running, http: aiohttp.ClientSession, log_stream: io.StringIO
+    running: RunningBroker, http: aiohttp.ClientSession, log_stream: io.StringIO
 ) -> None:
     status, told = await post(http)
     assert (status, told["code"]) == (507, "disk_full")
@@ -57,7 +57,7 @@ async def test_start_with_too_little_room_says_why_and_which_setting_changes_it(
 
 
 async def test_setting_that_is_read_anew_gives_room_at_once(
-    running: Running, http: aiohttp.ClientSession, log_stream: io.StringIO
+    running: RunningBroker, http: aiohttp.ClientSession, log_stream: io.StringIO
 ) -> None:
     def publish() -> str | None:
         with SocketClient(running.port) as peer:
@@ -88,7 +88,7 @@ async def test_database_above_its_bound_takes_no_messages(tmp_path: Path) -> Non
 
 
 async def test_nothing_is_changed_while_nothing_can_be_stored(
-    running: Running, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    running: RunningBroker, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = running.service.handle.space
     assert space is not None

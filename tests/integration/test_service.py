@@ -329,7 +329,9 @@ async def test_garbage_is_collected_again_once_the_broker_has_started() -> None:
     class Starting:
         wait_ready = staticmethod(is_started.wait)
 
-    tending = asyncio.create_task(process._tend_garbage(cast("service.Service", Starting())))
+    tending = asyncio.create_task(
+        process._manage_garbage_collection(cast("service.Service", Starting()))
+    )
     try:
         await asyncio.sleep(0)
         assert not gc.isenabled()

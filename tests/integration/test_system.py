@@ -19,7 +19,7 @@ from phpmq_lite.client import connect
 from phpmq_lite.storage.data_folder import OpenedFiles
 from phpmq_lite.storage.integrity.startup import StartRecorder, StartupCheck
 from phpmq_lite.storage.integrity.wal_check import WalScan
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.unit.admin.cases import NOW_MS, Database
@@ -28,7 +28,7 @@ Session = aiohttp.ClientSession
 
 
 @asynccontextmanager
-async def broker(data: Path, **sections: Any) -> AsyncIterator[tuple[Running, Session]]:
+async def broker(data: Path, **sections: Any) -> AsyncIterator[tuple[RunningBroker, Session]]:
     async with (
         running_service(data, **sections) as running,
         aiohttp.ClientSession(
@@ -52,7 +52,9 @@ async def token(session: Session) -> str:
     return text.partition('name="csrf" value="')[2].partition('"')[0]
 
 
-async def send(running: Running, session: Session, path: str, **fields: str) -> tuple[int, str]:
+async def send(
+    running: RunningBroker, session: Session, path: str, **fields: str
+) -> tuple[int, str]:
     """Send a form of our own page."""
     data = {"csrf": await token(session)} | fields
     origin = running.admin_url.rstrip("/")

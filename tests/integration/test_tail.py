@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.client import connect
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import (
     SOON_S,
     EventStream,
@@ -23,13 +23,13 @@ HOSTILE = "<script>alert(1)</script>\u202e"
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Running]:
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     async with running_service(tmp_path / "data", queues={"max_deliveries": 20}) as broker:
         yield broker
 
 
 @pytest.fixture
-async def browser(broker: Running) -> AsyncIterator[LivePages]:
+async def browser(broker: RunningBroker) -> AsyncIterator[LivePages]:
     async with pages(broker) as browser:
         yield browser
 
@@ -44,7 +44,7 @@ async def rows_until(stream: EventStream, *kinds: str) -> list[dict[str, Any]]:
     return rows
 
 
-async def test_tail_shows_each_kind_once(broker: Running, browser: LivePages) -> None:
+async def test_tail_shows_each_kind_once(broker: RunningBroker, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
         async with browser.events("tail:orders") as stream:
@@ -73,7 +73,7 @@ async def test_tail_shows_each_kind_once(broker: Running, browser: LivePages) ->
 
 
 async def test_tail_shows_what_comes_back_and_what_is_deleted(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
@@ -89,7 +89,7 @@ async def test_tail_shows_what_comes_back_and_what_is_deleted(
     assert [row["kind"] for row in rows] == ["dispatch", "return", "delete"]
 
 
-async def test_tail_shows_what_expires(broker: Running, browser: LivePages) -> None:
+async def test_tail_shows_what_expires(broker: RunningBroker, browser: LivePages) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"kept")
         async with browser.events("tail:orders") as stream:
@@ -99,7 +99,9 @@ async def test_tail_shows_what_expires(broker: Running, browser: LivePages) -> N
     assert [row["kind"] for row in rows] == ["publish", "expire"]
 
 
-async def test_tail_takes_a_filter_of_kinds_and_text(broker: Running, browser: LivePages) -> None:
+async def test_tail_takes_a_filter_of_kinds_and_text(
+    broker: RunningBroker, browser: LivePages
+) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
         async with browser.events("tail:orders", "&kind=publish&kind=ack&q=needle") as stream:
@@ -111,7 +113,7 @@ async def test_tail_takes_a_filter_of_kinds_and_text(broker: Running, browser: L
 
 
 async def test_tail_of_a_busy_queue_says_how_much_it_left_out(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     count = 3_000
     async with connect(broker.host, broker.port) as client:
@@ -129,7 +131,7 @@ async def test_tail_of_a_busy_queue_says_how_much_it_left_out(
 
 
 async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
-    broker: Running, browser: LivePages
+    broker: RunningBroker, browser: LivePages
 ) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
@@ -153,7 +155,7 @@ async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
 
 
 async def test_tail_costs_nothing_when_nobody_looks(
-    broker: Running, browser: LivePages, monkeypatch: pytest.MonkeyPatch
+    broker: RunningBroker, browser: LivePages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phpmq_lite.admin.resources.tail.IDLE_S", 2.0)
     async with connect(broker.host, broker.port) as client:
@@ -164,7 +166,9 @@ async def test_tail_costs_nothing_when_nobody_looks(
     await poll_until(lambda: taps(broker), lambda count: count == 0)
 
 
-async def test_page_shows_the_past_without_a_script(broker: Running, browser: LivePages) -> None:
+async def test_page_shows_the_past_without_a_script(
+    broker: RunningBroker, browser: LivePages
+) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"gone <b>")
         await client.publish_confirmed("orders", b"waiting")
@@ -183,7 +187,9 @@ async def test_page_shows_the_past_without_a_script(broker: Running, browser: Li
     assert '<li class="publish"' not in filtered
 
 
-async def test_page_and_stream_give_a_row_the_same_id(broker: Running, browser: LivePages) -> None:
+async def test_page_and_stream_give_a_row_the_same_id(
+    broker: RunningBroker, browser: LivePages
+) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
         async with browser.events("tail:orders") as stream:
@@ -203,7 +209,9 @@ async def test_tail_of_no_queue_is_not_there(browser: LivePages, path: str) -> N
     assert (await browser.get(path))[0] == 404
 
 
-async def test_tail_refuses_a_kind_that_there_is_not(broker: Running, browser: LivePages) -> None:
+async def test_tail_refuses_a_kind_that_there_is_not(
+    broker: RunningBroker, browser: LivePages
+) -> None:
     async with connect(broker.host, broker.port) as client:
         await client.publish_confirmed("orders", b"first")
     assert (await browser.get("/queues/orders/tail?kind=odd"))[0] == 422

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from phpmq_lite.broker.queue import settings_of
+from phpmq_lite.broker.queue import effective_settings
 from phpmq_lite.model import QueueRow, Receipt, State
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_and_store import BatchSnapshot, Client, Command, Cycle, OperatorCommand
@@ -89,7 +89,7 @@ class Model:
     # -- looking
 
     def settings(self, queue: str) -> QueueSettings:
-        return settings_of(QueueRow(0, queue, 0, self.own.get(queue, {})), self.defaults)
+        return effective_settings(QueueRow(0, queue, 0, self.own.get(queue, {})), self.defaults)
 
     def queue_id(self, name: str) -> int:
         return next(number for number, known in self.queue_names.items() if known == name)

@@ -73,7 +73,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.patches = [
             patch.object(message_actions, "PAGE_ROWS", 3),
-            patch.object(dispatching, "_BODIES_AHEAD", 2),
+            patch.object(dispatching, "_PREFETCHED_BODIES", 2),
             patch.object(stores, "DUE_AT_ONCE", 2),
             patch.object(stores, "_PAGE_BYTES", 30),
         ]

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, Outcome
+from phpmq_lite.client.publish_each import KeyedMessage, NoReplyError, PublishOutcome
 from phpmq_lite.envelopes import outbox_relay as relays
 from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
 from phpmq_lite.envelopes.outbox_relay import Relay
@@ -51,8 +51,8 @@ class Broker:
         self.is_stored = False  # by the time it goes away
         self.crash_after = -1  # messages until the relay's process ends
 
-    def send(self, messages: Sequence[KeyedMessage]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def send(self, messages: Sequence[KeyedMessage]) -> list[PublishOutcome]:
+        outcomes: list[PublishOutcome] = []
         is_hung = False
         for message in messages:
             if self.crash_after == 0:
@@ -65,7 +65,7 @@ class Broker:
             raise Crash
         return outcomes
 
-    def _take(self, message: KeyedMessage, kind: str, *, is_hung: bool) -> Outcome:
+    def _take(self, message: KeyedMessage, kind: str, *, is_hung: bool) -> PublishOutcome:
         if kind == "bad":
             return LocalProtocolError("not allowed")
         if is_hung:
@@ -73,11 +73,11 @@ class Broker:
         is_away = self.answers == 0
         self.answers -= self.answers > 0
         if is_away and not self.is_stored:
-            return NoAnswerError("away")
+            return NoReplyError("away")
         if message.queue in self.refusing and (message.queue, message.key) not in self.keys:
             return PublishRefusedError("paused")
         self._store(message)
-        return NoAnswerError("away") if is_away else None
+        return NoReplyError("away") if is_away else None
 
     def _store(self, message: KeyedMessage) -> None:
         place = (message.queue, message.key)

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from phpmq_lite.export.exports import ExportProcesses
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.settled_folder import (
     read_counted,
     settled_folder,
@@ -25,7 +25,7 @@ FOREVER = {"days": 36_500}
 class ExportSite:
     """A broker with a history, and a program that reads it."""
 
-    broker: Running
+    broker: RunningBroker
     session: aiohttp.ClientSession
 
     @property

@@ -15,7 +15,7 @@ from yarl import URL
 
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.client.async_client import Client, connect
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 
 Fields = Mapping[str, str | Sequence[str]]
 
@@ -47,7 +47,7 @@ class HttpSite:
     """One browser, one program, one client of the wire."""
 
     def __init__(
-        self, broker: Running, browser: aiohttp.ClientSession, program: aiohttp.ClientSession
+        self, broker: RunningBroker, browser: aiohttp.ClientSession, program: aiohttp.ClientSession
     ) -> None:
         self.broker = broker
         self.url = broker.admin_url if "://" in broker.admin_url else f"http://{broker.admin_url}"

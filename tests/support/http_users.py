@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 from yarl import URL
 
-from phpmq_lite.testing import Running, running_service
+from phpmq_lite.testing import RunningBroker, running_service
 
 PASSWORD = "correct horse battery"
 
@@ -112,7 +112,7 @@ class HttpUser:
 class BrokerFixture:
     """A broker with an admin ``anna``, and whoever is made."""
 
-    def __init__(self, broker: Running) -> None:
+    def __init__(self, broker: RunningBroker) -> None:
         self.broker = broker
         self.url = broker.admin_url.rstrip("/")
         self.data = broker.data

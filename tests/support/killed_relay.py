@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from phpmq_lite.cli import outbox as command
 from phpmq_lite.cli.main import main
-from phpmq_lite.client.publish_each import KeyedMessage, Outcome, publish_each
+from phpmq_lite.client.publish_each import KeyedMessage, PublishOutcome, publish_each
 from phpmq_lite.envelopes import outbox_relay
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 
@@ -41,7 +41,7 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
         real_mark(self, ids)
         pass_by("marked")
 
-    def send(client: Any, messages: Sequence[KeyedMessage], **given: Any) -> list[Outcome]:
+    def send(client: Any, messages: Sequence[KeyedMessage], **given: Any) -> list[PublishOutcome]:
         if place == "half sent":
             publish_each(client, messages[: len(messages) // 2], **given)
             pass_by("half sent")

@@ -12,7 +12,7 @@ from yarl import URL
 from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.pipeline.staging import STAGE_SLICE
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.testing import Running
+from phpmq_lite.testing import RunningBroker
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class EventStream:
 class LivePages:
     """A browser, as far as HTTP goes: one cookie jar."""
 
-    def __init__(self, broker: Running, session: aiohttp.ClientSession) -> None:
+    def __init__(self, broker: RunningBroker, session: aiohttp.ClientSession) -> None:
         self.base = broker.admin_url.rstrip("/")
         self.session = session
 
@@ -102,21 +102,21 @@ class LivePages:
 
 
 @asynccontextmanager
-async def pages(broker: Running) -> AsyncIterator[LivePages]:
+async def pages(broker: RunningBroker) -> AsyncIterator[LivePages]:
     """Be a browser for a while."""
     jar = aiohttp.CookieJar(unsafe=True)  # cookies for an address
     async with aiohttp.ClientSession(cookie_jar=jar) as session:
         yield LivePages(broker, session)
 
 
-async def taps(broker: Running) -> int:
+async def taps(broker: RunningBroker) -> int:
     """Count who listens to the engine."""
     engine = broker.service.handle.engine
     assert engine is not None
     return len(engine.taps)
 
 
-async def publish_staged(broker: Running, *rows: tuple[str, bytes]) -> None:
+async def publish_staged(broker: RunningBroker, *rows: tuple[str, bytes]) -> None:
     """Publish rows of queue and body at once, as Spark's sink does: a token a task."""
     engine = broker.service.handle.engine
     assert engine is not None

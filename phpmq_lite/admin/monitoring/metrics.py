@@ -309,7 +309,7 @@ def metric_families(readings: MetricReadings, groups: Sequence[QueueSeries]) -> 
 def _broker(readings: MetricReadings) -> Iterator[Metric]:
     status, build = readings.status, _family("build")
     build.add_metric([readings.version, platform.python_version(), sqlite3.sqlite_version,
-                      installation.kind()], {})  # fmt: skip
+                      installation.build_kind()], {})  # fmt: skip
     yield build
     for name, bounds, counts, total in (
         ("commit_seconds", COMMIT_BOUNDS_S, status.commit_counts, status.commit_s_sum),

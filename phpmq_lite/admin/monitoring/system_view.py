@@ -155,7 +155,7 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
 def version_facts(own: str) -> list[SystemFact]:
     """Return the versions."""
     return [
-        SystemFact("PHPMQ Lite", own, installation.kind()),
+        SystemFact("PHPMQ Lite", own, installation.build_kind()),
         SystemFact("Python", platform.python_version(), platform.python_implementation()),
         SystemFact("SQLite", sqlite3.sqlite_version, sqlite_note(sqlite3.sqlite_version_info)),
         SystemFact("aiohttp", _installed("aiohttp")),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, cast
 from pydantic import ConfigDict, Field, create_model
 
 from phpmq_lite.admin.base import formats
-from phpmq_lite.broker.queue import settings_of
+from phpmq_lite.broker.queue import effective_settings
 from phpmq_lite.model import QueueRow
 from phpmq_lite.queue_settings import (
     ABOUT,
@@ -102,7 +102,7 @@ def _plain(
 ) -> QueueSettings:
     """Return the settings that the queue would have without its own."""
     row = QueueRow(0, queue.name, 0)
-    return settings_of(
+    return effective_settings(
         row,
         QueueSettings(**defaults),
         has_records=queue.is_dead_letter_queue,

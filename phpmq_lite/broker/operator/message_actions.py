@@ -212,7 +212,7 @@ class MessageAction:
         target = self._state.by_id.get(place[0])
         if target is None:
             return "queue gone"
-        transitions.place(self._state, message, target, place[1])
+        transitions.move_back(self._state, message, target, place[1])
         self._changed_queues[target.queue_id] = target
         return None
 

@@ -56,21 +56,21 @@ def publish(
     _check(core, messages, key)
     known = core.destination(name, entry.actor, create=create)
     if key is not None and (first := _first_seq(core, name, key)):
-        _repeat(core, entry, name, key, first, reply)
+        _reply_again(core, entry, name, key, first, reply)
         return
-    _check_room(core, known, messages)
+    _check_accepts_all(core, known, messages)
     state = core.state
     queue = state.registry.get_or_create(name, entry.actor)
     if queue is None:  # destination() has checked the limit
         raise RefusedError("too_many_queues", "no room for another queue")
-    looked = _inspected(core, queue, messages, judged or {})
+    looked = _validate_inline(core, queue, messages, judged or {})
     if looked is None:
         again = partial(
             publish, core, reply, entry, name, messages, key=key, source=source, create=create
         )
         _validate_in_background(core, queue, messages, again, reply)
         return
-    bad = _invalid(core, queue, messages, looked)
+    bad = _invalid_reasons(core, queue, messages, looked)
     client = core.client_number_of(entry)
     made = [
         transitions.publish(state, queue, body, ttl_s, client, found)
@@ -78,7 +78,7 @@ def publish(
     ]
     queue.counters.count_source(entry.source, len(made))
     if key is not None and made:
-        _remember(core, queue, key, made)
+        _store_key(core, queue, key, made)
     if source is not None and made:
         _link_source(core, made[0], *source)
     audit.record(core, entry, len(made))
@@ -86,7 +86,7 @@ def publish(
     state.batch.replies.append((reply, Published(ids, {ids[at]: bad[at] for at in bad})))
 
 
-def _inspected(
+def _validate_inline(
     core: Broker, queue: Queue, messages: Sequence[NewMessage], judged: Mapping[int, Validated]
 ) -> list[Inspection | None] | None:
     """Validate contents if the queue does; None: too large for this batch, use a thread."""
@@ -101,7 +101,7 @@ def _inspected(
     return found
 
 
-def _invalid(
+def _invalid_reasons(
     core: Broker, queue: Queue, messages: Sequence[NewMessage], looked: Sequence[Inspection | None]
 ) -> dict[int, str]:
     """Return the reasons of the invalid messages, by index in the list.
@@ -154,7 +154,7 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
         raise RefusedError("bad_key", f"the key has {len(key)} bytes, it may have 1 to {KEY_BYTES}")
 
 
-def _check_room(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
+def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
     """Refuse all messages, and count the refusal, if the queue does not accept all of them."""
     if (refusal := _refusal(core, queue, messages)) is not None:
         code, reason, detail = refusal
@@ -207,7 +207,7 @@ def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
     return core.publish_keys.find(row.queue_id, key, core.state.now.steady_ms)
 
 
-def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> None:
+def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> None:
     """Store the key with the first seq and, for several messages, a second key with the last.
 
     Records of quarantined messages are among them.  The second key is the newer one: it is never
@@ -223,7 +223,7 @@ def _remember(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> No
         core.state.batch.keys += (queue.queue_id, name, seq, now_ms)
 
 
-def _repeat(
+def _reply_again(
     core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, reply: Reply
 ) -> None:
     """Reply as the first time: the tokens of all messages are on disk, live or settled."""

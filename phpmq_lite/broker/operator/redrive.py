@@ -72,7 +72,7 @@ def find_destination(
         if not state.can_inspect_inline(len(body)):
             return None
         read = content_reader(state, record, body, target)()
-    origin = _origin(state, record, read.origin) if target is None else target
+    origin = _origin_queue(state, record, read.origin) if target is None else target
     if origin is None:
         names_one = record.source_queue_id is not None or read.origin is not None
         return "queue gone" if names_one else "not a record"
@@ -116,7 +116,7 @@ def content_reader(
         if target is None and record.source_queue_id is None:
             name = envelopes.origin_queue(body)
         content = body if is_whole else envelopes.redrive_content(body)
-        goal = _origin(state, record, name) if target is None else target
+        goal = _origin_queue(state, record, name) if target is None else target
         judged = None
         if goal is not None and goal.validates:
             judged = validation.validate_with(
@@ -165,7 +165,7 @@ def redrive_record(
     return message
 
 
-def _origin(state: BrokerState, record: Message, name: str | None) -> Queue | None:
+def _origin_queue(state: BrokerState, record: Message, name: str | None) -> Queue | None:
     """Return the queue that a record returns to; never a ``.retry`` queue, where it would stay."""
     if record.source_queue_id is not None:
         died_in = state.by_id.get(record.source_queue_id)

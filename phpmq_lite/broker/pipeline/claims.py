@@ -58,7 +58,7 @@ def claim(
     found = core.subscriptions.get(name)
     if found is None:
         if after:
-            raise _unknown(name, after, 0)
+            raise _unknown_claim(name, after, 0)
         found = core.subscriptions.create(name, core.find_queue(queue_name).queue_id)
         audit.record(core, entry, 0)
     subscription = found
@@ -67,7 +67,7 @@ def claim(
         queue = core.find_queue(queue_name)
         _check_queue(core, subscription, queue)
         if after is not None and after > subscription.last_claim:
-            raise _unknown(name, after, subscription.last_claim)
+            raise _unknown_claim(name, after, subscription.last_claim)
         if after is not None and subscription.last_claim > max(after, subscription.acked_upto):
             _finish(core, subscription, reply, subscription.last_claim)
         else:
@@ -87,9 +87,9 @@ def ack_claims(
     Raises:
         RefusedError: ``unknown_subscription``, or ``unknown_claims``: ``upto`` was never claimed.
     """
-    subscription = _existing(core, name)
+    subscription = _find_subscription(core, name)
     if upto > subscription.last_claim:
-        raise _unknown(name, upto, subscription.last_claim)
+        raise _unknown_claim(name, upto, subscription.last_claim)
 
     def settle(message: Message) -> None:
         state = core.state
@@ -127,7 +127,7 @@ def release_claims(
     Raises:
         RefusedError: ``unknown_subscription``.
     """
-    subscription = _existing(core, name)
+    subscription = _find_subscription(core, name)
     detail = audit.to_storable_text(f"by {entry.actor}")
     queues: dict[int, Queue] = {}
 
@@ -174,7 +174,7 @@ def _finish(core: Broker, subscription: Subscription, reply: Reply, value: objec
     subscription.finish()
 
 
-def _existing(core: Broker, name: str) -> Subscription:
+def _find_subscription(core: Broker, name: str) -> Subscription:
     found = core.subscriptions.get(name)
     if found is None:
         raise _unknown_subscription(name)
@@ -185,7 +185,7 @@ def _unknown_subscription(name: str) -> RefusedError:
     return RefusedError("unknown_subscription", f"there is no subscription {name!r}")
 
 
-def _unknown(name: str, claim: int, hi: int) -> RefusedError:
+def _unknown_claim(name: str, claim: int, hi: int) -> RefusedError:
     return RefusedError(
         "unknown_claims", f"claim {claim} was never given to {name!r}, its last one is {hi}"
     )

@@ -98,8 +98,8 @@ def stage(
             ``bad_name`` or ``too_many_queues``.
     """
     _check_stage(core, entry.actor, token, rows, after)
-    queues = _queues(core, [row[0] for row in rows], entry.actor)
-    policies = {queue.queue_id: _policy(queue) for queue in queues.values()}
+    queues = _get_or_create_queues(core, [row[0] for row in rows], entry.actor)
+    policies = {queue.queue_id: _validation_policy(queue) for queue in queues.values()}
     given = [
         _GivenRow(queues[name], policies[queues[name].queue_id], body, ttl_s)
         for name, body, ttl_s in rows
@@ -169,7 +169,7 @@ def _check_stage(
                 )
 
 
-def _queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
+def _get_or_create_queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
     """Return the queues, created if they do not exist; all or nothing."""
     state = core.state
     wanted = dict.fromkeys(names)
@@ -223,7 +223,7 @@ def _store(
     flat = state.batch.staged_rows
     touched: dict[int, StageQueue] = {}
     for (queue, policy, body, ttl_s), found in zip(rows, looked, strict=True):
-        kept_s = _ttl(queue, ttl_s)
+        kept_s = _effective_ttl(queue, ttl_s)
         part = stage.queues.get(queue.queue_id)
         if part is None:
             part = stage.queues[queue.queue_id] = StageQueue(queue.queue_id, policy=policy)
@@ -252,7 +252,7 @@ def _store(
     state.batch.replies.append((reply, Staged(stage.rows, stage.bytes)))
 
 
-def _ttl(queue: Queue, ttl_s: int | None) -> int | None:
+def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
     if ttl_s is None:
         ttl_s = queue.settings.default_ttl_s
     return min(ttl_s, LONGEST_TTL_S) if ttl_s > 0 else None
@@ -267,7 +267,7 @@ def _count(part: StageQueue, size: int, ttl_s: int | None, *, is_bad: bool) -> N
         part.min_ttl_s = min(part.min_ttl_s or ttl_s, ttl_s)
 
 
-def _policy(queue: Queue) -> str:
+def _validation_policy(queue: Queue) -> str:
     """Return what a verdict depends on; empty: the queue does not validate."""
     settings = queue.settings
     if not queue.validates:
@@ -349,12 +349,12 @@ class _StagedPublish:
                 f" it before version {self.version}; what was staged for it first counts",
             )
         whole = self._stages() if rest is None else rest
-        stages = _first_part(whole) if rest is not None or self.in_parts else whole
+        stages = _first_stages(whole) if rest is not None or self.in_parts else whole
         self._check_rights(whole)
         _check_bounds(stages)
-        parts = _sums(stages)
+        parts = _queue_sums(stages)
         queues = self._check_queues(parts)
-        spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_bad(s)]
+        spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_invalid_rows(s)]
         if spans != self.spans:  # not read yet, or a token was dropped and staged again meanwhile
             self.spans = spans
             state.batch.queries.append((QuarantinedRows(_json(spans)), self.go_on))
@@ -400,7 +400,7 @@ class _StagedPublish:
                     f"queue number {queue_id} was removed since its rows were staged, and"
                     f" {state.limits.queues} queues are the limit",
                 )
-            if _policy(queue) != part.policy:
+            if _validation_policy(queue) != part.policy:
                 raise RefusedError(
                     "queue_changed", f"{queue.name!r} judges in another way than when it was staged"
                 )
@@ -485,12 +485,12 @@ class _StagedPublish:
             state.needs_dispatch[queue.queue_id] = queue
 
 
-def _first_part(stages: Sequence[Stage]) -> list[Stage]:
+def _first_stages(stages: Sequence[Stage]) -> list[Stage]:
     """Return as many tokens from the front as fit in one publish, but at least one."""
     sums = (0, 0, 0, 0)
     for count, stage in enumerate(stages):
-        sums = _added(sums, stage)
-        if count and _over(sums) is not None:
+        sums = _add_sums(sums, stage)
+        if count and _limit_error(sums) is not None:
             return list(stages[:count])
     return list(stages)
 
@@ -498,22 +498,22 @@ def _first_part(stages: Sequence[Stage]) -> list[Stage]:
 def _check_bounds(stages: Sequence[Stage]) -> None:
     sums = (0, 0, 0, 0)
     for stage in stages:
-        sums = _added(sums, stage)
-    if (error := _over(sums)) is not None:
+        sums = _add_sums(sums, stage)
+    if (error := _limit_error(sums)) is not None:
         raise error
 
 
-_Sums = tuple[int, int, int, int]  # rows and bytes, and those of bad rows
+_RowSums = tuple[int, int, int, int]  # rows and bytes, and those of bad rows
 
 
-def _added(sums: _Sums, stage: Stage) -> _Sums:
+def _add_sums(sums: _RowSums, stage: Stage) -> _RowSums:
     rows, size, bad, bad_size = sums
     bad += sum(part.bad_rows for part in stage.queues.values())
     bad_size += sum(part.bad_bytes for part in stage.queues.values())
     return rows + stage.rows, size + stage.bytes, bad, bad_size
 
 
-def _over(sums: _Sums) -> RefusedError | None:
+def _limit_error(sums: _RowSums) -> RefusedError | None:
     """Return the error for what exceeds one publish, or None."""
     rows, size, bad, bad_size = sums
     if rows > PUBLISH_ROWS:
@@ -529,7 +529,7 @@ def _over(sums: _Sums) -> RefusedError | None:
     return None
 
 
-def _sums(stages: Sequence[Stage]) -> dict[int, StageQueue]:
+def _queue_sums(stages: Sequence[Stage]) -> dict[int, StageQueue]:
     """Return the sums of what tokens have, by queue."""
     sums: dict[int, StageQueue] = {}
     for stage in stages:
@@ -546,7 +546,7 @@ def _sums(stages: Sequence[Stage]) -> dict[int, StageQueue]:
     return sums
 
 
-def _has_bad(stage: Stage) -> bool:
+def _has_invalid_rows(stage: Stage) -> bool:
     return any(part.bad_rows for part in stage.queues.values())
 
 

@@ -122,7 +122,7 @@ def package_findings(
 
     ``find`` returns the version of a package; ``problem`` is why a module cannot be imported.
     """
-    name, own = "packages", f"phpmq-lite {__version__} ({installation.kind()})"
+    name, own = "packages", f"phpmq-lite {__version__} ({installation.build_kind()})"
     again = reinstall_command(flags="--upgrade")
     found = [package_finding(one, find(one.name), again) for one in needed]
     wrong = [one for one in found if one.state != OK]

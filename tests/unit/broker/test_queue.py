@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.broker.queue import Queue, settings_of
+from phpmq_lite.broker.queue import Queue, effective_settings
 from phpmq_lite.model import QueueRow
 from phpmq_lite.queue_settings import QueueSettings
 
@@ -13,30 +13,33 @@ def row(name: str, **own: object) -> QueueRow:
 
 def test_queue_without_own_settings_has_the_defaults() -> None:
     defaults = QueueSettings(max_deliveries=7, on_expire="dead_letter")
-    assert settings_of(row("orders"), defaults) == defaults
+    assert effective_settings(row("orders"), defaults) == defaults
 
 
 def test_queue_overrides_a_default() -> None:
-    settings = settings_of(row("orders", max_deliveries=3), QueueSettings())
+    settings = effective_settings(row("orders", max_deliveries=3), QueueSettings())
     assert settings.max_deliveries == 3
 
 
 def test_retry_queue_forwards_to_its_origin() -> None:
     """README, Expiry: publish to ``<queue>.retry`` with a TTL is delayed retry."""
     defaults = QueueSettings(on_expire="dead_letter")
-    assert settings_of(row("orders.retry"), defaults).on_expire == "forward:orders"
+    assert effective_settings(row("orders.retry"), defaults).on_expire == "forward:orders"
 
 
 def test_retry_queue_does_not_forward_when_it_says_so() -> None:
-    assert settings_of(row("a.retry", on_expire="history"), QueueSettings()).on_expire == "history"
+    assert (
+        effective_settings(row("a.retry", on_expire="history"), QueueSettings()).on_expire
+        == "history"
+    )
 
 
 def test_queue_named_only_by_the_suffix_is_an_ordinary_one() -> None:
-    assert settings_of(row(".retry"), QueueSettings()).on_expire == "history"
+    assert effective_settings(row(".retry"), QueueSettings()).on_expire == "history"
 
 
 def test_dead_letter_queue_has_no_delivery_limit() -> None:
-    assert settings_of(row("orders.dlq"), QueueSettings()).max_deliveries == 0
+    assert effective_settings(row("orders.dlq"), QueueSettings()).max_deliveries == 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,12 @@
 import pytest
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.flow_control import LEAST_PER_BATCH, PER_PUBLISHER, UNLIMITED, FlowControl
+from phpmq_lite.broker.flow_control import (
+    LEAST_PER_BATCH,
+    MAX_PER_PUBLISHER,
+    UNLIMITED,
+    FlowControl,
+)
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits
 from tests.support.core_rig import CoreRig
@@ -142,10 +147,10 @@ def test_room_comes_back_within_the_batch(rig: CoreRig, shares: FlowControl) -> 
 
 
 def test_one_publisher_takes_so_many_at_once() -> None:
-    rig = CoreRig(Limits(window=10 * PER_PUBLISHER))
+    rig = CoreRig(Limits(window=10 * MAX_PER_PUBLISHER))
     shares = FlowControl(rig.core)
     at_work(rig, shares)
-    assert ask(rig, shares) == PER_PUBLISHER
+    assert ask(rig, shares) == MAX_PER_PUBLISHER
 
 
 @pytest.mark.parametrize("ready", [ROOM - LEAST_PER_BATCH + 1, ROOM, WINDOW])
@@ -205,7 +210,7 @@ def line_up(
     shares: FlowControl,
     *who: str,
     queue: str = "orders",
-    count: int = PER_PUBLISHER,
+    count: int = MAX_PER_PUBLISHER,
     at_front: bool = False,
 ) -> list[str]:
     """Have publishers wait; each puts its name into the list when it is called up."""
@@ -252,7 +257,7 @@ def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
 
 
 def test_as_many_are_called_up_as_there_is_room_for() -> None:
-    rig = CoreRig(Limits(window=3 * PER_PUBLISHER))
+    rig = CoreRig(Limits(window=3 * MAX_PER_PUBLISHER))
     shares = FlowControl(rig.core)
     at_work(rig, shares)
     called = line_up(shares, "anna", "bert", "cora", "dora")

@@ -9,7 +9,7 @@ import pytest
 from babelqueue.outbox import Outbox as SdkOutbox
 from babelqueue.outbox import OutboxRelay, OutboxStore
 
-from phpmq_lite.client.publish_each import KeyedMessage, NoAnswerError, Outcome
+from phpmq_lite.client.publish_each import KeyedMessage, NoReplyError, PublishOutcome
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.outbox import (
     Outbox,
@@ -35,9 +35,9 @@ class Broker:
     def __init__(self) -> None:
         self.stored: list[KeyedMessage] = []
         self.calls = 0
-        self.verdict: Callable[[KeyedMessage], Outcome] = lambda _message: None
+        self.verdict: Callable[[KeyedMessage], PublishOutcome] = lambda _message: None
 
-    def send(self, messages: Sequence[KeyedMessage]) -> list[Outcome]:
+    def send(self, messages: Sequence[KeyedMessage]) -> list[PublishOutcome]:
         self.calls += 1
         outcomes = [self.verdict(message) for message in messages]
         self.stored += [m for m, out in zip(messages, outcomes, strict=True) if out is None]
@@ -246,7 +246,7 @@ def test_queue_that_took_something_waits_from_1_s_again(house: House) -> None:
 def test_broker_that_is_away_leaves_rows_as_they_are(house: House) -> None:
     house.write(1)
     house.write(2, queue="mail")
-    house.broker.verdict = lambda _: NoAnswerError("away")
+    house.broker.verdict = lambda _: NoReplyError("away")
     done = house.relay.run()
     assert (done.sent, done.failed, done.is_unreachable) == (0, 0, True)
     assert (house.broker.calls, house.column("attempts")) == (1, [0, 0])
@@ -259,14 +259,14 @@ def test_row_that_the_broker_hangs_up_on_is_found_and_the_rest_goes_on(house: Ho
     bad = house.column("id")[2].encode()
     hung: list[bytes] = []
 
-    def send(messages: Sequence[KeyedMessage]) -> list[Outcome]:
+    def send(messages: Sequence[KeyedMessage]) -> list[PublishOutcome]:
         keys = [m.key for m in messages]
         if bad not in keys:
             return house.broker.send(messages)
         hung.append(bad)
         before = keys.index(bad)
         house.broker.send(messages[:before])
-        lost: Outcome = ConnectionLostError("10 connections ended")
+        lost: PublishOutcome = ConnectionLostError("10 connections ended")
         return [None] * before + [lost] * (len(messages) - before)
 
     relay = Relay(house.store, send, lambda: house.now_s)
@@ -282,7 +282,7 @@ def test_row_that_the_broker_hangs_up_on_is_found_and_the_rest_goes_on(house: Ho
 
 def test_queue_belongs_to_one_relay_until_its_lease_ends(house: House) -> None:
     house.write(1)
-    house.broker.verdict = lambda _: NoAnswerError("away")
+    house.broker.verdict = lambda _: NoReplyError("away")
     house.relay.run()
     house.broker.verdict = lambda _: None
     other = house.relay_of(house.another_store())

@@ -151,7 +151,7 @@ def test_line_answers_mirror_the_first_break() -> None:
 
 
 def test_queue_names_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phpmq_lite.protocol.parser._KNOWN_QUEUES", 256)
+    monkeypatch.setattr("phpmq_lite.protocol.parser._MAX_NAMES", 256)
     parser = parser_with()
     names = [b"queue-%04d" % number for number in range(1_000)]
     got = parser.feed(b"".join(b"H0100402P01%029d%sP03%029da" % (10, name, 1) for name in names))
