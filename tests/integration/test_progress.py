@@ -11,8 +11,10 @@ from typing import Final, cast
 
 import pytest
 
+from phpmq_lite.admin import connection_limits
 from phpmq_lite.admin.connection_limits import ANSWER, SlowClientTimeouts
 from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.server import watchdog
 from phpmq_lite.server.backpressure import NOT_READ, SlowPeerLimits, WriteProgress, acked_bytes
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.session import Session
@@ -29,8 +31,8 @@ PATIENCE_S: Final = 8
 
 @pytest.fixture(autouse=True)
 def only_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("admin.connection_limits", "server.watchdog"):
-        monkeypatch.setattr(f"phpmq_lite.{module}._EACH_S", 1e6)
+    monkeypatch.setattr(connection_limits, "_EACH_S", 1e6)
+    monkeypatch.setattr(watchdog, "_INTERVAL_S", 1e6)
 
 
 class SlowReader:

@@ -99,6 +99,7 @@ def test_archive_answers_in_a_line(pipeline: Run) -> None:
     assert (answer["job"], answer["rows"], answer["offset"]) == ("archive", ROWS, ROWS)
 
 
+@pytest.mark.slow  # needs the archive of the test above
 def test_error_is_a_sentence_and_no_trace(pipeline: Run) -> None:
     """The condition is Spark's to understand."""
     done = pipeline("replay", "--where", "sizes > 5")
