@@ -24,7 +24,7 @@ JUMPS_MS: Final = (HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS)
 WAYS: Final = ("live", "stop", "kill")
 OFTEN: Final = 20  # messages of each kind
 LONG_S: Final = 1_800  # an hour ahead would be its end
-SHORT_S: Final = 4  # an hour back would make it stick
+SHORT_S: Final = 8  # an hour back would make it stick; above the time of a start under load
 MARGIN_S: Final = 3.0  # for a broker that is as slow as the machine
 PATIENCE_S: Final = 30.0
 
