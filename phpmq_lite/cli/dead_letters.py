@@ -171,7 +171,7 @@ def _check_selection(admin: AdminClient, token: str) -> None:
     selection = read_selection(admin, token)
     if selection is not None and _narrow_to_dead_letters(selection["q"]) != selection["q"]:
         raise CommandError(
-            "the selection has other messages than dead letters; use `message delete`", REFUSED
+            "the selection includes other messages; delete them with `message delete`", REFUSED
         )
 
 

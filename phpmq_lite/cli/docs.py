@@ -16,7 +16,7 @@ from phpmq_lite.cli.admin_client import (
 )
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.settings_options import SettingsArguments, data_option, settings_options
+from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.installation import docs_folder
 
 
@@ -26,9 +26,9 @@ from phpmq_lite.installation import docs_folder
 @click.option("--print-url", is_flag=True, help="Print the address instead of opening it.")
 @url_options
 @data_option
-@settings_options
+@config_option
 def docs(
-    given: SettingsArguments,
+    settings_args: SettingsArguments,
     url: str | None,
     token_file: Path | None,
     page: str,
@@ -50,22 +50,22 @@ def docs(
     if text:
         _show(docs_folder() / f"{found}.md")
         return
-    node = find_admin_client(given, url, token_file)
-    base = admin_url_of(node.settings) if node.settings is not None else node.url
+    admin = find_admin_client(settings_args, url, token_file)
+    base = admin_url_of(admin.settings) if admin.settings is not None else admin.url
     address = base.rstrip("/") + Urls("", {}).docs(found) + mark + anchor
     if print_url:
         click.echo(address)
         return
-    _check_answers(node)
+    _check_answers(admin)
     if click.launch(address) != 0:
         raise CommandError(f"no browser could be started; open {address}, or use --text")
     print_message(f"opened {address}")
 
 
-def _check_answers(node: AdminClient) -> None:
+def _check_answers(admin: AdminClient) -> None:
     """Raise BrokerUnavailableError if no broker answers; a browser would only show that."""
     try:
-        node.get("/listeners")
+        admin.get("/listeners")
     except BrokerUnavailableError:
         raise
     except CommandError:
