@@ -223,6 +223,18 @@ def test_flush_deletes_messages_and_queue_but_not_a_pinned_one(run: RunCommand, 
     run("queue", "show", queue, code=3)
 
 
+def test_all_queues_but_pinned_ones_are_deleted(run: RunCommand, queue: str) -> None:
+    fill(run, queue)
+    pinned = f"{queue}.pinned"
+    run("queue", "create", pinned)
+    run("queue", "set", pinned, "pinned=true")
+    run("queue", "delete", queue, "--all", "--yes", code=2)
+    assert f"the queue {queue} stays" in run("queue", "delete", "--all", "--yes").stderr
+    run("queue", "delete", "--all", "--with-messages", "--yes")
+    names = {row["name"] for row in rows(run("queue", "list"))}
+    assert (queue in names, pinned in names) == (False, True)
+
+
 def test_top_prints_the_queues_once(run: RunCommand, queue: str) -> None:
     fill(run, queue, 1)
     assert "ready ·" in run("queue", "top", "--once").stdout
