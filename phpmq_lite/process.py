@@ -191,8 +191,8 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
         if service.has_progressed():
             status = service.handle.summary()
             reason = status.trouble or (status.shortage and status.shortage.detail)
-            told = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
-            manager.notify(READY=1, WATCHDOG=1, STATUS=told)  # READY each time: one may get lost
+            text = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
+            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # READY each time: one may get lost
         await asyncio.sleep(manager.each_s)
 
 

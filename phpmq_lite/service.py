@@ -164,9 +164,9 @@ class Service:
                 settings.data, allow_network_fs=settings.storage.allow_network_fs
             )
             stack.callback(folder.close)
-            ways = await stack.enter_async_context(AsyncExitStack())  # listeners of the admin
+            admin_stack = await stack.enter_async_context(AsyncExitStack())
             bound = await admin_listeners.bind_sockets(
-                ways, settings.admin.listen, folder.control_socket
+                admin_stack, settings.admin.listen, folder.control_socket
             )
             self.admin = [
                 admin_listeners.url_of(one, is_secure=tls is not None) for one in bound[1:]
@@ -192,7 +192,7 @@ class Service:
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, writer, starting))
             stack.push_async_callback(_close_after, recovering, writer)
-            pages = asyncio.create_task(self._open_pages(ways, folder, bound, tls))
+            pages = asyncio.create_task(self._open_pages(admin_stack, folder, bound, tls))
             stack.push_async_callback(_wait_for, pages)
             stored, clock = await recovering
             engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
@@ -372,7 +372,7 @@ class Service:
             sampling = tasks.create_task(sampler.run())
             reading = tasks.create_task(self.schemas.watch(_log_schema_error))
             await pages
-            caring = tasks.create_task(
+            maintaining = tasks.create_task(
                 self._build_maintenance(engine).run(is_structure_due=self._needs_structure_check)
             )
             await self._prepare_login()
@@ -385,8 +385,8 @@ class Service:
             await self._stop.wait()
             await self._drain(engine, listeners, shared)
             sampling.cancel()
-            caring.cancel()
-            await asyncio.wait({sampling, caring})
+            maintaining.cancel()
+            await asyncio.wait({sampling, maintaining})
             with suppress(TimeoutError):
                 await asyncio.wait_for(sampler.finish(), CLOSE_S)
             engine.stop()

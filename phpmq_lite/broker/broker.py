@@ -317,11 +317,11 @@ class Broker:
         body: bytes,
         ttl_s: int | None,
         key: bytes | None,
-        judged: Validated | None = None,
+        validated: Validated | None = None,
     ) -> Result:
         """Store a message; one with a key only once, with a receipt after the commit.
 
-        ``judged`` is the result of ``validate_in_background`` for this content.
+        ``validated`` is the result of ``validate_in_background`` for this content.
         """
         state = self.state
         queue = state.queues.get(name) or state.registry.get_or_create(name, connection.creator)
@@ -335,17 +335,17 @@ class Broker:
             return Result.DONE
         if queue.is_bounded and (reason := queue.refusal()) is not None:
             return self._refuse(connection, name, key, reason, queue)
-        looked: Inspection | None = None
+        inspection: Inspection | None = None
         if queue.validates:
-            looked = validation.validate(state, queue, body, judged)
-            if looked is None:
+            inspection = validation.validate(state, queue, body, validated)
+            if inspection is None:
                 return Result.VALIDATE
             if (
-                looked.reason is not None
+                inspection.reason is not None
                 and (full := state.registry.dead_letter_refusal(queue)) is not None
             ):
                 return self._refuse(connection, name, key, full[1], full[0])
-        message = transitions.publish(state, queue, body, ttl_s, connection.number, looked)
+        message = transitions.publish(state, queue, body, ttl_s, connection.number, inspection)
         connection.published += 1
         if key is not None:
             now_ms = state.now.steady_ms
@@ -426,7 +426,7 @@ class Broker:
         name: str,
         body: bytes,
         ttl_s: int | None,
-        judged: Validated | None = None,
+        validated: Validated | None = None,
     ) -> Result:
         """Store a message although its queue is full: a consumer's acknowledgements wait behind it.
 
@@ -439,15 +439,15 @@ class Broker:
             return Result.PARK
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is not None:
-            looked: Inspection | None = None
+            inspection: Inspection | None = None
             if queue.validates:
-                looked = validation.validate(self.state, queue, body, judged)
-                if looked is None:
+                inspection = validation.validate(self.state, queue, body, validated)
+                if inspection is None:
                     return Result.VALIDATE
             if connection.parked is not None:  # the queue, or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1
-            transitions.publish(self.state, queue, body, ttl_s, connection.number, looked)
+            transitions.publish(self.state, queue, body, ttl_s, connection.number, inspection)
         return Result.DONE
 
     def consume(self, connection: Connection, name: str, count: int) -> Result:

@@ -14,24 +14,24 @@ def dispatch_ready(state: BrokerState, batch_number: int) -> None:
 
     Repeats while fewer queues wait for room in ``limits.held``: the rest may use what others left.
     """
-    still_hungry: dict[int, Queue] = {}
-    fed: dict[int, Queue] = {}  # also waiting, but served after others next time
+    waiting: dict[int, Queue] = {}
+    served: dict[int, Queue] = {}  # also waiting, but served after others next time
     while True:
         refused: dict[int, Queue] = {}
-        _serve_queues(state, batch_number, still_hungry, fed, refused)
+        _serve_queues(state, batch_number, waiting, served, refused)
         is_settled = refused.keys() == state.starved.keys() or state.held >= state.limits.held
         state.starved = refused
         if is_settled or not refused:
             break
         state.needs_dispatch = dict(refused)
-    state.needs_dispatch = still_hungry | fed
+    state.needs_dispatch = waiting | served
 
 
 def _serve_queues(
     state: BrokerState,
     batch_number: int,
-    still_hungry: dict[int, Queue],
-    fed: dict[int, Queue],
+    waiting: dict[int, Queue],
+    served: dict[int, Queue],
     refused: dict[int, Queue],
 ) -> None:
     """Serve each waiting queue; messages that expire meanwhile can make more queues wait."""
@@ -45,10 +45,10 @@ def _serve_queues(
                 state, queue, window, batch_number
             ):
                 continue
-            given = queue.counters.dispatched
+            dispatched_before = queue.counters.dispatched
             if _serve_queue(state, queue, window, batch_number, refused):
-                is_fed = queue.counters.dispatched > given
-                (fed if is_fed else still_hungry)[queue.queue_id] = queue
+                is_served = queue.counters.dispatched > dispatched_before
+                (served if is_served else waiting)[queue.queue_id] = queue
             if window.needs_page:
                 _request_page(state, queue, window)
 

@@ -17,7 +17,7 @@ from typing import Final
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
 
-LEAST_PER_BATCH: Final = (
+MIN_PER_BATCH: Final = (
     64  # messages a batch, of all publishers together; less room is not worth a turn
 )
 MAX_PER_PUBLISHER: Final = 500  # messages, before others and consumers get their turn
@@ -54,13 +54,13 @@ class QueueShare:
             self._acked = totals.acked
             taken = totals.published - self._published
             self._published = totals.published
-            self._minimum = LEAST_PER_BATCH if taken <= LEAST_PER_BATCH else 0
+            self._minimum = MIN_PER_BATCH if taken <= MIN_PER_BATCH else 0
         if window is None or self._silent >= _ACTIVE_BATCHES:
             return UNLIMITED
         # Keep a fourth for the minimum of some batches: once the window overflows, messages come
         # from disk.
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
-        if room >= LEAST_PER_BATCH:
+        if room >= MIN_PER_BATCH:
             return room
         return max(0, self._published + self._minimum - totals.published)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from phpmq_lite.bench.workloads import WORKLOADS
-from phpmq_lite.broker.flow_control import LEAST_PER_BATCH, MAX_PER_PUBLISHER
+from phpmq_lite.broker.flow_control import MAX_PER_PUBLISHER, MIN_PER_BATCH
 from phpmq_lite.cli.bench import bench
 from phpmq_lite.settings.model import LimitSettings
 
@@ -39,6 +39,6 @@ def test_bounds_are_those_of_the_code() -> None:
         f"at most {limits.batch_commands:,} commands or {limits.batch_bytes >> 20} MiB",
         f"a window of {limits.window:,} ready messages",
         f"the bodies of both ({limits.body_cache >> 20} MiB at most)",
-        f"at most {MAX_PER_PUBLISHER} messages at once and at least {LEAST_PER_BATCH} a batch",
+        f"at most {MAX_PER_PUBLISHER} messages at once and at least {MIN_PER_BATCH} a batch",
     )
     assert [text for text in told if text not in PAGE] == []

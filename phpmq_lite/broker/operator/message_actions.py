@@ -134,8 +134,8 @@ class MessageAction:
             self._count(done, is_last=False)
             seqs = self._asked[self._asked.index(again[0].seq) :]
             target = self._target(self._options.target or "")
-            go_on = partial(self._request_page, seqs)
-            redrive.read_in_background(self._state, again, target, self._reads, go_on)
+            resume = partial(self._request_page, seqs)
+            redrive.read_in_background(self._state, again, target, self._reads, resume)
         elif is_last or not page:
             self._end(done)
         else:
@@ -229,23 +229,21 @@ class MessageAction:
         target = None
         if options.target is not None and (target := self._target(options.target)) is None:
             return "queue gone"
-        way = redrive.find_destination(
+        destination = redrive.find_destination(
             state, record, body, target, options.queues,
             reads=self._reads, is_dry_run=options.is_dry_run,
         )  # fmt: skip
-        if way is None:
+        if destination is None:
             return _READ_AHEAD
-        if isinstance(way, str):
-            return way
-        if way.poison is not None:
-            self.outcome.poisoned[way.poison] += 1
-        self.outcome.targets[way.queue.name] += 1
+        if isinstance(destination, str):
+            return destination
+        if destination.poison is not None:
+            self.outcome.poisoned[destination.poison] += 1
+        self.outcome.targets[destination.queue.name] += 1
         if options.is_dry_run:
             return None
-        message = redrive.redrive_record(
-            state, record, way.content, way.queue, options.ttl_s, way.inspection
-        )
-        way.queue.counters.count_source(self._entry.source)
+        message = redrive.redrive_record(state, record, destination, options.ttl_s)
+        destination.queue.counters.count_source(self._entry.source)
         self.outcome.new_ids[record.seq] = message.message_id.decode()
         return None
 
@@ -437,21 +435,23 @@ def sweep_redrive(
     reads: dict[int, redrive.RedriveContent] = {}
 
     def act(record: Message, body: bytes | None) -> bool | None:
-        goal = None if target_id is None else state.by_id.get(target_id)
-        if target_id is not None and goal is None:  # it was removed meanwhile
+        target_queue = None if target_id is None else state.by_id.get(target_id)
+        if target_id is not None and target_queue is None:  # it was removed meanwhile
             return False
-        way = redrive.find_destination(state, record, body, goal, queues, reads=reads)
-        if way is None:
+        destination = redrive.find_destination(
+            state, record, body, target_queue, queues, reads=reads
+        )
+        if destination is None:
             return None
-        if isinstance(way, str):
+        if isinstance(destination, str):
             return False
-        redrive.redrive_record(state, record, way.content, way.queue, ttl_s, way.inspection)
-        way.queue.counters.count_source(source)
+        redrive.redrive_record(state, record, destination, ttl_s)
+        destination.queue.counters.count_source(source)
         return True
 
-    def read_ahead(page: list[Message], go_on: Callable[[], None]) -> None:
-        goal = None if target_id is None else state.by_id.get(target_id)
-        redrive.read_in_background(state, page, goal, reads, go_on)
+    def read_ahead(page: list[Message], resume: Callable[[], None]) -> None:
+        target_queue = None if target_id is None else state.by_id.get(target_id)
+        redrive.read_in_background(state, page, target_queue, reads, resume)
 
     QueueSweep(state, queue, act, reply, note, limit=limit, read_ahead=read_ahead)
 

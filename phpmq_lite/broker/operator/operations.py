@@ -61,10 +61,10 @@ def redrive(
     that records may return to; None: all.
     """
     queue = core.find_queue(name)
-    goal = None if target is None else core.find_queue(target)
+    destination = None if target is None else core.find_queue(target)
     message_actions.sweep_redrive(
         core.state, queue, reply, _page_counter(core, entry),
-        target=goal, ttl_s=ttl_s, limit=limit, source=entry.source, queues=queues,
+        target=destination, ttl_s=ttl_s, limit=limit, source=entry.source, queues=queues,
     )  # fmt: skip
 
 

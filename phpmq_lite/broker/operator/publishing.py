@@ -38,12 +38,12 @@ def publish(
     key: bytes | None = None,
     source: tuple[int, str] | None = None,
     create: bool = True,
-    judged: Mapping[int, Validated] | None = None,
+    validated: Mapping[int, Validated] | None = None,
 ) -> None:
     """Store messages at the end of a queue, all or none.  Replies with ``Published``.
 
     Large messages are validated in a thread first; then the reply is a RefusedError if the publish
-    is refused.  ``judged`` has their results, by index in the list.
+    is refused.  ``validated`` has their results, by index in the list.
 
     Repeating a ``key`` within the receipt window stores nothing and replies as the first time.
     ``source`` is a seq and an event kind: such an event links the first message and its source.
@@ -63,18 +63,18 @@ def publish(
     queue = state.registry.get_or_create(name, entry.actor)
     if queue is None:  # destination() has checked the limit
         raise RefusedError("too_many_queues", "no room for another queue")
-    looked = _validate_inline(core, queue, messages, judged or {})
-    if looked is None:
+    inspections = _validate_inline(core, queue, messages, validated or {})
+    if inspections is None:
         again = partial(
             publish, core, reply, entry, name, messages, key=key, source=source, create=create
         )
         _validate_in_background(core, queue, messages, again, reply)
         return
-    bad = _invalid_reasons(core, queue, messages, looked)
+    bad = _invalid_reasons(core, queue, messages, inspections)
     client = core.client_number_of(entry)
     made = [
         transitions.publish(state, queue, body, ttl_s, client, found)
-        for (body, ttl_s), found in zip(messages, looked, strict=True)
+        for (body, ttl_s), found in zip(messages, inspections, strict=True)
     ]
     queue.counters.count_source(entry.source, len(made))
     if key is not None and made:
@@ -87,29 +87,32 @@ def publish(
 
 
 def _validate_inline(
-    core: Broker, queue: Queue, messages: Sequence[NewMessage], judged: Mapping[int, Validated]
+    core: Broker, queue: Queue, messages: Sequence[NewMessage], validated: Mapping[int, Validated]
 ) -> list[Inspection | None] | None:
     """Validate contents if the queue does; None: too large for this batch, use a thread."""
     if not queue.validates:
         return [None] * len(messages)
     found: list[Inspection | None] = []
     for at, (body, _) in enumerate(messages):
-        looked = validation.validate(core.state, queue, body, judged.get(at))
-        if looked is None:
+        inspection = validation.validate(core.state, queue, body, validated.get(at))
+        if inspection is None:
             return None
-        found.append(looked)
+        found.append(inspection)
     return found
 
 
 def _invalid_reasons(
-    core: Broker, queue: Queue, messages: Sequence[NewMessage], looked: Sequence[Inspection | None]
+    core: Broker,
+    queue: Queue,
+    messages: Sequence[NewMessage],
+    inspections: Sequence[Inspection | None],
 ) -> dict[int, str]:
     """Return the reasons of the invalid messages, by index in the list.
 
     Raises:
         RefusedError: their records cannot be stored.
     """
-    bad = {at: found.reason for at, found in enumerate(looked) if found and found.reason}
+    bad = {at: found.reason for at, found in enumerate(inspections) if found and found.reason}
     size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1
     if bad and (full := core.state.registry.dead_letter_refusal(queue, len(bad), size)) is not None:
         queue.counters.refused += 1
@@ -134,13 +137,13 @@ def _validate_in_background(
         for at, (body, _) in enumerate(messages)
     }
 
-    def go_on(judged: dict[int, Validated]) -> None:
+    def resume(validated: dict[int, Validated]) -> None:
         try:
-            again(judged=judged)
+            again(validated=validated)
         except RefusedError as error:
             reply(error)
 
-    core.state.batch.background.append((lambda: {at: work() for at, work in works.items()}, go_on))
+    core.state.batch.background.append((lambda: {at: work() for at, work in works.items()}, resume))
 
 
 def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> None:

@@ -34,8 +34,9 @@ class RedriveDestination:
     @property
     def poison(self) -> str | None:
         """Return the reason for which it would be quarantined again, or None."""
-        is_judged = self.queue.validates and self.inspection is not None
-        return self.inspection.reason if is_judged and self.inspection is not None else None
+        if self.inspection is None or not self.queue.validates:
+            return None
+        return self.inspection.reason
 
 
 def is_record(state: BrokerState, message: Message) -> bool:
@@ -86,12 +87,12 @@ def find_destination(
         return RedriveDestination(origin, read.content, None)
     if read.validated is None or read.validated.settings is not origin.settings:
         return None  # the queue was configured meanwhile
-    looked = read.validated.inspection
-    if looked.reason is not None and not is_dry_run:
+    inspection = read.validated.inspection
+    if inspection.reason is not None and not is_dry_run:
         full = state.registry.dead_letter_refusal(origin)
         if full is not None:
             return _refusal_code(full[1])
-    return RedriveDestination(origin, read.content, looked)
+    return RedriveDestination(origin, read.content, inspection)
 
 
 def content_reader(
@@ -101,7 +102,7 @@ def content_reader(
 
     The thread may see a queue before or after a change; ``find_destination`` compares the settings.
     """
-    envelopes, at_ms, stand_in = (
+    envelopes, at_ms, placeholder = (
         state.inspector,
         state.now.wall_ms,
         validation.placeholder_id(state),
@@ -116,13 +117,13 @@ def content_reader(
         if target is None and record.source_queue_id is None:
             name = envelopes.origin_queue(body)
         content = body if is_whole else envelopes.redrive_content(body)
-        goal = _origin_queue(state, record, name) if target is None else target
-        judged = None
-        if goal is not None and goal.validates:
-            judged = validation.validate_with(
-                envelopes, goal.name, goal.settings, content, at_ms, stand_in
+        destination = _origin_queue(state, record, name) if target is None else target
+        validated = None
+        if destination is not None and destination.validates:
+            validated = validation.validate_with(
+                envelopes, destination.name, destination.settings, content, at_ms, placeholder
             )
-        return RedriveContent(name, content, judged)
+        return RedriveContent(name, content, validated)
 
     return read
 
@@ -132,9 +133,9 @@ def read_in_background(
     page: Sequence[Message],
     target: Queue | None,
     reads: dict[int, RedriveContent],
-    go_on: Callable[[], None],
+    resume: Callable[[], None],
 ) -> None:
-    """Read records in a thread, replace the contents in ``reads``, and call ``go_on``."""
+    """Read records in a thread, replace the contents in ``reads``, and call ``resume``."""
     works = {
         row.seq: content_reader(state, row, row.body, target)
         for row in page
@@ -144,21 +145,18 @@ def read_in_background(
     def take(made: dict[int, RedriveContent]) -> None:
         reads.clear()
         reads.update(made)
-        go_on()
+        resume()
 
     state.batch.background.append((lambda: {seq: work() for seq, work in works.items()}, take))
 
 
 def redrive_record(
-    state: BrokerState,
-    record: Message,
-    body: bytes,
-    origin: Queue,
-    ttl_s: int | None,
-    looked: Inspection | None = None,
+    state: BrokerState, record: Message, to: RedriveDestination, ttl_s: int | None
 ) -> Message:
     """Store the content of a dead-letter record as a new message; settle the record."""
-    message = transitions.publish(state, origin, body, ttl_s, record.publisher, looked)
+    message = transitions.publish(
+        state, to.queue, to.content, ttl_s, record.publisher, to.inspection
+    )
     state.record_event(message, "redrive", record.message_id.decode())
     state.record_event(record, "redrive", message.message_id.decode())
     transitions.delete(state, record, "redriven")

@@ -106,19 +106,19 @@ def stage(
     ]
     if not any(queue.validates for queue in queues.values()):
         envelopes = core.state.inspector
-        looked = [_inspect(envelopes, row.queue, row.body) for row in given]
-        _store(core, entry.actor, token, given, looked, reply, is_whole=is_whole)
+        inspections = [_inspect(envelopes, row.queue, row.body) for row in given]
+        _store(core, entry.actor, token, given, inspections, reply, is_whole=is_whole)
         return
     works = [_background_inspection(core, row.queue, row.body) for row in given]
 
-    def go_on(found: list[Inspection]) -> None:
+    def resume(found: list[Inspection]) -> None:
         try:
             _check_stage(core, entry.actor, token, rows, after)
             _store(core, entry.actor, token, given, found, reply, is_whole=is_whole)
         except RefusedError as error:
             core.state.batch.replies.append((reply, error))
 
-    core.state.batch.background.append((lambda: [work() for work in works], go_on))
+    core.state.batch.background.append((lambda: [work() for work in works], resume))
 
 
 def _check_stage(
@@ -197,8 +197,8 @@ def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:
     """Return a function that inspects a content in a thread, with the settings as they are now."""
     if not queue.validates:
         return partial(_inspect, core.state.inspector, queue, body)
-    judge = validation.background_validation(core.state, queue, body)
-    return lambda: judge().inspection
+    validate = validation.background_validation(core.state, queue, body)
+    return lambda: validate().inspection
 
 
 def _store(
@@ -206,7 +206,7 @@ def _store(
     actor: str,
     token: str,
     rows: Sequence[_GivenRow],
-    looked: Sequence[Inspection],
+    inspections: Sequence[Inspection],
     reply: Reply,
     *,
     is_whole: bool,
@@ -222,7 +222,7 @@ def _store(
         writes.append(CreateStage(stage.stage_id, token, state.now.wall_ms, stage.until_ms))
     flat = state.batch.staged_rows
     touched: dict[int, StageQueue] = {}
-    for (queue, policy, body, ttl_s), found in zip(rows, looked, strict=True):
+    for (queue, policy, body, ttl_s), found in zip(rows, inspections, strict=True):
         kept_s = _effective_ttl(queue, ttl_s)
         part = stage.queues.get(queue.queue_id)
         if part is None:
@@ -357,11 +357,11 @@ class _StagedPublish:
         spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_invalid_rows(s)]
         if spans != self.spans:  # not read yet, or a token was dropped and staged again meanwhile
             self.spans = spans
-            state.batch.queries.append((QuarantinedRows(_json(spans)), self.go_on))
+            state.batch.queries.append((QuarantinedRows(_json(spans)), self.resume))
             return
         self._store(stages, parts, queues, whole)
 
-    def go_on(self, rows: list[tuple[Any, ...]]) -> None:
+    def resume(self, rows: list[tuple[Any, ...]]) -> None:
         """Store the invalid rows and start again: tokens and queues may have changed."""
         self.bad = rows
         try:
@@ -436,8 +436,8 @@ class _StagedPublish:
         for row in self.bad:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
             made = None if record is None else (record_id, record)
-            looked = Inspection(tuple(indexed), reason, detail or "", made)
-            transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, looked)
+            inspection = Inspection(tuple(indexed), reason, detail or "", made)
+            transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, inspection)
         first = state.next_number
         for stage in stages:
             self._copy(stage, client)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.broker.flow_control import LEAST_PER_BATCH
+from phpmq_lite.broker.flow_control import MIN_PER_BATCH
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
 QUEUES = ("mails", "orders", "prices")
@@ -37,10 +37,10 @@ async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: Engine
     for worker in workers:
         worker.acknowledge(*worker.got)  # now they are at work
     await house.settle()
-    publish_by_turns(publisher, LEAST_PER_BATCH // 2)
+    publish_by_turns(publisher, MIN_PER_BATCH // 2)
     await house.rest()
     assert house.writer.batch is not None
-    assert len(house.writer.batch.created) == LEAST_PER_BATCH // 2 * len(QUEUES)
+    assert len(house.writer.batch.created) == MIN_PER_BATCH // 2 * len(QUEUES)
     await house.settle()
 
 
@@ -57,7 +57,7 @@ async def test_who_waits_is_not_overtaken_by_those_that_come_later(house: Engine
     stored: list[bytes] = []
     for number in range(20):
         if not quick.session.frames._frames:
-            quick.publish("orders", *[b"quick"] * LEAST_PER_BATCH)
+            quick.publish("orders", *[b"quick"] * MIN_PER_BATCH)
         worker.acknowledge(worker.got[number + 1])
         await house.rest()
         if house.writer.batch is not None:

@@ -4,8 +4,8 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import (
-    LEAST_PER_BATCH,
     MAX_PER_PUBLISHER,
+    MIN_PER_BATCH,
     UNLIMITED,
     FlowControl,
 )
@@ -139,7 +139,7 @@ def test_room_comes_back_within_the_batch(rig: CoreRig, shares: FlowControl) -> 
     worker = at_work(rig, shares, ready=ROOM, credit=100)
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
-    assert shares.available("orders") == LEAST_PER_BATCH
+    assert shares.available("orders") == MIN_PER_BATCH
     rig.core.acknowledge_run(worker, [("orders", message_id) for message_id in held])
     rig.core.dispatch()
     assert shares.available("orders") == len(held) == 100
@@ -153,12 +153,12 @@ def test_one_publisher_takes_so_many_at_once() -> None:
     assert ask(rig, shares) == MAX_PER_PUBLISHER
 
 
-@pytest.mark.parametrize("ready", [ROOM - LEAST_PER_BATCH + 1, ROOM, WINDOW])
+@pytest.mark.parametrize("ready", [ROOM - MIN_PER_BATCH + 1, ROOM, WINDOW])
 def test_the_least_is_taken_where_there_is_no_room_worth_a_turn(
     rig: CoreRig, shares: FlowControl, ready: int
 ) -> None:
     at_work(rig, shares, ready)
-    assert ask(rig, shares) == LEAST_PER_BATCH
+    assert ask(rig, shares) == MIN_PER_BATCH
 
 
 def test_the_least_is_taken_where_others_wait_on_disk(rig: CoreRig, shares: FlowControl) -> None:
@@ -169,7 +169,7 @@ def test_the_least_is_taken_where_others_wait_on_disk(rig: CoreRig, shares: Flow
     assert window is not None
     assert not window.reaches_end
     assert len(window) < ROOM
-    assert ask(rig, shares) == LEAST_PER_BATCH
+    assert ask(rig, shares) == MIN_PER_BATCH
 
 
 def test_the_least_is_taken_once_a_batch(rig: CoreRig, shares: FlowControl) -> None:
@@ -177,8 +177,8 @@ def test_the_least_is_taken_once_a_batch(rig: CoreRig, shares: FlowControl) -> N
     publisher = rig.connect()
     for _ in range(2):
         rig.begin()
-        assert shares.available("orders") == LEAST_PER_BATCH
-        publish(rig, publisher, LEAST_PER_BATCH - 10)
+        assert shares.available("orders") == MIN_PER_BATCH
+        publish(rig, publisher, MIN_PER_BATCH - 10)
         assert shares.available("orders") == 10
         publish(rig, publisher, 10)
         assert shares.available("orders") == 0
@@ -195,7 +195,7 @@ def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
     publish(rig, publisher, shares.available("orders"))
     rig.finish()
     assert ask(rig, shares) == 0
-    assert ask(rig, shares) == LEAST_PER_BATCH
+    assert ask(rig, shares) == MIN_PER_BATCH
 
 
 def test_each_queue_has_a_share_of_its_own(rig: CoreRig, shares: FlowControl) -> None:
@@ -251,7 +251,7 @@ def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
         rig.begin()
         call_up(rig, shares)
         assert called == so_far
-        publish(rig, rig.core.connections[1], LEAST_PER_BATCH)
+        publish(rig, rig.core.connections[1], MIN_PER_BATCH)
         rig.finish()
     assert shares.waiting_publishers == 0
 
@@ -299,10 +299,10 @@ def test_nobody_comes_ahead_of_a_line(rig: CoreRig, shares: FlowControl) -> None
     line_up(shares, "anna")
     rig.begin()
     assert shares.available("orders") == 0
-    assert shares.available("orders", is_called=True) == LEAST_PER_BATCH
+    assert shares.available("orders", is_called=True) == MIN_PER_BATCH
     assert shares.available("mails") == UNLIMITED
     call_up(rig, shares)
-    assert shares.available("orders") == LEAST_PER_BATCH
+    assert shares.available("orders") == MIN_PER_BATCH
     rig.finish()
 
 
@@ -318,9 +318,9 @@ def test_who_was_called_in_vain_is_the_first_again(rig: CoreRig, shares: FlowCon
 
 def test_many_with_few_messages_are_called_together(rig: CoreRig, shares: FlowControl) -> None:
     at_work(rig, shares, ROOM)
-    called = line_up(shares, *map(str, range(LEAST_PER_BATCH + 6)), count=1)
+    called = line_up(shares, *map(str, range(MIN_PER_BATCH + 6)), count=1)
     rig.begin()
     call_up(rig, shares)
-    assert len(called) == LEAST_PER_BATCH
+    assert len(called) == MIN_PER_BATCH
     assert shares.waiting_publishers == 6
     rig.finish()
