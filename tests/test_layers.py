@@ -40,6 +40,7 @@ OURS: Final[dict[str, set[str]]] = {
     "pipeline_rows": set(),
     "broker_process": {"errors"},
     "process_memory": set(),
+    "insights_document": set(),
     "model": {"queue_settings", "pipeline_rows", "writes"},
     "protocol": {"errors"},
     "broker": {"histogram", "model", "queue_settings", "pipeline_rows", "writes", "errors"},
@@ -67,6 +68,7 @@ OURS: Final[dict[str, set[str]]] = {
         "broker.operator",
         "broker.pipeline",
         "broker.queue",
+        "insights_document",
         "queue_settings",
         "installation",
         "envelopes.dead_letter_record",
@@ -125,6 +127,7 @@ OURS: Final[dict[str, set[str]]] = {
     "envelopes.dead_letter_record": set(),
     "importers": {"client", "envelopes", "errors"},
     "spark": {
+        "insights_document",
         "storage.arrow",
         "envelopes.dead_letter_record",
         "installation",
@@ -157,6 +160,7 @@ OURS: Final[dict[str, set[str]]] = {
 THEIRS: Final[dict[str, set[str]]] = {
     "logs": {"structlog"},
     "settings": {"pydantic"},
+    "insights_document": {"pydantic"},
     "storage": {"aiosqlite"},
     "storage.arrow": {"pyarrow", "adbc_driver_sqlite"},
     "export": {"pyarrow"},

@@ -1,14 +1,14 @@
-"""The history of a broker for Spark, and queues as its sources and sinks.
+"""A Spark data source for the history and the queues of a broker.
 
 ::
 
     from phpmq_lite.spark.session import session
 
-    spark = session("look")   # or a session of your own, and ``phpmq_lite.spark.register(spark)``
+    spark = session("look")   # or your own session: ``phpmq_lite.spark.register(spark)``
     spark.read.format("phpmq").option("url", "http://127.0.0.1:9101").load().show()
 
-The way in: ``source.py``, ``options.py``, ``reader.py``, ``writer.py``, ``transport.py``.  Nothing
-here imports pyspark until it is used.
+Start reading at ``source.py``, ``source_options.py``, ``reader.py``, ``writer.py`` and
+``pipeline_client.py``. pyspark is only imported on use.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SourceConnection", "final_ack", "register"]
 
-if not TYPE_CHECKING:  # which knows the names, and what is no name
+if not TYPE_CHECKING:  # type checkers read the imports above
     __getattr__, __dir__ = names_of(
         __name__,
         {"SourceConnection": "source_options", "final_ack": "checkpoints", "register": "source"},

@@ -1,4 +1,4 @@
-"""Reads what checkpoints of streaming queries say is done; the last acknowledgement."""
+"""The committed batches in checkpoints of streaming queries, and the last acknowledgement."""
 
 import json
 from collections.abc import Iterator
@@ -20,60 +20,46 @@ def final_ack(
     checkpoint: str,
     spark: "SparkSession | None" = None,
 ) -> int:
-    """Acknowledge the last batch that a query has committed; return how many messages that were.
+    """Acknowledge the last committed batch of a query; return the number of messages.
 
-    Call it when the query has ended, and before it starts anew.  Harmless when repeated.
+    Call it after the query has ended and before it restarts. It is safe to repeat.
 
     Args:
         connection: the broker.
-        subscription: whose claims.
-        checkpoint: the query's folder, as Spark was given it; a path, ``file:`` or, with a
-            session, what Hadoop reads.
-        spark: whose Hadoop settings are used where the folder is not on this machine.
+        subscription: the subscription of the query.
+        checkpoint: the query's ``checkpointLocation``: a path, a ``file:`` URI or, with a
+            session, a URI that Hadoop reads.
+        spark: session with the Hadoop settings for a folder on another machine.
 
     Raises:
-        DataLossError: the broker has another history than the one that was read.
-        PipelineError: the checkpoint is not of this subscription, or there is none.
+        DataLossError: the broker has another history than the checkpoint.
+        PipelineError: the folder is not a checkpoint, or belongs to another subscription.
     """
-    files = _opened(checkpoint, spark)
+    files = _open_checkpoint(checkpoint, spark)
     if not files.exists("metadata"):
-        raise PipelineError(f"{checkpoint} is no checkpoint of a query: it has no file metadata")
+        raise PipelineError(f"{checkpoint} is not a checkpoint of a query: it has no file metadata")
     end = last_committed_offsets(files)
     if end is None:
         return 0
     found = [each for each in _dicts(end) if "claim" in each and "subscription" in each]
-    mine = [each for each in found if each["subscription"] == subscription]
-    if not mine:
+    matching = [each for each in found if each["subscription"] == subscription]
+    if not matching:
         names = ", ".join(repr(each["subscription"]) for each in found) or "none"
         raise PipelineError(
             f"checkpoint {checkpoint} is not of subscription {subscription!r}; it has {names}"
         )
     broker = PipelineClient(connection)
     history_id = broker.bounds().history_id
-    if mine[0]["history"] != history_id:
+    expected = matching[0]["history"]
+    if expected != history_id:
         raise DataLossError(
-            f"the broker's history is {history_id} now, the checkpoint is of {mine[0]['history']}:"
-            " nothing is acknowledged"
+            f"the broker's history is {history_id}, the checkpoint's is {expected};"
+            " nothing was acknowledged"
         )
-    return broker.acknowledge(subscription, int(mine[0]["claim"]))
+    return broker.acknowledge(subscription, int(matching[0]["claim"]))
 
 
-def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
-    """Give the offsets at which the last committed batch ended, one for each source.
-
-    None: nothing is committed.  A batch that is planned only does not count.
-    """
-    done = _last_number(files.names("commits"))
-    if done is None:
-        return None
-    planned = files.read(f"offsets/{done}")
-    if planned is None:
-        raise PipelineError(f"the checkpoint has commits/{done}, but not offsets/{done}")
-    # A version, a line of settings, then a line for each source.
-    return [_parsed(line) for line in planned.splitlines()[1:]]
-
-
-def _opened(checkpoint: str, spark: "SparkSession | None") -> ResultsFolder:
+def _open_checkpoint(checkpoint: str, spark: "SparkSession | None") -> ResultsFolder:
     if local_folder_of(checkpoint) is None and spark is None:
         from pyspark.sql import SparkSession
 
@@ -83,19 +69,8 @@ def _opened(checkpoint: str, spark: "SparkSession | None") -> ResultsFolder:
     return open_results(spark, checkpoint)
 
 
-def _last_number(names: list[str]) -> int | None:
-    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None  # a source that keeps another form
-
-
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object in it, however deep: later forms of the log may nest."""
+    """Yield all objects at any depth: later formats of the log may nest them."""
     if isinstance(value, dict):
         yield value
         for each in value.values():
@@ -105,43 +80,70 @@ def _dicts(value: Any) -> Iterator[dict[str, Any]]:
             yield from _dicts(each)
 
 
+def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
+    """Return the end offsets of the last committed batch, one per source; None if there is none.
+
+    Raises:
+        PipelineError: the batch is committed, but its offsets are missing.
+    """
+    batch = _last_commit(files, "")
+    if batch is None:
+        return None
+    sources = _read_sources(files, "", batch)
+    if sources is None:
+        raise PipelineError(f"the checkpoint has commits/{batch}, but not offsets/{batch}")
+    return sources
+
+
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
-    """A batch of a checkpoint, and the offset that it ends with."""
+    """A batch of a checkpoint and its end offset."""
 
     batch: int
-    history_id: str | None  # None: not the history's checkpoint
+    history_id: str | None  # None: not a checkpoint of the history
     offset: int | None
 
 
 def last_committed_batch(files: ResultsFolder, checkpoint: str) -> CommittedBatch | None:
-    """Read the last committed batch; None where none is."""
-    numbers = [int(name) for name in files.names(f"{checkpoint}/commits") if name.isdigit()]
-    if not numbers:
-        return None
-    return planned_batch(files, checkpoint, max(numbers))
+    """Return the last committed batch; None if there is none."""
+    batch = _last_commit(files, f"{checkpoint}/")
+    return None if batch is None else planned_batch(files, checkpoint, batch)
 
 
 def planned_batch(files: ResultsFolder, checkpoint: str, batch: int) -> CommittedBatch:
-    """Read where a batch ends that is planned, committed or not."""
-    text = files.read(f"{checkpoint}/offsets/{batch}")
-    history_id, offset = offset_of(text.splitlines()[-1]) if text else (None, None)
-    return CommittedBatch(batch, history_id, offset)
+    """Return a planned batch, committed or not."""
+    sources = _read_sources(files, f"{checkpoint}/", batch)
+    return CommittedBatch(batch, *(offset_of(sources[-1]) if sources else (None, None)))
+
+
+def _last_commit(files: ResultsFolder, prefix: str) -> int | None:
+    names = files.names(f"{prefix}commits")
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
+
+def _read_sources(files: ResultsFolder, prefix: str, batch: int) -> list[Any] | None:
+    """Return the offset of each source: the lines after the version and the settings."""
+    text = files.read(f"{prefix}offsets/{batch}")
+    return None if text is None else [_parse_json(line) for line in text.splitlines()[1:]]
+
+
+def _parse_json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None  # a source with another format
 
 
 def query_id(files: ResultsFolder, checkpoint: str) -> str | None:
-    """Give the number that a checkpoint keeps for its life; None before its first start."""
+    """Return the id of the query that owns a checkpoint; None before its first start."""
     text = files.read(f"{checkpoint}/metadata")
     return None if text is None else str(json.loads(text)["id"])
 
 
 def offset_of(written: Any) -> tuple[str | None, int | None]:
-    """Take history id and offset from the JSON of a stream's offset, as text or as objects."""
-    while isinstance(written, str):
-        try:
-            written = json.loads(written)
-        except ValueError:
-            return None, None
+    """Return history id and offset of a stream's offset, given as JSON text or parsed."""
+    if isinstance(written, str):
+        return offset_of(_parse_json(written))
     if not isinstance(written, dict):
         return None, None
     history_id, offset = written.get("history"), written.get("offset")

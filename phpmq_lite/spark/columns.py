@@ -1,4 +1,4 @@
-"""Columns of the history, of a queue and of the archive as Spark types; days in UTC."""
+"""Columns of the history, queues and the archive as Spark types; days in UTC."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +26,7 @@ def _columns(*columns: tuple[str, DataType]) -> StructType:
     return StructType([StructField(name, kind, nullable=True) for name, kind in columns])
 
 
-# What settled, in the order of its offset.  Times are TIMESTAMP in UTC, to the millisecond.
+# Settled messages in order of offset. Times are TIMESTAMP in UTC, to the millisecond.
 HISTORY_COLUMNS: Final = _columns(
     ("offset", LongType()),
     ("seq", LongType()),
@@ -52,7 +52,7 @@ HISTORY_COLUMNS: Final = _columns(
 )
 BODY: Final = "body"
 
-# What a subscription claimed, in the order of its claim.
+# Claimed messages of a subscription in order of claim.
 QUEUE_COLUMNS: Final = _columns(
     ("claim", LongType()),
     ("message_id", StringType()),
@@ -67,18 +67,18 @@ QUEUE_COLUMNS: Final = _columns(
 
 
 def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> StructType:
-    """Give the columns asked for, in that order; all of them for none, ``body`` last.
+    """Return the requested columns in that order; all columns if none are named, ``body`` last.
 
-    Naming ``body`` among the columns asks for it, too.
+    ``body`` can also be requested by name.
 
     Raises:
-        OptionError: a name is none of the history's; it gives the nearest.
+        OptionError: the history has no such column; suggests the nearest name.
     """
     fields = {field.name: field for field in [*HISTORY_COLUMNS, StructField(BODY, BinaryType())]}
     for name in columns:
         if name not in fields:
             near = nearest_name(name, tuple(fields))
-            hint = f": did you mean {near!r}?" if near else f"; there are {', '.join(fields)}"
+            hint = f": did you mean {near!r}?" if near else f"; choose from {', '.join(fields)}"
             raise OptionError(f"the history has no column {name!r}{hint}")
     names = list(columns or HISTORY_COLUMNS.names)
     if body and BODY not in names:
@@ -86,14 +86,14 @@ def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> Str
     return StructType([fields[name] for name in names])
 
 
-def check_read_schema(asked: StructType, offered: StructType) -> None:
-    """Refuse a schema of the caller's that is not a selection of the columns offered.
+def check_read_schema(requested: StructType, offered: StructType) -> None:
+    """Check that a user's schema is a selection of the offered columns.
 
     Raises:
         OptionError: a column is unknown or has another type.
     """
     kinds = {field.name: field.dataType for field in offered}
-    for field in asked:
+    for field in requested:
         if field.name not in kinds:
             near = nearest_name(field.name, tuple(kinds))
             raise OptionError(
@@ -107,14 +107,14 @@ def check_read_schema(asked: StructType, offered: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> "pa.Schema":
-    """Give the Arrow schema that Spark demands of a batch: microseconds, UTC."""
+    """Return the Arrow schema that Spark requires of a batch: microseconds, UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def conform_batch(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
-    """Pick and cast the columns that Spark demands; milliseconds become microseconds."""
+    """Select and cast the columns that Spark requires; milliseconds become microseconds."""
     import pyarrow as pa
 
     arrays = [batch.column(field.name).cast(field.type) for field in schema]
@@ -135,6 +135,6 @@ TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_a
 
 
 def utc_day(at: "Column | str") -> "Column":
-    """Give the date of a time in UTC, whatever the session's time zone."""
+    """Return the UTC date of a time, independent of the session's time zone."""
     days = sf.floor(sf.unix_millis(sf.col(at) if isinstance(at, str) else at) / DAY_MS)
     return sf.date_from_unix_date(days.cast("int"))

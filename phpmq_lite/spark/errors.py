@@ -1,31 +1,31 @@
-"""What goes wrong between Spark and the broker, under ``PhpmqError``.
+"""Errors between Spark and the broker.
 
 PipelineError
-├── OptionError      an option is unknown, malformed or out of place: correct the call
-├── BrokerError      the broker refused a request or cannot be reached; has status and code
-├── DataLossError    rows that were asked for are gone: decide, then ``failOnDataLoss=false``
-├── ShortReadError   rows came that do not add up to the count announced: read again
-└── JavaError        no Java that Spark can use: install one of the two ways it names
+├── OptionError      an option is unknown, malformed or not applicable: correct the call
+├── BrokerError      the broker refused a request or is unreachable; has status and code
+├── DataLossError    requested rows are gone: set ``failOnDataLoss=false`` to skip them
+├── ShortReadError   fewer or more rows were received than announced: read again
+└── JavaError        no Java that Spark can use: install one as the message explains
 
-Raised in a worker process, such an error reaches the driver as text in Spark's own exception.
+An error raised in a worker process reaches the driver as text in Spark's own exception.
 """
 
 from phpmq_lite.errors import PhpmqError
 
 
 class PipelineError(PhpmqError):
-    """Root of what the Spark side raises on purpose."""
+    """Base class of all errors that the Spark side raises deliberately."""
 
 
 class OptionError(PipelineError):
-    """An option of the data source is unknown, malformed or not for this use; nothing was read."""
+    """An option of the data source is unknown, malformed or not applicable; nothing was read."""
 
 
 class BrokerError(PipelineError):
-    """The broker refused a request, or does not answer.
+    """The broker refused a request or did not reply.
 
-    ``status`` is the HTTP status and ``code`` the short name in the answer; 0 and ``unreachable``
-    where there was none.
+    ``status`` is the HTTP status and ``code`` the short name in the response; without a response
+    they are 0 and ``unreachable``.
     """
 
     def __init__(self, detail: str, status: int = 0, code: str = "unreachable") -> None:
@@ -35,12 +35,12 @@ class BrokerError(PipelineError):
 
 
 class DataLossError(PipelineError):
-    """Rows of the range are gone, or the history is another one since the last read."""
+    """Rows of the range are gone, or the broker has another history than at the last read."""
 
 
 class ShortReadError(PipelineError):
-    """The rows that came are not as many as the broker announced; the range must be read again."""
+    """The number of received rows differs from the announced number; read the range again."""
 
 
 class JavaError(PipelineError):
-    """There is no Java that Spark can use; the message says what was found and what to do."""
+    """Spark has no usable Java; the message says what was found and what to do."""

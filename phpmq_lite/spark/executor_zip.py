@@ -1,4 +1,4 @@
-"""Our own code as a zip, for executors that have none: ``--py-files``, ``addPyFile``."""
+"""A zip of this package for executors that lack it: ``--py-files``, ``addPyFile``."""
 
 import hashlib
 import zipfile
@@ -9,18 +9,18 @@ from typing import Final
 
 from phpmq_lite import __version__
 
-_PACKAGES: Final = ("phpmq_lite", "pyspark_phpmq")  # the second lets Spark find format("phpmq")
-_LEFT_OUT: Final = ("__pycache__", "_data", "admin", "bench", "server")  # no executor imports them
-_DATE: Final = (1980, 1, 1, 0, 0, 0)  # the first of zip: the same code is the same file
+_PACKAGES: Final = ("phpmq_lite", "pyspark_phpmq")  # Spark finds format("phpmq") by the second
+_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # not for executors
+_DATE: Final = (1980, 1, 1, 0, 0, 0)  # the minimum of zip; identical code makes identical files
 
 
 def zip_name() -> str:
-    """Give the name by which the zip's version is known."""
+    """Return the name of the zip, which includes the version."""
     return f"phpmq_lite-{__version__}.zip"
 
 
 def build_zip(to: Path) -> Path:
-    """Write the zip by rename; the same code gives the same bytes."""
+    """Write the zip and rename it into place; identical code makes identical bytes."""
     to.parent.mkdir(parents=True, exist_ok=True)
     new = to.with_name(to.name + ".new")
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -35,14 +35,14 @@ def zip_files() -> Iterator[tuple[str, Path]]:
     for package in _PACKAGES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
-            continue  # the shim is there in a wheel and in an installed checkout, not on a path
+            continue  # only a wheel and an installed checkout have the shim
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*")):
             inner = path.relative_to(root)
-            if path.suffix in (".py", ".sql", ".typed") and inner.parts[0] not in _LEFT_OUT:
+            if path.suffix in (".py", ".sql", ".typed") and inner.parts[0] not in _EXCLUDED:
                 yield f"{package}/{inner.as_posix()}", path
 
 
 def sha256_of(path: Path) -> str:
-    """Give the SHA-256 of a file, 64 hex digits."""
+    """Return the SHA-256 of a file as 64 hex digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The history, over HTTP or from the database file: its ends, and the rows of a range."""
+"""The history, over HTTP or from the database file: its bounds and the rows of a range."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BODY: Final = "body"
-NAMES_MAX: Final = 1_000  # queues that the broker takes in one request,
-NAMES_BYTES: Final = 4_000  # and of them, as its request line is of 8,190 bytes; 4,190 for the rest
+NAMES_MAX: Final = 1_000  # queues per request,
+NAMES_BYTES: Final = 4_000  # and their bytes: the broker accepts request lines of 8,190 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRequest:
-    """Rows of ``(lo, hi]`` of one history, of these columns; ``queues`` empty: all.
+    """Rows of ``(lo, hi]`` of one history; empty ``queues`` means all.
 
-    ``takes_gaps``: what retention took is left out instead of refused.
+    ``allows_gaps`` skips rows removed by retention instead of failing.
     """
 
     history_id: str
@@ -33,76 +33,76 @@ class HistoryRequest:
     queues: tuple[str, ...] = ()
     queue_pattern: str | None = None
     outcomes: tuple[str, ...] = ()
-    takes_gaps: bool = False
+    allows_gaps: bool = False
 
     @property
     def has_body(self) -> bool:
-        """Tell whether bodies are asked for."""
+        """Return whether bodies are requested."""
         return BODY in self.columns
 
     @property
     def plain_columns(self) -> tuple[str, ...]:
-        """The columns but the body, which is asked for apart; never none, for none means all."""
+        """The columns except the body; never empty, because no columns would mean all."""
         return tuple(name for name in self.columns if name != BODY) or ("offset",)
 
 
 class HistorySource(Protocol):
-    """Where a history can be read.
+    """A source of history rows.
 
-    Raises of all calls:
-        DataLossError: rows that were asked for are gone, or this is another history.
-        ShortReadError: what came is not all of it.
+    All methods raise:
+        DataLossError: requested rows are gone, or this is another history.
+        ShortReadError: the rows are incomplete.
     """
 
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
-        """Give the ends, and the last offset before a time if asked (``PipelineClient.bounds``)."""
+        """Return the bounds, and the last offset before a time (see ``PipelineClient.bounds``)."""
 
     def queues(self) -> list[str]:
-        """Give the names of the queues there are."""
+        """Return the names of all queues."""
 
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
-        """Yield rows in the order of offsets; complete only if the iteration ends well."""
+        """Yield rows in order of offset; they are complete only if the iteration ends normally."""
 
 
 def open_history(connection: SourceConnection) -> HistorySource:
-    """Give the history that a connection names; nothing is opened yet."""
+    """Return the history of a connection without opening it."""
     return _FileHistory(connection.path) if connection.path else _BrokerHistory(connection)
 
 
 def history_bounds(
     connection: SourceConnection, reader: str | None = None, position: int | None = None
 ) -> HistoryBounds:
-    """Ask for the ends of the history; see ``PipelineClient.bounds``."""
+    """Return the bounds of the history; see ``PipelineClient.bounds``."""
     return open_history(connection).bounds(reader, position)
 
 
-def resolve_position(history: HistorySource, ends: HistoryBounds, position: HistoryPosition) -> int:
-    """Return the offset ahead of a position: rows above it are at or after the position.
+def resolve_position(
+    history: HistorySource, bounds: HistoryBounds, position: HistoryPosition
+) -> int:
+    """Return the offset before a position: rows above it are at or after the position.
 
-    So it is the ``lo`` of a read that starts there (inclusive) and the ``hi`` of one that ends
-    there (exclusive), as with Kafka's source.
+    So it is ``lo`` of a read that starts there (inclusive) and ``hi`` of a read that ends there
+    (exclusive), as with Kafka's source.
 
     Raises:
-        OptionError: the position lies beyond the offset that the next row will have.
+        OptionError: the position is beyond the offset of the next row.
     """
     if position.kind == "earliest":
-        return ends.lo
+        return bounds.lo
     if position.kind == "latest":
-        return ends.hi
+        return bounds.hi
     if position.kind == "time":
         found = history.bounds(at_ms=position.number).offset
-        return ends.lo if found is None else found
-    if position.number > ends.hi + 1:
-        raise OptionError(
-            f"offset {position.number} is beyond the next one, {ends.hi + 1}; the last is {ends.hi}"
-        )
+        return bounds.lo if found is None else found
+    if position.number > bounds.hi + 1:
+        raise OptionError(f"offset {position.number} is beyond the next offset {bounds.hi + 1}")
     return max(position.number - 1, 0)
 
 
 class _BrokerHistory:
-    """Over HTTP, as Arrow streams."""
+    """Reads over HTTP as Arrow streams."""
 
     def __init__(self, connection: SourceConnection) -> None:
         self._broker = PipelineClient(connection)
@@ -119,30 +119,30 @@ class _BrokerHistory:
         query: list[tuple[str, str | int]] = [("lo", request.lo), ("hi", request.hi)]
         names = [("queue", name) for name in request.queues]
         if len(names) <= NAMES_MAX and len(urlencode(names)) <= NAMES_BYTES:
-            return self._asked(request, [*query, *names])
-        return self._picked(request, query)
+            return self._to_query(request, [*query, *names])
+        return self._filtered_rows(request, query)
 
-    def _picked(
+    def _filtered_rows(
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
-        """Ask for the rows of all queues, where the names are too long for a request; pick here.
+        """Request the rows of all queues and filter them here, if the names exceed a request.
 
-        The column ``queue`` is there, asked for or not.
+        The column ``queue`` is included, whether requested or not.
         """
         import pyarrow as pa
         from pyarrow import compute
 
         known = set(self.queues())
-        for name in request.queues:  # the broker would refuse it
+        for name in request.queues:  # as the broker would
             if name not in known:
-                raise OptionError(f"there is no queue {name!r}, or the token may not see it")
+                raise OptionError(f"queue {name!r} does not exist, or the token has no access")
         wanted = pa.array(request.queues, pa.string())
         columns = tuple(dict.fromkeys((*request.columns, "queue")))
-        for batch in self._asked(replace(request, columns=columns), query):
+        for batch in self._to_query(replace(request, columns=columns), query):
             is_wanted = compute.is_in(batch.column("queue"), value_set=wanted)
             yield batch.filter(is_wanted)
 
-    def _asked(
+    def _to_query(
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
         query.append(("columns", ",".join(request.plain_columns)))
@@ -152,13 +152,13 @@ class _BrokerHistory:
             query.append(("outcomes", ",".join(request.outcomes)))
         if request.has_body:
             query.append(("body", 1))
-        if request.takes_gaps:
+        if request.allows_gaps:
             query.append(("gap", "ok"))
         return self._broker.history(query, request.history_id)
 
 
 class _FileHistory:
-    """From the database file, in this process; nobody else's position is noted here."""
+    """Reads the database file in this process, without recording a reader's position."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -171,16 +171,16 @@ class _FileHistory:
     ) -> HistoryBounds:
         from phpmq_lite.storage.arrow import HistoryRanges
 
-        # Python's engine: the caller's process may have the file open by sqlite3 itself.
-        with _refusals(), HistoryRanges(self._path, engine="python") as ranges:
-            ends = ranges.bounds()
+        # Use the other SQLite library: the caller's process may have the file open with sqlite3.
+        with _translate_refusals(), HistoryRanges(self._path, engine="python") as ranges:
+            bounds = ranges.bounds()
             offset = None if at_ms is None else ranges.offset_at(at_ms)
-            return HistoryBounds(ends.history_id, ends.lo, ends.hi, ends.lo_deleted, offset)
+            return HistoryBounds(bounds.history_id, bounds.lo, bounds.hi, bounds.lo_deleted, offset)
 
     def queues(self) -> list[str]:
         from phpmq_lite.storage.arrow import HistoryRanges
 
-        with _refusals(), HistoryRanges(self._path, engine="python") as ranges:
+        with _translate_refusals(), HistoryRanges(self._path, engine="python") as ranges:
             return ranges.queues()
 
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
@@ -196,14 +196,14 @@ class _FileHistory:
             request.has_body,
             history_id=request.history_id,
         )
-        with _refusals(), HistoryRanges(self._path) as ranges:
-            rows = ranges.history(selection, is_gap_ok=request.takes_gaps)
+        with _translate_refusals(), HistoryRanges(self._path) as ranges:
+            rows = ranges.history(selection, is_gap_ok=request.allows_gaps)
             yield from check_row_count(iter(rows), rows.count)
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """Translate what the storage says into what the source says."""
+def _translate_refusals() -> Iterator[None]:
+    """Translate refusals of the storage into errors of the source."""
     from phpmq_lite.storage.arrow import RangeError
 
     try:

@@ -1,37 +1,14 @@
-"""``summary.json``: what the Insights page shows, and all that it reads.
+"""Write the insights document, ``summary.json``, from the archive and the tables of metrics.
 
-::
-
-    {"version": 1, "finished_at": ms, "history_id": str | null,
-     "archive": {"offset": n | null, "rows": n, "dates": n, "bytes": n,
-                 "outcomes": ["acked", …],          those that it has; empty: all
-                 "gaps": n, "missing": n},          accepted ones; rows that they lack at most
-     "gaps": [{"at_ms", "history_id", "lo", "hi", "rows": n | null, "batch"}]   the newest 100
-     "lag": {"offset": n | null, "rows": n | null},   the broker's last offset; how many behind
-     "jobs": [{"name", "state": "done|running|failed|stopped", "started_at", "finished_at",
-               "offset", "error"}],
-     "queues":  [{"queue", figures}]                  the last 24 hours
-     "last24h": [{"minute": ms, "queue", figures}],
-     "last30d": [{"hour": ms, "queue", figures}],
-     the last 30 dates:
-     "urns": [{"urn", "queue", "published", "bytes", "acked", "expired", "dead", "deleted",
-               "retried", "redelivered_messages", "failed": {reason: n}, "attempts": {count: n}}],
-     "deaths": [{"queue", "urn" | null, "reason" | null, "count"}],
-     "paths": [{"path": ["queue:urn", …], "traces": n, "p50_ms", "p95_ms"}],
-     "expiries": [{"queue", "dispatched": n, "never": n}]}
-
-``figures`` are those of ``metric_tables``: counts, and ``wait_p50 wait_p95 wait_p99 wait_max``
-and ``hold_…`` in milliseconds or null.  A period without a row had no event.  ``retried`` ones are
-among ``acked`` and were no success.  Percentiles are exact but for ``paths``: within 1 %.
-
-Lists begin with the busiest; ``last24h`` and ``last30d`` are in the order of time.  What does not
-fit into 2 MiB is under the queue ``(others)``, which has no percentiles, only the maxima.
+``insights_document`` defines its members. The jobs also write some that no page shows: ``queues``,
+figures of the last 24 hours by queue; ``history_id`` and ``batch`` of each gap; ``published``,
+``bytes``, ``expired``, ``dead``, ``deleted`` and ``redelivered_messages`` of each URN.
 """
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +16,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import PhpmqError, RefusedError
+from phpmq_lite.insights_document import OTHER_QUEUES, SUMMARY_BYTES, PipelineJobState
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import last_committed_batch
 from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
@@ -62,15 +40,12 @@ from phpmq_lite.spark.session import fit_shuffles
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION: Final = 1
-MAX_BYTES: Final = (2 << 20) - 1
-OTHERS: Final = "(others)"
-MAX_QUEUES: Final = 50  # by name; at most, if they fit
+MAX_QUEUES: Final = 50  # by name, if they fit
 MAX_ROWS: Final = 200  # of urns, deaths, expiries
 MAX_PATHS: Final = 50
 MAX_GAPS: Final = 100
 MAX_KEYS: Final = 20  # of failed and attempts of a urn
-SHARES: Final = {"last24h": 1_150_000, "last30d": 500_000}  # bytes of the 2 MiB
+SHARES: Final = {"last24h": 1_150_000, "last30d": 500_000}  # bytes of SUMMARY_BYTES
 
 _DAYS: Final = 30
 _DAY_MS: Final = 86_400_000
@@ -90,29 +65,17 @@ _URN_COUNTS: Final = [
 Item = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRun:
-    """One run of a job, as ``summary.json`` tells it; times are Unix milliseconds."""
-
-    name: str
-    state: str  # done, running, failed or stopped
-    started_at: int
-    finished_at: int | None = None
-    offset: int | None = None
-    error: str | None = None
-
-
 def write_summary(
     spark: "SparkSession",
     options: JobOptions,
-    runs: Sequence[JobRun],
+    runs: Sequence[PipelineJobState],
     *,
     now_ms: int,
     report: ReportProgress = report_nothing,
 ) -> tuple[str, ...]:
-    """Write ``summary.json`` anew and send it to the broker; gives what did not work, as notes.
+    """Write ``summary.json`` and send it to the broker; return problems as notes.
 
-    ``runs`` are kept, the newest of each name, in ``jobs.json``.
+    The latest of ``runs`` by name is stored in ``jobs.json``.
     """
     report("summary", 0, None)
     files = open_results(spark, options.out)
@@ -121,7 +84,7 @@ def write_summary(
     try:
         with block_swaps(files):
             summary = collect_summary(spark, files, now_ms)
-    except RefusedError as error:  # the job's own work is done: the next run writes it
+    except RefusedError as error:  # the job itself succeeded; the next run writes it
         return (*notes, f"the summary was not written: {error}")
     archived = summary["archive"]["offset"]
     behind = None if lag is None or archived is None else max(0, lag - archived)
@@ -132,37 +95,37 @@ def write_summary(
         try:
             put_insights(options.connection, text.encode())
         except (PhpmqError, OSError) as error:
-            notes += (f"the broker did not take the summary: {error}",)
+            notes += (f"the broker did not accept the summary: {error}",)
     return notes
 
 
-def record_run(files: ResultsFolder, runs: Iterable[JobRun]) -> list[Item]:
-    """Keep the newest run of each name; gives all that are kept, by name."""
+def record_run(files: ResultsFolder, runs: Iterable[PipelineJobState]) -> list[Item]:
+    """Store the latest run of each job; return all stored runs by name."""
     kept: dict[str, Item] = {
         run["name"]: run for run in json.loads(files.read(results_folder.JOBS) or "[]")
     }
-    kept |= {run.name: asdict(run) for run in runs}
+    kept |= {run.name: run.model_dump() for run in runs}
     ordered = [kept[name] for name in sorted(kept)]
     files.write(results_folder.JOBS, json.dumps(ordered))
     return ordered
 
 
 def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
-    """Ask the broker for its last offset."""
+    """Return the broker's last offset, and notes."""
     if options.connection is None:
         return None, ()
     try:
         return history_bounds(options.connection).hi, ()
     except (PhpmqError, OSError) as error:
-        return None, (f"how far the archive is behind is not known: {error}",)
+        return None, (f"the lag of the archive is unknown: {error}",)
 
 
 def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) -> Item:
-    """Read archive and metrics; gives the summary without ``jobs`` and ``lag``."""
+    """Return the document without ``jobs`` and ``lag``, from archive and metrics."""
     done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
     summary: Item = {
         "gaps": [asdict(gap) for gap in archive_gaps.read_gaps(files)[:MAX_GAPS]],
-        "version": VERSION,
+        "version": 1,
         "finished_at": now_ms,
         "history_id": done.history_id if done else None,
         "archive": _archive(spark, files, done.offset if done else None),
@@ -206,7 +169,7 @@ def _moment(at_ms: int) -> datetime:
 
 
 class MetricTables:
-    """The tables of metrics, cut to what a summary has room for; empty where there are none."""
+    """Reads the tables of metrics, limited to what the document can hold; empty if missing."""
 
     def __init__(self, spark: "SparkSession", files: ResultsFolder, now_ms: int) -> None:
         self._spark = spark
@@ -214,7 +177,7 @@ class MetricTables:
         self._now_ms = now_ms
 
     def _read(self, table: str, days: int) -> "DataFrame | None":
-        """Read the dates that the last ``days`` times 24 hours touch."""
+        """Return the rows of the dates within the last ``days`` times 24 hours."""
         path = f"{results_folder.METRICS}/{table}"
         if not self._files.files(path):
             return None
@@ -223,7 +186,7 @@ class MetricTables:
         return rows.where(sf.col("date") >= sf.lit((now - timedelta(days=days)).date()))
 
     def queues(self) -> list[Item]:
-        """Sum up the archive's last 24 hours per queue: percentiles do not add up."""
+        """Return the last 24 hours by queue, from the archive: percentiles cannot be added up."""
         if not self._files.files(results_folder.ARCHIVE):
             return []
         since_ms = self._now_ms - _DAY_MS
@@ -236,11 +199,11 @@ class MetricTables:
         return sorted(items, key=lambda item: (-queue_weight(item), item["queue"]))[:MAX_ROWS]
 
     def minutes(self) -> list[Item]:
-        """Give the last 24 hours by minute."""
+        """Return the last 24 hours by minute."""
         return self._periods("minutes", "minute", 1, SHARES["last24h"])
 
     def hours(self) -> list[Item]:
-        """Give the last 30 days by hour."""
+        """Return the last 30 days by hour."""
         return self._periods("hours", "hour", _DAYS, SHARES["last30d"])
 
     def _periods(self, table: str, name: str, days: int, share: int) -> list[Item]:
@@ -260,7 +223,7 @@ class MetricTables:
         return fit_queues(items, [row.asDict() for row in rest.collect()], busiest, name, share)
 
     def urns(self) -> list[Item]:
-        """Give the busiest urns with what became of them."""
+        """Return the busiest URNs with their results."""
         rows = self._read("urns", _DAYS)
         if rows is None:
             return []
@@ -278,7 +241,7 @@ class MetricTables:
     def _by_urn(
         self, table: str, column: str, wanted: list[Item]
     ) -> dict[tuple[str, str], dict[str, int]]:
-        """Give the counts of a column, the commonest first, for the (queue, urn) wanted."""
+        """Return counts by value of ``column`` for each wanted (queue, urn), highest first."""
         rows = self._read(table, _DAYS)
         if rows is None:
             return {}
@@ -294,7 +257,7 @@ class MetricTables:
         return result
 
     def deaths(self) -> list[Item]:
-        """Give the commonest causes of death."""
+        """Return the most frequent causes of dead letters."""
         keys = ["queue", "urn", "reason"]
         rows = self._read("deaths", _DAYS)
         if rows is None:
@@ -304,7 +267,7 @@ class MetricTables:
         return [row.asDict() for row in ordered.collect()]
 
     def expiries(self) -> list[Item]:
-        """Give the queues where most expired."""
+        """Return the queues with the most expired messages."""
         rows = self._read("expiries", _DAYS)
         if rows is None:
             return []
@@ -315,7 +278,7 @@ class MetricTables:
         return [row.asDict() for row in totals.orderBy(*order).limit(MAX_ROWS).collect()]
 
     def paths(self) -> list[Item]:
-        """Give the commonest ways of traces, their days added up."""
+        """Return the most frequent paths of traces, added up over the days."""
         rows = self._read("paths", _DAYS)
         if rows is None:
             return []
@@ -327,7 +290,7 @@ class MetricTables:
 
 
 def path_item(path: Sequence[str], days: Iterable[Mapping[int, int]]) -> Item:
-    """Add the days' buckets (number -> traces) of a path up; durations are within 1 %."""
+    """Add up a path's buckets (number -> traces) of all days; durations are within 1 %."""
     buckets: Counter[int] = Counter()
     for day in days:
         buckets.update(day)
@@ -337,7 +300,7 @@ def path_item(path: Sequence[str], days: Iterable[Mapping[int, int]]) -> Item:
 
 
 def _percentile(buckets: Mapping[int, int], wanted: float) -> float | None:
-    """Give the middle of the bucket in which ``wanted`` traces are reached."""
+    """Return the middle of the bucket that reaches ``wanted`` traces."""
     reached = 0
     for number in sorted(buckets):
         reached += buckets[number]
@@ -347,7 +310,7 @@ def _percentile(buckets: Mapping[int, int], wanted: float) -> float | None:
 
 
 def queue_weight(item: Mapping[str, Any]) -> int:
-    """Tell how busy: messages published and settled."""
+    """Return the number of messages published and settled."""
     names = ("published", "acked", "expired", "dead", "deleted")
     return sum(int(item[name]) for name in names)
 
@@ -355,16 +318,17 @@ def queue_weight(item: Mapping[str, Any]) -> int:
 def fit_queues(
     items: list[Item], rest: list[Item], busiest: Sequence[str], name: str, share: int
 ) -> list[Item]:
-    """Keep whole queues, the busiest first, within ``share`` bytes; the rest becomes ``OTHERS``.
+    """Return the items of the busiest queues that fit into ``share`` bytes, in order of time.
 
-    ``rest`` are sums of other queues, without ``queue``.  Gives the items by time (``name``).
+    All others, and ``rest`` (sums without ``queue``), are added up under ``OTHER_QUEUES``. ``name``
+    is the member with the time.
     """
     by_queue: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         by_queue[item["queue"]].append(item)
     sizes = {queue: _size(by_queue[queue]) for queue in busiest}
     if rest or sum(sizes.values()) > share:
-        share -= _size(_others([*items, *rest], name))  # at most so much is left over
+        share -= _size(_others([*items, *rest], name))  # upper bound for the others
     kept: list[Item] = []
     for number, queue in enumerate(busiest):
         if sizes[queue] > share:
@@ -373,7 +337,7 @@ def fit_queues(
         kept += by_queue[queue]
         share -= sizes[queue]
     kept += _others(rest, name)
-    return sorted(kept, key=lambda item: (item[name], item["queue"] == OTHERS, item["queue"]))
+    return sorted(kept, key=lambda item: (item[name], item["queue"] == OTHER_QUEUES, item["queue"]))
 
 
 def _size(items: Iterable[Item]) -> int:
@@ -381,19 +345,19 @@ def _size(items: Iterable[Item]) -> int:
 
 
 def round_times(item: Item) -> Item:
-    """Give an item with a tenth of a millisecond at most."""
+    """Return an item with times rounded to a tenth of a millisecond."""
     return {n: round(v, 1) if isinstance(v, float) else v for n, v in item.items()}
 
 
 def _others(items: Iterable[Item], name: str) -> list[Item]:
-    """Add items of the same period up; no percentiles, for they do not add up."""
+    """Return the sums of items by period, without percentiles, which cannot be added up."""
     sums: dict[int, Item] = {}
     for item in items:
         into = sums.setdefault(
             item[name],
             {
                 name: item[name],
-                "queue": OTHERS,
+                "queue": OTHER_QUEUES,
                 **dict.fromkeys(COUNTS, 0),
                 **dict.fromkeys(_SPANS),
             },
@@ -407,14 +371,14 @@ def _others(items: Iterable[Item], name: str) -> list[Item]:
 
 
 def encode_summary(summary: Item) -> str:
-    """Write the summary; where it is too large, its long lists lose their ends.
+    """Encode the document; if it is too large, truncate its longest lists.
 
-    The tables have the share that the periods leave; only very long names come to this.
+    This only happens with very long names, because ``SHARES`` bounds the periods.
     """
-    while len(text := _json(summary).encode()) > MAX_BYTES:
+    while len(text := _json(summary).encode()) > SUMMARY_BYTES:
         lists = ("urns", "deaths", "paths", "expiries", "queues", "last30d", "last24h")
         longest = max(lists, key=lambda name: len(_json(summary[name])))
-        is_timed = longest.startswith("last")  # the oldest come first there
+        is_timed = longest.startswith("last")  # the oldest come first
         half = len(summary[longest]) // 2
         kept = summary[longest][half:] if is_timed else summary[longest][:half]
         summary = {**summary, longest: kept}

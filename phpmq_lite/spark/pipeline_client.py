@@ -1,4 +1,4 @@
-"""Client of the broker's pipeline API, with the standard library alone."""
+"""Client of the broker's pipeline API that only needs the standard library."""
 
 import io
 import json
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 BASE: Final = "/api/v1/pipeline"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final[Mapping[str, str]] = {"Content-Type": "application/json"}
-TIMEOUT_S: Final = 120  # without a byte
-BUSY_PATIENCE_S: Final = 600  # exports run two at a time: the others wait for their turn
-GONE_WAITS_S: Final = (0.5, 1, 2, 4, 8)  # a broker that restarts is back in seconds
+TIMEOUT_S: Final = 120  # between two bytes
+BUSY_TIMEOUT_S: Final = 600  # the broker runs two exports at a time; others wait
+RETRY_DELAYS_S: Final = (0.5, 1, 2, 4, 8)  # a restarting broker is back within seconds
 _WAIT_MAX_S: Final = 30
 _BUFFER_BYTES: Final = 1 << 20
 _TEXT_MAX: Final = 500
@@ -32,10 +32,10 @@ Query = Sequence[tuple[str, str | int]]
 
 @dataclass(frozen=True, slots=True)
 class HistoryBounds:
-    """What the history has: every row with ``lo < offset <= hi`` but deleted ones.
+    """The rows in the history: all with ``lo < offset <= hi``, except deleted ones.
 
-    Deleted ones are whole above ``lo_deleted``.  ``offset``: the last one settled before the time
-    that was asked for, else None.
+    Deleted rows are complete above ``lo_deleted``. ``offset`` is the last offset settled before the
+    requested time, or None.
     """
 
     history_id: str
@@ -47,7 +47,7 @@ class HistoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class ClaimState:
-    """A subscription: claims up to ``acked`` are acknowledged, the last one given out is ``hi``."""
+    """A subscription: claims up to ``acked`` are acknowledged, ``hi`` is the last claim."""
 
     acked: int
     hi: int
@@ -55,9 +55,9 @@ class ClaimState:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What became of a publish; ``remaining`` rows wait for the same call again.
+    """The result of a publish; repeat the call while ``remaining`` is not 0.
 
-    ``is_resumed``: it went on with what an earlier call staged, not with the tokens that it named.
+    ``is_resumed``: the call continued with tokens staged by an earlier call, not with its own.
     """
 
     rows: int
@@ -67,18 +67,18 @@ class PublishResult:
 
 
 class PipelineClient:
-    """The pipeline's part of a broker's HTTP API.
+    """The pipeline part of a broker's HTTP API.
 
-    Raises of all calls:
-        BrokerError: it refused, or does not answer.
-        DataLossError: what was asked for is gone by retention, or is of another history.
+    All methods raise:
+        BrokerError: the broker refused the request or did not reply.
+        DataLossError: the rows were removed by retention or belong to another history.
     """
 
     def __init__(
         self, connection: SourceConnection, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         if connection.url is None:
-            raise OptionError("this needs a broker: give url")
+            raise OptionError("this needs a broker; set the option url")
         parts = urlsplit(connection.url)
         self._url = connection.url
         self._is_tls = parts.scheme == "https"
@@ -89,12 +89,12 @@ class PipelineClient:
             self._headers["Authorization"] = f"Bearer {connection.token}"
         self._sleep = sleep
 
-    # -- the history
+    # -- history
 
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
-        """Ask for the ends; ``reader`` has done all up to ``position``, which the broker notes."""
+        """Return the bounds; the broker records that ``reader`` has processed ``position``."""
         asked: list[tuple[str, str | int]] = []
         if reader is not None and position is not None:
             asked += [("reader", reader), ("position", position)]
@@ -110,22 +110,22 @@ class PipelineClient:
         )
 
     def history(self, query: Query, history_id: str) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows of a range, in the order of offsets, counted.
+        """Yield the rows of a range in order of offset, and count them.
 
         Raises:
-            ShortReadError: they are not as many as announced, or the connection broke.
+            ShortReadError: the number differs from the announced one, or the connection broke.
         """
         asked = [*query, ("history", history_id)]
         return self._batches(f"{BASE}/history/arrow", asked, history_id)
 
     def queues(self) -> list[str]:
-        """Give the names of all queues that the history may have and the token may see."""
+        """Return the queues that the history may contain and the token has access to."""
         return list(self._json("GET", f"{BASE}/history/bounds", [("queues", 1)])["queues"])
 
     # -- claims
 
     def claimed(self, subscription: str) -> ClaimState:
-        """Give how far a subscription is; one that is not there yet is at 0."""
+        """Return the state of a subscription; a new one is at 0."""
         try:
             answer = self._json("GET", f"{BASE}/claims/state", [("subscription", subscription)])
         except BrokerError as error:
@@ -137,7 +137,7 @@ class PipelineClient:
     def claim(
         self, subscription: str, queue: str, messages: int, size_bytes: int, after: int
     ) -> int:
-        """Claim new messages, or find those claimed already above ``after``; return the last."""
+        """Claim new messages, or return existing claims above ``after``; return the last claim."""
         body = {
             "subscription": subscription,
             "queue": queue,
@@ -148,36 +148,36 @@ class PipelineClient:
         return int(self._json("POST", f"{BASE}/claims/claim", body=body)["hi"])
 
     def claims(self, subscription: str, lo: int, hi: int) -> Iterator["pa.RecordBatch"]:
-        """Yield the claims of ``(lo, hi]``, in order, counted; see ``history``."""
+        """Yield the claims of ``(lo, hi]`` in order, counted as in ``history``."""
         asked: Query = [("subscription", subscription), ("lo", lo), ("hi", hi)]
         return self._batches(f"{BASE}/claims/arrow", asked, None)
 
     def acknowledge(self, subscription: str, upto: int) -> int:
-        """Settle all claims up to this one as acked; return how many were not yet."""
+        """Acknowledge all claims up to ``upto``; return how many were not acknowledged yet."""
         if upto == 0:
-            return 0  # before the first claim there is no subscription, and nothing to settle
+            return 0  # a subscription without claims has nothing to acknowledge
         body = {"subscription": subscription, "upto": upto}
         return int(self._json("POST", f"{BASE}/claims/ack", body=body)["acked"])
 
     def ready(self, queue: str) -> int:
-        """Give how many messages of a queue wait for a consumer; 0 where there is no such queue."""
-        return self.ready_if_there(queue) or 0
+        """Return the number of ready messages of a queue; 0 if the queue does not exist."""
+        return self.ready_or_none(queue) or 0
 
-    def ready_if_there(self, queue: str) -> int | None:
-        """Give the same; None where there is no such queue: its first message makes it."""
+    def ready_or_none(self, queue: str) -> int | None:
+        """Return the number of ready messages; None if the queue does not exist yet."""
         try:
             return int(self._json("GET", f"/api/v1/queues/{queue_segment(queue)}")["ready"])
         except BrokerError as error:
-            if error.code == "unknown_queue":  # another 404 comes of a wrong address
+            if error.code == "unknown_queue":  # another 404 means a wrong address
                 return None
             raise
 
     # -- publishing
 
     def stage(self, token: str, stream: bytes, rows: int) -> int:
-        """Store rows under a token, without publishing them; return how many the broker read.
+        """Store rows under a token without publishing them; return how many the broker read.
 
-        Not repeated by itself after a lost connection: a token is taken once.
+        It is not retried after a lost connection, because a token can be used only once.
         """
         head = {"Content-Type": ARROW, "X-Row-Count": str(rows)}
         query = [("token", token)]
@@ -187,9 +187,9 @@ class PipelineClient:
     def publish(
         self, app_id: str, version: int, tokens: Sequence[str], *, is_single: bool = False
     ) -> PublishResult:
-        """Publish staged rows, once per key: one transaction's worth, and say how many remain.
+        """Publish staged rows, once per key, in one transaction; report how many remain.
 
-        With ``is_single`` nothing else is ever published under this ``app_id``.
+        With ``is_single``, nothing else is ever published with this ``app_id``.
         """
         body = {"app_id": app_id, "version": version, "tokens": list(tokens), "in_parts": True}
         body |= {"single_use": True} if is_single else {}
@@ -199,14 +199,14 @@ class PipelineClient:
         )
 
     def unstage(self, tokens: Sequence[str]) -> int:
-        """Drop staged rows; what was published is not touched."""
+        """Drop staged rows; published messages are not affected."""
         return int(self._json("POST", f"{BASE}/unstage", body={"tokens": list(tokens)})["unstaged"])
 
     def put_insights(self, summary: bytes) -> None:
-        """Hand over the summary that the Insights page shows: JSON, at most 2 MiB."""
+        """Send the insights document (JSON, up to 2 MiB) to the broker."""
         self._text("PUT", f"{BASE}/insights", (), summary)
 
-    # -- below
+    # -- requests
 
     def _json(
         self,
@@ -225,7 +225,7 @@ class PipelineClient:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise BrokerError(f"{self._url} answered something else: {text[:_TEXT_MAX]!r}")
+            raise BrokerError(f"{self._url} sent an unexpected response: {text[:_TEXT_MAX]!r}")
         return answer
 
     def _text(
@@ -239,18 +239,20 @@ class PipelineClient:
         is_repeatable: bool = True,
     ) -> bytes:
         head = head if content is not None else {}
-        for wait_s in (*GONE_WAITS_S, None):
-            connection, response = self._ask(method, path, query, content, head, is_repeatable)
+        for wait_s in (*RETRY_DELAYS_S, None):
+            connection, response = self._send(method, path, query, content, head, is_repeatable)
             with closing(connection):
                 try:
                     return response.read()
                 except (OSError, HTTPException) as error:
                     if wait_s is None or not is_repeatable:
-                        raise BrokerError(f"{self._url} broke off its answer: {error!r}") from error
+                        raise BrokerError(
+                            f"{self._url} ended its response early: {error!r}"
+                        ) from error
                     self._sleep(wait_s)
-        raise AssertionError  # the last round returned or raised
+        raise AssertionError  # the last attempt returns or raises
 
-    def _ask(
+    def _send(
         self,
         method: str,
         path: str,
@@ -259,10 +261,10 @@ class PipelineClient:
         head: Mapping[str, str],
         is_repeatable: bool,
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        """Send until there is an answer that is not "later"; return it with its head read."""
+        """Send the request until the response is not "busy"; return it with its headers read."""
         target = self._prefix + path + ("?" + urlencode(query) if query else "")
         waited_s = 0.0
-        gone = iter(GONE_WAITS_S)
+        gone = iter(RETRY_DELAYS_S)
         while True:
             connection = self._connection()
             try:
@@ -273,15 +275,15 @@ class PipelineClient:
                 wait_s = next(gone, None)
                 is_unsent = isinstance(error, ConnectionRefusedError | socket.gaierror)
                 if wait_s is None or not (is_repeatable or is_unsent):
-                    raise BrokerError(f"{self._url} does not answer: {error!r}") from error
+                    raise BrokerError(f"{self._url} did not respond: {error!r}") from error
                 self._sleep(wait_s)
                 continue
             if response.status < 300:
                 return connection, response
             with closing(connection):
                 busy_s = _retry_after_s(response)
-                if busy_s is None or waited_s + busy_s > BUSY_PATIENCE_S:
-                    raise self._refusal(response)
+                if busy_s is None or waited_s + busy_s > BUSY_TIMEOUT_S:
+                    raise self._error_of(response)
             waited_s += busy_s
             self._sleep(busy_s)
 
@@ -289,8 +291,8 @@ class PipelineClient:
         kind = HTTPSConnection if self._is_tls else HTTPConnection
         return kind(self._host, self._port, timeout=TIMEOUT_S)
 
-    def _refusal(self, response: HTTPResponse) -> Exception:
-        """Turn an answer that is no success into an exception with the broker's own words."""
+    def _error_of(self, response: HTTPResponse) -> Exception:
+        """Return the exception for an error response, with the broker's message."""
         text = response.read(64 << 10)
         try:
             problem = json.loads(text)
@@ -300,8 +302,8 @@ class PipelineClient:
         if code in ("gap", "other_history"):
             return DataLossError(detail)
         hint = {
-            401: "; give a token that it knows (option token)",
-            403: "; the token's role or queues do not allow it",
+            401: "; set a valid token (option token)",
+            403: "; the token's role or queues do not allow this",
         }.get(response.status, "")
         words = f"{self._url} answered {response.status} {code}: {detail}{hint}"
         return BrokerError(words, response.status, code)
@@ -309,21 +311,23 @@ class PipelineClient:
     def _batches(
         self, path: str, query: Query, history_id: str | None
     ) -> Iterator["pa.RecordBatch"]:
-        connection, response = self._ask("GET", path, query, None, {"Accept": ARROW}, True)
+        connection, response = self._send("GET", path, query, None, {"Accept": ARROW}, True)
         with closing(connection):
             announced = response.getheader("X-Row-Count")
             if announced is None:
-                raise ShortReadError(f"{self._url}{path} does not say how many rows it sends")
+                raise ShortReadError(f"{self._url}{path} did not announce the number of rows")
             now = response.getheader("X-History-Id", history_id)
             if history_id is not None and now != history_id:
-                raise DataLossError(f"the history is {now} now, it was {history_id}")
-            yield from check_row_count(_decoded(response, f"{self._url}{path}"), int(announced))
+                raise DataLossError(f"the broker's history is {now}, expected {history_id}")
+            yield from check_row_count(
+                _decode_stream(response, f"{self._url}{path}"), int(announced)
+            )
 
 
 def queue_segment(queue: str) -> str:
-    """Make a segment of a path of a queue's name, as ``admin.urls.encode_name`` does and explains.
+    """Encode a queue name as a path segment, like ``encode_name`` of the admin.
 
-    It stands here again, for an executor loads nothing of the admin.
+    It is duplicated because executors do not have the admin.
     """
     return quote(f"~{queue}" if queue.startswith("~") or not queue.strip(".") else queue, safe="")
 
@@ -331,20 +335,20 @@ def queue_segment(queue: str) -> str:
 def check_row_count(
     batches: Iterator["pa.RecordBatch"], announced: int
 ) -> Iterator["pa.RecordBatch"]:
-    """Pass batches on and compare their rows with what was announced.
+    """Yield batches and compare the number of their rows with the announced one.
 
     Raises:
-        ShortReadError: there were fewer or more, also where the stream itself ended well.
+        ShortReadError: the numbers differ, even if the stream ended normally.
     """
     rows = 0
     for batch in batches:
         rows += batch.num_rows
         yield batch
     if rows != announced:
-        raise ShortReadError(f"{rows} rows came, {announced} were announced")
+        raise ShortReadError(f"received {rows} rows, {announced} were announced")
 
 
-def _decoded(response: HTTPResponse, source: str) -> Iterator["pa.RecordBatch"]:
+def _decode_stream(response: HTTPResponse, source: str) -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
     from pyarrow import ipc
 
@@ -353,15 +357,15 @@ def _decoded(response: HTTPResponse, source: str) -> Iterator["pa.RecordBatch"]:
     try:
         with ipc.open_stream(buffered) as stream:
             yield from stream
-            # A body that is cut after the end mark of Arrow is broken all the same.
+            # A body that is cut after Arrow's end mark is incomplete, too.
             if buffered.read(1):
                 raise ShortReadError(f"{source} sent more than one Arrow stream")
     except (OSError, HTTPException, pa.ArrowInvalid) as error:
-        raise ShortReadError(f"{source} broke off: {error!r}") from error
+        raise ShortReadError(f"{source} ended early: {error!r}") from error
 
 
 def _retry_after_s(response: HTTPResponse) -> float | None:
-    """Give how long a busy broker wants to be left alone; None where it is not busy."""
+    """Return after how many seconds a busy broker can be asked again; None if it is not busy."""
     given = response.getheader("Retry-After", "")
     if response.status != 503 or not given.isdigit():
         return None
@@ -369,5 +373,5 @@ def _retry_after_s(response: HTTPResponse) -> float | None:
 
 
 def put_insights(connection: SourceConnection, body: bytes) -> None:
-    """Hand a summary to the broker (``PipelineClient.put_insights``)."""
+    """Send the insights document to a broker."""
     PipelineClient(connection).put_insights(body)

@@ -1,7 +1,7 @@
-"""Readers of the history, batch and stream, and of a queue: what Spark plans and executes.
+"""Batch and stream readers of the history, and the stream reader of a queue.
 
-Spark makes them in several processes and pickles them, so making one asks nobody anything.
-Driver: ``partitions``, offsets, ``commit``; executors: ``read``.
+Spark creates and pickles readers in several processes, so their constructors send no requests. The
+driver calls ``partitions``, the offset methods and ``commit``; executors call ``read``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 OFFSETS_PER_PARTITION: Final = 1_000_000
 OFFSETS_WORTH_A_TASK: Final = 50_000
-EXPORTS: Final = 2  # that a broker runs at a time
+EXPORTS: Final = 2  # concurrent exports of a broker
 
 Offset = dict[str, Any]
 
 
 @dataclass
 class OffsetRange(InputPartition):
-    """Offsets or claims ``(lo, hi]``; ``history_id`` and ``machine`` are the planner's.
+    """Offsets or claims ``(lo, hi]``; ``history_id`` and ``machine`` come from the planner.
 
-    ``queues``, ``outcomes``: which of them; empty means all.  They travel here and not in the
-    reader, which Spark has pickled for the executors before it asks for partitions.
+    Empty ``queues`` and ``outcomes`` mean all. They are part of the range, not of the reader,
+    because Spark pickles the reader for the executors before it asks for partitions.
     """
 
     lo: int
@@ -64,9 +64,10 @@ class OffsetRange(InputPartition):
 
 
 def cut_range(lo: int, hi: int, partitions: int | None) -> list[tuple[int, int]]:
-    """Cut ``(lo, hi]`` into ranges of about the same length, in order, none of them empty.
+    """Cut ``(lo, hi]`` into ranges of similar length, in order, none of them empty.
 
-    None: two where that is worth it, as a broker exports two at a time; more where they are long.
+    If ``partitions`` is None, there are two if that is worthwhile, because a broker runs two
+    exports at a time; more if they would be long.
     """
     span = hi - lo
     if span <= 0:
@@ -98,8 +99,8 @@ def _read_history(
 ) -> Iterator["pa.RecordBatch"]:
     if options.connection.path is not None and part.machine != node():
         raise OptionError(
-            f"path is for a local master: this executor is on {node()}, the database on"
-            f" {part.machine}; give url, which every executor can reach"
+            f"path needs a local master: this executor is on {node()}, the database on"
+            f" {part.machine}; set url, which every executor can reach"
         )
     request = HistoryRequest(
         history_id=part.history_id,
@@ -109,110 +110,111 @@ def _read_history(
         queues=part.queues,
         queue_pattern=options.queue_pattern,
         outcomes=part.outcomes,
-        takes_gaps=not options.fails_on_data_loss,
+        allows_gaps=not options.fails_on_data_loss,
     )
     wanted = arrow_schema(schema)
     try:
         for batch in open_history(options.connection).rows(request):
             yield conform_batch(batch, wanted)
-    except DataLossError:  # ahead of the first row: a range that broke later is a short read
+    except DataLossError:  # before the first row; a range that ends later is a short read
         if options.fails_on_data_loss:
             raise
 
 
-def _check_gap(lo: int, ends: HistoryBounds, options: HistoryOptions) -> int:
-    """Return where reading starts; past the gap, if that is allowed.
+def _check_gap(lo: int, bounds: HistoryBounds, options: HistoryOptions) -> int:
+    """Return where reading starts: after the gap, if gaps are allowed.
 
-    Retention takes rows of deleted messages on their own, ahead of the others: where only those
-    are gone nothing is passed over, for the other rows are still there.
+    Retention removes rows of deleted messages separately, before the others. If only those are
+    gone, the other rows are still read.
 
     Raises:
-        DataLossError: retention took rows above ``lo`` that the reader asked for.
+        DataLossError: retention removed requested rows above ``lo``.
     """
-    if options.fails_on_data_loss and lo < ends.lo:
+    if options.fails_on_data_loss and lo < bounds.lo:
         raise DataLossError(
-            f"rows from offset {lo + 1} on were asked for, retention took all up to {ends.lo};"
-            " set failOnDataLoss to false to go on with what is left"
+            f"rows from offset {lo + 1} were requested, retention removed all up to {bounds.lo};"
+            " set failOnDataLoss to false to continue with the remaining rows"
         )
     needs_deleted = not options.outcomes or DELETED in options.outcomes
-    if options.fails_on_data_loss and needs_deleted and lo < ends.lo_deleted:
+    if options.fails_on_data_loss and needs_deleted and lo < bounds.lo_deleted:
         raise DataLossError(
-            f"rows from offset {lo + 1} on were asked for, retention took those of deleted messages"
-            f" up to {ends.lo_deleted}; set failOnDataLoss to false to go on with what is left, or"
+            f"rows from offset {lo + 1} were requested, retention removed those of deleted messages"
+            f" up to {bounds.lo_deleted}; set failOnDataLoss to false to continue without them, or"
             f" outcomes to {','.join(name for name in OUTCOMES if name != DELETED)}"
         )
-    return max(lo, ends.lo)
+    return max(lo, bounds.lo)
 
 
 class HistoryReader(DataSourceReader):
-    """A batch read of the history; ``partitions`` fixes the range, so it is read once only."""
+    """A batch read of the history; ``partitions`` fixes the range of the read."""
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._least = 0  # of pushed filters: lo is at least this
+        self._min_lo = 0  # from pushed filters: the minimum of lo
         self._most = 1 << 62
         self._only: frozenset[str] | None = None
         self._outcomes: frozenset[str] = frozenset(options.outcomes or OUTCOMES)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Ask for the ends of the history and cut the range."""
+        """Read the bounds of the history and cut the range."""
         options = self._options
         history = open_history(options.connection)
-        ends = history.bounds()
-        lo = max(resolve_position(history, ends, options.starting), self._least)
-        hi = min(resolve_position(history, ends, options.ending), self._most)
+        bounds = history.bounds()
+        lo = max(resolve_position(history, bounds, options.starting), self._min_lo)
+        hi = min(resolve_position(history, bounds, options.ending), self._most)
         queues = options.queues
         if self._only is not None:
-            queues = self._narrowed(history.queues())
+            queues = self._restricted_queues(history.queues())
             if not queues:
                 return []
         if not self._outcomes:
             return []
         outcomes = tuple(sorted(self._outcomes)) if len(self._outcomes) < len(OUTCOMES) else ()
-        lo = _check_gap(lo, ends, replace(options, outcomes=outcomes))
-        return _ranges(lo, hi, options.partitions, ends.history_id, queues, outcomes)
+        lo = _check_gap(lo, bounds, replace(options, outcomes=outcomes))
+        return _ranges(lo, hi, options.partitions, bounds.history_id, queues, outcomes)
 
-    def _narrowed(self, known: list[str]) -> tuple[str, ...]:
-        """Keep the queues that option and filter allow; a filter may name one that is nowhere."""
+    def _restricted_queues(self, known: list[str]) -> tuple[str, ...]:
+        """Return the queues allowed by option and filter; a filter may name an unknown queue."""
         only = (self._only or frozenset()) & set(known)
         if self._options.queues:
             only &= set(self._options.queues)
         return tuple(sorted(only))
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows of one range; without ranges Spark asks once, and there is nothing."""
+        """Yield the rows of one range; without ranges Spark calls it once, for no rows."""
         if isinstance(partition, OffsetRange):
             yield from _read_history(self._options, self._schema, partition)
 
 
 class FilteringHistoryReader(HistoryReader):
-    """Takes filters on ``offset``, ``queue`` and ``outcome``; Spark keeps the others.
+    """Supports filters on ``offset``, ``queue`` and ``outcome``; Spark applies the others.
 
-    A class of its own: where the session does not push filters, having the method is an error.
+    It is a separate class because having the method is an error if the session does not push
+    filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what narrows the range or the queues; return the rest."""
-        return [each for each in filters if not self._take(each)]
+        """Use filters that narrow the range or the queues; return the others."""
+        return [each for each in filters if not self._apply_filter(each)]
 
-    def _take(self, condition: Filter) -> bool:
+    def _apply_filter(self, condition: Filter) -> bool:
         match condition:
             case GreaterThan(("offset",), int(value)):
-                self._least = max(self._least, value)
+                self._min_lo = max(self._min_lo, value)
             case GreaterThanOrEqual(("offset",), int(value)):
-                self._least = max(self._least, value - 1)
+                self._min_lo = max(self._min_lo, value - 1)
             case LessThan(("offset",), int(value)):
                 self._most = min(self._most, value - 1)
             case LessThanOrEqual(("offset",), int(value)):
                 self._most = min(self._most, value)
             case EqualTo(("offset",), int(value)):
-                self._least = max(self._least, value - 1)
+                self._min_lo = max(self._min_lo, value - 1)
                 self._most = min(self._most, value)
             case EqualTo(("queue",), str(name)):
-                self._keep(frozenset([name]))
+                self._restrict_queues(frozenset([name]))
             case In(("queue",), names) if all(isinstance(name, str) for name in names):
-                self._keep(frozenset(names))
+                self._restrict_queues(frozenset(names))
             case EqualTo(("outcome",), str(name)):
                 self._outcomes &= {name}
             case In(("outcome",), names) if all(isinstance(name, str) for name in names):
@@ -223,54 +225,54 @@ class FilteringHistoryReader(HistoryReader):
                 return False
         return True
 
-    def _keep(self, names: frozenset[str]) -> None:
+    def _restrict_queues(self, names: frozenset[str]) -> None:
         self._only = names if self._only is None else self._only & names
 
 
 class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the history.  Offsets: ``{"history": id, "offset": n}``, all up to n is done."""
+    """Follows the history. Offset ``{"history": id, "offset": n}``: processed up to n."""
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._history = open_history(options.connection)
-        self._target: int | None = None  # of availableNow: not beyond this
+        self._target: int | None = None  # with availableNow: the last offset to read
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
-        """Say where a new query starts; Spark calls this twice."""
-        ends = self._history.bounds()
-        start = resolve_position(self._history, ends, self._options.starting)
-        return {"history": ends.history_id, "offset": _check_gap(start, ends, self._options)}
+        """Return where a new query starts; Spark calls it twice."""
+        bounds = self._history.bounds()
+        start = resolve_position(self._history, bounds, self._options.starting)
+        return {"history": bounds.history_id, "offset": _check_gap(start, bounds, self._options)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end: what settles from now on is for the next run."""
+        """Fix the end; messages that settle later are left to the next run."""
         self._target = self._history.bounds().hi
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Give the limit of one batch, in offsets."""
+        """Return the limit of a batch in offsets."""
         most = self._options.offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Say how far the next batch goes; also notes at the broker what is done."""
-        ends = self._history.bounds(self._options.reader, self._done(start))
-        lo = self._lo(start, ends)
-        hi = ends.hi if self._target is None else min(ends.hi, self._target)
+        """Return the end of the next batch, and report the processed offset to the broker."""
+        bounds = self._history.bounds(self._options.reader, self._processed_offset(start))
+        lo = self._lo(start, bounds)
+        hi = bounds.hi if self._target is None else min(bounds.hi, self._target)
         if isinstance(limit, ReadMaxRows):
             hi = min(hi, lo + limit.max_rows)
-        if hi <= lo and start["history"] == ends.history_id:
+        if hi <= lo and start["history"] == bounds.history_id:
             return start
-        return {"history": ends.history_id, "offset": max(lo, hi)}
+        return {"history": bounds.history_id, "offset": max(lo, hi)}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
-        """Say what there is, for the progress of the query."""
-        ends = self._history.bounds()
-        return {"history": ends.history_id, "offset": ends.hi}
+        """Return the last available offset, for the progress of the query."""
+        bounds = self._history.bounds()
+        return {"history": bounds.history_id, "offset": bounds.hi}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Cut the offsets of a batch; the same when it is planned again."""
+        """Cut the offsets of a batch; repeated planning gives the same ranges."""
         lo = start["offset"]
-        if start["history"] != end["history"]:  # allowed by latestOffset, so from the first on
+        if start["history"] != end["history"]:  # allowed by latestOffset: read from the start
             lo = 0
         options = self._options
         return _ranges(
@@ -288,54 +290,54 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from _read_history(self._options, self._schema, partition)
 
     def commit(self, end: Offset) -> None:
-        """Note at the broker how far this reader is."""
+        """Report the processed offset to the broker."""
         if self._options.reader is not None:
             self._history.bounds(self._options.reader, end["offset"])
 
-    def _done(self, start: Offset) -> int | None:
+    def _processed_offset(self, start: Offset) -> int | None:
         return start["offset"] if self._options.reader is not None else None
 
-    def _lo(self, start: Offset, ends: HistoryBounds) -> int:
-        if start["history"] == ends.history_id:
-            return _check_gap(start["offset"], ends, self._options)
+    def _lo(self, start: Offset, bounds: HistoryBounds) -> int:
+        if start["history"] == bounds.history_id:
+            return _check_gap(start["offset"], bounds, self._options)
         if self._options.fails_on_data_loss:
             raise DataLossError(
-                f"the broker's history is {ends.history_id} now, this query read"
-                f" {start['history']} up to {start['offset']}: the broker was restored or is"
-                " another one.  Start a new checkpoint, or set failOnDataLoss to false to read"
+                f"the broker's history is {bounds.history_id}, this query has read"
+                f" {start['history']} up to {start['offset']}: the broker was restored or replaced."
+                " Start a new checkpoint, or set failOnDataLoss to false to read"
                 " the new history from its beginning"
             )
-        return ends.lo
+        return bounds.lo
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Consumes a queue.  Offsets: ``{"history", "subscription", "claim": n}``.
+    """Consumes a queue. Offsets are ``{"history", "subscription", "claim": n}``.
 
-    Claims are numbered without gaps and stored at the broker, so a batch is planned again as it
-    was.  One query per subscription.
+    Claims are numbered without gaps and stored by the broker, so a batch can be planned again
+    identically. A subscription supports one query.
     """
 
     def __init__(self, options: QueueOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._broker = PipelineClient(options.connection)
-        self._target: int | None = None  # of availableNow: claims beyond are for the next run
+        self._target: int | None = None  # with availableNow: the last claim of this run
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
-        """Start behind what is acknowledged; claims that nobody acknowledged come again."""
+        """Start after the acknowledged claims; unacknowledged claims are read again."""
         return self._offset(self._broker.claimed(self._options.subscription).acked)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix how many messages this run takes: those claimed and those ready now."""
+        """Fix the messages of this run: those claimed and those ready now."""
         claimed = self._broker.claimed(self._options.subscription).hi
         self._target = claimed + self._broker.ready(self._options.queue)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Give the limit of one batch, in messages."""
+        """Return the limit of a batch in messages."""
         return ReadMaxRows(self._options.messages_per_trigger)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Claim messages for the next batch, or find those that are claimed above ``start``."""
+        """Claim messages for the next batch, or return existing claims above ``start``."""
         self._check(start)
         options, after = self._options, int(start["claim"])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else options.messages_per_trigger
@@ -348,13 +350,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if hi < after:
             raise DataLossError(
-                f"subscription {options.subscription!r} is at claim {hi}, this query was at"
+                f"subscription {options.subscription!r} is at claim {hi}, this query is at"
                 f" {after}: start a new checkpoint"
             )
         return {**start, "claim": min(hi, after + most)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Cut the claims of a batch; the same when it is planned again."""
+        """Cut the claims of a batch; repeated planning gives the same ranges."""
         self._check(end)
         lo, hi = start["claim"], end["claim"]
         return _ranges(lo, hi, self._options.partitions, end["history"])
@@ -363,7 +365,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the messages of some claims.
 
         Raises:
-            DataLossError: some are no longer claimed: released by hand, or acknowledged.
+            DataLossError: some claims were released manually or acknowledged.
         """
         if not isinstance(partition, OffsetRange):
             return
@@ -381,12 +383,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if rows != asked and self._options.fails_on_data_loss:
             raise DataLossError(
                 f"{asked - rows} of the claims {partition.lo + 1} to {partition.hi} of"
-                f" {subscription!r} are released; they come again under new numbers."
-                "  Set failOnDataLoss to false to go on"
+                f" {subscription!r} were released; their messages are claimed again later."
+                " Set failOnDataLoss to false to continue"
             )
 
     def commit(self, end: Offset) -> None:
-        """Acknowledge a batch that is in the sink; Spark says so while it plans the next one."""
+        """Acknowledge a written batch; Spark calls it while it plans the next one."""
         self._broker.acknowledge(self._options.subscription, int(end["claim"]))
 
     def _offset(self, claim: int) -> Offset:
@@ -403,6 +405,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._broker.bounds().history_id
         if offset["history"] != now:
             raise DataLossError(
-                f"the broker's history is {now} now, this query claimed in {offset['history']}:"
-                " the broker was restored or is another one; start a new checkpoint"
+                f"the broker's history is {now}, this query claimed in {offset['history']}:"
+                " the broker was restored or replaced; start a new checkpoint"
             )

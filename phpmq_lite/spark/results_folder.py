@@ -1,4 +1,4 @@
-"""Files and paths below the folder of the results: on this machine or by Hadoop."""
+"""Files and paths below the results folder, on this machine or through Hadoop."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NO_CLASS: Final = ("ClassNotFoundException", "NoClassDefFoundError", "No FileSystem for scheme")
 _AZURE: Final = "org.apache.hadoop:hadoop-azure:{hadoop}"
-_JARS: Final = {  # scheme -> the package with its file system; pip's Spark has none of them
+_JARS: Final = {  # scheme -> package of its file system; pip's Spark has none of them
     "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
     "abfs": _AZURE,
     "abfss": _AZURE,
@@ -31,37 +31,37 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class ResultsFolder(Protocol):
-    """What jobs do with files besides reading and writing tables."""
+    """The file operations of jobs, besides reading and writing tables."""
 
     def url(self, path: str) -> str:
-        """Give what Spark takes for ``path``."""
+        """Return the URI of ``path`` for Spark."""
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
+        """Return whether a file or folder exists."""
 
     def names(self, path: str) -> list[str]:
-        """List a folder, sorted; empty where there is none."""
+        """Return the names in a folder, sorted; empty if it does not exist."""
 
     def files(self, path: str) -> list[int]:
-        """Give the sizes in bytes of the data files anywhere below, hidden ones left out."""
+        """Return the sizes in bytes of all data files below ``path``, except hidden ones."""
 
     def read(self, path: str) -> str | None:
-        """Read a whole file as UTF-8; None where there is none."""
+        """Return the content of a file as UTF-8; None if it does not exist."""
 
     def write(self, path: str, text: str) -> None:
-        """Write a whole file: under another name, then renamed.  Makes its folder."""
+        """Write a file under a temporary name, then rename it. Creates its folder."""
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file or folder; the target must not be there.  Makes its folder."""
+        """Rename a file or folder; the target must not exist. Creates its folder."""
 
     def remove(self, path: str) -> None:
-        """Remove a file or a whole folder; nothing where there is none."""
+        """Remove a file or a folder with its content; a no-op if it does not exist."""
 
     def sync(self, path: str) -> None:
-        """Bring all files of a folder to the disk, where the storage does not do that itself."""
+        """Sync all files of a folder to disk, if the storage does not do so itself."""
 
     def lock(self, name: str, *, is_shared: bool = False) -> AbstractContextManager[None]:
-        """Keep out who wants the same lock; shared ones keep out only those that are not.
+        """Hold a lock; shared locks only exclude exclusive ones.
 
         Raises:
             RefusedError: ``is_locked``: another run holds it.
@@ -69,15 +69,15 @@ class ResultsFolder(Protocol):
 
 
 def open_results(spark: "SparkSession | None", out: str) -> ResultsFolder:
-    """Give the files below ``out``; a URI other than ``file:`` needs ``spark``."""
+    """Return the files below ``out``; a URI other than ``file:`` needs ``spark``."""
     folder = local_folder_of(out)
     return HadoopResultsFolder(spark, out) if folder is None else LocalResultsFolder(folder)
 
 
 def local_folder_of(out: str) -> Path | None:
-    """Give the folder of a path or a ``file:`` URI; None for a URI that only Spark reaches.
+    """Return the folder of a path or a ``file:`` URI; None for other URIs.
 
-    Nothing is decoded, for Hadoop does not do so either.
+    Nothing is decoded, because Hadoop does not decode either.
     """
     if out.startswith("file:"):
         return Path("/", out.removeprefix("file:").lstrip("/"))
@@ -85,33 +85,33 @@ def local_folder_of(out: str) -> Path | None:
 
 
 def _is_data(name: str) -> bool:
-    """Tell whether Spark would read it: neither hidden nor a marker."""
+    """Return whether Spark reads the file: it is neither hidden nor a marker."""
     return not name.startswith((".", "_"))
 
 
 class LocalResultsFolder:
-    """Files on this machine, or on a file system that it mounts."""
+    """Files on this machine or on a mounted file system."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
     def url(self, path: str) -> str:
-        """Give a ``file:`` URI; not percent-encoded, for Hadoop does not decode it."""
+        """Return a ``file:`` URI, not percent-encoded, because Hadoop does not decode it."""
         return f"file://{self._root / path}"
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
+        """Return whether a file or folder exists."""
         return (self._root / path).exists()
 
     def names(self, path: str) -> list[str]:
-        """List a folder, sorted; empty where there is none."""
+        """Return the names in a folder, sorted; empty if it does not exist."""
         try:
             return sorted(entry.name for entry in (self._root / path).iterdir())
         except FileNotFoundError:
             return []
 
     def files(self, path: str) -> list[int]:
-        """Give the sizes of the data files below."""
+        """Return the sizes of the data files below ``path``."""
         sizes: list[int] = []
         for folder, folders, names in os.walk(self._root / path):
             folders[:] = [name for name in folders if _is_data(name)]
@@ -119,22 +119,22 @@ class LocalResultsFolder:
         return sizes
 
     def read(self, path: str) -> str | None:
-        """Read a whole file; None where there is none."""
+        """Return the content of a file; None if it does not exist."""
         try:
             return (self._root / path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def write(self, path: str, text: str) -> None:
-        """Write a whole file by rename; on disk before it has its name."""
+        """Write a file by renaming; it is synced before the rename."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name}.{os.getpid()}.new")  # two commands, one summary
-        with beside.open("w", encoding="utf-8") as stream:
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.new")  # unique per process
+        with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        beside.replace(target)
+        temporary.replace(target)
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or folder."""
@@ -142,7 +142,7 @@ class LocalResultsFolder:
         (self._root / source).rename(self._root / target)
 
     def remove(self, path: str) -> None:
-        """Remove a file or a whole folder."""
+        """Remove a file or a folder with its content."""
         place = self._root / path
         if place.is_dir():
             shutil.rmtree(place)
@@ -150,7 +150,7 @@ class LocalResultsFolder:
             place.unlink(missing_ok=True)
 
     def sync(self, path: str) -> None:
-        """Bring all files of a folder, and the names of it, to the disk."""
+        """Sync all files of a folder and the folder itself."""
         for folder, _, names in os.walk(self._root / path):
             for place in (*names, "."):
                 descriptor = os.open(Path(folder) / place, os.O_RDONLY)
@@ -161,7 +161,7 @@ class LocalResultsFolder:
 
     @contextmanager
     def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
-        """Hold a lock of the kernel: it ends with this process, however it ends."""
+        """Hold a kernel lock, which ends with this process in any case."""
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / f".{name}.lock").open("w") as stream:
             try:
@@ -169,35 +169,36 @@ class LocalResultsFolder:
                 fcntl.flock(stream, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RefusedError(
-                    "is_locked", f"another job works on {name} in {self._root}: wait for its end"
+                    "is_locked",
+                    f"another job is working on {name} in {self._root}; wait for its end",
                 ) from None
             yield
 
 
 def missing_jar(root: str, error: str, hadoop: str) -> PipelineError | None:
-    """Return what to do where Java has no file system for a URI; None for another error."""
+    """Return how to install the file system of a URI; None for another error."""
     if not any(word in error for word in _NO_CLASS):
         return None
     scheme = root.partition(":")[0].lower()
     if scheme in ("s3", "s3n"):
-        return PipelineError(f"{root}: Spark has no file system for {scheme}://, write s3a://")
+        return PipelineError(f"{root}: Spark has no file system for {scheme}://; use s3a://")
     package = _JARS.get(scheme)
     if package is None:
         return PipelineError(
-            f"{root}: Spark has no file system for {scheme}://; name the package that has one:"
+            f"{root}: Spark has no file system for {scheme}://; add its package:"
             " --conf spark.jars.packages=GROUP:NAME:VERSION"
         )
     name = package.split(":")[1]
     return PipelineError(
-        f"{root}: Spark lacks the package {name}, which {scheme}:// needs: add --conf"
+        f"{root}: {scheme}:// needs the package {name}; add --conf"
         f" spark.jars.packages={package.format(hadoop=hadoop)}"
     )
 
 
 class HadoopResultsFolder:
-    """Files on any storage that Spark's Hadoop libraries reach: HDFS, S3 and the like.
+    """Files on any storage that Spark's Hadoop libraries support: HDFS, S3 and others.
 
-    ``lock`` keeps nobody out here: see to it that one run at a time writes to such a root.
+    ``lock`` has no effect here: only one run at a time may write to such a folder.
     """
 
     def __init__(self, spark: Any, root: str) -> None:
@@ -206,7 +207,7 @@ class HadoopResultsFolder:
         self._io = spark._jvm.org.apache.commons.io.IOUtils
         try:
             self._fs = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
-        except Exception as error:  # py4j's: what Java threw is in its text
+        except Exception as error:  # py4j's; the Java exception is in its text
             hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
             refusal = missing_jar(self._root, str(error), hadoop)
             if refusal is None:
@@ -217,15 +218,15 @@ class HadoopResultsFolder:
         return self._hadoop.Path(self.url(path))
 
     def url(self, path: str) -> str:
-        """Give the URI."""
+        """Return the URI."""
         return f"{self._root}/{path}" if path else self._root
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
+        """Return whether a file or folder exists."""
         return bool(self._fs.exists(self._path(path)))
 
     def names(self, path: str) -> list[str]:
-        """List a folder, sorted; empty where there is none."""
+        """Return the names in a folder, sorted; empty if it does not exist."""
         if not self.exists(path):
             return []
         return sorted(
@@ -233,7 +234,7 @@ class HadoopResultsFolder:
         )
 
     def files(self, path: str) -> list[int]:
-        """Give the sizes of the data files below."""
+        """Return the sizes of the data files below ``path``."""
         if not self.exists(path):
             return []
         sizes: list[int] = []
@@ -245,7 +246,7 @@ class HadoopResultsFolder:
         return sizes
 
     def read(self, path: str) -> str | None:
-        """Read a whole file; None where there is none."""
+        """Return the content of a file; None if it does not exist."""
         if not self.exists(path):
             return None
         stream = self._fs.open(self._path(path))
@@ -255,15 +256,15 @@ class HadoopResultsFolder:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Write a whole file beside, then rename.  Between the two steps there may be none."""
-        beside = self._path(f"{path}.new")
-        stream = self._fs.create(beside, True)
+        """Write a temporary file and rename it. Briefly, neither file may exist."""
+        temporary = self._path(f"{path}.new")
+        stream = self._fs.create(temporary, True)
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
         self._fs.delete(self._path(path), False)
-        self._rename(beside, self._path(path))
+        self._rename(temporary, self._path(path))
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or folder."""
@@ -276,15 +277,15 @@ class HadoopResultsFolder:
             raise OSError(f"cannot rename {source} to {target}")
 
     def remove(self, path: str) -> None:
-        """Remove a file or a whole folder."""
+        """Remove a file or a folder with its content."""
         self._fs.delete(self._path(path), True)
 
     def sync(self, path: str) -> None:
-        """Do nothing: what is closed there is kept."""
+        """Do nothing: closed files are durable there."""
 
     @contextmanager
     def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
-        """Keep nobody out: there is no lock that ends with its holder."""
+        """Do nothing: there is no lock that ends with its holder."""
         yield
 
 
@@ -300,55 +301,55 @@ REPLAYS: Final = "replays"
 JOBS: Final = "jobs.json"
 SUMMARY: Final = "summary.json"
 
-_NAME_MAX: Final = 255  # bytes that file systems take; HDFS too
-_KEPT: Final = 128  # of a name that is too long
-_WRITING: Final = len("..json.4194304.new")  # what a file is called besides while it is written
+_NAME_MAX: Final = 255  # limit of file systems, including HDFS
+_KEPT_BYTES: Final = 128  # bytes kept of a longer name
+_TEMPORARY_BYTES: Final = len("..json.4194304.new")  # added to the name while the file is written
 _LOCK: Final = len(".consume-.lock")
 
 
 def consumed_folder(queue: str) -> str:
-    """Give the folder of what was consumed of a queue."""
-    return f"consumed/{_name(queue)}"
+    """Return the folder of messages consumed from a queue."""
+    return f"consumed/{_file_name(queue)}"
 
 
 def consume_checkpoint_folder(subscription: str) -> str:
-    """Give the folder of a subscription's checkpoint."""
-    return f"checkpoints/consume/{_name(subscription)}"
+    """Return the checkpoint folder of a subscription."""
+    return f"checkpoints/consume/{_file_name(subscription)}"
 
 
 def consume_lock_name(subscription: str) -> str:
-    """Give the lock of a subscription."""
-    return f"consume-{_name(subscription, _LOCK)}"
+    """Return the lock name of a subscription."""
+    return f"consume-{_file_name(subscription, _LOCK)}"
 
 
 def replay_plan_file(name: str) -> str:
-    """Give the file of a replay's plan."""
-    return f"{REPLAYS}/{_name(name, _WRITING)}.json"
+    """Return the file of a replay's plan."""
+    return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.json"
 
 
 def replay_progress_file(name: str) -> str:
-    """Give the file with the number of pieces that are sent."""
-    return f"{REPLAYS}/{_name(name, _WRITING)}.done"
+    """Return the file with the number of published pieces of a replay."""
+    return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.done"
 
 
-def _name(text: str, besides: int = 0) -> str:
-    """Make a file name of any text, two texts never the same one; no hidden one.
+def _file_name(text: str, extra: int = 0) -> str:
+    """Return a unique file name for any text, never a hidden one.
 
-    It leaves room for ``besides`` more bytes.  No name that is short enough has a ``%-``.
+    It leaves room for ``extra`` more bytes. Only shortened names contain ``%-``.
     """
     name = quote(text, safe="")
     if name[:1] in {".", "_"}:
         name = f"%{ord(name[0]):02X}{name[1:]}"
-    if len(name) + besides > _NAME_MAX:
-        name = f"{name[:_KEPT]}%-{sha256(text.encode()).hexdigest()}"
+    if len(name) + extra > _NAME_MAX:
+        name = f"{name[:_KEPT_BYTES]}%-{sha256(text.encode()).hexdigest()}"
     return name
 
 
 def read_archive(spark: "SparkSession", files: ResultsFolder) -> "DataFrame":
-    """Read the archive; ``body`` is null where it was archived without bodies.
+    """Read the archive; ``body`` is null for rows archived without bodies.
 
     Raises:
-        RefusedError: ``no_archive``: nothing was archived yet.
+        RefusedError: ``no_archive``: nothing has been archived yet.
     """
     from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
 

@@ -1,4 +1,4 @@
-"""A Spark session with settings that fit this project: UTC, quiet, the data source registered."""
+"""A Spark session with suitable settings: UTC, quiet, the data source registered."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ ALWAYS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
     "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",  # else the option pushFilters is an error
+    "spark.sql.python.filterPushdown.enabled": "true",  # required by the option pushFilters
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has no statistics
@@ -26,8 +26,8 @@ ALWAYS: Final[Mapping[str, str]] = {
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 SPARK_SHUFFLES: Final = "200"  # Spark's default
 ROWS_PER_PARTITION: Final = 500_000
-_FITTED: Final = "phpmq.shuffle.partitions"  # what we set: another value is the user's
-LOCAL: Final[Mapping[str, str]] = {  # this machine only: nothing listens beyond loopback
+_FITTED: Final = "phpmq.shuffle.partitions"  # our last value; the user sets any other value
+LOCAL: Final[Mapping[str, str]] = {  # only listens on the loopback
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -37,7 +37,7 @@ LOCAL: Final[Mapping[str, str]] = {  # this machine only: nothing listens beyond
 def settings_of(
     name: str, master: str, conf: Mapping[str, str], py_files: Sequence[Path] = ()
 ) -> dict[str, str]:
-    """Give what a session is configured with; ``conf`` has the last word."""
+    """Return the settings of a session; ``conf`` takes precedence."""
     settings = {"spark.app.name": name, "spark.master": master, **ALWAYS}
     if is_local(master):
         settings |= LOCAL
@@ -47,10 +47,10 @@ def settings_of(
 
 
 def python_of(master: str, conf: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """Give the Python of the workers: ours on this machine, theirs on a cluster if it is named.
+    """Return the Python of the workers: this one on this machine, a configured one on a cluster.
 
-    Driver and workers must be of one minor version; on another machine it may lie elsewhere.
-    ``spark.pyspark.python`` goes before ``PYSPARK_PYTHON``, as in spark-submit.
+    Driver and workers must have the same minor version. ``spark.pyspark.python`` takes precedence
+    over ``PYSPARK_PYTHON``, as in spark-submit.
     """
     if is_local(master):
         return sys.executable
@@ -65,23 +65,22 @@ def session(
     py_files: Sequence[Path] = (),
     log: Path | None = None,
 ) -> "SparkSession":
-    """Start Java and Spark, and return a session that knows ``format("phpmq")``: 7 to 12 s.
+    """Start Java and Spark, and return a session with ``format("phpmq")``; takes 7 to 12 s.
 
-    Sets ``JAVA_HOME`` and ``PYSPARK_PYTHON`` of this process (``python_of``).  One session per
-    process: where one runs already it is given back, with ``conf`` set on it as far as that is
-    possible.
+    Sets ``JAVA_HOME`` and ``PYSPARK_PYTHON`` of this process (``python_of``). A process has one
+    session: a running one is returned, with the settings of ``conf`` that can still be changed.
 
     Args:
-        name: what the application is called.
+        name: name of the application.
         master: ``local[2]``, ``spark://host:7077``.
-        conf: settings of Spark's that go before ours.
+        conf: Spark settings that take precedence over ours.
         py_files: zips or eggs with code that executors need.
-        log: file that gets all that Java says, its launcher and the workers too; else it goes to
-            this process's standard error.
+        log: file for the output of Java, its launcher and the workers; default: this process's
+            standard error.
 
     Raises:
-        JavaError: there is no Java that will do.
-        PipelineError: Java ended before Spark was up; the log says why.
+        JavaError: there is no usable Java.
+        PipelineError: Java ended before Spark had started; the log has the reason.
     """
     from phpmq_lite.spark.source import register
 
@@ -102,18 +101,18 @@ def session(
 
 
 def shuffle_partitions(cores: int, rows: int) -> int:
-    """Return how many partitions a shuffle gets: each core has one, and none too many rows."""
+    """Return the number of partitions of a shuffle: one per core, more if they would be large."""
     return max(cores, -(-rows // ROWS_PER_PARTITION))
 
 
 def fit_shuffles(spark: "SparkSession", rows: int) -> None:
-    """Set the partitions of shuffles for so many rows, unless the user has set them.
+    """Set the partitions of shuffles for ``rows`` rows, unless the user has set them.
 
-    Spark's default, 200, is for a cluster: on two cores most of a short job is starting tasks.
+    Spark's default of 200 suits a cluster: on two cores, a short job mostly starts tasks.
     """
     before = spark.conf.get(_FITTED, SPARK_SHUFFLES)
-    is_users = SHUFFLES in dict(spark.sparkContext.getConf().getAll())
-    if is_users or spark.conf.get(SHUFFLES) != before:
+    is_set_by_user = SHUFFLES in dict(spark.sparkContext.getConf().getAll())
+    if is_set_by_user or spark.conf.get(SHUFFLES) != before:
         return
     wanted = str(shuffle_partitions(spark.sparkContext.defaultParallelism, rows))
     spark.conf.set(SHUFFLES, wanted)
@@ -121,7 +120,7 @@ def fit_shuffles(spark: "SparkSession", rows: int) -> None:
 
 
 def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
-    """Start the JVM ourselves, so that its output goes where it is wanted; once per process."""
+    """Start the JVM once per process, with its output redirected to ``log``."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -139,10 +138,10 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
             streams = {"stdout": file, "stderr": file}
         gateway = launch_gateway(start, streams)  # type: ignore[no-untyped-call]
     except PySparkRuntimeError as error:
-        where = f"; its last words are in {log}" if log is not None else ""
+        where = f"; see {log}" if log is not None else ""
         java = shlex.quote(os.environ.get("JAVA_HOME", ""))
         raise PipelineError(
-            f"Java ({java}) ended before Spark was up, with Python {sys.version.split()[0]}{where}"
+            f"Java ({java}) ended before Spark started, with Python {sys.version.split()[0]}{where}"
         ) from error
     finally:
         if file is not None:

@@ -1,4 +1,4 @@
-"""The data source ``phpmq``: which reader or writer does what was asked for."""
+"""The Spark data source ``phpmq``: selects the reader or writer."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
@@ -43,25 +43,25 @@ NAME = "phpmq"
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``format("phpmq")`` known to a session; needless where ``pyspark_phpmq`` is installed.
+    """Register ``format("phpmq")`` in a session; not needed if ``pyspark_phpmq`` is installed.
 
-    The class travels by its name: executors need this package on their path.
+    The class is pickled by name, so executors need this package on their path.
     """
     spark.dataSource.register(PhpmqSource)
 
 
 class PhpmqSource(DataSource):
-    """The history of a broker, or one of its queues; options: ``spark/source_options.py``."""
+    """The history or a queue of a broker; options are in ``source_options.py``."""
 
     options: MutableMapping[str, str]
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format()``."""
+        """Return the name for ``format()``."""
         return NAME
 
     def schema(self) -> StructType:
-        """Give the columns; Spark asks before it says whether this is a batch or a stream."""
+        """Return the columns; Spark asks before it decides between batch and stream."""
         given = table_options(self.options)
         made = self._columns(self.options if given is None else given)
         return made if given is None else add_table_options(made, given)
@@ -74,16 +74,16 @@ class PhpmqSource(DataSource):
         return columns.history_columns(options.columns, body=options.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Give the reader of a batch.
+        """Return the reader of a batch.
 
         Raises:
-            OptionError: an option is wrong, or a queue is asked for: reading must not consume.
+            OptionError: an option is wrong, or the mode is queue: a batch read must not consume.
         """
         given = read_table_options(schema) | dict(self.options)
         if read_mode(given) == "queue":
             raise OptionError(
-                "a batch read does not consume: mode=queue is for readStream; to look at messages"
-                " without taking them, use the browser or the HTTP API"
+                "a batch read does not consume: use mode=queue with readStream; to view messages"
+                " without consuming them, use the admin or the HTTP API"
             )
         options = history_options(given, SourceUse.BATCH_READ)
         columns.check_read_schema(schema, columns.history_columns(body=True))
@@ -91,7 +91,7 @@ class PhpmqSource(DataSource):
         return kind(options, remove_table_options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """Give the reader of a stream."""
+        """Return the reader of a stream."""
         given = read_table_options(schema) | dict(self.options)
         if read_mode(given) == "queue":
             columns.check_read_schema(schema, columns.QUEUE_COLUMNS)
@@ -102,25 +102,25 @@ class PhpmqSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Give the writer of a batch."""
+        """Return the writer of a batch."""
         options = write_options(self.options, SourceUse.BATCH_WRITE)
         if overwrite:
-            raise OptionError("a queue cannot be overwritten: use mode append")
+            raise OptionError("a queue cannot be overwritten; use mode append")
         check_write_schema(schema, options)
         return BatchWriter(options)
 
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Give the writer of a stream."""
+        """Return the writer of a stream."""
         options = write_options(self.options, SourceUse.STREAM_WRITE)
         if overwrite:
-            raise OptionError("a queue cannot be overwritten: use output mode append or update")
+            raise OptionError("a queue cannot be overwritten; use output mode append or update")
         check_write_schema(schema, options)
         return StreamWriter(options)
 
 
-# Not looked at by ``schema``: what only batches or only streams take, checked by their readers.
+# Options that ``schema`` ignores because only batches or only streams have them.
 _OF_ONE_USE = (
     "startingOffsets",
     "endingOffsets",

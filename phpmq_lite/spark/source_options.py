@@ -1,7 +1,7 @@
-"""Options of the data source: their names, who takes them, and the nearest name for a slip.
+"""Options of the data source: names, uses, and suggestions for misspelled names.
 
-Spark hands options over as strings under lower-case names.  Names and meanings follow Kafka's
-source (``docs/guides/pipeline.md``, Options).  Nothing here imports pyspark.
+Spark passes options as strings with lower-case names. Names and meanings follow Kafka's source
+(``docs/guides/pipeline.md``, Options). This module does not import pyspark.
 """
 
 import json
@@ -18,7 +18,7 @@ _Value = TypeVar("_Value")
 
 
 class SourceUse(StrEnum):
-    """What a data source is used for; each takes options of its own."""
+    """A use of the data source; each has its own options."""
 
     BATCH_READ = "a batch read"
     HISTORY_STREAM = "a stream read of the history"
@@ -57,9 +57,9 @@ OPTIONS: Final[Mapping[str, frozenset[SourceUse]]] = {
     "reader": frozenset({SourceUse.HISTORY_STREAM}),
     "txnAppId": frozenset({SourceUse.BATCH_WRITE}),
     "txnVersion": frozenset({SourceUse.BATCH_WRITE}),
-    "checkpointLocation": frozenset({SourceUse.STREAM_WRITE}),  # Spark's own; it passes it on
+    "checkpointLocation": frozenset({SourceUse.STREAM_WRITE}),  # Spark's own option
 }
-KAFKA_NAMES: Final[Mapping[str, str]] = {  # what Kafka's source calls it -> what it is here
+KAFKA_NAMES: Final[Mapping[str, str]] = {  # name in Kafka's source -> name here
     "kafka.bootstrap.servers": "url",
     "subscribe": "queue or queues",
     "subscribePattern": "queuePattern",
@@ -79,24 +79,24 @@ DELETED: Final = "deleted"
 OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
-MESSAGES_MAX: Final = 100_000  # what the broker claims in one call, and bytes of it
+MESSAGES_MAX: Final = 100_000  # per claim request; the broker's limits
 BYTES_MAX: Final = 1 << 30
 
 
 def is_local(master: str) -> bool:
-    """Tell whether all of Spark's processes are on this machine."""
+    """Return whether all of Spark's processes run on this machine."""
     return master == "local" or master.startswith(("local[", "local-cluster["))
 
 
 @dataclass(frozen=True, slots=True)
 class SourceConnection:
-    """Where the history is: at a broker's admin address, or in its database file.
+    """The location of the history: a broker's admin address, or its database file.
 
-    ``url`` is the address of the admin without ``/api``: ``http://127.0.0.1:9101``.
-    ``path`` is for a local master only, as SQLite over a network file system is unsafe.
+    ``url`` is the admin address without ``/api``: ``http://127.0.0.1:9101``. ``path`` needs a local
+    master, because SQLite over a network file system is unsafe.
 
     Raises:
-        OptionError: not exactly one of the two is given, or address or token is none.
+        OptionError: not exactly one of the two is set, or address or token is invalid.
     """
 
     url: str | None = None
@@ -106,33 +106,33 @@ class SourceConnection:
     def __post_init__(self) -> None:
         if (self.url is None) == (self.path is None):
             raise OptionError(
-                "give one of url (the broker's admin address, http://127.0.0.1:9101) and path"
-                " (its database file, local master only); a table that was created with columns"
-                " keeps no options: create it without, or query it WITH ('url' = '...')"
+                "set either url (the broker's admin address, http://127.0.0.1:9101) or path"
+                " (its database file, local master only); a table created with columns"
+                " stores no options: create it without columns, or query it WITH ('url' = '...')"
             )
         if self.url is not None:
             _check_url(self.url)
-        # http.client would show the whole token in its error
+        # http.client would show the token in its error
         if self.token is not None and not all("!" <= letter <= "~" for letter in self.token):
             raise OptionError(
-                "the token has a character that no token has, a space or the end of a line perhaps"
+                "the token has an invalid character, possibly a space or a line break"
             )
 
     def as_options(self) -> dict[str, str]:
-        """Give what is set as options of the data source."""
+        """Return the set values as options of the data source."""
         members = {"url": self.url, "token": self.token, "path": self.path}
         return {name: value for name, value in members.items() if value is not None}
 
     def check_master(self, master: str) -> None:
-        """Refuse a database file on a cluster.
+        """Check that a database file is not used on a cluster.
 
         Raises:
-            OptionError: there is a ``path``, and the executors are not processes of this machine.
+            OptionError: ``path`` is set and the executors run on other machines.
         """
         if self.path is not None and not is_local(master):
             raise OptionError(
-                f"path is for a local master, the master is {master}: SQLite over a network file"
-                " system is unsafe; give url, which every executor can reach"
+                f"path needs a local master, the master is {master}: SQLite over a network file"
+                " system is unsafe; set url, which every executor can reach"
             )
 
 
@@ -140,8 +140,8 @@ def _check_url(url: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise OptionError(f"url is {url!r}, it must begin with http:// or https://")
     parts = urlsplit(url)
-    if "@" in parts.netloc:  # not shown: it may be a password
-        raise OptionError(f"url names a user at {parts.hostname}: leave that out, and give a token")
+    if "@" in parts.netloc:  # not shown, because it may contain a password
+        raise OptionError(f"url has a user name for {parts.hostname}; remove it and set a token")
     try:
         is_fine = parts.hostname is not None and (parts.port is None or parts.port > 0)
     except ValueError:
@@ -152,7 +152,7 @@ def _check_url(url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPosition:
-    """A place in the history: ``number`` is an offset, or Unix milliseconds of ``settled_at``."""
+    """A position in the history: ``number`` is an offset or ``settled_at`` in Unix milliseconds."""
 
     kind: Literal["earliest", "latest", "offset", "time"]
     number: int = 0
@@ -160,11 +160,11 @@ class HistoryPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryOptions:
-    """A read of the history, batch or stream.
+    """Options of a batch or stream read of the history.
 
-    Offsets are ranges ``(lo, hi]``.  ``outcomes`` empty means all.  ``columns`` keeps the caller's
-    order; empty means all, and then ``has_body`` adds the body at the end.  ``partitions`` None: as
-    many as fit.
+    Offsets are ranges ``(lo, hi]``. Empty ``outcomes`` means all. ``columns`` keeps the given
+    order; if empty, it means all columns, and ``has_body`` appends the body. ``partitions`` None
+    chooses a suitable number.
     """
 
     connection: SourceConnection
@@ -184,7 +184,7 @@ class HistoryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """A stream read that consumes one queue by the claims of one subscription."""
+    """Options of a stream read that consumes one queue by the claims of a subscription."""
 
     connection: SourceConnection
     queue: str
@@ -197,7 +197,7 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write: the queue for all rows, or None where a column says; the key that makes it once."""
+    """Options of a write: the queue of all rows, or None if a column has it; the key."""
 
     connection: SourceConnection
     queue: str | None = None
@@ -206,15 +206,15 @@ class WriteOptions:
 
 
 def history_options(options: Mapping[str, str], use: SourceUse) -> HistoryOptions:
-    """Read the options of a batch or stream read of the history.
+    """Parse the options of a batch or stream read of the history.
 
     Raises:
-        OptionError: one is unknown, malformed or not for this use.
+        OptionError: an option is unknown, malformed or not for this use.
     """
-    given = _Given(options, use)
+    given = _OptionParser(options, use)
     queue, queues = given.text("queue"), given.queues()
     if sum(map(bool, (queue, queues, given.text("queuePattern")))) > 1:
-        raise OptionError("give one of queue, queues and queuePattern")
+        raise OptionError("set only one of queue, queues and queuePattern")
     is_stream = use is SourceUse.HISTORY_STREAM
     return HistoryOptions(
         connection=given.connection(),
@@ -234,16 +234,16 @@ def history_options(options: Mapping[str, str], use: SourceUse) -> HistoryOption
 
 
 def queue_options(options: Mapping[str, str]) -> QueueOptions:
-    """Read the options of a stream read that consumes a queue.
+    """Parse the options of a stream read that consumes a queue.
 
     Raises:
-        OptionError: one is unknown, malformed, missing or not for this use.
+        OptionError: an option is unknown, malformed, missing or not for this use.
     """
-    given = _Given(options, SourceUse.QUEUE_STREAM)
+    given = _OptionParser(options, SourceUse.QUEUE_STREAM)
     return QueueOptions(
         connection=given.connection(),
-        queue=given.needed("queue"),
-        subscription=given.needed("subscription"),
+        queue=given.required("queue"),
+        subscription=given.required("subscription"),
         messages_per_trigger=given.number("maxMessagesPerTrigger", 1, MESSAGES_MAX)
         or MESSAGES_PER_TRIGGER,
         bytes_per_trigger=given.number("maxBytesPerTrigger", 1, BYTES_MAX) or BYTES_PER_TRIGGER,
@@ -253,36 +253,36 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
 
 
 def queues_text(names: Sequence[str]) -> str:
-    """Give the value of ``queues`` for names that may have commas and blanks."""
+    """Return the value of ``queues`` for names that may contain commas and blanks."""
     return json.dumps(list(names), ensure_ascii=False)
 
 
 def _is_json(text: str) -> bool:
-    """Tell a list in JSON from names with commas: ``[a]`` may be a name, ``["`` begins none."""
+    """Return whether the text is a JSON list: ``[a]`` may be a name, ``["`` starts no name."""
     text = text.lstrip()
     return text.startswith("[") and text.removeprefix("[").lstrip().startswith('"')
 
 
 def write_options(options: Mapping[str, str], use: SourceUse) -> WriteOptions:
-    """Read the options of a batch or stream write.
+    """Parse the options of a batch or stream write.
 
     Raises:
-        OptionError: one is unknown, malformed or not for this use, or half a key is given.
+        OptionError: an option is unknown, malformed or not for this use, or half a key is set.
     """
-    given = _Given(options, use)
+    given = _OptionParser(options, use)
     app_id, version = given.text("txnAppId"), given.number("txnVersion", 0, (1 << 63) - 1)
     if (app_id is None) != (version is None):
-        raise OptionError("give both txnAppId and txnVersion, or none of them")
+        raise OptionError("set both txnAppId and txnVersion, or neither")
     return WriteOptions(
         connection=given.connection(), queue=given.text("queue"), app_id=app_id, version=version
     )
 
 
 def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
-    """Tell what is read.
+    """Return what is read.
 
     Raises:
-        OptionError: ``mode`` is something else, or an option is unknown.
+        OptionError: ``mode`` has another value, or an option is unknown.
     """
     check_option_names(options)
     mode = {name.lower(): value for name, value in options.items()}.get("mode", "history")
@@ -297,16 +297,16 @@ _MODES: Final = ("history", "queue")
 
 
 def check_option_names(options: Mapping[str, str], use: SourceUse | None = None) -> None:
-    """Refuse options that are unknown, or known but not for ``use``.
+    """Check that options are known and supported by ``use``.
 
     Raises:
-        OptionError: it names the option and the nearest one, or what it is for.
+        OptionError: the message suggests the nearest option, or says what the option is for.
     """
     for given in options:
         lower = given.lower()
         if lower in _KAFKAS_BY_LOWER:
-            kafkas = _KAFKAS_BY_LOWER[lower]
-            raise OptionError(f"option {kafkas!r} is Kafka's; here it is {KAFKA_NAMES[kafkas]}")
+            kafka_name = _KAFKAS_BY_LOWER[lower]
+            raise OptionError(f"option {kafka_name!r} is Kafka's; use {KAFKA_NAMES[kafka_name]}")
         if lower not in _BY_LOWER:
             raise OptionError(
                 f"unknown option {given!r}{_nearest(lower, tuple(_BY_LOWER.values()))}"
@@ -318,7 +318,7 @@ def check_option_names(options: Mapping[str, str], use: SourceUse | None = None)
 
 
 def nearest_name(name: str, known: tuple[str, ...]) -> str | None:
-    """Give the known name that is most like this one, whatever its case."""
+    """Return the known name that is most similar, ignoring case; None if none is."""
     by_lower = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[found[0]] if found else None
@@ -326,11 +326,11 @@ def nearest_name(name: str, known: tuple[str, ...]) -> str | None:
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:
     near = nearest_name(name, known)
-    return f": did you mean {near!r}?" if near else f"; there are {', '.join(known)}"
+    return f": did you mean {near!r}?" if near else f"; choose from {', '.join(known)}"
 
 
-class _Given:
-    """The options of one call, read one by one."""
+class _OptionParser:
+    """Parses the options of one call one by one."""
 
     def __init__(self, options: Mapping[str, str], use: SourceUse) -> None:
         check_option_names(options, use)
@@ -341,27 +341,27 @@ class _Given:
         return None if value is None else convert(value)
 
     def connection(self) -> SourceConnection:
-        """Give where to read or write; a write has no ``path``, so it needs ``url``."""
+        """Return the location; a write has no ``path``, so it needs ``url``."""
         return SourceConnection(self.text("url"), self.text("token"), self.text("path"))
 
     def text(self, name: str) -> str | None:
-        """Give a text; an empty one counts as missing."""
+        """Return a string; an empty one counts as missing."""
         return self._values.get(name.lower()) or None
 
-    def needed(self, name: str) -> str:
-        """Give a text that must be there."""
+    def required(self, name: str) -> str:
+        """Return a string that is required."""
         value = self.text(name)
         if value is None:
             raise OptionError(f"option {name!r} is missing")
         return value
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Give the names in a list with commas."""
+        """Return the names in a comma-separated list."""
         parts = (part.strip() for part in self._values.get(name.lower(), "").split(","))
         return tuple(dict.fromkeys(part for part in parts if part))
 
     def queues(self) -> tuple[str, ...]:
-        """Give the names in ``queues``: with commas, or as JSON, which takes any name."""
+        """Return the names in ``queues``, comma-separated or as JSON, which supports any name."""
         text = self._values.get("queues", "")
         if not _is_json(text):
             return self.names("queues")
@@ -371,53 +371,53 @@ class _Given:
             found = None
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             raise OptionError(
-                f"option 'queues' is {text!r}: what begins as a list of names in JSON must be one,"
-                ' as ["a,b", "c"]'
+                f"option 'queues' is {text!r}, not a valid JSON list of names"
+                ' such as ["a,b", "c"]'
             )
         if "" in found:
             raise OptionError(
-                f"option 'queues' is {text!r}, a list of names in JSON, with a name that is empty"
+                f"option 'queues' is {text!r}, a JSON list of names with an empty name"
             )
         return tuple(dict.fromkeys(found))
 
     def outcomes(self) -> tuple[str, ...]:
-        """Return the outcomes in a list with commas, in small letters."""
+        """Return the outcomes in a comma-separated list, in lower case."""
         names = tuple(name.lower() for name in self.names("outcomes"))
         for name in names:
             if name not in OUTCOMES:
                 raise OptionError(
-                    f"option 'outcomes' has {name!r}, it must be of {', '.join(OUTCOMES)}"
+                    f"option 'outcomes' has {name!r}, it must be one of {', '.join(OUTCOMES)}"
                     f"{_nearest(name, OUTCOMES)}"
                 )
         return names
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Give a truth value."""
+        """Return a boolean."""
         value = self._read(name, str.lower)
         if value not in (None, "true", "false"):
             raise OptionError(f"option {name!r} is {value!r}, it must be true or false")
         return default if value is None else value == "true"
 
-    def number(self, name: str, least: int, most: int) -> int | None:
-        """Give a whole number from ``least`` to ``most``."""
+    def number(self, name: str, minimum: int, maximum: int) -> int | None:
+        """Return an integer from ``minimum`` to ``maximum``."""
         value = self._values.get(name.lower())
         if value is None:
             return None
-        if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
+        if not value.isascii() or not value.isdigit() or not minimum <= int(value) <= maximum:
             raise OptionError(
-                f"option {name!r} is {value!r}, it must be a whole number from {least} to {most}"
+                f"option {name!r} is {value!r}, it must be an integer from {minimum} to {maximum}"
             )
         return int(value)
 
     def position(
         self, side: Literal["starting", "ending"], default: str, is_stream: bool
     ) -> HistoryPosition:
-        """Give where a read starts or ends, by offset or by time."""
+        """Return where a read starts or ends, by offset or by time."""
         offsets, time = f"{side}Offsets", f"{side}Timestamp"
         at_ms = self.number(time, 0, 1 << 62)
         word = self.text(offsets)
         if at_ms is not None and word is not None:
-            raise OptionError(f"give one of {offsets} and {time}")
+            raise OptionError(f"set only one of {offsets} and {time}")
         if at_ms is not None:
             return HistoryPosition("time", at_ms)
         word = (word or default).lower()

@@ -1,8 +1,8 @@
-"""Writers, batch and stream: each task stages its rows, ``commit`` publishes all of them at once.
+"""Batch and stream writers: each task stages its rows, ``commit`` publishes all of them at once.
 
-A key makes it once: (query id, batch id) of a stream, (``txnAppId``, ``txnVersion``) of a batch.
-``abort`` drops staged rows only: Spark calls it after a failed ``commit``, too, though the broker
-may have published.
+A key makes it exactly once: (query id, batch id) of a stream, (``txnAppId``, ``txnVersion``) of a
+batch. ``abort`` only drops staged rows, because Spark also calls it after a failed ``commit``, when
+the broker may have published.
 """
 
 import uuid
@@ -24,8 +24,8 @@ from phpmq_lite.spark.source_options import WriteOptions, nearest_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECE_BYTES: Final = 16 << 20  # of one request; the broker takes 64 MiB
-PIECE_ROWS: Final = 50_000  # of one request; two fill a transaction of the broker
+PIECE_BYTES: Final = 16 << 20  # per request; the broker's limit is 64 MiB
+PIECE_ROWS: Final = 50_000  # per request; two fill a transaction of the broker
 WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
     "body": (BinaryType, StringType),
     "queue": (StringType,),
@@ -35,7 +35,7 @@ WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task staged: tokens, how many rows; and of which query's batch it is."""
+    """What one task staged: tokens and number of rows, and the query of the batch."""
 
     tokens: tuple[str, ...]
     rows: int
@@ -43,7 +43,7 @@ class StagedRows(WriterCommitMessage):
 
 
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
-    """Refuse rows that cannot become messages.
+    """Check that rows can become messages.
 
     Raises:
         OptionError: a column is missing, unknown or of another type.
@@ -53,7 +53,7 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
             near = nearest_name(field.name, tuple(WRITTEN))
             raise OptionError(
                 f"column {field.name!r} cannot be written"
-                + (f": did you mean {near!r}?" if near else "; there are body, queue and ttl_s")
+                + (f": did you mean {near!r}?" if near else "; choose from body, queue and ttl_s")
             )
         if not isinstance(field.dataType, WRITTEN[field.name]):
             kinds = " or ".join(kind().simpleString() for kind in WRITTEN[field.name])
@@ -63,16 +63,16 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     if "body" not in schema.names:
         raise OptionError("column 'body' is missing")
     if "queue" not in schema.names and options.queue is None:
-        raise OptionError("give the option queue, or a column queue")
+        raise OptionError("set the option queue, or add a column queue")
 
 
 def stage_rows(
     batches: Iterator["pa.RecordBatch"], options: WriteOptions, query_id: str | None
 ) -> StagedRows:
-    """Send the rows of one task, in pieces, each under a random token; publishes nothing.
+    """Send the rows of one task in pieces, each under a random token, without publishing them.
 
-    On an error what was sent is dropped again, as far as the broker answers; it forgets the rest
-    after a day.
+    After an error the sent pieces are dropped if the broker replies; otherwise it drops them after
+    a day.
 
     Raises:
         PipelineError: a row has no body or no queue.
@@ -84,8 +84,8 @@ def stage_rows(
         for piece in _pieces(batches, options):
             rows += piece.num_rows
             tokens.append(uuid.uuid4().hex)
-            taken = broker.stage(tokens[-1], _encoded(piece), piece.num_rows)
-            _check_count(piece.num_rows, taken, "the broker read")
+            accepted = broker.stage(tokens[-1], _encode_stream(piece), piece.num_rows)
+            _check_count(piece.num_rows, accepted, "the broker read")
     except BaseException:
         _drop(broker, tokens)
         raise
@@ -100,11 +100,11 @@ def publish_staged(
     *,
     is_single: bool = False,
 ) -> None:
-    """Publish what all tasks staged; a repeated key publishes nothing.
+    """Publish the staged rows of all tasks; a repeated key publishes nothing.
 
-    More rows than a transaction of the broker takes go out in several.  The broker keeps the rest
-    from the first on: where this is cut off, a repetition goes on with that rest and drops the rows
-    that were staged for it again, in any order.
+    More rows than fit into a transaction of the broker are published in several. The broker keeps
+    the rest: after an interruption, a repetition continues with it and drops the rows that were
+    staged again, in any order.
 
     Raises:
         PipelineError: a task sent no message.
@@ -113,30 +113,30 @@ def publish_staged(
     rows = sum(message.rows for message in staged)
     tokens = [token for message in staged for token in message.tokens]
     if not tokens:
-        return  # an empty batch needs no key: repeated, it is empty again
+        return  # an empty batch needs no key, because a repetition is empty, too
     broker = PipelineClient(options.connection)
-    done = broker.publish(app_id, version, tokens, is_single=is_single)
-    if not done.is_repeated and not done.is_resumed:
-        _check_count(rows, done.rows + done.remaining, "the broker took")
-    while done.remaining:
-        done = broker.publish(app_id, version, (), is_single=is_single)
+    result = broker.publish(app_id, version, tokens, is_single=is_single)
+    if not result.is_repeated and not result.is_resumed:
+        _check_count(rows, result.rows + result.remaining, "the broker accepted")
+    while result.remaining:
+        result = broker.publish(app_id, version, (), is_single=is_single)
 
 
 def _all_staged(messages: list[WriterCommitMessage | None]) -> list[StagedRows]:
     staged = [message for message in messages if isinstance(message, StagedRows)]
     if len(staged) != len(messages):
-        raise PipelineError("a task ended without saying what it staged; nothing is published")
+        raise PipelineError("a task did not report what it staged; nothing was published")
     return staged
 
 
 def drop_staged(messages: list[WriterCommitMessage | None], options: WriteOptions) -> None:
-    """Drop what tasks staged; never raises, as Spark calls it on the way to another error."""
+    """Drop staged rows; never raises, because Spark calls it while handling another error."""
     tokens = [t for message in messages if isinstance(message, StagedRows) for t in message.tokens]
     _drop(PipelineClient(options.connection), tokens)
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """A batch write; exactly once with a key of the caller's, else at least once."""
+    """A batch write: exactly once with a key from the caller, else at least once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -146,60 +146,60 @@ class BatchWriter(DataSourceArrowWriter):
         return stage_rows(iterator, self._options, None)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish them all."""
+        """Publish the rows of all tasks."""
         app_id, version = self._options.app_id, self._options.version
         if app_id is None or version is None:
-            app_id = f"batch-{uuid.uuid4().hex}"  # nobody else's: never a repeat
+            app_id = f"batch-{uuid.uuid4().hex}"  # unique, so never a repetition
             publish_staged(messages, self._options, app_id, 0, is_single=True)
             return
         publish_staged(messages, self._options, app_id, version)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what is staged."""
+        """Drop the staged rows."""
         drop_staged(messages, self._options)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A stream write; exactly once per checkpoint, whose query id is half of the key."""
+    """A stream write: exactly once per checkpoint, whose query id is part of the key."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> StagedRows:
-        """Stage the rows of one task; only here the query's id can be asked for."""
+        """Stage the rows of one task; the query id is only available here."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         if not query_id:
-            raise PipelineError("Spark does not say which query this is; nothing is staged")
+            raise PipelineError("Spark did not provide the query id; nothing was staged")
         return stage_rows(iterator, self._options, query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the batch; planned again after a crash, it is published once all the same."""
+        """Publish the batch; a batch that is planned again after a crash is published only once."""
         ids = {message.query_id for message in _all_staged(messages)}
         if not ids:
             return
         if len(ids) > 1 or None in ids:
-            raise PipelineError(f"rows of several queries in one batch: {ids}")
+            raise PipelineError(f"the batch has rows of several queries: {ids}")
         publish_staged(messages, self._options, str(ids.pop()), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Drop what is staged."""
+        """Drop the staged rows."""
         drop_staged(messages, self._options)
 
 
-def _check_count(sent: int, taken: int, verb: str) -> None:
-    if sent != taken:
-        raise ShortReadError(f"{sent} rows were sent, {verb} {taken}")
+def _check_count(sent: int, accepted: int, verb: str) -> None:
+    if sent != accepted:
+        raise ShortReadError(f"{sent} rows were sent, {verb} {accepted}")
 
 
 def _pieces(
     batches: Iterator["pa.RecordBatch"], options: WriteOptions
 ) -> Iterator["pa.RecordBatch"]:
-    """Bring rows to the columns that are staged, cut to ``PIECE_ROWS`` and ``PIECE_BYTES``.
+    """Yield rows with the staged columns, in pieces of ``PIECE_ROWS`` and ``PIECE_BYTES``.
 
-    A single row may be longer.
+    A single row may be larger.
     """
     import pyarrow as pa
 
@@ -219,7 +219,7 @@ def _pieces(
 
 
 def _cut(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
-    """Halve a batch until each part is small enough or a single row; nothing of an empty one."""
+    """Halve a batch until each part fits or is a single row; yields nothing for an empty batch."""
     if batch.num_rows == 0:
         return
     if batch.num_rows == 1 or (batch.nbytes <= PIECE_BYTES and batch.num_rows <= PIECE_ROWS):
@@ -231,18 +231,18 @@ def _cut(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
 
 
 def _staged_columns(batch: "pa.RecordBatch", options: WriteOptions) -> "pa.RecordBatch":
-    """Give body, queue and, if there, ttl_s; the option ``queue`` goes before the column."""
+    """Return body, queue and, if present, ttl_s; the option ``queue`` replaces the column."""
     import pyarrow as pa
 
     body = batch.column("body").cast(pa.binary())
     if body.null_count:
-        raise PipelineError(f"{body.null_count} rows have no body (null); nothing is published")
+        raise PipelineError(f"{body.null_count} rows have no body (null); nothing was published")
     if options.queue is not None:
         queue = pa.array([options.queue] * batch.num_rows, pa.string())
     else:
         queue = batch.column("queue").cast(pa.string())
     if queue.null_count:
-        raise PipelineError(f"{queue.null_count} rows have no queue (null); nothing is published")
+        raise PipelineError(f"{queue.null_count} rows have no queue (null); nothing was published")
     arrays, names = [body, queue], ["body", "queue"]
     if "ttl_s" in batch.schema.names:
         arrays.append(batch.column("ttl_s").cast(pa.int64()))
@@ -250,8 +250,8 @@ def _staged_columns(batch: "pa.RecordBatch", options: WriteOptions) -> "pa.Recor
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-def _encoded(batch: "pa.RecordBatch") -> bytes:
-    """Give a whole Arrow stream, so that it goes with its length: cut short, it is refused."""
+def _encode_stream(batch: "pa.RecordBatch") -> bytes:
+    """Return a complete Arrow stream: its length is known, so the broker rejects a partial one."""
     import pyarrow as pa
     from pyarrow import ipc
 
@@ -267,4 +267,4 @@ def _drop(broker: PipelineClient, tokens: list[str]) -> None:
     try:
         broker.unstage(tokens)
     except PipelineError:
-        return  # the broker drops them by itself after a day
+        return  # the broker drops them after a day

@@ -15,8 +15,9 @@ from yarl import URL
 
 from phpmq_lite.admin.base import request_body
 from phpmq_lite.admin.base.context import Context
-from phpmq_lite.admin.insights.summary import PipelineSummary, SummaryFile, read_summary
+from phpmq_lite.admin.insights.summary import SummaryFile, read_summary
 from phpmq_lite.admin.resources import arrow_export, staging
+from phpmq_lite.insights_document import PipelineSummary
 from phpmq_lite.server import engine
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until

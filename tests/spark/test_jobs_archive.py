@@ -226,7 +226,7 @@ def test_archive_refuses_other_queues(site: Site) -> None:
     options = ArchiveOptions(connection=None, out=str(site.out), queues=("a", "b"))
     check_selection(site.files, options)
     check_selection(site.files, options)
-    with pytest.raises(RefusedError, match="take the same one, or another folder"):
+    with pytest.raises(RefusedError, match="Use the same selection, or another folder"):
         check_selection(site.files, ArchiveOptions(connection=None, out=str(site.out)))
 
 
@@ -386,7 +386,7 @@ def test_consumed_messages_are_there_once(site: Site) -> None:
 
 @pytest.mark.slow
 def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
-    from phpmq_lite.spark.insights_summary import JobRun, write_summary
+    from phpmq_lite.spark.insights_summary import write_summary
 
     rows = [*days(1, 31, 0), history_row(31, outcome="dead", reason="poison", urn="u", attempts=2)]
     rows += [history_row(n, queue="mail", urn="u", trace_id="t", attempts=0) for n in (32, 33)]
@@ -405,7 +405,9 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
     site.archive()
     site.metrics()
     common = JobOptions(connection=None, out=str(site.out))
-    run = JobRun(name="archive", state="done", started_at=1, finished_at=2)
+    from phpmq_lite.insights_document import PipelineJobState
+
+    run = PipelineJobState(name="archive", state="done", started_at=1, finished_at=2)
     now = START_MS + DAY_MS // 2
     assert write_summary(site.spark, common, [run], now_ms=now) == ()
     summary = json.loads((site.out / "summary.json").read_text())

@@ -13,9 +13,10 @@ from pyspark.sql import SparkSession
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
+from phpmq_lite.insights_document import PipelineJobState
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.history import HistoryRequest, history_bounds, open_history
-from phpmq_lite.spark.insights_summary import JobRun, write_summary
+from phpmq_lite.spark.insights_summary import write_summary
 from phpmq_lite.spark.jobs import archive, compact, consume, metrics, replay, replay_plans
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
@@ -79,7 +80,7 @@ def test_history_goes_to_summary_and_back_into_a_queue(
 
     end = history_bounds(connection).hi
     now = int(time.time() * 1000)
-    run = JobRun(name="archive", state="done", started_at=now, finished_at=now)
+    run = PipelineJobState(name="archive", state="done", started_at=now, finished_at=now)
     assert (
         write_summary(spark, JobOptions(connection=connection, out=out), [run], now_ms=now + 1000)
         == ()
@@ -210,11 +211,11 @@ def test_token_that_may_only_look_keeps_the_summary_here_and_says_so(
     settle(broker_of_jobs, "seen", 5)
     archived = archive.run(spark, ArchiveOptions(connection=viewing, out=str(tmp_path)))
     assert archived.offset == history_bounds(viewing).hi
-    run = JobRun(name="archive", state="done", started_at=1, finished_at=2)
+    run = PipelineJobState(name="archive", state="done", started_at=1, finished_at=2)
     [note] = write_summary(
         spark, JobOptions(connection=viewing, out=str(tmp_path)), [run], now_ms=3
     )
-    assert note.startswith("the broker did not take the summary: ")
+    assert note.startswith("the broker did not accept the summary: ")
     assert " 403 " in note
-    assert note.endswith("; the token's role or queues do not allow it")
+    assert note.endswith("; the token's role or queues do not allow this")
     assert json.loads((tmp_path / "summary.json").read_text())["lag"]["rows"] == 0

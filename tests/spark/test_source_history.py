@@ -87,7 +87,7 @@ def test_filters_are_left_to_spark_when_not_asked_for(
     ("options", "words"),
     [
         ({"startingOffset": 5}, "unknown option 'startingoffset': did you mean 'startingOffsets'"),
-        ({"subscribe": "orders"}, "'subscribe' is Kafka's; here it is queue or queues"),
+        ({"subscribe": "orders"}, "'subscribe' is Kafka's; use queue or queues"),
         ({"columns": "ofset"}, "no column 'ofset': did you mean 'offset'"),
         ({"mode": "queue", "queue": "work", "subscription": "s"}, "a batch read does not consume"),
         ({"maxOffsetsPerTrigger": 5}, "is for a stream read of the history, this is a batch read"),
@@ -146,7 +146,7 @@ def test_busy_broker_is_asked_again(spark: SparkSession, broker: FakeBroker) -> 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("short", "50 rows came, 100 were announced"), ("broken", "broke off")],
+    [("short", "50 rows came, 100 were announced"), ("broken", "ended early")],
 )
 def test_short_stream_is_an_error(
     spark: SparkSession, broker: FakeBroker, fault: str, words: str

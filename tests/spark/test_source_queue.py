@@ -100,7 +100,7 @@ def test_checkpoint_of_another_subscription_or_history_is_refused(
     broker.history_id = "b" * 32
     with pytest.raises(PySparkException, match="was restored"):
         run(spark, tmp_path, Batches("claim"), **options(broker))
-    with pytest.raises(DataLossError, match="nothing is acknowledged"):
+    with pytest.raises(DataLossError, match="nothing was acknowledged"):
         final_ack(SourceConnection(broker.url), "s", str(tmp_path))
     assert list(broker.held) == [1]
 

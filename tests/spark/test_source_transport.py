@@ -9,8 +9,8 @@ from phpmq_lite.admin.base.urls import decode_name, encode_name
 from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError
 from phpmq_lite.spark.history import HistoryRequest, history_bounds, open_history, resolve_position
 from phpmq_lite.spark.pipeline_client import (
-    BUSY_PATIENCE_S,
-    GONE_WAITS_S,
+    BUSY_TIMEOUT_S,
+    RETRY_DELAYS_S,
     PipelineClient,
     check_row_count,
     queue_segment,
@@ -37,7 +37,7 @@ def test_range_comes_in_order_and_whole(broker: FakeBroker) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("short", "50 rows came, 100 were announced"), ("broken", "broke off")],
+    [("short", "50 rows came, 100 were announced"), ("broken", "ended early")],
 )
 def test_short_stream_raises(broker: FakeBroker, fault: str, words: str) -> None:
     broker.settle(100)
@@ -58,7 +58,7 @@ def test_gap_and_another_history_are_data_loss(broker: FakeBroker) -> None:
     broker.lo = 5
     with pytest.raises(DataLossError, match="left the history"):
         offsets(broker)
-    assert offsets(broker, takes_gaps=True) == [6, 7, 8, 9, 10]
+    assert offsets(broker, allows_gaps=True) == [6, 7, 8, 9, 10]
     asked = request(broker, lo=5)
     broker.history_id = "b" * 32
     with pytest.raises(DataLossError, match="this is the history b"):
@@ -80,9 +80,9 @@ def test_queue_that_is_not_there_has_nothing_ready_but_a_wrong_address_is_an_err
     broker.ready = [b"1", b"2"]
     broker.missing = {"til"}
     api = PipelineClient(SourceConnection(broker.url))
-    assert (api.ready("~til"), api.ready_if_there("~til")) == (2, 2)  # not those of til
+    assert (api.ready("~til"), api.ready_or_none("~til")) == (2, 2)  # not those of til
     broker.missing = {"~til"}
-    assert (api.ready("~til"), api.ready_if_there("~til")) == (0, None)
+    assert (api.ready("~til"), api.ready_or_none("~til")) == (0, None)
     with pytest.raises(BrokerError, match="404 unknown_route"):
         PipelineClient(SourceConnection(f"{broker.url}/elsewhere")).ready("~til")
 
@@ -129,7 +129,7 @@ def test_busy_broker_is_given_up_after_minutes(broker: FakeBroker) -> None:
     api = PipelineClient(SourceConnection(broker.url), sleep=waits.append)
     with pytest.raises(BrokerError, match="503 busy: two exports run"):
         list(api.history(asked, broker.history_id))
-    assert sum(waits) == BUSY_PATIENCE_S
+    assert sum(waits) == BUSY_TIMEOUT_S
 
 
 def test_broker_that_does_not_answer_is_waited_for_and_named() -> None:
@@ -137,9 +137,9 @@ def test_broker_that_does_not_answer_is_waited_for_and_named() -> None:
         port = taken.getsockname()[1]  # nobody listens here once it is closed
     waits: list[float] = []
     api = PipelineClient(SourceConnection(f"http://127.0.0.1:{port}"), sleep=waits.append)
-    with pytest.raises(BrokerError, match=f"http://127.0.0.1:{port} does not answer"):
+    with pytest.raises(BrokerError, match=f"http://127.0.0.1:{port} did not respond"):
         api.bounds()
-    assert waits == list(GONE_WAITS_S)
+    assert waits == list(RETRY_DELAYS_S)
 
 
 def test_token_goes_along_and_a_wrong_one_is_explained(broker: FakeBroker) -> None:

@@ -5,7 +5,10 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.insights.summary import (
+from phpmq_lite.admin.views import charts
+from phpmq_lite.admin.views.charts import Chart, ChartSeries, ChartTable
+from phpmq_lite.admin.views.trends import SPANS, Span, Trend, TrendBucket
+from phpmq_lite.insights_document import (
     COUNTS,
     TIMES,
     PipelineSummary,
@@ -13,9 +16,6 @@ from phpmq_lite.admin.insights.summary import (
     StepFigures,
     SummaryStep,
 )
-from phpmq_lite.admin.views import charts
-from phpmq_lite.admin.views.charts import Chart, ChartSeries, ChartTable
-from phpmq_lite.admin.views.trends import SPANS, Span, Trend, TrendBucket
 
 _ROW_S: Final = {"24h": 60, "30d": 3_600}  # seconds of a row in the summary
 _SEEN: Final = TrendBucket()

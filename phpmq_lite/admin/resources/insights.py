@@ -26,9 +26,12 @@ from phpmq_lite.admin.insights.readers import (
     read_claims,
     read_readers,
 )
-from phpmq_lite.admin.insights.summary import (
+from phpmq_lite.admin.insights.summary import BadSummaryError, read_summary, visible_to
+from phpmq_lite.admin.resources.claims import show_release_form, submit_release
+from phpmq_lite.admin.views import copy_snippets
+from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.insights_document import (
     SUMMARY_BYTES,
-    BadSummaryError,
     DeadLetterTotals,
     ExpiryTotals,
     PipelineJobState,
@@ -37,12 +40,7 @@ from phpmq_lite.admin.insights.summary import (
     SummaryStep,
     TracePath,
     UrnTotals,
-    read_summary,
-    visible_to,
 )
-from phpmq_lite.admin.resources.claims import show_release_form, submit_release
-from phpmq_lite.admin.views import copy_snippets
-from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.queue_settings import LONGEST_NAME
 
 

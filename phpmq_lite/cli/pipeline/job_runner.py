@@ -27,7 +27,7 @@ from phpmq_lite.spark import executor_zip
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from phpmq_lite.spark.insights_summary import JobRun
+    from phpmq_lite.insights_document import PipelineJobState
     from phpmq_lite.spark.jobs.options import JobOptions, JobResult
     from phpmq_lite.spark.source_options import SourceConnection
 
@@ -222,7 +222,7 @@ def _round(
 ) -> list[JobOutcome]:
     """Run each job once; write the summary even if one fails."""
     done: list[JobOutcome] = []
-    runs: list[JobRun] = []
+    runs: list[PipelineJobState] = []
     try:
         for job in jobs:
             if stop():
@@ -246,7 +246,7 @@ def _run(
     job: PipelineJob,
     progress: JobProgress,
     stop: StopRequest,
-    runs: "list[JobRun]",
+    runs: "list[PipelineJobState]",
 ) -> JobOutcome:
     """Run a job, and append its end to ``runs``."""
     progress(job.name)
@@ -265,7 +265,10 @@ def _run(
 
 
 def _summarize(
-    spark: "SparkSession", jobs: Sequence[PipelineJob], runs: "list[JobRun]", progress: JobProgress
+    spark: "SparkSession",
+    jobs: Sequence[PipelineJob],
+    runs: "list[PipelineJobState]",
+    progress: JobProgress,
 ) -> None:
     """Write the summary; report problems as notes."""
     from phpmq_lite.spark import insights_summary
@@ -282,10 +285,10 @@ def _summarize(
 
 def _job_run(
     name: str, state: str, began_ms: int, *, offset: int | None = None, error: str | None = None
-) -> "JobRun":
-    from phpmq_lite.spark.insights_summary import JobRun
+) -> "PipelineJobState":
+    from phpmq_lite.insights_document import PipelineJobState
 
-    return JobRun(
+    return PipelineJobState(
         name=name, state=state, started_at=began_ms, finished_at=_now_ms(), offset=offset,
         error=error,
     )  # fmt: skip

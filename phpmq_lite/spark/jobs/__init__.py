@@ -1,6 +1,5 @@
-"""What is made of the history: archive, metrics, compact, replay, consume.
+"""The pipeline jobs: archive, metrics, compact, replay and consume.
 
-Each job is a pure function from DataFrame to DataFrame and a short
-``run(spark, options, report, stop) -> Result``.  ``options.py`` needs no pyspark, ``places.py``
-says what lies where.
+Each job has a pure function from DataFrame to DataFrame and a short ``run(spark, options, report,
+stop) -> JobResult``. ``options.py`` does not need pyspark.
 """

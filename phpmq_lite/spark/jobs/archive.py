@@ -1,8 +1,8 @@
-"""The job archive: the history, row by row, to Parquet; each row exactly once.
+"""The job archive: writes the history to Parquet, each row exactly once.
 
-Batches go to ``archive/date=…/batch=…`` by dynamic partition overwrite: a batch that comes again
-replaces itself.  Spark's own file sink does not do: it ignores foreign files, so compacting would
-break it.
+Batches are written to ``archive/date=…/batch=…`` by dynamic partition overwrite: a repeated batch
+replaces itself. Spark's own file sink ignores files that it did not write, so compacted files would
+be invisible.
 """
 
 import json
@@ -46,7 +46,7 @@ TARGET: Final = StreamTarget(
 
 
 def transform(history: "DataFrame") -> "DataFrame":
-    """Add ``date``, the day in UTC on which a message was settled."""
+    """Add ``date``, the UTC day on which a message was settled."""
     return history.withColumn("date", utc_day("settled_at"))
 
 
@@ -56,25 +56,25 @@ def run(
     report: ReportProgress = report_nothing,
     stop: ShouldStop = never_stop,
 ) -> JobResult:
-    """Archive what was settled since the last run.
+    """Archive the messages settled since the last run.
 
     Raises:
-        RefusedError: ``other_history``: the archive there is of another one, also where gaps are
-            taken: offsets would begin anew, and rows of a broker that was restored be there twice.
+        RefusedError: ``other_history``: the archive is of another history, even if gaps are
+            accepted: offsets would restart, and rows of a restored broker would be archived twice.
     """
     end, begin = None, 0
     if options.connection is not None:
-        ends = history_bounds(options.connection)
-        end = ends.hi
-        done = last_committed_batch(open_results(spark, options.out), TARGET.checkpoint)
-        if done is not None and done.history_id not in (None, ends.history_id):
+        bounds = history_bounds(options.connection)
+        end = bounds.hi
+        committed = last_committed_batch(open_results(spark, options.out), TARGET.checkpoint)
+        if committed is not None and committed.history_id not in (None, bounds.history_id):
             raise RefusedError(
                 "other_history",
-                f"the broker's history is {ends.history_id}, another than the archive's in "
-                f"{options.out}, {done.history_id}: it was restored or replaced; archive it to "
-                "another folder",
+                f"the broker's history is {bounds.history_id}, the archive's in "
+                f"{options.out} is {committed.history_id}: the broker was restored or replaced. "
+                "Archive to another folder",
             )
-        begin = first_offset(options, ends, done)
+        begin = first_offset(options, bounds, committed)
         report(TARGET.name, begin, end)
     stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
     return archive_stream(spark, stream, options, report, stop, end, begin)
@@ -89,32 +89,32 @@ def archive_stream(
     end: int | None = None,
     begin: int = 0,
 ) -> JobResult:
-    """Archive a stream of the history's columns; ``begin``: the offset ahead of a first batch."""
+    """Archive a stream with the history's columns; ``begin`` precedes the first batch."""
     files = open_results(spark, options.out)
     with files.lock("checkpoint"), block_swaps(files):
         check_selection(files, options)
-        watch = None if options.fail_on_data_loss else _Watch(spark, files, options, begin)
+        watch = None if options.fail_on_data_loss else _GapRecorder(spark, files, options, begin)
         drained = write_stream(transform(stream), files, TARGET, report, stop, end, watch)
-        done = last_committed_batch(files, TARGET.checkpoint)
+        committed = last_committed_batch(files, TARGET.checkpoint)
     return JobResult(
         job="archive",
         rows=drained.rows,
-        offset=done.offset if done else None,
+        offset=committed.offset if committed else None,
         batches=drained.batches,
         is_stopped=drained.is_stopped,
         notes=() if watch is None else tuple(map(archive_gaps.gap_text, watch.found)),
     )
 
 
-class _Watch:
-    """Writes down what each batch lacks; called with its number once it is written."""
+class _GapRecorder:
+    """Records the gaps of each batch; called with its number after it is written."""
 
     def __init__(
         self, spark: "SparkSession", files: ResultsFolder, options: ArchiveOptions, begin: int
     ) -> None:
         self._spark, self._files, self._options = spark, files, options
-        done = last_committed_batch(files, TARGET.checkpoint)
-        self._begin = begin if done is None or done.offset is None else done.offset
+        committed = last_committed_batch(files, TARGET.checkpoint)
+        self._begin = begin if committed is None or committed.offset is None else committed.offset
         self.found: list[archive_gaps.ArchiveGap] = []
 
     def __call__(self, number: int) -> None:
@@ -137,7 +137,7 @@ class _Watch:
         self._begin = batch.offset
 
     def _archived(self, name: str) -> int | None:
-        """Count the rows of a batch, where the archive has all that there are."""
+        """Return the number of rows of a batch, if the archive has all queues and outcomes."""
         options = self._options
         if options.queues or options.queue_pattern is not None or options.outcomes:
             return None
@@ -147,21 +147,23 @@ class _Watch:
         return archive.where(archive["batch"] == name).count()
 
 
-def first_offset(options: ArchiveOptions, ends: HistoryBounds, done: CommittedBatch | None) -> int:
-    """Give the offset that a run begins behind: the last one done, else where the first begins."""
-    if done is not None and done.offset is not None:
-        return done.offset
+def first_offset(
+    options: ArchiveOptions, bounds: HistoryBounds, committed: CommittedBatch | None
+) -> int:
+    """Return the offset that a run starts after: the last archived, else the first available."""
+    if committed is not None and committed.offset is not None:
+        return committed.offset
     word = options.starting_offsets
-    return max(int(word) - 1, 0) if word.isdigit() else {"latest": ends.hi}.get(word, ends.lo)
+    return max(int(word) - 1, 0) if word.isdigit() else {"latest": bounds.hi}.get(word, bounds.lo)
 
 
 def source_options(options: ArchiveOptions) -> dict[str, str]:
-    """Give the options of the stream; they arrive as text."""
+    """Return the options of the stream as strings."""
     given = {
         **(options.connection.as_options() if options.connection else {}),
         "startingOffsets": options.starting_offsets,
         "maxOffsetsPerTrigger": str(options.max_offsets_per_trigger),
-        "reader": "archive",  # the broker shows how far it is behind
+        "reader": "archive",  # shows the lag in the admin
         "failOnDataLoss": str(options.fail_on_data_loss).lower(),
     }
     if options.bodies:
@@ -178,10 +180,10 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
 
 
 def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
-    """Store which queues and outcomes an archive has, or compare: one offset cannot stand for two.
+    """Store the archive's selection of queues and outcomes, or compare it: one offset serves one.
 
     Raises:
-        RefusedError: ``other_selection``: the archive there has other queues or outcomes.
+        RefusedError: ``other_selection``: the archive has other queues or outcomes.
     """
     selection: dict[str, Any] = {
         "queues": sorted(options.queues),
@@ -195,6 +197,6 @@ def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
     elif json.loads(kept) != selection:
         raise RefusedError(
             "other_selection",
-            f"the archive in {options.out} has the selection {kept}, now "
-            f"{json.dumps(selection)} is asked: take the same one, or another folder",
+            f"the archive in {options.out} has the selection {kept}, not "
+            f"{json.dumps(selection)} . Use the same selection, or another folder",
         )

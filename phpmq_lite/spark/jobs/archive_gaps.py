@@ -1,8 +1,7 @@
-"""The ledger of accepted gaps: offsets whose rows retention took before they were archived.
+"""The accepted gaps: offsets whose rows retention removed before they were archived.
 
-A file a batch, ``gaps/<batch>.json``, written before Spark commits the batch and never changed
-after that: a batch that comes again replaces its own.  So nothing is appended to a file, which
-object stores cannot do.
+Each batch has a file, ``gaps/<batch>.json``, written before Spark commits the batch; a repeated
+batch replaces its own file. No file is appended to, because object stores do not support it.
 """
 
 import json
@@ -18,16 +17,16 @@ from phpmq_lite.spark.results_folder import ResultsFolder
 class ArchiveGap:
     """Offsets ``(lo, hi]`` of one batch that lack rows."""
 
-    at_ms: int  # when it was accepted
+    at_ms: int  # when the gap was accepted
     history_id: str
     lo: int
     hi: int
-    rows: int | None  # missing; None: not known, as the archive has some queues or outcomes only
+    rows: int | None  # missing; None: unknown, because the archive has only some queues or outcomes
     batch: str
 
     @property
     def rows_at_most(self) -> int:
-        """How many rows may be missing."""
+        """The maximum number of missing rows."""
         return self.hi - self.lo if self.rows is None else self.rows
 
 
@@ -41,14 +40,14 @@ def find_gap(
     batch: str,
     at_ms: int,
 ) -> ArchiveGap | None:
-    """Return what a batch of offsets ``(begin, end]`` lacks; None where nothing does.
+    """Return the gap in a batch of offsets ``(begin, end]``, or None.
 
     Args:
         begin: the last offset before the batch.
-        end: the last one of the batch.
-        ends: where the history stood after the batch was written.
-        needs_deleted: whether the archive has rows of deleted messages.
-        archived: counts the rows of the batch; None where it has not all rows of its offsets.
+        end: the last offset of the batch.
+        ends: the bounds of the history after the batch was written.
+        needs_deleted: whether the archive includes deleted messages.
+        archived: counts the rows of the batch; None if the archive has only some rows.
         batch: the name of the batch.
         at_ms: the time of the entry, Unix milliseconds.
     """
@@ -57,7 +56,7 @@ def find_gap(
         return None
     count = archived()
     rows = None if count is None else end - begin - count
-    if rows == 0:  # retention took them after they were read
+    if rows == 0:  # retention removed them after they were read
         return None
     return ArchiveGap(
         at_ms=at_ms, history_id=ends.history_id, lo=begin, hi=hi, rows=rows, batch=batch
@@ -65,12 +64,12 @@ def find_gap(
 
 
 def store_gap(files: ResultsFolder, gap: ArchiveGap) -> None:
-    """Store a gap in the ledger."""
+    """Store a gap."""
     files.write(f"{results_folder.GAPS}/{gap.batch}.json", json.dumps(asdict(gap)))
 
 
 def read_gaps(files: ResultsFolder) -> list[ArchiveGap]:
-    """Return all gaps, the newest first."""
+    """Return all gaps, newest first."""
     texts = (
         files.read(f"{results_folder.GAPS}/{name}")
         for name in files.names(results_folder.GAPS)
@@ -81,9 +80,9 @@ def read_gaps(files: ResultsFolder) -> list[ArchiveGap]:
 
 
 def gap_text(gap: ArchiveGap) -> str:
-    """Return what a run says of a gap that it accepted."""
+    """Describe an accepted gap for the output of a run."""
     rows = f"{'up to ' if gap.rows is None else ''}{gap.rows_at_most:,} rows"
     return (
-        f"offsets {gap.lo + 1} to {gap.hi} lack {rows} that retention took; the gap is accepted and"
-        " noted (phpmq-lite pipeline status --gaps)"
+        f"offsets {gap.lo + 1} to {gap.hi} lack {rows} that retention removed; the gap is accepted"
+        " and recorded (phpmq-lite pipeline status --gaps)"
     )

@@ -1,15 +1,15 @@
-"""The job compact: the small files of closed dates of the archive to few large ones.
+"""The job compact: merges the small files of closed dates of the archive into few large ones.
 
-A date is closed once none of its batches is the last committed one of the archive's checkpoint or
-a later one: no batch of it comes again.  What happens to a date, each step safe against a crash:
+A date is closed once all its batches precede the last committed one of the archive's checkpoint:
+none of them can be repeated. Each step for a date is safe against a crash:
 
-1. its batches are written to ``compact/date=…`` as one, and the rows counted against them;
-2. ``compact/plan.json`` is written: from here on the swap goes forward only;
-3. the old batches named there are moved away, the new one is moved in;
-4. the plan goes, then what was moved away.
+1. its batches are written to ``compact/date=…`` as one, and the rows are counted; 2.
+``compact/plan.json`` is written: from here on the swap can only be completed; 3. the old batches
+named there are moved away, and the new one is moved in; 4. the plan is removed, then the old
+batches.
 
-``finish_swap`` does the rest of a swap that was cut off; whoever reads the archive does so within
-``block_swaps``, which calls it.
+``finish_swap`` completes an interrupted swap. Readers of the archive use ``block_swaps``, which
+calls it.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LOCK: Final = "archive"  # shared by who reads or adds, alone for who swaps
+LOCK: Final = "archive"  # shared by readers and writers, exclusive for swaps
 
 _PLAN: Final = f"{results_folder.COMPACT}/plan.json"
 _STAGED: Final = f"{results_folder.COMPACT}/staged"
@@ -47,7 +47,7 @@ _OLD: Final = f"{results_folder.COMPACT}/old"
 
 
 def transform(rows: "DataFrame", files: int) -> "DataFrame":
-    """Bring the rows of a date into ``files`` partitions, in the order of offsets."""
+    """Repartition the rows of a date into ``files`` partitions in order of offset."""
     if files == 1:
         return rows.coalesce(1).sortWithinPartitions("offset")
     return rows.repartitionByRange(files, "offset").sortWithinPartitions("offset")
@@ -59,7 +59,7 @@ def run(
     report: ReportProgress = report_nothing,
     stop: ShouldStop = never_stop,
 ) -> JobResult:
-    """Compact every closed date that has more files than it needs; stops between two dates."""
+    """Compact each closed date with too many files; stops between two dates."""
     files = open_results(spark, options.out)
     rows = compacted = before = after = 0
     is_stopped = False
@@ -85,12 +85,12 @@ def run(
 
 
 def closed_dates(files: ResultsFolder) -> list[str]:
-    """List the folders ``date=…`` of which every batch will never come again."""
-    done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
+    """Return the folders ``date=…`` that no batch will be written to again."""
+    committed = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
     query = query_id(files, results_folder.ARCHIVE_CHECKPOINT)
-    if done is None or query is None:
+    if committed is None or query is None:
         return []
-    last = f"batch={batch_name(query, done.batch)}"
+    last = f"batch={batch_name(query, committed.batch)}"
     own = last[: last.rindex("-") + 1]
     dates = [name for name in files.names(results_folder.ARCHIVE) if name.startswith("date=")]
     return [
@@ -104,10 +104,10 @@ def closed_dates(files: ResultsFolder) -> list[str]:
 
 
 def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) -> int:
-    """Write a date's batches as one and the plan of the swap; gives the number of rows.
+    """Write a date's batches as one, and the plan of the swap; return the number of rows.
 
     Raises:
-        RefusedError: ``count_differs``: what was written is not what was read; nothing is swapped.
+        RefusedError: ``count_differs``: written rows differ from those read; nothing was swapped.
     """
     folder = f"{results_folder.ARCHIVE}/{date}"
     batches = [name for name in files.names(folder) if name.startswith("batch=")]
@@ -120,7 +120,7 @@ def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) 
         raise RefusedError(
             "count_differs", f"{date}: {found} (rows, sum of offsets) written, {expected} read"
         )
-    files.sync(_STAGED)  # Spark does not; what it replaces is about to go
+    files.sync(_STAGED)  # Spark does not, and the originals are about to be removed
     plan = {"date": date, "batches": batches, "merged": f"batch=merged-{merged}"}
     files.write(_PLAN, json.dumps(plan))
     return expected[0]
@@ -137,10 +137,10 @@ def _sums(rows: "DataFrame") -> tuple[int, int]:
 
 @contextmanager
 def block_swaps(files: ResultsFolder) -> Iterator[None]:
-    """Keep swaps out; ends one that was cut off.
+    """Block swaps within the block; completes an interrupted one first.
 
     Raises:
-        RefusedError: ``is_locked``: a job compacts at the moment.
+        RefusedError: ``is_locked``: a job is compacting.
     """
     if files.exists(_PLAN):
         with files.lock(LOCK):
@@ -150,7 +150,7 @@ def block_swaps(files: ResultsFolder) -> Iterator[None]:
 
 
 def finish_swap(files: ResultsFolder) -> None:
-    """Bring a swap that was begun to its end, and remove what a run before left."""
+    """Complete an interrupted swap, and remove leftovers of an earlier run."""
     text = files.read(_PLAN)
     if text is not None:
         plan = json.loads(text)

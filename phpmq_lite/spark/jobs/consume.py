@@ -1,6 +1,6 @@
-"""The job consume: the messages of a queue to Parquet, acknowledged once they are written.
+"""The job consume: writes the messages of a queue to Parquet, then acknowledges them.
 
-At least once by itself; a batch that comes again replaces itself, so each message is there once.
+Delivery is at least once; a repeated batch replaces itself, so each message is stored once.
 """
 
 from dataclasses import replace
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def transform(messages: "DataFrame") -> "DataFrame":
-    """Give the columns that are kept: all; the batch's name is added when it is written."""
+    """Return all columns; the name of the batch is added when it is written."""
     return messages
 
 
 def consume_target(options: ConsumeOptions) -> StreamTarget:
-    """Give where the messages go, and the checkpoint of the subscription."""
+    """Return the folder of the messages and the checkpoint of the subscription."""
     return StreamTarget(
         name="consume",
         folder=results_folder.consumed_folder(options.queue),
@@ -43,7 +43,7 @@ def run(
     report: ReportProgress = report_nothing,
     stop: ShouldStop = never_stop,
 ) -> JobResult:
-    """Consume what is in the queue now."""
+    """Consume the messages that are in the queue now."""
     given = source_options(options)
     stream = spark.readStream.format("phpmq").options(**given).load()
     end: int | None = None
@@ -55,18 +55,18 @@ def run(
 
 
 def count_waiting(broker: PipelineClient, options: ConsumeOptions) -> tuple[int, tuple[str, ...]]:
-    """Count what there is to consume: what an earlier run left claimed, and what is ready.
+    """Return the number of messages to consume: claimed by an earlier run, and ready.
 
-    A queue that is not there is no error, as its first message makes it; a note says so.
+    A missing queue is not an error, because its first message creates it; it adds a note.
     """
     claims = broker.claimed(options.subscription)
-    ready = broker.ready_if_there(options.queue)
-    notes = () if ready is not None else (f"the broker has no queue {options.queue!r}",)
+    ready = broker.ready_or_none(options.queue)
+    notes = () if ready is not None else (f"queue {options.queue!r} does not exist",)
     return claims.hi - claims.acked + (ready or 0), notes
 
 
 def source_options(options: ConsumeOptions) -> dict[str, str]:
-    """Give the options of the stream; they arrive as text."""
+    """Return the options of the stream as strings."""
     return {
         **(options.connection.as_options() if options.connection else {}),
         "mode": "queue",
@@ -86,9 +86,9 @@ def consume_stream(
     stop: ShouldStop = never_stop,
     end: int | None = None,
 ) -> JobResult:
-    """Write a stream of the queue's columns, then acknowledge the last batch.
+    """Write a stream with the queue's columns, then acknowledge the last batch.
 
-    Spark tells the source of a batch only when it plans the next one, which may never come.
+    Spark reports a batch to the source only when it plans the next one, which may never happen.
     """
     files = open_results(spark, options.out)
     where = consume_target(options)

@@ -1,4 +1,4 @@
-"""Figures of the metrics, per period and queue, per day and envelope.  Pure functions."""
+"""Figures per period and queue, and per day and envelope. Pure functions."""
 
 import math
 from typing import TYPE_CHECKING, Any, Final
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 MAX_STEPS: Final = 50  # of a path
-MAX_PATHS: Final = 1_000  # of a day
-BUCKET_BASE: Final = 1.01  # durations of a bucket differ by at most 1 %
+MAX_PATHS: Final = 1_000  # per day
+BUCKET_BASE: Final = 1.01  # durations in a bucket differ by at most 1 %
 
 
 def urn_counts(rows: "DataFrame") -> "DataFrame":
-    """Give date, queue, urn; published and bytes of that date, the rest settled on it."""
+    """Return date, queue, urn; counts of messages published and settled on that date."""
     pass
 
     named = rows.where(sf.col("urn").isNotNull())
@@ -46,24 +46,24 @@ def urn_counts(rows: "DataFrame") -> "DataFrame":
 
 
 def attempt_counts(rows: "DataFrame") -> "DataFrame":
-    """Give date (settled), queue, urn, attempts (of the envelope) and count."""
+    """Return date (settled), queue, urn, attempts (of the envelope) and count."""
     counted = rows.where(sf.col("urn").isNotNull() & sf.col("attempts").isNotNull())
-    return _counted(counted, "queue", "urn", "attempts")
+    return _count_by(counted, "queue", "urn", "attempts")
 
 
 def death_counts(rows: "DataFrame") -> "DataFrame":
-    """Give date (settled), queue, urn (null: no envelope), reason and count of dead ones."""
-    return _counted(rows.where(sf.col("outcome") == "dead"), "queue", "urn", "reason")
+    """Return date (settled), queue, urn (null: no envelope), reason and count of dead letters."""
+    return _count_by(rows.where(sf.col("outcome") == "dead"), "queue", "urn", "reason")
 
 
-def _counted(rows: "DataFrame", *keys: str) -> "DataFrame":
+def _count_by(rows: "DataFrame", *keys: str) -> "DataFrame":
     return rows.groupBy(utc_day("settled_at").alias("date"), *keys).agg(
         sf.count("*").alias("count")
     )
 
 
 def expiry_counts(rows: "DataFrame") -> "DataFrame":
-    """Give date (settled), queue, and how many expired: ``dispatched`` before, or ``never``."""
+    """Return date (settled), queue, and expired messages: ``dispatched`` before, or ``never``."""
     expired = rows.where(sf.col("outcome") == "expired")
     return expired.groupBy(utc_day("settled_at").alias("date"), "queue").agg(
         sf.count_if(sf.col("deliveries") > 0).alias("dispatched"),
@@ -72,12 +72,13 @@ def expiry_counts(rows: "DataFrame") -> "DataFrame":
 
 
 def trace_paths(rows: "DataFrame") -> "DataFrame":
-    """Give the commonest ways that traces took: date, path, traces, p50_ms, p95_ms, buckets.
+    """Return the most frequent paths of traces: date, path, traces, p50_ms, p95_ms, buckets.
 
-    ``path`` is an array of ``queue:urn`` in the order of arrival, at most ``MAX_STEPS``; a trace
-    that goes on after midnight counts on each day with what was published on it.  Durations are
-    from the first publish to the last end, exact percentiles.  ``buckets`` (number -> traces) add
-    up over days: a bucket n is for durations up to ``BUCKET_BASE`` ** n milliseconds.
+    ``path`` is an array of ``queue:urn`` in order of arrival, at most ``MAX_STEPS``. A trace that
+    continues after midnight counts on each day with the messages published on it. Durations are
+    from the first publish to the last settlement; percentiles are exact. ``buckets`` (number ->
+    traces) can be added up over days: bucket n has durations up to ``BUCKET_BASE`` ** n
+    milliseconds.
     """
     whole = Window.partitionBy("date", "trace_id")
     steps = (
@@ -101,11 +102,11 @@ def trace_paths(rows: "DataFrame") -> "DataFrame":
             sf.array_sort(sf.collect_list(sf.struct("n", "step"))), lambda s: s["step"]
         ).alias("path")
     )
-    return _commonest(_summed(traces))
+    return _most_frequent(_sum_by_path(traces))
 
 
-def _summed(traces: "DataFrame") -> "DataFrame":
-    """Sum traces (date, path, ms) up per path."""
+def _sum_by_path(traces: "DataFrame") -> "DataFrame":
+    """Return the sums of traces (date, path, ms) by path."""
     bucket = sf.ceil(sf.log(sf.greatest(sf.col("ms"), sf.lit(1))) / math.log(BUCKET_BASE)).cast(
         "int"
     )
@@ -130,7 +131,7 @@ def _summed(traces: "DataFrame") -> "DataFrame":
     )
 
 
-def _commonest(summed: "DataFrame") -> "DataFrame":
+def _most_frequent(summed: "DataFrame") -> "DataFrame":
     order = Window.partitionBy("date").orderBy(sf.desc("traces"), "path")
     ranked = summed.withColumn("rank", sf.row_number().over(order))
     return ranked.where(sf.col("rank") <= MAX_PATHS).drop("rank")
@@ -141,21 +142,21 @@ HOUR_MS: Final = 3_600_000
 
 COUNTS: Final = (
     "published",  # messages
-    "bytes",  # of their bodies, when published
-    "dispatched",  # messages, for the first time
-    "redelivered",  # deliveries after the first; all of a message at its last dispatch
+    "bytes",  # of the published bodies
+    "dispatched",  # messages, first dispatch
+    "redelivered",  # deliveries after the first; counted at the last dispatch
     "acked",
     "expired",
     "dead",
     "deleted",
-    "redelivered_messages",  # settled ones with more than one delivery
-    "retried",  # acked ones whose envelope was published again with higher attempts: no success
-    "expired_dispatched",  # expired ones that somebody had before
+    "redelivered_messages",  # settled messages with more than one delivery
+    "retried",  # acked messages whose envelope was published again with more attempts: no success
+    "expired_dispatched",  # expired messages that had been dispatched
     "expired_never",
 )
 SPANS: Final = (
-    "wait",  # published to first dispatch; counts at that dispatch
-    "hold",  # last dispatch to settled, acked and dead ones only; counts when settled
+    "wait",  # published to first dispatch; counted at that dispatch
+    "hold",  # last dispatch to settled, only acked and dead messages; counted when settled
 )
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
@@ -168,11 +169,11 @@ def period_figures(
     *,
     since_ms: int | None = None,
 ) -> "DataFrame":
-    """Sum up per queue and period, or per queue alone; events before ``since_ms`` left out.
+    """Return figures by queue and period, or by queue; omits events before ``since_ms``.
 
-    ``rows`` have the history's columns and ``retried``.  The result has ``queue``, ``COUNTS``,
-    ``wait_p50 wait_p95 wait_p99 wait_max`` and the same of ``hold`` (milliseconds, exact, null
-    where there is none; a clock set back counts as 0), and, where ``period_ms`` is given, ``date``
+    ``rows`` have the history's columns and ``retried``. The result has ``queue``, ``COUNTS``,
+    ``wait_p50 wait_p95 wait_p99 wait_max`` and the same of ``hold`` (milliseconds, exact, null if
+    there are none; a clock that was set back counts as 0). With ``period_ms`` it also has ``date``
     and ``name``, the TIMESTAMP at which the period begins.
     """
     from phpmq_lite.spark.columns import DAY_MS
@@ -194,7 +195,7 @@ def period_figures(
 
 
 def _events(rows: "DataFrame") -> "DataFrame":
-    """Turn each row into its events: ``queue``, ``at`` in ms, ``COUNTS``, ``SPANS``."""
+    """Return the events of each row: ``queue``, ``at`` in ms, ``COUNTS``, ``SPANS``."""
     one = sf.lit(1)
     published, first, last, settled = (
         sf.unix_millis(sf.col(time))
@@ -234,7 +235,7 @@ def _flag(condition: "Column") -> "Column":
 
 
 def _span(begin: "Column", end: "Column") -> "Column":
-    """Give the milliseconds between; null where one is (``greatest`` alone would give 0)."""
+    """Return the milliseconds between two times; null if one is null, unlike ``greatest``."""
     return sf.when(begin.isNotNull() & end.isNotNull(), sf.greatest(end - begin, sf.lit(0)))
 
 
@@ -252,6 +253,6 @@ def _unpacked() -> list["Column"]:
 
 
 def figures_by_name(row: Any) -> dict[str, Any]:
-    """Give the figures of a collected row by name, ``COUNTS`` first."""
+    """Return the figures of a collected row by name, ``COUNTS`` first."""
     spans = [f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max")]
     return {name: row[name] for name in (*COUNTS, *spans)}

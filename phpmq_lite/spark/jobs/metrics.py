@@ -1,4 +1,4 @@
-"""The job metrics: archive to ``metrics/<table>/date=…``; which rows were retried."""
+"""The job metrics: archive to ``metrics/<table>/date=…``, including which rows were retried."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -39,18 +39,18 @@ _ROWS_AT_ONCE: Final = 10_000
 
 
 class RetryEvent(NamedTuple):
-    """An acked row, or one that may repeat another (``offset`` None); times are microseconds."""
+    """An acked row, or a row that may repeat one (``offset`` None); times are microseconds."""
 
     meta_id: str
     seq: int
     attempts: int
     offset: int | None
-    since: int  # of an acked row its first dispatch, else when it was published
-    until: int  # of an acked row its end, else when it was published
+    since: int  # first dispatch of an acked row, else when it was published
+    until: int  # end of an acked row, else when it was published
 
 
 def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
-    """Add the BOOLEAN ``retried`` to ``rows``; looks for retries in ``archive``."""
+    """Add the BOOLEAN ``retried`` to ``rows`` by looking for retries in ``archive``."""
     has_id = sf.col("meta_id").isNotNull()
     again = archive.where((sf.col("attempts") > 0) & has_id)
     held = rows.where((sf.col("outcome") == "acked") & has_id)
@@ -62,7 +62,7 @@ def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
     whole = of_one.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     in_order = (
         events.withColumn("repeats", sf.max(sf.col("offset").isNull()).over(whole))
-        .where("repeats")  # the others need not leave the JVM
+        .where("repeats")  # keep the others in the JVM
         .drop("repeats")
         .sortWithinPartitions("meta_id", sf.desc("seq"))
     )
@@ -83,7 +83,7 @@ def _events(rows: "DataFrame", offset: str, since: str, until: str) -> "DataFram
 
 
 def _offsets(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-    """Yield the offsets of retried rows; events come by ``meta_id``, the last ``seq`` first."""
+    """Yield the offsets of retried rows; events are ordered by ``meta_id``, last ``seq`` first."""
     import pyarrow as pa
 
     def events() -> Iterator[RetryEvent]:
@@ -98,20 +98,20 @@ def _offsets(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
 
 
 def retried_offsets(events: list[RetryEvent]) -> list[int]:
-    """Return the offsets of the rows of one message that are retried; ``events`` as ``_offsets``.
+    """Return the offsets of retried rows of one message; ``events`` are ordered as in ``_offsets``.
 
-    Whatever was published later has been seen when a row is looked at, so it is asked for the most
-    attempts within the times at which the row was held: a tree of maxima over those times.
+    Rows published later come first. So each row needs the maximum of attempts seen within the times
+    at which it was held: a tree of maxima over these times.
     """
     times = sorted({event.since for event in events if event.offset is None})
     tree = [0] * (2 * len(times))
     found = []
-    for _, same in groupby(events, itemgetter(1)):  # a row may be both, and repeats not itself
-        at_once = list(same)
+    for _, group in groupby(events, itemgetter(1)):  # a row may be both, but does not repeat itself
+        at_once = list(group)
         for event in at_once:
             if event.offset is not None:
                 lo, hi = bisect_left(times, event.since), bisect_right(times, event.until)
-                if _most(tree, lo, hi) > event.attempts:
+                if _max_between(tree, lo, hi) > event.attempts:
                     found.append(event.offset)
         for event in at_once:
             if event.offset is None:
@@ -120,14 +120,14 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
 
 
 def _raise(tree: list[int], at: int, value: int) -> None:
-    """Raise one leaf, and the maxima above it."""
+    """Raise one leaf and the maxima above it."""
     node = at + len(tree) // 2
     while node and tree[node] < value:
         tree[node] = value
         node //= 2
 
 
-def _most(tree: list[int], lo: int, hi: int) -> int:
+def _max_between(tree: list[int], lo: int, hi: int) -> int:
     """Return the maximum of the leaves from ``lo`` (inclusive) to ``hi`` (exclusive)."""
     most, lo, hi = 0, lo + len(tree) // 2, hi + len(tree) // 2
     while lo < hi:
@@ -152,14 +152,14 @@ TABLES: Final[dict[str, Callable[["DataFrame"], "DataFrame"]]] = {
     "paths": metric_tables.trace_paths,
 }
 
-VERSION: Final = 1  # of the tables; with another one all dates are computed anew
+VERSION: Final = 1  # of the tables; another version recomputes all dates
 
 _EPOCH: Final = date(1970, 1, 1)
-_MAX_RANGES: Final = 50  # of dates in one condition; more are read as one
+_MAX_RANGES: Final = 50  # of dates in one condition; more are merged
 
 
 def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataFrame":
-    """Compute one table's ``dates`` from the whole archive."""
+    """Compute ``dates`` of one table from the whole archive."""
     return keep_dates(TABLES[table](rows_of_dates(archive, dates)), dates)
 
 
@@ -169,7 +169,7 @@ def run(
     report: ReportProgress = report_nothing,
     stop: ShouldStop = never_stop,
 ) -> JobResult:
-    """Compute the dates that new rows touch; stops between two tables, and then begins again."""
+    """Compute the dates affected by new rows; stops between two tables, then starts over."""
     files = open_results(spark, options.out)
     with files.lock("metrics"), block_swaps(files):
         done = last_committed_batch(
@@ -181,7 +181,7 @@ def run(
             return JobResult(job="metrics", rows=0, notes=(str(nothing),))
         new = archive if (after := _included(files, done)) is None else archive.where(after)
         asked = set(options.dates) or touched_dates(new) | dates_touched_by_retries(new, archive)
-        dates = sorted(asked | _begun(files))
+        dates = sorted(asked | _unfinished_dates(files))
         is_stopped = not _write(archive, dates, files, report, stop)
         if not is_stopped and not options.dates and done is not None:
             state = {"tables": VERSION, "history_id": done.history_id, "offset": done.offset}
@@ -198,10 +198,10 @@ def run(
 
 
 def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | None":
-    """Give the condition for rows that no run has had; None: all of them.
+    """Return the condition of rows that earlier runs have included; None for no rows.
 
-    A row above the offset may have been seen, where a batch was written and not committed: it is
-    new once more, which changes nothing.  Offsets of another history tell nothing.
+    Rows above the offset may have been included if their batch was written but not committed; they
+    count as new again, which changes nothing. Offsets of another history do not count.
     """
     state = json.loads(files.read(results_folder.METRICS_STATE) or "{}")
     offset = state.get("offset")
@@ -212,8 +212,8 @@ def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | No
     return sf.col("offset") > int(offset)
 
 
-def _begun(files: ResultsFolder) -> set[date]:
-    """Give the dates that a run before began with and did not end."""
+def _unfinished_dates(files: ResultsFolder) -> set[date]:
+    """Return the dates that an earlier run began but did not complete."""
     return {
         date.fromisoformat(text)
         for text in json.loads(files.read(results_folder.METRICS_BEGUN) or "[]")
@@ -227,7 +227,7 @@ def _write(
     report: ReportProgress,
     stop: ShouldStop,
 ) -> bool:
-    """Overwrite the dates in all tables; False where it was stopped in between."""
+    """Overwrite the dates in all tables; return False if stopped before the end."""
     if not dates:
         return True
     files.write(results_folder.METRICS_BEGUN, json.dumps([one.isoformat() for one in dates]))
@@ -255,16 +255,16 @@ def _write(
 
 
 def touched_dates(new: "DataFrame") -> set[date]:
-    """Collect the dates on which anything happened to these rows."""
+    """Return the dates of all events of the rows."""
     days = sf.explode(sf.array(*(utc_day(time) for time in TIME_COLUMNS))).alias("day")
     found = new.select(days).where(sf.col("day").isNotNull()).distinct().collect()
     return {row["day"] for row in found}
 
 
 def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
-    """Collect the dates of older rows that are retried (``retries.py``) because of new ones.
+    """Return the dates of older rows that are retried because of new rows.
 
-    A retry may be settled, and so archived, after what it repeats; mostly on the same date.
+    A retry may be settled, and archived, after the row that it repeats; usually on the same date.
     """
     again = new.where((sf.col("attempts") > 0) & sf.col("meta_id").isNotNull())
     since = again.agg(sf.min(utc_day("published_at")).alias("since")).collect()[0]["since"]
@@ -276,7 +276,7 @@ def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date
 
 
 def rows_of_dates(archive: "DataFrame", dates: Iterable[date]) -> "DataFrame":
-    """Give all rows with any time on one of the dates, with ``retried``, without body."""
+    """Return rows with an event on one of the dates, with ``retried``, without body."""
     ranges = _ranges(dates)
     rows = archive.drop("body", "batch").where(reduce(or_, (_is_in(*r) for r in ranges)))
     had = rows.where((sf.col("outcome") == "acked") & sf.col("meta_id").isNotNull())
@@ -293,7 +293,7 @@ def rows_of_dates(archive: "DataFrame", dates: Iterable[date]) -> "DataFrame":
 
 
 def _ranges(dates: Iterable[date]) -> list[tuple[int, int]]:
-    """Give the dates as ranges of days since 1970, the end exclusive, in order."""
+    """Return the dates as ordered ranges of days since 1970, with exclusive ends."""
     days = sorted({(one - _EPOCH).days for one in dates})
     ranges: list[tuple[int, int]] = []
     for number in days:
@@ -307,12 +307,12 @@ def _ranges(dates: Iterable[date]) -> list[tuple[int, int]]:
 
 
 def _is_in(first: int, end: int) -> "Column":
-    """Ask for any time in [first, end), days; in a form that Parquet's statistics answer."""
+    """Return the condition of any time in [first, end), days, in a form that Parquet can prune."""
     low = sf.timestamp_millis(sf.lit(first * DAY_MS))
     high = sf.timestamp_millis(sf.lit(end * DAY_MS))
     return reduce(or_, ((sf.col(time) >= low) & (sf.col(time) < high) for time in TIME_COLUMNS))
 
 
 def keep_dates(table: "DataFrame", dates: Iterable[date]) -> "DataFrame":
-    """Drop what belongs to other dates: it is not whole."""
+    """Remove rows of other dates, which are incomplete."""
     return table.where(sf.col("date").isin(*sorted(set(dates))))

@@ -1,4 +1,4 @@
-"""What a job is asked, and what it answers.  Imports no pyspark: mistakes are told before a JVM."""
+"""Options and results of jobs, without pyspark: errors are reported before a JVM starts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,50 +9,50 @@ if TYPE_CHECKING:
     from phpmq_lite.spark.source_options import SourceConnection
 
 ReportProgress = Callable[[str, int, int | None], None]
-"""``report(phase, done, total)``: rows or offsets of this phase; None where no end is known."""
+"""``report(phase, done, total)``: rows or offsets of this phase; None if the total is unknown."""
 
 ShouldStop = Callable[[], bool]
-"""True once the job shall end after the batch it is at; it then answers with ``is_stopped``."""
+"""Returns True to end the job after the current batch; its result has ``is_stopped``."""
 
 
 def report_nothing(phase: str, done: int, total: int | None) -> None:
-    """Report to nobody."""
+    """Ignore the progress."""
 
 
 def never_stop() -> bool:
-    """Never ask to stop."""
+    """Return False."""
     return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What a job did in this run, not what it did before."""
+    """The result of this run, without earlier ones."""
 
     job: str
     rows: int
-    offset: int | None = None  # of the history, done up to here
+    offset: int | None = None  # of the history, processed up to here
     batches: int = 0
-    is_stopped: bool = False  # more is to do: run it again
+    is_stopped: bool = False  # incomplete: run it again
     notes: tuple[str, ...] = ()
     details: Mapping[str, int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What every job needs; ``out`` is a folder, or a URI that Hadoop's file systems know."""
+    """Options of every job; ``out`` is a folder, or a URI that Hadoop supports."""
 
-    connection: "SourceConnection | None"  # None: nothing is asked of the broker
+    connection: "SourceConnection | None"  # None: sends no requests to a broker
     out: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions(JobOptions):
-    """History to Parquet, of some queues and outcomes; others than before need another ``out``."""
+    """History to Parquet; another selection of queues and outcomes needs another ``out``."""
 
     bodies: bool = False
-    queues: tuple[str, ...] = ()  # none and no pattern: all
+    queues: tuple[str, ...] = ()  # empty, without a pattern: all
     queue_pattern: str | None = None
-    outcomes: tuple[str, ...] = ()  # none: all
+    outcomes: tuple[str, ...] = ()  # empty: all
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int = 1_000_000
     num_partitions: int | None = None
@@ -61,25 +61,25 @@ class ArchiveOptions(JobOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsOptions(JobOptions):
-    """Archive to metrics; no ``dates``: those that rows new since the last run touch."""
+    """Archive to metrics; empty ``dates`` means those affected by rows since the last run."""
 
     dates: tuple[date, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactOptions(JobOptions):
-    """Small files of closed dates to few."""
+    """Small files of closed dates to few large ones."""
 
-    target_bytes: int = 128 << 20  # of a file
+    target_bytes: int = 128 << 20  # per file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(JobOptions):
-    """What is sent again.  Members of one selection are or-ed, selections are and-ed.
+    """What to replay. Members of one selection are alternatives; all selections must match.
 
-    ``name`` is the name of the stored plan: a run with the same name goes on with it.  None makes
-    it from the selection, so the same selection is sent once; another name sends it once more.
-    ``goes_on`` takes the selection of the plan that is stored under ``name``, and none from here.
+    ``name`` is the name of the stored plan, which a run with the same name continues. None derives
+    it from the selection, so the same selection is sent once; another name sends it again. With
+    ``goes_on`` the selection is that of the stored plan ``name``.
     """
 
     source: Literal["archive", "history"] = "archive"
@@ -93,19 +93,19 @@ class ReplayOptions(JobOptions):
     reasons: tuple[str, ...] = ()
     urns: tuple[str, ...] = ()
     traces: tuple[str, ...] = ()
-    where: str | None = None  # SQL over the history's columns
-    to_queue: str | None = None  # None: each to the queue it was in
-    ttl_s: int | None = None  # None: that of the queue
-    rate: float | None = None  # messages a second
+    where: str | None = None  # SQL condition on the history's columns
+    to_queue: str | None = None  # None: the original queue
+    ttl_s: int | None = None  # None: the queue's default
+    rate: float | None = None  # messages per second
     dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeOptions(JobOptions):
-    """A queue to Parquet; its messages are acknowledged once they are written."""
+    """Queue to Parquet; messages are acknowledged after they are written."""
 
     queue: str
     subscription: str
-    max_messages: int = 10_000  # a batch
-    max_bytes: int = 64 << 20  # a batch
-    fail_on_data_loss: bool = True  # where claims of a batch under way were released by hand
+    max_messages: int = 10_000  # per batch
+    max_bytes: int = 64 << 20  # per batch
+    fail_on_data_loss: bool = True  # if claims of the current batch were released manually

@@ -1,9 +1,9 @@
-"""The job replay: messages of the archive, or of the history, back to queues.
+"""The job replay: publishes messages of the archive or the history to queues again.
 
-A run has a plan, stored under a name: pieces of the selected offsets.  Each piece is published in
-one transaction of the broker under the number of the piece, so that a run that was cut off is
-simply repeated: what is out already is not published twice.  Envelopes lose ``dead_letter`` and
-get attempts 0, meta.id and trace_id stay; that is done here, in the driver, piece by piece.
+A run has a plan, stored under a name: pieces of the selected offsets. Each piece is published in
+one transaction of the broker under its number, so an interrupted run can be repeated: published
+pieces are not published twice. Envelopes lose ``dead_letter`` and get attempts 0, but keep meta.id
+and trace_id; the driver does this piece by piece.
 """
 
 import time
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_ROWS: Final = 10_000  # of a piece
-MAX_BYTES: Final = 32 << 20  # of a piece: the driver holds it, and it is staged as one stream
+MAX_ROWS: Final = 10_000  # per piece
+MAX_BYTES: Final = 32 << 20  # per piece, which the driver holds and stages as one stream
 
-_REPORT_EVERY: Final = 10_000  # rows that are selected
+_REPORT_EVERY: Final = 10_000  # selected rows
 
 
 def transform(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
-    """Select rows: give offset, size, queue (the target), body (null: gone) and ttl_s.
+    """Select rows: return offset, size, queue (the target), body (null: gone) and ttl_s.
 
     Raises:
-        RefusedError: ``bad_where``: Spark does not understand the condition.
+        RefusedError: ``bad_where``: Spark does not accept the condition.
     """
     ttl = sf.lit(options.ttl_s).cast("bigint").alias("ttl_s")
     target = sf.col("queue") if options.to_queue is None else sf.lit(options.to_queue)
-    return _selected(history, options).select("offset", "size", target.alias("queue"), "body", ttl)
+    return _select(history, options).select("offset", "size", target.alias("queue"), "body", ttl)
 
 
-def _selected(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
+def _select(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
     rows = history
     for column, members in (
         ("queue", options.queues),
@@ -87,11 +87,11 @@ def run(
     report: ReportProgress = report_nothing,
     stop: ShouldStop = never_stop,
 ) -> JobResult:
-    """Publish what is selected, or count it (``dry_run``); stops between two pieces.
+    """Publish the selection, or count it (``dry_run``); stops between two pieces.
 
     Raises:
-        RefusedError: ``no_bodies``: not one of the selected messages has its body;
-            ``count_differs``: a piece is not what was planned; and those of ``plans.find``.
+        RefusedError: ``no_bodies``: none of the selected messages has its body;
+            ``count_differs``: a piece differs from the plan; and the refusals of ``find_plan``.
     """
     files = open_results(spark, options.out)
     with files.lock("replay"), block_swaps(files):
@@ -101,7 +101,7 @@ def run(
             options = replay_plans.with_planned_selection(plan, options)
         rows = transform(_history(spark, files, options), options)
         if options.dry_run:
-            return _counted(rows)
+            return _count(rows)
         if plan is None:
             plan = _plan(files, rows, options, report)
         return _publish(spark, files, rows, plan, options, report, stop)
@@ -116,14 +116,14 @@ def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions
     given = {
         **connection,
         "includeBody": "true",
-        "pushFilters": "true",  # a piece reads its own
-        "failOnDataLoss": "false",  # what the broker still keeps; pieces are counted
+        "pushFilters": "true",  # each piece reads only its own rows
+        "failOnDataLoss": "false",  # use what the broker still has; pieces are counted
     }
     return spark.read.format("phpmq").options(**given).load()
 
 
-def _counted(rows: "DataFrame") -> JobResult:
-    """Count per target queue; publishes and stores nothing."""
+def _count(rows: "DataFrame") -> JobResult:
+    """Count by target queue without publishing or storing anything."""
     counts = rows.groupBy("queue").agg(
         sf.count("body").alias("rows"),
         sf.count("*").alias("all"),
@@ -133,7 +133,7 @@ def _counted(rows: "DataFrame") -> JobResult:
     gone = sum(row["all"] - row["rows"] for row in found)
     details: dict[str, int | str] = {row["queue"]: row["rows"] for row in found}
     together = "bytes"
-    while together in details:  # a queue may be called so
+    while together in details:  # a queue may have this name
         together = f"({together})"
     details[together] = sum(row["bytes"] or 0 for row in found)
     total = sum(row["rows"] for row in found)
@@ -144,20 +144,20 @@ def _notes(rows: int, gone: int) -> tuple[str, ...]:
     if not gone:
         return ()
     return (
-        f"{gone} of {rows + gone} messages have no body and are left out: "
-        "retention took it, or they were archived without bodies",
+        f"{gone} of {rows + gone} messages are skipped because they have no body: "
+        "retention removed it, or they were archived without bodies",
     )
 
 
 def _plan(
     files: ResultsFolder, rows: "DataFrame", options: ReplayOptions, report: ReportProgress
 ) -> ReplayPlan:
-    """Select, cut into pieces and store the plan."""
+    """Select the rows, cut them into pieces and store the plan."""
     name = replay_plans.plan_name(options)
     plan = ReplayPlan(name, f"replay-{name[:32]}-{uuid4().hex}", replay_plans.selection_of(options))
     found = rows.selectExpr("offset", "size", "body IS NULL AS is_gone").orderBy("offset")
 
-    def kept() -> Iterator[tuple[int, int]]:
+    def sized_offsets() -> Iterator[tuple[int, int]]:
         for number, row in enumerate(found.toLocalIterator()):
             if number % _REPORT_EVERY == 0:
                 report("select", number, None)
@@ -168,10 +168,10 @@ def _plan(
 
     report("select", 0, None)
     max_rows = _piece_rows(options.rate)
-    plan.pieces = replay_plans.cut_pieces(kept(), max_rows=max_rows, max_bytes=MAX_BYTES)
+    plan.pieces = replay_plans.cut_pieces(sized_offsets(), max_rows=max_rows, max_bytes=MAX_BYTES)
     if plan.without_body and not plan.pieces:
         raise RefusedError("no_bodies", _notes(0, plan.without_body)[0])
-    if plan.pieces:  # else what is settled later may still be selected by the same words
+    if plan.pieces:  # an empty plan would hide messages that settle later
         replay_plans.store_plan(files, plan)
     return plan
 
@@ -189,8 +189,8 @@ def _publish(
     report: ReportProgress,
     stop: ShouldStop,
 ) -> JobResult:
-    """Publish the pieces that are not out yet, each as one transaction, at the rate asked."""
-    free_at = 0.0  # of the monotonic clock: what a slow piece lost is not made up for
+    """Publish the remaining pieces, each in one transaction, at the requested rate."""
+    free_at = 0.0  # monotonic clock; time lost by a slow piece is not made up for
     sent = pieces = 0
     done = replay_plans.sent_pieces(files, plan)
     before = plan.rows_of(done)
@@ -200,7 +200,7 @@ def _publish(
         if is_stopped := stop():
             break
         table = _piece(rows, first, last, expected)
-        if is_stopped := _waits(free_at, stop):
+        if is_stopped := _wait_or_stop(free_at, stop):
             break
         if options.rate is not None:
             free_at = time.monotonic() + expected / options.rate
@@ -214,24 +214,24 @@ def _publish(
         rows=sent,
         batches=pieces,
         is_stopped=is_stopped,
-        notes=_notes(plan.rows, plan.without_body) + _ends(plan, before + sent, sent),
+        notes=_notes(plan.rows, plan.without_body) + _describe_end(plan, before + sent, sent),
         details={"name": plan.name, "rows_before": before, "pieces": len(plan.pieces)},
     )
 
 
-def _ends(plan: ReplayPlan, sent: int, now: int) -> tuple[str, ...]:
-    """Say how to go on, or why nothing was sent."""
+def _describe_end(plan: ReplayPlan, sent: int, now: int) -> tuple[str, ...]:
+    """Describe how to continue, or why nothing was sent."""
     if sent < plan.rows:
-        return (f"{sent} of {plan.rows} messages are sent; go on with --name {plan.name}",)
+        return (f"{sent} of {plan.rows} messages were sent; continue with --name {plan.name}",)
     if plan.rows and not now:
         return (
-            f"all {sent} messages of {plan.name} were sent before: another --name sends them again",
+            f"all {sent} messages of {plan.name} were sent before; another --name sends them again",
         )
     return ()
 
 
-def _waits(until: float, stop: ShouldStop) -> bool:
-    """Wait for a moment of the monotonic clock; True where ``stop`` came first."""
+def _wait_or_stop(until: float, stop: ShouldStop) -> bool:
+    """Wait for a time of the monotonic clock; return True if ``stop`` comes first."""
     while (left := until - time.monotonic()) > 0:
         if stop():
             return True
@@ -246,13 +246,13 @@ def _piece(rows: "DataFrame", first: int, last: int, expected: int) -> "pyarrow.
         raise RefusedError(
             "count_differs",
             f"offsets {first} to {last} have {table.num_rows} messages, {expected} were planned: "
-            "make a new plan under another name",
+            "create a new plan with another --name",
         )
     return redriven_rows(table)
 
 
 def redriven_rows(piece: "pyarrow.Table") -> "pyarrow.Table":
-    """Give the same rows with bodies as a redrive sends them (``docs/guides/envelopes.md``)."""
+    """Return the rows with bodies as sent by a redrive (``docs/guides/envelopes.md``)."""
     import pyarrow
 
     bodies = [redrive_content(body) for body in piece.column("body").to_pylist()]
@@ -267,7 +267,7 @@ def publish_piece(
     version: int,
     options: ReplayOptions,
 ) -> None:
-    """Publish a piece; the broker drops it where it has had this version of ``app_id``."""
+    """Publish a piece; the broker ignores a version of ``app_id`` that it already has."""
     connection = options.connection.as_options() if options.connection else {}
     (
         spark.createDataFrame(piece)

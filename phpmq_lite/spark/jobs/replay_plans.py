@@ -1,8 +1,8 @@
-"""Plans of replays: what was selected, cut into pieces, under a name.  Imports no pyspark.
+"""Plans of replays: the selection, cut into pieces, under a name. Does not import pyspark.
 
-A plan is stored before its first message is published.  The same selection gives the same name,
-so a run that is repeated in the same words goes on; one with relative times has other words each
-time, and goes on by its name.
+A plan is stored before its first message is published. The same selection has the same name, so
+repeating the same command continues it; with relative times the selection differs each time, and a
+run is continued by name.
 """
 
 import hashlib
@@ -35,26 +35,26 @@ _SELECTION: Final = (
 
 @dataclass(slots=True)
 class ReplayPlan:
-    """What is to be published, as it was when the first run selected it."""
+    """What to publish, as selected by the first run."""
 
     name: str
-    app_id: str  # the broker's key; a new one for each plan
+    app_id: str  # the broker's key, unique per plan
     selection: dict[str, Any]
-    pieces: list[list[int]] = field(default_factory=list)  # first and last offset, rows
-    without_body: int = 0  # selected, but retention took the body, or it was archived without
+    pieces: list[list[int]] = field(default_factory=list)  # first, last, rows
+    without_body: int = 0  # selected, but the body was removed or not archived
 
     @property
     def rows(self) -> int:
-        """Count the messages of all pieces."""
+        """The number of messages in all pieces."""
         return sum(rows for _, _, rows in self.pieces)
 
     def rows_of(self, pieces: int) -> int:
-        """Count the messages of the first pieces."""
+        """Return the number of messages in the first pieces."""
         return sum(rows for _, _, rows in self.pieces[:pieces])
 
 
 def plan_name(options: ReplayOptions) -> str:
-    """Give the plan's name: the given one, or one made from the selection."""
+    """Return the plan's name: the given one, or one derived from the selection."""
     if options.name is not None:
         return options.name
     text = json.dumps(selection_of(options), sort_keys=True)
@@ -62,13 +62,13 @@ def plan_name(options: ReplayOptions) -> str:
 
 
 def selection_of(options: ReplayOptions) -> dict[str, Any]:
-    """Give what a plan selects and where it goes, as JSON gives it back."""
+    """Return what a plan selects and its target, in JSON types."""
     given: dict[str, Any] = {name: getattr(options, name) for name in _SELECTION}
     return {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
 
 
 def with_planned_selection(plan: ReplayPlan, options: ReplayOptions) -> ReplayOptions:
-    """Give the options with the selection of a plan."""
+    """Return the options with the selection of a plan."""
     selection: dict[str, Any] = {
         n: tuple(v) if isinstance(v, list) else v for n, v in plan.selection.items()
     }
@@ -76,25 +76,24 @@ def with_planned_selection(plan: ReplayPlan, options: ReplayOptions) -> ReplayOp
 
 
 def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None:
-    """Read the plan that a run with these options goes on with; None where it makes a new one.
+    """Return the plan that these options continue; None for a new plan.
 
     Raises:
-        RefusedError: ``no_plan``: it shall go on, and there is none of the name;
-            ``other_plan``: the plan of the name selects something else;
-            ``unfinished_plan``: one that differs in its times only is not all sent yet.
+        RefusedError: ``no_plan``: there is no plan of this name; ``other_plan``: that plan has
+            another selection; ``unfinished_plan``: one with other times is incomplete.
     """
     name = plan_name(options)
     plan = _read(files, name)
     if options.goes_on:
         if plan is None:
             names = ", ".join(sorted(each.name for each in _all(files))) or "none"
-            raise RefusedError("no_plan", f"there is no replay {name}; there are: {names}")
+            raise RefusedError("no_plan", f"there is no replay {name}; available: {names}")
         return plan
     if plan is not None and plan.selection != selection_of(options):
         raise RefusedError(
             "other_plan",
-            f"the replay {name} selects otherwise: {_told(plan)}. To go on with it, give --name "
-            f"{name} and no selection; to send something else, take another name",
+            f"the replay {name} has another selection: {_describe_plan(plan)}. To continue it, "
+            f"use --name {name} and no selection; to send something else, use another name",
         )
     if plan is None and options.name is None:
         _refuse_unfinished(files, options)
@@ -102,26 +101,26 @@ def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None
 
 
 def _refuse_unfinished(files: ResultsFolder, options: ReplayOptions) -> None:
-    """Stop who repeats an interrupted run with other times: most of it would be sent twice."""
-    asked = _timeless(selection_of(options))
+    """Refuse to repeat an interrupted run with other times, which would send most of it twice."""
+    asked = _without_times(selection_of(options))
     for plan in _all(files):
         sent = sent_pieces(files, plan)
-        if _timeless(plan.selection) == asked and sent < len(plan.pieces):
+        if _without_times(plan.selection) == asked and sent < len(plan.pieces):
             raise RefusedError(
                 "unfinished_plan",
-                f"the replay {plan.name} has the same selection but for the times, and sent "
-                f"{plan.rows_of(sent)} of {plan.rows} messages: {_told(plan)}. To go on with it, "
-                f"give --name {plan.name} and no selection; to send a new selection, and some "
-                "messages twice perhaps, give it a --name of its own",
+                f"the replay {plan.name} has the same selection except for the times, and sent "
+                f"{plan.rows_of(sent)} of {plan.rows} messages: {_describe_plan(plan)}. To "
+                f"continue it, use --name {plan.name} and no selection; to send the new selection, "
+                "and some messages possibly twice, give it another --name",
             )
 
 
-def _timeless(selection: dict[str, Any]) -> dict[str, Any]:
+def _without_times(selection: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in selection.items() if name not in _TIMES}
 
 
-def _told(plan: ReplayPlan) -> str:
-    """Write what a plan selects, times as a person does; what it leaves open is left out."""
+def _describe_plan(plan: ReplayPlan) -> str:
+    """Describe what a plan selects, with readable times; omits empty members."""
     given = {name: value for name, value in plan.selection.items() if value}
     times = {
         name.removesuffix("_ms"): time_text(given.pop(name)) for name in _TIMES if name in given
@@ -130,12 +129,12 @@ def _told(plan: ReplayPlan) -> str:
 
 
 def time_text(at_ms: int) -> str:
-    """Write Unix milliseconds as ``--since`` and ``--until`` take them, to the second, in UTC."""
+    """Format Unix milliseconds for ``--since`` and ``--until``, to the second, in UTC."""
     return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def sent_pieces(files: ResultsFolder, plan: ReplayPlan) -> int:
-    """Read how many pieces are out; the one after them may be out, too."""
+    """Return the number of published pieces; the next one may be published, too."""
     return int(files.read(results_folder.replay_progress_file(plan.name)) or 0)
 
 
@@ -161,9 +160,9 @@ def _all(files: ResultsFolder) -> list[ReplayPlan]:
 def cut_pieces(
     rows: Iterable[tuple[int, int]], *, max_rows: int, max_bytes: int
 ) -> list[list[int]]:
-    """Cut (offset, size) pairs in order into pieces: first offset, last offset, rows.
+    """Cut ordered (offset, size) pairs into pieces: first offset, last offset, rows.
 
-    A piece has at least one row, however large.  Equal offsets stay together.
+    A piece has at least one row of any size. Equal offsets stay together.
     """
     pieces: list[list[int]] = []
     size = 0

@@ -1,8 +1,7 @@
-"""A stream into Parquet: each batch has its folders, and replaces itself when it comes again.
+"""Writes a stream to Parquet: each batch has its own folders and replaces itself if repeated.
 
-Appending would double the rows of a batch whose commit was lost.  A batch's folder has the
-checkpoint's own id in its name, so that a new checkpoint, whose batches count from 0 again,
-overwrites nothing.
+Appending would duplicate the rows of a batch whose commit was lost. A batch's folder contains the
+checkpoint's id, so that a new checkpoint, which counts from 0, overwrites nothing.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,7 @@ _POLL_S: Final = 1
 class StreamTarget:
     """Where a stream is written: folder and checkpoint below the root, partitions before batch."""
 
-    name: str  # of the query and of the phase reported
+    name: str  # of the query and of the reported phase
     folder: str
     checkpoint: str
     partitions: tuple[str, ...] = ()
@@ -37,7 +36,7 @@ class StreamTarget:
 
 @dataclass(slots=True)
 class StreamResult:
-    """What went through."""
+    """What was written."""
 
     rows: int = 0
     batches: int = 0
@@ -46,11 +45,11 @@ class StreamResult:
 
 
 class _StoppedError(Exception):
-    """Ends a query before a batch is touched; it comes again at the next start."""
+    """Ends a query before a batch is written; the next start repeats it."""
 
 
 def batch_name(query: str, batch: int) -> str:
-    """Name a batch's folder: at most 8 digits of the query, then the number."""
+    """Return the name of a batch's folder: up to 8 digits of the query id, then the number."""
     return f"{query[:8]}-{batch:08d}"
 
 
@@ -63,17 +62,17 @@ def write_stream(
     end: int | None = None,
     after: Callable[[int], None] | None = None,
 ) -> StreamResult:
-    """Write all that is there now; ``stop`` ends it between two batches.
+    """Write all available rows; ``stop`` ends it between two batches.
 
-    ``end`` is reported as what there is to come to, where the source does not say.  ``after`` is
-    called with the number of each batch that is written, before Spark commits it.  Spark's
-    exceptions pass through.
+    ``end`` is reported as the total if the source does not provide one. ``after`` is called with
+    the number of each batch that is written, before Spark commits it. Exceptions of Spark pass
+    through.
     """
-    drained = StreamResult()
+    result = StreamResult()
 
     def write(batch: "DataFrame", number: int) -> None:
         if stop():
-            drained.is_stopped = True
+            result.is_stopped = True
             raise _StoppedError
         write_batch(batch, files, target, number)
         if after is not None:
@@ -87,12 +86,12 @@ def write_stream(
         .trigger(availableNow=True)
         .start()
     )
-    _follow(query, drained, lambda done, latest: report(target.name, done, latest or end))
-    return drained
+    _follow(query, result, lambda done, latest: report(target.name, done, latest or end))
+    return result
 
 
 def remove_staged(files: ResultsFolder, folder: str) -> None:
-    """Remove what runs that were killed left in a folder; nobody may be writing to it."""
+    """Remove leftovers of killed runs from a folder; nobody may be writing to it."""
     for name in files.names(folder):
         if name.startswith(".spark-staging"):
             files.remove(f"{folder}/{name}")
@@ -101,9 +100,9 @@ def remove_staged(files: ResultsFolder, folder: str) -> None:
 def write_batch(
     batch: "DataFrame", files: ResultsFolder, target: StreamTarget, number: int
 ) -> None:
-    """Write one batch; what it wrote before is replaced."""
+    """Write one batch, replacing what it wrote before."""
     name = batch_name(query_id(files, target.checkpoint) or "", number)
-    if not target.partitions:  # else a batch without rows, all released meanwhile, would keep them
+    if not target.partitions:  # an empty batch would keep old rows
         files.remove(f"{target.folder}/batch={name}")
     (
         batch.withColumn("batch", sf.lit(name))
@@ -114,34 +113,34 @@ def write_batch(
     )
 
 
-def _follow(query: "StreamingQuery", drained: StreamResult, tell: ReportBatch) -> None:
-    """Wait for the end of a query, and report its batches."""
+def _follow(query: "StreamingQuery", result: StreamResult, report: ReportBatch) -> None:
+    """Wait for the end of a query and report its batches."""
     seen = -1
     try:
         while True:
             is_done = query.awaitTermination(_POLL_S)
-            seen = _count(query, drained, seen, tell)
+            seen = _count(query, result, seen, report)
             if is_done:
                 return
     except StreamingQueryException:
-        _count(query, drained, seen, tell)
-        if not drained.is_stopped:
+        _count(query, result, seen, report)
+        if not result.is_stopped:
             raise
     finally:
         query.stop()
 
 
-def _count(query: "StreamingQuery", drained: StreamResult, seen: int, tell: ReportBatch) -> int:
-    """Add the batches above ``seen``; gives the last one."""
+def _count(query: "StreamingQuery", result: StreamResult, seen: int, report: ReportBatch) -> int:
+    """Count the batches after ``seen``; return the last one."""
     for progress in query.recentProgress:
         number = progress["batchId"]
         if number <= seen or not progress["numInputRows"]:
             continue
         seen = number
-        drained.batches += 1
-        drained.rows += progress["numInputRows"]
+        result.batches += 1
+        result.rows += progress["numInputRows"]
         source = progress["sources"][0]
-        _, drained.offset = offset_of(source["endOffset"])
+        _, result.offset = offset_of(source["endOffset"])
         _, latest = offset_of(source.get("latestOffset"))
-        tell(drained.rows if drained.offset is None else drained.offset, latest)
+        report(result.rows if result.offset is None else result.offset, latest)
     return seen

@@ -41,7 +41,7 @@ def test_filters_on_offset_and_queue_are_taken_and_others_returned() -> None:
     taken = [GreaterThan(("offset",), 4), LessThan(("offset",), 9), IsNotNull(("offset",)),
              In(("queue",), ("a", "b")), EqualTo(("queue",), "b")]  # fmt: skip
     assert list(reader.pushFilters([*taken, *kept])) == kept
-    assert (reader._least, reader._most, reader._only) == (4, 8, frozenset("b"))
+    assert (reader._min_lo, reader._most, reader._only) == (4, 8, frozenset("b"))
 
 
 def test_reader_without_the_option_has_no_method_of_its_own_for_filters() -> None:

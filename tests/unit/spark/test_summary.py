@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.insights_document import OTHER_QUEUES, SUMMARY_BYTES, PipelineJobState
 from phpmq_lite.spark.insights_summary import (
-    MAX_BYTES,
-    OTHERS,
-    JobRun,
     encode_summary,
     fit_queues,
     path_item,
@@ -39,8 +37,8 @@ def test_quiet_queues_become_the_others_by_minute() -> None:
     items += [item(q, minute, 2) for q in ("b", "c") for minute in range(5)]
     rest = [{**item("", 0, 7, wait_max=9), "hold_max": None}]
     kept = fit_queues(items, rest, ["a", "b", "c"], "minute", 4_600)
-    assert {i["queue"] for i in kept} == {"a", OTHERS}
-    others = {i["minute"]: i for i in kept if i["queue"] == OTHERS}
+    assert {i["queue"] for i in kept} == {"a", OTHER_QUEUES}
+    others = {i["minute"]: i for i in kept if i["queue"] == OTHER_QUEUES}
     assert [others[m]["acked"] for m in range(5)] == [11, 4, 4, 4, 4]
     assert (others[0]["wait_max"], others[0]["hold_max"]) == (9, 5)
     assert others[0]["wait_p50"] is None
@@ -53,7 +51,7 @@ def test_summary_stays_below_its_bound_however_long_names_are() -> None:
     summary: dict[str, Any] = {name: [] for name in lists}
     summary["paths"] = [{"path": [f"{n}" + "ü" * 500] * 50} for n in range(50)]
     text = encode_summary(summary)
-    assert len(text.encode()) <= MAX_BYTES
+    assert len(text.encode()) <= SUMMARY_BYTES
     kept = json.loads(text)["paths"]
     assert 0 < len(kept) < 50
     assert kept == summary["paths"][: len(kept)]  # the commonest come first
@@ -61,9 +59,12 @@ def test_summary_stays_below_its_bound_however_long_names_are() -> None:
 
 def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
     files = LocalResultsFolder(tmp_path)
-    record_run(files, [JobRun(name=n, state="done", started_at=1) for n in ("metrics", "archive")])
+    record_run(
+        files,
+        [PipelineJobState(name=n, state="done", started_at=1) for n in ("metrics", "archive")],
+    )
     kept = record_run(
-        files, [JobRun(name="archive", state="failed", started_at=2, error="no disk")]
+        files, [PipelineJobState(name="archive", state="failed", started_at=2, error="no disk")]
     )
     assert [(run["name"], run["state"]) for run in kept] == [
         ("archive", "failed"),
@@ -72,11 +73,11 @@ def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
 
 
 def test_summary_waits_for_the_next_run_while_another_job_swaps_files(tmp_path: Path) -> None:
-    run = JobRun(name="consume", state="done", started_at=1)
+    run = PipelineJobState(name="consume", state="done", started_at=1)
     options = JobOptions(connection=None, out=str(tmp_path))
     with LocalResultsFolder(tmp_path).lock(LOCK):
         [told] = write_summary(None, options, [run], now_ms=2)  # type: ignore[arg-type]  # not reached
-    assert told.startswith("the summary was not written: another job works on archive in ")
+    assert told.startswith("the summary was not written: another job is working on archive in ")
     assert [kept["name"] for kept in json.loads((tmp_path / "jobs.json").read_text())] == [
         "consume"
     ]

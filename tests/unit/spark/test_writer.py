@@ -16,13 +16,13 @@ def test_batch_is_not_published_when_a_task_does_not_say_what_it_staged(
     messages: list[StagedRows | None],
 ) -> None:
     for commit in (BatchWriter(OPTIONS).commit, lambda m: StreamWriter(OPTIONS).commit(m, 0)):
-        with pytest.raises(PipelineError, match="a task ended without saying what it staged"):
+        with pytest.raises(PipelineError, match="a task did not report what it staged"):
             commit([*messages])
 
 
 def test_stream_publishes_no_rows_of_two_queries_under_one_key() -> None:
     messages = [StagedRows(("a",), 1, "first"), StagedRows(("b",), 1, "second")]
-    with pytest.raises(PipelineError, match="rows of several queries in one batch"):
+    with pytest.raises(PipelineError, match="the batch has rows of several queries"):
         StreamWriter(OPTIONS).commit([*messages], 0)
 
 

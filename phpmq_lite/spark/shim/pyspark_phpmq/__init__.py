@@ -1,4 +1,4 @@
-"""Lets Spark find ``format("phpmq")`` by itself: it imports ``pyspark_*`` for a DefaultSource."""
+"""Lets Spark find ``format("phpmq")``: it imports ``pyspark_*`` packages for a DefaultSource."""
 
 from phpmq_lite.spark.source import PhpmqSource as DefaultSource
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from phpmq_lite.admin.insights.charts import draw_insights, queue_totals, steps_of
-from phpmq_lite.admin.insights.summary import PipelineSummary, read_summary
+from phpmq_lite.admin.insights.summary import read_summary
+from phpmq_lite.insights_document import PipelineSummary
 from tests.unit.admin.insights.cases import HOUR_MS, MINUTE_MS, as_bytes, step, summary
 
 NOW = 1_790_000_040_000  # a minute has just begun

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.insights.summary import REST, PipelineSummary, read_summary, visible_to
+from phpmq_lite.admin.insights.summary import read_summary, visible_to
+from phpmq_lite.insights_document import OTHER_QUEUES, PipelineSummary
 from tests.unit.admin.insights.cases import as_bytes, step, summary
 
 NOW = 1_790_000_000_000
@@ -19,7 +20,7 @@ def test_summary_is_read_with_all_its_lists() -> None:
     )  # fmt: skip
     assert found.urns[0].total == 51_210 + 312
     assert (found.deaths[0].total, found.expiries[0].total) == (310, 816)
-    assert found.queues()[-1] == REST
+    assert found.queues()[-1] == OTHER_QUEUES
 
 
 def test_least_summary_has_empty_lists_and_unknown_members_are_passed_over() -> None:

@@ -144,8 +144,8 @@ def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--name", "none"], "there is no replay none; there are: NAME"),
-        (["--name", "NAME", "--queue", "b"], "the replay NAME selects otherwise"),
+        (["--name", "none"], "there is no replay none; available: NAME"),
+        (["--name", "NAME", "--queue", "b"], "the replay NAME has another selection"),
         (["--queue", "a", "--since", "2h"], "sent 10 of 15 messages"),
         (["--queue", "a", "--until", "2026-11-22"], '"since": "2026-01-31T07:00:00Z"'),
     ],

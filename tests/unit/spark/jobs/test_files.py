@@ -65,7 +65,7 @@ def test_lock_keeps_others_out_but_shared_ones_go_together(tmp_path: Path) -> No
         with others.lock("archive", is_shared=True), others.lock("metrics"):
             pass
         with (
-            pytest.raises(RefusedError, match="another job works on archive"),
+            pytest.raises(RefusedError, match="another job is working on archive"),
             others.lock("archive"),
         ):
             pass
@@ -119,7 +119,7 @@ def test_names_that_fit_keep_their_folders() -> None:
         ),
         ("abfss://c@a/x", "java.lang.NoClassDefFoundError: x", "hadoop-azure:3.4.2"),
         ("gs://b/x", 'No FileSystem for scheme "gs"', "bigdataoss:gcs-connector:hadoop3-"),
-        ("s3://b/x", 'No FileSystem for scheme "s3"', "write s3a://"),
+        ("s3://b/x", 'No FileSystem for scheme "s3"', "use s3a://"),
         ("cos://b/x", 'No FileSystem for scheme "cos"', "spark.jars.packages=GROUP:NAME:VERSION"),
     ],
 )
