@@ -1,8 +1,8 @@
-"""Draws what ``curves.py`` measured: the cost of a message against its cost at the first point.
+"""Draw the results of ``curves.py``: the cost of a message relative to the first point.
 
-An axis is ``{"title": str, "lines": {line: [{"value": int, "us": [float, …], …}, …]}}``: for each
-point the microseconds of all turns, in the order of the turns, so that values of one turn stand at
-the same index.  Points stand at equal distances: their values rise by a factor.
+An axis is ``{"title": str, "lines": {line: [{"value": int, "us": [float, …], …}, …]}}``. ``us`` has
+the microseconds of all turns in order, so values of one turn have the same index. Points are drawn
+at equal distances, because their values grow by a factor.
 """
 
 import math
@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 WIDTH: Final = 640
 HEIGHT: Final = 330
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 62, 50
-APART: Final = 14  # between the lines at one point, so that none hides another
-LINEAR_UP_TO: Final = 4.0  # above it, the scale is logarithmic
+APART: Final = 14  # between lines at one point, so that none is hidden
+LINEAR_UP_TO: Final = 4.0  # larger ratios use a logarithmic scale
 
 STYLE: Final = """
 text{font:12px system-ui,sans-serif;fill:#333}.page{fill:#fff}.grid{stroke:#ddd}.one{stroke:#888}
@@ -27,7 +27,7 @@ polyline{fill:none!important;stroke-width:1.5}
 
 
 class Spot(NamedTuple):
-    """One point of a line: ratios to the first point, over all turns."""
+    """One point of a line: ratios to the first point over all turns."""
 
     low: float
     middle: float
@@ -35,7 +35,7 @@ class Spot(NamedTuple):
 
 
 def spots(points: list[dict[str, Any]]) -> list[Spot]:
-    """Compare each point with the first one of the same turn."""
+    """Return each point relative to the first one of the same turn."""
     first = points[0]["us"]
     found = []
     for point in points:
@@ -45,7 +45,7 @@ def spots(points: list[dict[str, Any]]) -> list[Spot]:
 
 
 def summary(axis: dict[str, Any]) -> str:
-    """Give the medians as lines of text: microseconds, and the ratio to the first point."""
+    """Return the medians as text: microseconds, and the ratio to the first point."""
     lines = []
     for name, points in axis["lines"].items():
         cells = [
@@ -57,7 +57,7 @@ def summary(axis: dict[str, Any]) -> str:
 
 
 class Scale:
-    """Where a ratio stands: linear from 0, or logarithmic where it spans too much for that."""
+    """Maps ratios to positions: linear from 0, or logarithmic for a large span."""
 
     def __init__(self, lowest: float, highest: float) -> None:
         self.is_linear = highest <= LINEAR_UP_TO
@@ -78,7 +78,7 @@ class Scale:
 
 
 def draw(axis: dict[str, Any]) -> str:
-    """Return the picture of one axis, readable on light and on dark pages."""
+    """Return the picture of one axis, readable on light and dark pages."""
     lines = {name: spots(points) for name, points in axis["lines"].items()}
     values = [point["value"] for point in next(iter(axis["lines"].values()))]
     every = [spot for found in lines.values() for spot in found]
@@ -109,7 +109,7 @@ def draw(axis: dict[str, Any]) -> str:
 
 
 def grid(scale: Scale) -> list[str]:
-    """Return the horizontal lines and their ratios; the line at 1 stands out."""
+    """Return horizontal lines with their ratios; the line at 1 is highlighted."""
     parts = []
     for tick in scale.ticks:
         y = scale.y(tick)
@@ -122,7 +122,7 @@ def grid(scale: Scale) -> list[str]:
 
 
 def curve(number: int, found: list[Spot], xs: list[float], scale: Scale) -> list[str]:
-    """Return one line: medians joined, each with a stroke from the least to the most."""
+    """Return one line: connected medians, each with a bar from minimum to maximum."""
     places = [(x, scale.y(spot.middle)) for x, spot in zip(xs, found, strict=True)]
     joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [f'<polyline class="c{number}" points="{joined}"/>']
@@ -136,7 +136,7 @@ def curve(number: int, found: list[Spot], xs: list[float], scale: Scale) -> list
 
 
 def marker(number: int, x: float, y: float) -> str:
-    """Return a circle, a square or a diamond: lines differ by more than their colour."""
+    """Return a circle, a square or a diamond, so that lines differ by more than their color."""
     if number == 0:
         return f'<circle class="c0" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
     turned = f'transform="rotate(45 {x:.1f} {y:.1f})" ' if number == 2 else ""
@@ -145,10 +145,10 @@ def marker(number: int, x: float, y: float) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str = "start") -> str:
-    """Return a piece of text."""
+    """Return a text element."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def label(value: int) -> str:
-    """Write the value of a point."""
+    """Format the value of a point."""
     return f"{value:,}"

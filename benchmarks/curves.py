@@ -1,12 +1,12 @@
-"""How the cost of a message grows: with backlog, queues, connections, size and history.
+"""Measure how the cost of a message grows with backlog, queues, connections, size and history.
 
-Each axis has a broker per point, all of them there at the same time, so that one turn measures
-point after point, in another order each time; ratios are of one turn, to the first point.  Writes
-``curves.json`` and a picture of each axis; axes that are not measured keep what the file has::
+Each axis has a running broker per point, so that one turn measures all points, in a different order
+each time; ratios are relative to the first point of the same turn. Writes ``curves.json`` and a
+picture of each axis; axes that are not measured keep their stored values::
 
     python benchmarks/curves.py --data . --out docs/operate/curves
     python benchmarks/curves.py --axes backlog,history --turns 7
-    python benchmarks/curves.py --draw            # the pictures again, from the file
+    python benchmarks/curves.py --draw            # only draws the stored values
 """
 
 import argparse
@@ -34,11 +34,11 @@ from phpmq_lite.errors import ClientError
 
 SIZE: Final = 256
 LIMIT_S: Final = 600.0
-MOST_BYTES: Final = 256 << 20  # of one measurement with large bodies
+MAX_BYTES: Final = 256 << 20  # per measurement with large bodies
 PUBLISH: Final = "publish"
 WINDOWS: Final = {"window 100": 100, "window 1,000": 1_000}
 NAME: Final = b"spread."
-IN_USE: Final = 10  # queues, of those that are there
+IN_USE: Final = 10  # queues in use
 
 Start = Callable[[str, tuple[str, ...]], AbstractContextManager[BrokerProcess]]
 Turn = dict[str, "Sample"]  # by line: PUBLISH and WINDOWS
@@ -46,15 +46,15 @@ Turn = dict[str, "Sample"]  # by line: PUBLISH and WINDOWS
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """Microseconds per message: time that passed, and processor time of the broker."""
+    """Microseconds per message: elapsed time, and CPU time of the broker."""
 
     us: float
-    broker_us: float | None  # None: it also did other things
+    broker_us: float | None  # None: it also did other work
 
 
 @dataclass(slots=True, frozen=True)
 class Effort:
-    """How long each measurement takes: seconds, or messages where their number is fixed."""
+    """Size of each measurement: seconds, or a number of messages."""
 
     seconds: float
     messages: int
@@ -62,7 +62,7 @@ class Effort:
 
 @dataclass(slots=True, frozen=True)
 class Axis:
-    """What grows, how a broker is made ready for a point, and how it is measured there."""
+    """What grows, how to prepare a broker for a point, and how to measure it."""
 
     title: str
     points: tuple[int, ...]
@@ -77,7 +77,7 @@ def measure(
     jobs: Mapping[str, BenchJob],
     beside: Mapping[str, BenchJob] | None = None,
 ) -> Sample:
-    """Run jobs that return how many messages they moved, the same number each."""
+    """Run jobs that each return the same number of moved messages."""
     began: list[float | None] = []
     done = run_together(
         {**jobs, **(beside or {})}, LIMIT_S, lambda: began.append(cpu_seconds(broker.pid))
@@ -89,14 +89,14 @@ def measure(
     return Sample(round(elapsed_span(counted) / messages * 1e6, 2), broker_us)
 
 
-# -- flows on a queue that nobody has used: size, connections, history
+# -- flows on a fresh queue: size, connections, history
 
 
 def flows(
     broker: BrokerProcess, effort: Effort, size: int, beside: Mapping[str, BenchJob] | None = None
 ) -> Turn:
-    """Measure publishing alone, then a producer and a consumer at each window."""
-    most = max(20, MOST_BYTES // size)
+    """Measure publishing alone, then a producer and a consumer with each window."""
+    most = max(20, MAX_BYTES // size)
 
     def publisher(queue: str) -> BenchJob:
         arguments = (broker.address, queue, size, effort.seconds, True, "plain", most)
@@ -114,57 +114,57 @@ def flows(
 
 
 def turn_of_size(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
-    """Bodies of so many bytes."""
+    """Measure bodies of ``value`` bytes."""
     return flows(broker, effort, value)
 
 
 def turn_of_connections(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
-    """Flows beside so many idle consumers, each with a queue of its own."""
+    """Measure flows next to ``value`` idle consumers, each with its own queue."""
     idle = BenchJob(hold_connections, (broker.address, value, effort.seconds))
     return flows(broker, effort, SIZE, {"idle": idle})
 
 
 def turn_of_history(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
-    """Flows of a broker that has settled messages before."""
+    """Measure flows on a broker with a history."""
     return flows(broker, effort, SIZE)
 
 
 def settle(broker: BrokerProcess, value: int) -> None:
-    """Have so many messages in the history."""
+    """Settle ``value`` messages."""
     if value:
         queue = fresh_queue_name("history")
         number = fill(broker, queue, value)
-        take(broker, queue, number, 1_000)
+        consume_from(broker, queue, number, 1_000)
 
 
-# -- one queue in which messages wait
+# -- one queue with a backlog
 
 
 def fill(broker: BrokerProcess, queue: str, number: int) -> int:
-    """Publish to a queue; return how many messages it were."""
+    """Publish to a queue; return the number of messages."""
     job = BenchJob(traffic.publish_number, (broker.address, queue, SIZE, number))
     stored: int = run_together({"producer": job}, LIMIT_S)["producer"].value
     return stored
 
 
-def take(broker: BrokerProcess, queue: str, number: int, window: int) -> Sample:
-    """Take messages out of a queue, the oldest first."""
+def consume_from(broker: BrokerProcess, queue: str, number: int, window: int) -> Sample:
+    """Consume messages from a queue, oldest first."""
     job = BenchJob(traffic.drain, (broker.address, queue, SIZE, number, window))
     return measure(broker, {"consumer": job})
 
 
-def wait_in_queue(broker: BrokerProcess, value: int) -> None:
-    """Have so many messages wait."""
+def fill_backlog(broker: BrokerProcess, value: int) -> None:
+    """Fill the queue with ``value`` messages."""
     fill(broker, "backlog", value)
 
 
 def turn_of_backlog(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
-    """Publish behind what waits, and take as many of the oldest: as many wait as before."""
+    """Publish after the backlog and consume as many of the oldest, so its length is unchanged."""
     turn = {}
     for line, window in WINDOWS.items():
         job = BenchJob(traffic.publish_number, (broker.address, "backlog", SIZE, effort.messages))
         turn[PUBLISH] = measure(broker, {"producer": job})
-        turn[line] = take(broker, "backlog", effort.messages, window)
+        turn[line] = consume_from(broker, "backlog", effort.messages, window)
     return turn
 
 
@@ -172,12 +172,12 @@ def turn_of_backlog(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
 
 
 def names(queues: int) -> list[str]:
-    """Give names of one length, so that all frames have one length too."""
+    """Return names of equal length, so that all frames have equal length."""
     return [f"{NAME.decode()}{index:05}" for index in range(queues)]
 
 
 def publish_spread(address: Address, queues: int, number: int) -> Generator[None, None, int]:
-    """Publish ``number`` messages, confirmed, to one queue after the other."""
+    """Publish ``number`` confirmed messages to the queues in turn."""
     streams = [PublishStream(name, SIZE) for name in names(queues)]
     turns, piece = cycle(streams), traffic.publishes_per_write(SIZE)
     sent = received = 0
@@ -200,9 +200,9 @@ def publish_spread(address: Address, queues: int, number: int) -> Generator[None
 def consume_spread(
     address: Address, queues: int, number: int, window: int, is_filled: bool
 ) -> Generator[None, None, int]:
-    """Consume all queues on one connection, ``window`` each, and acknowledge.
+    """Consume all queues on one connection, with ``window`` each, and acknowledge.
 
-    Where nothing waits in them the broker knows the consumers before it is measured.
+    If the queues are empty, the consumers are registered before the measurement.
     """
     streams = {name.encode(): DispatchStream(name, SIZE, window) for name in names(queues)}
     first = next(iter(streams))
@@ -232,7 +232,7 @@ def consume_spread(
 
 
 def turn_of_queues(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
-    """Publish to so many queues, and take it out again; then both at once at each window."""
+    """Publish to ``value`` queues and drain them, then measure both at once with each window."""
     number = max(effort.messages, value)
     producer = BenchJob(publish_spread, (broker.address, value, number))
 
@@ -248,32 +248,32 @@ def turn_of_queues(broker: BrokerProcess, value: int, effort: Effort) -> Turn:
 
 
 def turn_of_kept(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
-    """The same with ten queues, whatever else is there."""
+    """Measure ten queues, whatever the number of queues on the broker."""
     return turn_of_queues(broker, IN_USE, effort)
 
 
-def make_queues(broker: BrokerProcess, value: int) -> None:
-    """Have so many queues, so that no turn makes them."""
+def create_queues(broker: BrokerProcess, value: int) -> None:
+    """Create ``value`` queues before the measurement."""
     turn_of_queues(broker, value, Effort(0.0, value))
 
 
-def room_for_queues(value: int) -> tuple[str, ...]:
-    """Return options of ``serve`` that let so many queues be there, and ours."""
+def queue_limit_options(value: int) -> tuple[str, ...]:
+    """Return options of ``serve`` that allow ``value`` queues and ours."""
     return ("--set", f"limits.max_queues={value + 1_000}")
 
 
 AXES: Final = {
     "backlog": Axis(
         "messages that wait in the queue", (1_000, 10_000, 100_000, 1_000_000), (400,),
-        turn_of_backlog, wait_in_queue,
+        turn_of_backlog, fill_backlog,
     ),
     "queues": Axis(
         "queues, a message to each in turn", (1, 10, 100, 1_000, 10_000), (3,),
-        turn_of_queues, make_queues, room_for_queues,
+        turn_of_queues, create_queues, queue_limit_options,
     ),
     "kept": Axis(
         f"queues that are there, {IN_USE} of them in use", (IN_USE, 100, 1_000, 10_000), (20,),
-        turn_of_kept, make_queues, room_for_queues,
+        turn_of_kept, create_queues, queue_limit_options,
     ),
     "connections": Axis(
         "idle consumers beside the flow, each with a queue", (1, 10, 100, 1_000), (3,),
@@ -289,7 +289,7 @@ AXES: Final = {
 
 
 def measure_axis(name: str, options: argparse.Namespace, start: Start) -> dict[str, Any]:
-    """Measure one axis; return its title and, by line and point, the samples of all turns."""
+    """Measure one axis; return its title, and the samples of all turns by line and point."""
     axis = AXES[name]
     points = axis.quick if options.quick else axis.points
     effort = Effort(0.05, 200) if options.quick else Effort(options.seconds, options.messages)
@@ -323,7 +323,7 @@ def measure_axis(name: str, options: argparse.Namespace, start: Start) -> dict[s
 
 @contextmanager
 def starting(folder: Path, *, is_quick: bool) -> Iterator[Start]:
-    """Give what starts a broker for a point; to be quick, all points have the same one."""
+    """Yield a function that starts the broker of a point; ``is_quick`` shares one broker."""
 
     @contextmanager
     def start(name: str, more: tuple[str, ...]) -> Iterator[BrokerProcess]:
@@ -341,27 +341,29 @@ def starting(folder: Path, *, is_quick: bool) -> Iterator[Start]:
 
 
 def arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--axes", default=",".join(AXES), help="some of them, with commas")
-    parser.add_argument("--turns", type=int, default=5, help="times that each point is measured")
-    parser.add_argument("--seconds", type=float, default=0.7, help="of a measurement")
-    parser.add_argument("--messages", type=int, default=20_000, help="where they are counted")
-    parser.add_argument("--quick", action="store_true", help="one small point, once: does it work?")
-    parser.add_argument("--draw", action="store_true", help="measure nothing, only draw")
-    parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
+    parser.add_argument("--axes", default=",".join(AXES), help="comma-separated")
+    parser.add_argument("--turns", type=int, default=5, help="measurements per point")
+    parser.add_argument("--seconds", type=float, default=0.7, help="per measurement")
     parser.add_argument(
-        "--out", type=Path, default=Path("docs/operate/curves"), help="for the results"
+        "--messages", type=int, default=20_000, help="per measurement of a backlog or many queues"
+    )
+    parser.add_argument("--quick", action="store_true", help="one small point, once, as a test")
+    parser.add_argument("--draw", action="store_true", help="only draw stored values")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder on the disk to measure")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/operate/curves"), help="folder of the results"
     )
     options = parser.parse_args()
     options.axes = options.axes.split(",")
     if unknown := set(options.axes) - set(AXES):
-        parser.error(f"{min(unknown)!r} is none of {', '.join(AXES)}")
+        parser.error(f"{min(unknown)!r} is not one of {', '.join(AXES)}")
     return options
 
 
 def main() -> None:
-    """Measure what is asked for, write it down, draw it, and print the medians."""
+    """Measure the requested axes, store and draw them, and print the medians."""
     options = arguments()
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "curves.json"

@@ -1,9 +1,9 @@
-"""Many messages expire at the same moment: do the others notice?
+"""Measure other clients while many messages expire at the same moment.
 
-Fills a queue with messages that all end within a second, stops the broker with SIGSTOP over that
-second, and lets it go on: everything is overdue at once.  Meanwhile one probe publishes and
-receives on another queue, one message at a time, and a second one asks ``/livez``, which the same
-event loop answers::
+Fills a queue with messages that expire within the same second, stops the broker with SIGSTOP during
+that second, and continues it, so that all are overdue at once. Meanwhile one probe publishes and
+receives on another queue, one message at a time, and a second one requests ``/livez``, which the
+same event loop answers::
 
     python benchmarks/expiry.py --messages 100000 --data .
 """
@@ -30,8 +30,8 @@ from phpmq_lite.protocol.connection import ClientSide
 QUEUE: Final = "expiring"
 PROBE_QUEUE: Final = "probe"
 AT_ONCE: Final = 500
-STOPPED_S: Final = 1.5  # all deadlines lie in it
-EACH_S: Final = 0.001  # between two questions to the loop
+STOPPED_S: Final = 1.5  # contains all deadlines
+INTERVAL_S: Final = 0.001  # between two requests
 EXPIRED: Final = 3  # the outcome in the history
 
 
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 def fill(address: Address, number: int, size: int, end_at: float) -> Generator[None, None, int]:
-    """Publish messages that end at ``end_at`` (Unix time) or within the second behind it."""
+    """Publish messages that expire at ``end_at`` (Unix time) or within the following second."""
     client, sent = ClientSide(), 0
     with traffic.connect(address) as link:
         yield
@@ -57,7 +57,7 @@ def fill(address: Address, number: int, size: int, end_at: float) -> Generator[N
 
 
 def probe(address: Address, size: int, until: float) -> Generator[None, None, list[Sample]]:
-    """Publish and receive one message at a time; how long from one to the other?"""
+    """Publish and receive one message at a time; return the durations."""
     stream = PublishStream(PROBE_QUEUE, size, is_confirmed=False)
     dispatches = DispatchStream(PROBE_QUEUE, size, 1)
     samples = []
@@ -76,8 +76,8 @@ def probe(address: Address, size: int, until: float) -> Generator[None, None, li
     return samples
 
 
-def ask(control: Path, until: float) -> Generator[None, None, list[Sample]]:
-    """Ask whether the broker lives, about once a millisecond; how long until it answers?"""
+def request_livez(control: Path, until: float) -> Generator[None, None, list[Sample]]:
+    """Request ``/livez`` about once per millisecond; return the durations."""
     request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     samples = []
     with socket.socket(socket.AF_UNIX) as link:
@@ -89,12 +89,12 @@ def ask(control: Path, until: float) -> Generator[None, None, list[Sample]]:
             answer = link.recv(1 << 16)
             assert answer.startswith(b"HTTP/1.1 200"), answer
             samples.append(Sample(began_at, time.perf_counter() - began_s))
-            time.sleep(EACH_S)
+            time.sleep(INTERVAL_S)
     return samples
 
 
-def stop_over(pid: int, begin_at: float, end_at: float) -> Generator[None, None, float]:
-    """Keep a process stopped for a while; return when it was let go on."""
+def stop_during(pid: int, begin_at: float, end_at: float) -> Generator[None, None, float]:
+    """Stop a process for a while; return when it was continued."""
     yield
     time.sleep(max(0.0, begin_at - time.time()))
     os.kill(pid, signal.SIGSTOP)
@@ -104,8 +104,8 @@ def stop_over(pid: int, begin_at: float, end_at: float) -> Generator[None, None,
     return now
 
 
-def expired(database: Path) -> tuple[int, float]:
-    """Return how many messages expired, and when the last of them did (Unix time)."""
+def count_expired(database: Path) -> tuple[int, float]:
+    """Return how many messages expired, and when the last one did (Unix time)."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         count, last_ms = connection.execute(
             "SELECT count(*), max(settled_at) FROM history WHERE outcome = ?", (EXPIRED,)
@@ -114,7 +114,7 @@ def expired(database: Path) -> tuple[int, float]:
 
 
 def describe(samples: Sequence[Sample]) -> str:
-    """Write the quantiles of some samples."""
+    """Format the quantiles of samples."""
     if not samples:
         return "no samples"
     q = Quantiles.of([sample.seconds for sample in samples])
@@ -126,14 +126,14 @@ def describe(samples: Sequence[Sample]) -> str:
 
 
 def main() -> None:
-    """Fill, stop over the deadlines, and compare the samples before and after."""
+    """Fill, stop during the deadlines, and compare the samples before and after."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=256, help="bytes of a body")
     parser.add_argument("--fill-seconds", type=float, default=12.0, help="time for publishing")
     parser.add_argument("--watch-seconds", type=float, default=8.0, help="time after it")
     parser.add_argument("--on-expire", default="history", help="history, dead_letter, forward:X")
-    parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder on the disk to measure")
     options = parser.parse_args()
     with (
         unwound_by_signals(),
@@ -145,26 +145,26 @@ def main() -> None:
 
 
 def measure(broker: BrokerProcess, options: argparse.Namespace) -> None:
-    """Do it on one broker and print the report."""
+    """Measure one broker and print the report."""
     end_at = time.time() + options.fill_seconds
     filling = BenchJob(fill, (broker.address, options.messages, options.size, end_at))
     run_together({"producer": filling}, options.fill_seconds + 60)
     if time.time() > end_at - 2:
-        raise SystemExit("publishing took too long; give it more with --fill-seconds")
+        raise SystemExit("publishing took too long; increase --fill-seconds")
     until = end_at + STOPPED_S + options.watch_seconds
     jobs = {
         "probe": BenchJob(probe, (broker.address, options.size, until)),
-        "loop": BenchJob(ask, (broker.data / "control.sock", until)),
-        "stop": BenchJob(stop_over, (broker.pid, end_at - 0.1, end_at + STOPPED_S)),
+        "loop": BenchJob(request_livez, (broker.data / "control.sock", until)),
+        "stop": BenchJob(stop_during, (broker.pid, end_at - 0.1, end_at + STOPPED_S)),
     }
     done = run_together(jobs, until - time.time() + 60)
-    went_on_at = done["stop"].value
-    count, last_at = expired(broker.data / "phpmq.db")
-    print(f"{count:,} messages expired ({options.on_expire}) in {last_at - went_on_at:.2f} s")
+    continued_at = done["stop"].value
+    count, last_at = count_expired(broker.data / "phpmq.db")
+    print(f"{count:,} messages expired ({options.on_expire}) in {last_at - continued_at:.2f} s")
     for name, what in (("probe", "publish to receive"), ("loop", "the loop's answer")):
         samples: list[Sample] = done[name].value
         before = [s for s in samples if s.began_at + s.seconds < end_at - 0.1]
-        during = [s for s in samples if went_on_at <= s.began_at <= last_at]
+        during = [s for s in samples if continued_at <= s.began_at <= last_at]
         print(f"{what}, before          {describe(before)}")
         print(f"{what}, while they end  {describe(during)}")
 

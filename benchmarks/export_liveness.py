@@ -1,10 +1,12 @@
-"""What reading the history does to messages that pass: publish to dispatch at a steady rate.
+"""Measure how reading the history affects live messages: publish to dispatch at a steady rate.
+
+::
 
     python benchmarks/export_liveness.py [--rows 1000000] [--rate 1000] [--seconds 15]
 
-Spans with and without reading take turns in one run, so that a busy machine counts for both.  While
-one reads, a program of its own reads all rows over HTTP again and again, counts them, and compares
-with the announced count.  Ends by itself; the folder is removed.
+Spans with and without a reader alternate, so that other load affects both. The reader is a separate
+program that reads all rows over HTTP repeatedly and checks their number. The program ends by itself
+and removes its folder.
 """
 
 import argparse
@@ -28,9 +30,9 @@ from phpmq_lite.client import Client, connect
 
 SPANS: Final = ("alone", "reading", "alone", "reading")
 QUEUE: Final = "live"
-LATE_S: Final = 20.0  # the last message may come so much later
+LATE_S: Final = 20.0  # maximum delay of the last message
 Reading = Callable[[], AbstractContextManager[list[int]]]
-SENT: Final = struct.Struct(">Qd")  # number, when it was due
+SENT: Final = struct.Struct(">Qd")  # number, scheduled time
 READER: Final = """
 import sys, urllib.request
 import pyarrow as pa
@@ -44,7 +46,7 @@ while True:
 
 
 async def publish(client: Client, rate: int, count: int) -> None:
-    """Publish that many, each when it is due; what is late is counted from when it was due."""
+    """Publish ``count`` messages on schedule; delays count from the scheduled time."""
     began = time.monotonic()
     for number in range(count):
         due = began + number / rate
@@ -54,7 +56,7 @@ async def publish(client: Client, rate: int, count: int) -> None:
 
 
 async def consume(client: Client, count: int) -> list[float]:
-    """Take that many and acknowledge them; gives how long each was on its way, in ms."""
+    """Receive and acknowledge ``count`` messages; return their latencies in ms."""
     waits = []
     async with client.consume(QUEUE, credit=1_000) as deliveries:
         for expected in range(count):
@@ -67,7 +69,7 @@ async def consume(client: Client, count: int) -> list[float]:
 
 
 async def span(host: str, port: int, rate: int, seconds: float) -> list[float]:
-    """Measure for a while; every message has to come, in order."""
+    """Measure for ``seconds``; every message must arrive, in order."""
     count = int(rate * seconds)
     async with connect(host, port) as producer, connect(host, port) as consumer:
         async with asyncio.timeout(seconds + LATE_S):
@@ -79,13 +81,13 @@ async def span(host: str, port: int, rate: int, seconds: float) -> list[float]:
 
 @contextmanager
 def reading(url: str, rows: int) -> Iterator[list[int]]:
-    """Read all rows again and again; ends with the block, and gives the rows of each time."""
+    """Read all rows repeatedly within the block; yield the row counts, filled in at the end."""
     counts: list[int] = []
     command = [sys.executable, "-c", READER, url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
         try:
             assert reader.stdout is not None
-            reader.stdout.readline()  # libraries are loaded, the export process runs
+            reader.stdout.readline()  # libraries are loaded, the export process is running
             yield counts
             assert reader.poll() is None, "the reader failed"
         finally:
@@ -95,19 +97,19 @@ def reading(url: str, rows: int) -> Iterator[list[int]]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Give a percentile."""
+    """Return a percentile."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
-def take_turns(port: int, rate: int, seconds: float, reading: Reading) -> None:
-    """Let spans alone and spans while one reads take turns; print the table.
+def alternate(port: int, rate: int, seconds: float, reading: Reading) -> None:
+    """Alternate spans with and without a reader, and print the table.
 
-    ``reading`` opens the reading of one span and gives how many rows were read each time.
+    ``reading`` starts the reader of one span and yields the row counts of its reads.
     """
     waits: dict[str, list[float]] = {name: [] for name in SPANS}
     print(f"{rate:,} messages/s, spans of {seconds:g} s")
     print(f"{'':14}{'p50':>7}{'p95':>8}{'p99':>8}{'max':>8} ms{'messages':>11}{'times read':>12}")
-    # The clients are a process of their own: they share no interpreter with who reads.
+    # The clients run in their own process, so they share no interpreter with the reader.
     with ProcessPoolExecutor(1, get_context("spawn")) as clients:
         for name in SPANS:
             with nullcontext([]) if name == "alone" else reading() as counts:
@@ -121,23 +123,23 @@ def take_turns(port: int, rate: int, seconds: float, reading: Reading) -> None:
 
 
 def run_span(port: int, rate: int, seconds: float) -> list[float]:
-    """Measure one span; for a process of its own."""
+    """Measure one span, in a separate process."""
     return asyncio.run(span("127.0.0.1", port, rate, seconds))
 
 
 def main(rows: int, rate: int, seconds: float, folder: Path) -> None:
-    """Make the history and run the spans."""
+    """Create the history and run the spans."""
     data = folder / "data"
     make(data, 0, rows)
     flags = ("--admin", "127.0.0.1:0", "--set", "history.days=36500")
     with broker_process(data, *flags) as broker:
         url = f"{broker.admin[0].rstrip('/')}/api/v1/pipeline/history/arrow?lo=0&hi={rows}"
         print(f"{rows:,} rows, ", end="")
-        take_turns(broker.port, rate, seconds, lambda: reading(url, rows))
+        alternate(broker.port, rate, seconds, lambda: reading(url, rows))
 
 
 def show(name: str, waits: list[float], passes: str) -> None:
-    """Print a line."""
+    """Print one line."""
     shares = "".join(f"{percentile(waits, share):8.1f}" for share in (0.5, 0.95, 0.99))
     print(f"{name:13}{shares}{max(waits):8.1f}   {len(waits):11,}{passes:>12}", flush=True)
 

@@ -1,11 +1,13 @@
-"""Compare two checkouts with `phpmq-lite bench`, in turns, so that noise meets both alike.
+"""Compare two versions with `phpmq-lite bench`, alternating, so that noise affects both.
+
+::
 
     python benchmarks/paired.py BEFORE AFTER --rounds 12
 
-BEFORE and AFTER are the Python interpreters of two virtual environments, each with one version of
-the package installed.  Every round runs the same workloads with both, in an order that alternates,
-and gives one ratio per figure.  Rates and latencies move by a factor of two on a shared machine
-within minutes; processor time per message is what noise disturbs least.
+BEFORE and AFTER are Python interpreters of two virtual environments, each with one version of the
+package. Every round runs the same workloads with both, in alternating order, and yields one ratio
+per figure. On a shared machine, rates and latencies vary by a factor of two within minutes; noise
+affects CPU time per message least.
 """
 
 import argparse

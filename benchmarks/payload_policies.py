@@ -1,7 +1,7 @@
-"""What looking at contents costs a publish: confirmed publishing under each policy, in turns.
+"""Measure the cost of content inspection: confirmed publishing under each payload policy.
 
-A broker of its own for each run, small envelopes, every second round in the opposite order.
-Ratios are of pairs in the same round, their medians stand at the end::
+Each run has its own broker and publishes small envelopes; every second round runs in reverse order.
+Ratios are of pairs in the same round; the medians are printed last::
 
     python benchmarks/payload_policies.py --rounds 9 --data .
 """
@@ -18,14 +18,14 @@ from phpmq_lite.bench.traffic import ENVELOPE, PLAIN
 from phpmq_lite.bench.workloads import PUBLISH, BenchObserver, BenchPlan, measure
 from phpmq_lite.broker_process import isolated_broker
 
-OPAQUE: Final = ("opaque", ENVELOPE)  # what the others are compared with
+OPAQUE: Final = ("opaque", ENVELOPE)  # the baseline
 RUNS: Final = (OPAQUE, ("opaque", PLAIN), ("observe", ENVELOPE), ("envelope", ENVELOPE))
 
 Run = tuple[str, str]  # policy, content
 
 
 def rate(run: Run, seconds: float, parent: Path) -> float:
-    """Publish to a new broker; give messages per second, the last proved to be stored."""
+    """Publish to a new broker; return stored messages per second."""
     policy, content = run
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         data = Path(folder) / "data"

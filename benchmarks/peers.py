@@ -1,6 +1,6 @@
-r"""Runs a harness that compares brokers, with the drivers of ``peer_driver.py`` added to its own.
+r"""Run a harness that compares brokers, with the drivers of ``peer_driver.py``.
 
-The first argument is the folder of the harness, all others are its own::
+The first argument is the folder of the harness, all others are passed to it::
 
     python benchmarks/peers.py ../bench --brokers phpmq-lite-plain,rabbitmq-classic \
         --workloads W2,W3 --dir ./peers-data --json peers.json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Add our drivers to the registry, then do what the harness does."""
+    """Register our drivers and run the harness."""
     if len(sys.argv) < 2 or not (Path(sys.argv[1]) / "peers.py").is_file():
         raise SystemExit(f"usage: {sys.argv[0]} HARNESS [its arguments]")
     harness = Path(sys.argv[1]).resolve()

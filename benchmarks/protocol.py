@@ -1,4 +1,4 @@
-"""What parsing and encoding cost per frame, in microseconds: the protocol alone, no socket.
+"""Measure parsing and encoding per frame in microseconds: the protocol alone, no socket.
 
 Run ``python benchmarks/protocol.py``; each figure is the best of several rounds.
 """
@@ -29,7 +29,7 @@ def best_us(run: Callable[[], object], frames: int, rounds: int = ROUNDS) -> flo
 
 
 def streams() -> dict[str, bytes]:
-    """Return what a client sends, 4,000 frames of each kind."""
+    """Return 4,000 frames of each kind that a client sends."""
     client = ClientSide()
     keys = [b"%016x" % number for number in range(FRAMES)]
     queues = [f"orders.{number % 8}" for number in range(FRAMES)]
@@ -47,7 +47,7 @@ def streams() -> dict[str, bytes]:
 
 
 def line_publish() -> bytes:
-    """Return a publish as the documents print it."""
+    """Return a publish as printed in the protocol's documents."""
     return b"H0100102\nP01%029d\norders\nP02%029d\n%s\n" % (6, len(BODY), BODY)
 
 
@@ -63,7 +63,7 @@ def parse(data: bytes, read: int) -> None:
 
 
 def dispatches() -> bytes:
-    """Encode 4,000 dispatches and join them, as for one write."""
+    """Encode 4,000 dispatches and join them for one write."""
     side = ServerSide(WireLimits())
     parts: list[bytes] = []
     for _ in range(FRAMES):
@@ -81,7 +81,7 @@ def receipts() -> bytes:
 
 
 def read_back(data: bytes) -> None:
-    """Parse what the broker sends."""
+    """Parse frames of the broker."""
     side = ClientSide()
     for start in range(0, len(data), READ):
         side.receive(data[start : start + READ])

@@ -1,9 +1,10 @@
-"""What a scrape of many queues costs: the longest piece of it, in processor time of the loop.
+"""Measure the longest blocking part of a scrape with many queues, in CPU time of the loop.
+
+::
 
     python benchmarks/scrape.py [queues]
 
-The longest piece is what everybody else waits for; processor time, so that a busy machine does
-not count.
+All other clients wait for that part. CPU time is independent of other load.
 """
 
 import asyncio
@@ -20,13 +21,13 @@ from phpmq_lite.testing import running_service
 
 
 class Meter:
-    """Measures each turn of the loop while it runs."""
+    """Measures each iteration of the loop."""
 
     def __init__(self) -> None:
         self.turns: list[float] = []
 
     async def run(self) -> None:
-        """Note how long each turn took the loop's thread."""
+        """Record the CPU time of each iteration."""
         last = time.thread_time()
         while True:
             await asyncio.sleep(0)
@@ -36,8 +37,8 @@ class Meter:
 
 
 async def main(queues: int) -> None:
-    """Fill the queues, scrape four times."""
-    process.reduce_garbage_collection()  # as a broker does
+    """Fill the queues and scrape four times."""
+    process.reduce_garbage_collection()  # like a broker
     with tempfile.TemporaryDirectory() as folder:
         async with (
             running_service(Path(folder) / "data", limits={"max_queues": queues}) as running,

@@ -1,4 +1,4 @@
-"""Handlers of an order service: what ``phpmq-lite worker`` runs.
+"""Handlers of an order service, run by ``phpmq-lite worker``.
 
     cd examples/python
     phpmq-lite worker --app handlers:app --queue orders
@@ -13,14 +13,14 @@ from typing import Any
 from phpmq_lite.envelopes.app import connect
 from phpmq_lite.envelopes.handlers import JobContext, NextHandler
 
-# Nothing is connected yet: that happens when the worker takes its first message.  A message runs
-# at most four times, a second, then two, then four after it failed; then it is in orders.dlq.
+# The app connects when the worker receives its first message. A message runs at most four times,
+# with delays of 1, 2 and 4 s after failures; then it is moved to orders.dlq.
 app = connect("phpmq://127.0.0.1:9100", queue="orders", max_attempts=4, backoff=(1, 2, 4))
 
 
 @app.use
 def timed(context: JobContext, next_one: NextHandler) -> None:
-    """Middleware: stands round every handler; `next_one` is the rest of the way."""
+    """Print the duration of every handler: middleware that wraps `next_one`."""
     started = time.perf_counter()
     next_one(context)
     print(f"{context.urn} took {time.perf_counter() - started:.3f} s", flush=True)
@@ -28,15 +28,15 @@ def timed(context: JobContext, next_one: NextHandler) -> None:
 
 @app.handler("urn:babel:orders:created")
 def on_order(data: dict[str, Any], meta: dict[str, Any]) -> None:
-    """Take an order.  Returning acknowledges the message; raising lets it come again."""
+    """Handle an order. Returning acknowledges the message; an exception retries it."""
     if data["total"] < 0:
         raise ValueError(f"order {data['order_id']} costs {data['total']}")
-    # What is published here continues the trace of the order, and is on disk when this returns.
+    # The mail continues the trace of the order, and is on disk when publish returns.
     app.publish("urn:babel:mails:wanted", {"to": data["mail"], "order_id": data["order_id"]})
 
 
 @app.handler("urn:babel:mails:wanted")
 async def on_mail(data: dict[str, Any], meta: dict[str, Any], envelope: dict[str, Any]) -> None:
-    """Coroutines run on a loop that the worker keeps; the third argument is the whole envelope."""
-    await asyncio.sleep(0.01)  # where the mail would be sent
+    """Send a mail. Coroutines run on the worker's loop; the third argument is the envelope."""
+    await asyncio.sleep(0.01)  # a real handler would send the mail here
     print(f"mail to {data['to']}, trace {envelope['trace_id']}", flush=True)

@@ -1,10 +1,10 @@
-"""A worker with the plain client: bodies of any kind, no envelopes, no retries of its own.
+"""A worker with the plain client: any bodies, no envelopes, retries by the broker.
 
     cd examples/python
     python plain_worker.py [QUEUE [HOST:PORT]]
 
 In another terminal: ``phpmq-lite publish orders --body '{"order_id": 42, "total": 9.9}'``.
-SIGTERM and Ctrl-C end it after the message in hand; what it has not begun goes back.
+SIGTERM and Ctrl-C stop it after the current message; the other messages are requeued.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from phpmq_lite.client import connect
 
 
 class HopelessError(Exception):
-    """Trying again would not help."""
+    """A retry would not help."""
 
 
 def handle(body: bytes) -> None:
-    """Take an order."""
+    """Handle an order."""
     try:
         order = json.loads(body)
     except ValueError as error:
-        raise HopelessError("no JSON") from error
+        raise HopelessError("not JSON") from error
     if order["total"] < 0:
         raise ValueError(f"order {order['order_id']} costs {order['total']}")
     print(f"order {order['order_id']}", flush=True)
 
 
 async def work(queue: str, address: str) -> None:
-    """Handle messages one by one; the broker has ten on their way meanwhile."""
+    """Handle messages one by one; up to ten are in flight."""
     async with connect(address) as client, client.consume(queue, credit=10) as deliveries:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, deliveries.close)
@@ -39,11 +39,11 @@ async def work(queue: str, address: str) -> None:
             try:
                 handle(delivery.body)
             except HopelessError as error:
-                print(f"{delivery.message_id} is put aside: {error}", flush=True)
+                print(f"{delivery.message_id} is dead-lettered: {error}", flush=True)
                 delivery.dead_letter()  # a record in <queue>.dlq
             except Exception as error:
-                print(f"{delivery.message_id} comes again: {error!r}", flush=True)
-                delivery.requeue(delivery.ttl_s or 0)  # max_deliveries of the queue ends this
+                print(f"{delivery.message_id} is requeued: {error!r}", flush=True)
+                delivery.requeue(delivery.ttl_s or 0)  # until the queue's max_deliveries
             else:
                 delivery.ack()
 

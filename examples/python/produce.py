@@ -1,4 +1,4 @@
-"""Publishes an order; prints its id when the broker has it on disk.
+"""Publish an order; print its id once the broker has stored it.
 
 Usage: python produce.py ORDER_ID [TOTAL [HOST:PORT]]
 """
@@ -9,11 +9,11 @@ from phpmq_lite.envelopes.app import connect
 
 
 def main() -> None:
-    """Publish one envelope, confirmed."""
+    """Publish one envelope."""
     order_id, total, address = (*sys.argv[1:], *("1", "9.9", "127.0.0.1:9100")[len(sys.argv) - 1 :])
     app = connect(f"phpmq://{address}", queue="orders")
     try:
-        # Raises before anything is sent where the data is no JSON: NaN, a datetime, …
+        # Raises before anything is sent if the data cannot be JSON: NaN, a datetime, …
         print(
             app.publish(
                 "urn:babel:orders:created",

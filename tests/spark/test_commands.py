@@ -131,7 +131,7 @@ def test_replay_goes_on_by_name_after_an_interrupt(
         done = pipeline("replay", *selection)
     assert done.exit_code == 130, done.stderr
     assert json.loads(done.stdout)["rows"] == 200
-    found = re.search(r"200 of 500 messages are sent; go on with --name (\w+)", done.stderr)
+    found = re.search(r"200 of 500 messages were sent; continue with --name (\w+)", done.stderr)
     assert found is not None, done.stderr
     done = pipeline("replay", "--name", found[1], "--rate", "1000/s")
     assert done.exit_code == 0, done.stderr

@@ -164,7 +164,7 @@ def test_queue_that_is_not_there_is_told(
         connection=connection, out=str(tmp_path), queue="nowhere", subscription="nobody"
     )
     result = consume.run(spark, asked)
-    assert (result.rows, result.notes) == (0, ("the broker has no queue 'nowhere'",))
+    assert (result.rows, result.notes) == (0, ("queue 'nowhere' does not exist",))
 
 
 def test_archive_of_a_queue_with_a_comma_has_its_rows_only(

@@ -82,7 +82,7 @@ def test_released_claims_are_an_error(
     run(spark, tmp_path, sink, **options(broker))
     forget_commit(tmp_path, 0)
     del broker.held[5]
-    with pytest.raises(PySparkException, match="1 of the claims 1 to 10 of 's' are released"):
+    with pytest.raises(PySparkException, match="1 of the claims 1 to 10 of 's' were released"):
         run(spark, tmp_path, sink, **options(broker))
     run(spark, tmp_path, sink, failOnDataLoss=False, **options(broker))
     assert sink.all == [1, 2, 3, 4, 6, 7, 8, 9, 10]
@@ -98,7 +98,7 @@ def test_checkpoint_of_another_subscription_or_history_is_refused(
     with pytest.raises(PipelineError, match="is not of subscription 't'; it has 's'"):
         final_ack(SourceConnection(broker.url), "t", str(tmp_path))
     broker.history_id = "b" * 32
-    with pytest.raises(PySparkException, match="was restored"):
+    with pytest.raises(PySparkException, match="was restored or replaced"):
         run(spark, tmp_path, Batches("claim"), **options(broker))
     with pytest.raises(DataLossError, match="nothing was acknowledged"):
         final_ack(SourceConnection(broker.url), "s", str(tmp_path))

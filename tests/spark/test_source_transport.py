@@ -37,7 +37,7 @@ def test_range_comes_in_order_and_whole(broker: FakeBroker) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("short", "50 rows came, 100 were announced"), ("broken", "ended early")],
+    [("short", "received 50 rows, 100 were announced"), ("broken", "ended early")],
 )
 def test_short_stream_raises(broker: FakeBroker, fault: str, words: str) -> None:
     broker.settle(100)
@@ -49,7 +49,7 @@ def test_short_stream_raises(broker: FakeBroker, fault: str, words: str) -> None
 
 def test_more_rows_than_announced_raise() -> None:
     batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
-    with pytest.raises(ShortReadError, match="2 rows came, 1 were announced"):
+    with pytest.raises(ShortReadError, match="received 2 rows, 1 were announced"):
         list(check_row_count(iter([batch]), 1))
 
 
@@ -108,7 +108,7 @@ def test_queues_that_are_too_many_for_a_request_are_picked_here(
     broker.asked.clear()
     assert offsets(broker, queues=("other",)) == [len(names) + 1]
     assert ["queue=other" in line for line in broker.asked] == [True]  # the broker selects
-    with pytest.raises(OptionError, match="there is no queue 'gone', or the token may not see it"):
+    with pytest.raises(OptionError, match="queue 'gone' does not exist"):
         offsets(broker, queues=(*names, "gone"))
 
 
@@ -146,7 +146,7 @@ def test_token_goes_along_and_a_wrong_one_is_explained(broker: FakeBroker) -> No
     broker.token = "right"
     assert history_bounds(SourceConnection(broker.url, "right")).hi == 0
     with pytest.raises(
-        BrokerError, match="401 unauthorized: no such token; give a token"
+        BrokerError, match="401 unauthorized: no such token; set a valid token"
     ) as caught:
         history_bounds(SourceConnection(broker.url, "wrong"))
     assert (caught.value.status, caught.value.code) == (401, "unauthorized")

@@ -17,7 +17,7 @@ from phpmq_lite.envelopes.codec import decode
 from phpmq_lite.envelopes.outbox import TABLE, Outbox, create_tables
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare_publish, receipt_key
 from phpmq_lite.errors import EnvelopeError
-from tests.unit.envelopes.fake_link import FakeLink, transport_on
+from tests.unit.envelopes.fake_worker_connection import FakeLink, transport_on
 
 URN = "urn:babel:orders:created"
 

@@ -18,7 +18,12 @@ from phpmq_lite.errors import (
     PublishRefusedError,
 )
 from tests.support.envelope_cases import CASES, Case, body, record_of
-from tests.unit.envelopes.fake_link import FakeLink, RecordedEvents, delivery, transport_on
+from tests.unit.envelopes.fake_worker_connection import (
+    FakeLink,
+    RecordedEvents,
+    delivery,
+    transport_on,
+)
 
 ID = f"{1:032x}"
 OTHER_CAPABILITIES = (
@@ -216,7 +221,7 @@ def test_dead_letter_is_a_record_then_a_006() -> None:
 def test_what_dies_in_a_dead_letter_queue_gets_no_record() -> None:
     link = FakeLink()
     transport = transport_on(link)
-    from tests.unit.envelopes.fake_link import delivery
+    from tests.unit.envelopes.fake_worker_connection import delivery
 
     link.waiting.append(delivery(b"{", queue="orders.dlq"))
     assert transport.pop("orders.dlq") is None

@@ -1,4 +1,4 @@
-"""The quick ways say what the long ones say, or nothing."""
+"""The fast paths agree with the full rules, or leave the decision to them."""
 
 import json
 from typing import Any

@@ -17,7 +17,7 @@ from phpmq_lite.envelopes.transport import WorkerEvents
 from phpmq_lite.envelopes.worker import WorkerLimits
 from phpmq_lite.errors import LocalProtocolError, SettingsError
 from tests.support.envelope_cases import VALID, Case, body, with_meta
-from tests.unit.envelopes.fake_link import FakeLink, RecordedEvents, transport_on
+from tests.unit.envelopes.fake_worker_connection import FakeLink, RecordedEvents, transport_on
 
 URN = "urn:babel:orders:created"
 UNTIL_EMPTY = WorkerLimits(stop_when_empty=True)
