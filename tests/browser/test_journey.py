@@ -119,7 +119,7 @@ async def test_token_is_made_shown_once_used_and_revoked(guarded: Site, chromium
     await page.get_by_label("Password", exact=True).fill(PASSWORD)
     await page.get_by_role("button", name="Log in").click()
     await page.get_by_label("Name").fill("ci")
-    await page.get_by_role("button", name="Make token").click()
+    await page.get_by_role("button", name="Create token").click()
     token = await page.locator("#made").inner_text()
     await page.goto(guarded.url("/tokens"))
     await expect(page.locator("#made")).to_have_count(0)

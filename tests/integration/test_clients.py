@@ -204,7 +204,7 @@ async def test_process_of_a_peer_on_this_machine_is_found(
 ) -> None:
     number = await client_number(browser)
     _, page = await browser.get(f"/clients/{number}")
-    assert str(os.getpid()) not in page.split("Which process")[0]
+    assert str(os.getpid()) not in page.split("Show its process")[0]
     _, page = await browser.get(f"/clients/{number}?process=1")
     assert f"<dd>{os.getpid()} <code" in page
 
@@ -229,7 +229,7 @@ async def test_disconnect_says_what_follows_and_gives_back(
         await anext(deliveries)
         number = await client_number(browser)
         _, page = await browser.get(f"/clients/{number}?confirm=disconnect")
-        assert "<b>1</b> message goes back to its place" in page
+        assert "1 message returns to its place" in page
         assert await disconnected(broker, number) == (200, {"client": number, "returned": 1})
         await poll_until(browser.clients, lambda left: not left)
     assert (await browser.json("/queues/mail"))["ready"] == 1
@@ -329,7 +329,7 @@ async def test_wrong_byte_is_kept_when_nobody_watched(
     _, page = await browser.get("/clients?state=errors")
     assert '<mark class="bad-byte">X</mark>' in page
     _, page = await browser.get(f"/clients/{ended[0]['client']}")
-    assert "Wrong byte at offset 9" in page
+    assert "Invalid byte at offset 9" in page
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who the peer is")

@@ -192,7 +192,7 @@ async def test_body_that_is_damaged_or_gone_says_so(tmp_path: Path) -> None:
             database.execute("UPDATE body SET content = 'SPOILED' WHERE seq = ?", (_seq(bad),))
             database.execute("DELETE FROM body WHERE seq = ?", (_seq(gone),))
         assert "this body is damaged" in (await site.get(f"/messages/{bad}")).text
-        assert "The body is not stored any more" in (await site.get(f"/messages/{gone}")).text
+        assert "The body is no longer stored" in (await site.get(f"/messages/{gone}")).text
         assert (await site.get(f"/messages/{gone}/body")).status == 410
 
 

@@ -61,7 +61,7 @@ async def test_copies_are_numbered(site: HttpSite) -> None:
         ({"count": "0"}, 422, "count is not an integer in that range"),
         ({"count": "1000", "body": "x" * 70_000, "kind": "text"}, 413, "66.8 MiB in all"),
         ({"ttl": "-1"}, 422, "ttl is not an integer in that range"),
-        ({"queue": ""}, 422, "Name a queue"),
+        ({"queue": ""}, 422, "Enter a queue"),
         ({"queue": "a\x00b"}, 422, "control character"),
         ({"body": '"' + "x" * 2_000 + '"'}, 413, "the limit is 1024"),
         ({"queue": "paused"}, 409, "is paused"),

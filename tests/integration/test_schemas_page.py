@@ -75,7 +75,7 @@ async def test_wrong_change_is_told_and_what_was_stays(site: HttpSite, folder: P
     write(folder / "order.json", {"properties": {"n": {"type": 1}}})
     read_again(site)
     text = visible_text((await site.get("/schemas")).text)
-    assert "its last change is not in force" in text
+    assert "the previous version stays in use" in text
     assert "order.json#/properties/n/type" in text
     listed = await site.ok("GET", "/schemas")
     assert [item["urn"] for item in listed["items"]] == sorted([URN, f"{URN}.v2", HOSTILE])

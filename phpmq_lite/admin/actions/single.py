@@ -50,17 +50,6 @@ class ActionResult:
     undo: str | None
 
 
-def actions_for(row: MessageRow) -> list[Action]:
-    """Return the actions that are possible for a message in this state."""
-    state = State(row.state)
-    fitting = [action for action, (states, _) in _TAKES.items() if state in states]
-    if row.source_seq is None and Action.REDRIVE in fitting:
-        fitting.remove(Action.REDRIVE)
-    if state is State.DISPATCHED and Action.MOVE in fitting:
-        fitting.remove(Action.MOVE)
-    return fitting
-
-
 def check_options(request: web.Request, action: Action, options: ActionOptions) -> ActionOptions:
     """Return the options of an action, limited to the queues of the caller.
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
+from phpmq_lite.admin.actions.confirmation import Confirmation
 from phpmq_lite.admin.actions.saved_items import forget_item, save_item
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -175,7 +176,7 @@ async def show_client(request: web.Request) -> web.StreamResponse:
     look = await connections.take_snapshot(request, number, is_watching=query.confirm is None)
     status = find_client_status(request, number)
     if query.confirm:
-        return await render_page(request, "client.html", view="confirm", row=row, look=look)
+        return await _ask_to_disconnect(request, row, look)
     process = None
     may_ask = identity_of(request).role.may(Role.OPERATOR) and connections.is_local(
         row.address, row.kind
@@ -186,7 +187,6 @@ async def show_client(request: web.Request) -> web.StreamResponse:
     return await render_page(
         request,
         "client.html",
-        view="page",
         row=row,
         look=look,
         client=status,
@@ -201,6 +201,26 @@ async def show_client(request: web.Request) -> web.StreamResponse:
         errors=frame_inspector.list_protocol_errors(request, number),
         speaks=connections.describe_protocol,
     )
+
+
+async def _ask_to_disconnect(
+    request: web.Request, row: ClientRow, look: connections.ConnectionSnapshot
+) -> web.Response:
+    urls, held = context_of(request).urls, look.held_total
+    here = urls.to("client", client=row.client)
+    goes = plural(held, "message returns to its place", "messages return to their places")
+    text = f"{formats.format_number(held)} {goes}, before newer messages, and keeps the same id."
+    if held != 1:
+        text = text.replace("keeps the same id", "keep the same ids")
+    ask = Confirmation(
+        title=f"Disconnect {formats.escape_hidden(row.address)}", is_danger=True,
+        text=f"{text if held else 'It holds no messages.'} A client that reconnects automatically "
+        "returns at once." if look.is_open else "This connection has already ended.",
+        button=f"Disconnect client {row.client}", is_disabled=not look.is_open,
+        url=urls.to("client-disconnect", client=row.client), back=here,
+        crumbs=[("Clients", urls.to("clients")), (row.address, here)],
+    )  # fmt: skip
+    return await render_page(request, "confirm.html", ask=ask)
 
 
 def _frames(request: web.Request, recorder: FrameRecorder | None) -> list[dict[str, Any]]:

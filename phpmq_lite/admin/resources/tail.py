@@ -85,11 +85,6 @@ class QueueTail(FeedState):
         self._remove: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_listening(self) -> bool:
-        """Return whether it receives stored batches."""
-        return self._remove is not None
-
     def listen(self) -> None:
         """Listen from now on; to be called again within ``IDLE_S``, or it stops."""
         if self._remove is None:
