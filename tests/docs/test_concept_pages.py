@@ -49,33 +49,33 @@ class Scene:
     def requeue(self) -> None:
         self.rig.advance(1)
         message_id = self.first.message_id
-        self.rig.turn(lambda: self.core.requeue(self.consumer, "orders", message_id, 2 * TTL_S))
+        self.rig.run(lambda: self.core.requeue(self.consumer, "orders", message_id, 2 * TTL_S))
 
     def leave(self) -> None:
-        self.rig.turn(lambda: self.core.disconnect(self.consumer, None, None, "closed"))
+        self.rig.run(lambda: self.core.disconnect(self.consumer, None, None, "closed"))
 
     def say_nothing(self) -> None:
         self.rig.advance(Settings().queues.ack_timeout_s)
-        self.rig.turn()
+        self.rig.run()
 
     def ask_anew(self) -> None:
-        self.rig.turn(lambda: self.core.consume(self.consumer, "orders", 0))
+        self.rig.run(lambda: self.core.consume(self.consumer, "orders", 0))
 
     def release(self) -> None:
-        self.rig.turn(lambda: transitions.release(self.core.state, self.first, ""))
+        self.rig.run(lambda: transitions.release(self.core.state, self.first, ""))
 
     def requeue_by_operator(self) -> None:
-        self.rig.turn(lambda: transitions.requeue_uncharged(self.core.state, self.first, None, ""))
+        self.rig.run(lambda: transitions.requeue_uncharged(self.core.state, self.first, None, ""))
 
     def move(self) -> None:
         target = self.rig.queue("elsewhere")
         self.ask_anew()
-        self.rig.turn(lambda: transitions.move(self.core.state, self.first, target))
+        self.rig.run(lambda: transitions.move(self.core.state, self.first, target))
 
     def forward(self) -> None:
         target = self.rig.queue("elsewhere")
         self.ask_anew()
-        self.rig.turn(lambda: transitions.forward(self.core.state, self.first, target))
+        self.rig.run(lambda: transitions.forward(self.core.state, self.first, target))
 
 
 def comes_back(happens: Callable[[Scene], None]) -> tuple[str, str]:

@@ -22,7 +22,7 @@ OTHER = "another password here"
 async def home(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
     """Run a broker with an admin."""
     async with broker_fixture(tmp_path / "data") as made:
-        await made.add("anna")
+        await made.add_user("anna")
         yield made
 
 
@@ -52,7 +52,7 @@ async def test_program_on_this_machine_needs_no_token_until_there_is_a_user(tmp_
             assert response.status == 415
         async with program.post(url, json={"content": "x"}, headers={"Cookie": "a=b"}) as response:
             assert (response.status, (await response.json())["code"]) == (403, "no_origin")
-        await home.add("anna")
+        await home.add_user("anna")
         async with program.post(url, json={"content": "x"}) as response:
             assert (response.status, (await response.json())["code"]) == (401, "login")
 
@@ -95,7 +95,7 @@ async def test_login_can_be_asked_for_without_users(tmp_path: Path) -> None:
 async def test_proxy_on_this_machine_makes_nobody_local(tmp_path: Path) -> None:
     async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
         for name in ("X-Forwarded-For", "Forwarded", "Via"):
-            assert (await me.ask("GET", "/", {name: "192.0.2.1"})).status == 303
+            assert (await me.request("GET", "/", {name: "192.0.2.1"})).status == 303
     named = broker_fixture(tmp_path / "other", admin={"public_url": "https://mq.example"})
     async with named as home, HttpUser(home.url) as me:
         assert (await me.get("/")).status == 303
@@ -154,7 +154,7 @@ async def test_logout_ends_the_session_also_for_who_copied_the_cookie(home: Brok
 async def test_change_of_a_user_ends_their_sessions(
     home: BrokerFixture, change: dict[str, Any]
 ) -> None:
-    await home.add("ben", "operator")
+    await home.add_user("ben", "operator")
     async with HttpUser(home.url) as ben, HttpUser(home.url) as twice:
         await ben.log_in("ben")
         await twice.log_in("ben")
@@ -180,10 +180,10 @@ async def test_own_password_changes_and_this_session_goes_on(home: BrokerFixture
 
 
 async def test_sessions_are_listed_and_ended(home: BrokerFixture) -> None:
-    await home.add("ben", "viewer")
+    await home.add_user("ben", "viewer")
     async with HttpUser(home.url) as anna, HttpUser(home.url) as ben:
         await anna.log_in("anna")
-        await ben.ask("GET", "/login")
+        await ben.request("GET", "/login")
         await ben.log_in("ben")
         listed = json.loads((await anna.call("GET", "/sessions")).text)["items"]
         assert {(one["user"], one["is_own"]) for one in listed} == {("anna", True), ("ben", False)}
@@ -198,7 +198,7 @@ async def test_sessions_are_listed_and_ended(home: BrokerFixture) -> None:
 async def test_sessions_survive_a_restart(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with broker_fixture(data) as home:
-        await home.add("anna")
+        await home.add_user("anna")
         async with HttpUser(home.url) as me:
             await me.log_in("anna")
             [(_, cookie)] = me.cookies().items()
@@ -219,7 +219,7 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
         data = {"csrf": token, "name": "anna", "password": "guess guess guess"}
         statuses = []
         for _ in range(100):
-            answer = await me.ask("POST", "/login", {"Origin": home.url}, data=data)
+            answer = await me.request("POST", "/login", {"Origin": home.url}, data=data)
             statuses.append(answer.status)
         assert answer.headers["Retry-After"].isdecimal()
     assert set(statuses) == {401, 429}
@@ -250,7 +250,7 @@ async def test_old_hash_is_renewed_at_the_next_login(
 ) -> None:
     monkeypatch.setattr(passwords, "PasswordHasher", PasswordHasher)  # at its real cost
     async with broker_fixture(tmp_path / "data") as home:
-        await home.add("anna")
+        await home.add_user("anna")
         context = home.broker.service._context
         assert context is not None
         old = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
@@ -352,9 +352,11 @@ async def test_token_outdoes_a_cookie_that_comes_along(home: BrokerFixture) -> N
     async with HttpUser(home.url) as me:
         await me.log_in("anna")
         for bearer, status in ((secret, 403), ("phpmq_wrong", 401), ("", 401)):
-            answer = await me.ask("GET", "/api/v1/users", {"Authorization": f"Bearer {bearer}"})
+            answer = await me.request("GET", "/api/v1/users", {"Authorization": f"Bearer {bearer}"})
             assert answer.status == status
-        assert (await me.ask("GET", "/api/v1/users", {"Authorization": "Basic eA=="})).status == 200
+        assert (
+            await me.request("GET", "/api/v1/users", {"Authorization": "Basic eA=="})
+        ).status == 200
 
 
 async def test_last_use_is_stored_at_most_every_five_minutes(home: BrokerFixture) -> None:
@@ -408,7 +410,7 @@ async def test_secrets_are_in_no_log_row_or_error(
     seen = []
     async with broker_fixture(tmp_path / "data") as home:
         setup = (home.data / "setup-token").read_text().strip()
-        await home.add("anna")
+        await home.add_user("anna")
         async with HttpUser(home.url) as me:
             seen.append(await me.log_in("anna", wrong))
             seen.append(await me.log_in(wrong, canary))
@@ -437,7 +439,7 @@ async def test_secrets_are_in_no_log_row_or_error(
 
 
 async def test_user_is_removed_once(home: BrokerFixture) -> None:
-    await home.add("bob", "viewer")
+    await home.add_user("bob", "viewer")
     async with HttpUser(home.url, await home.token("robot", "admin")) as robot:
         done = await asyncio.gather(*(robot.call("DELETE", "/users/bob") for _ in range(3)))
         assert sorted(answer.status for answer in done) == [200, 404, 404]
@@ -484,7 +486,7 @@ async def test_form_in_an_unknown_charset_is_refused(home: BrokerFixture) -> Non
     )
     headers = {"Origin": home.url, "Content-Type": "multipart/form-data; boundary=x"}
     async with HttpUser(home.url) as visitor:
-        answer = await visitor.ask("POST", "/login", headers, data=part)
+        answer = await visitor.request("POST", "/login", headers, data=part)
     assert answer.status == 400
 
 

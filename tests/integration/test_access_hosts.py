@@ -19,7 +19,7 @@ OTHER = "another password here"
 async def home(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
     """Run a broker with an admin."""
     async with broker_fixture(tmp_path / "data") as made:
-        await made.add("anna")
+        await made.add_user("anna")
         yield made
 
 
@@ -38,7 +38,7 @@ async def test_rebound_name_gets_nothing(
             "/api/v1/x",
         ):
             for method in ("GET", "POST"):
-                answer = await me.ask(method, path, {"Host": "rebound.example:9101"})
+                answer = await me.request(method, path, {"Host": "rebound.example:9101"})
                 asked += 1
                 assert (answer.status, answer.text) == (421, "")
         rows = home.audit()
@@ -53,7 +53,7 @@ async def test_every_answer_has_its_headers(
     async with HttpUser(home.url) as me:
         for path in paths:
             for method in ("GET", "PUT", "OPTIONS"):
-                answer = await me.ask(method, path)
+                answer = await me.request(method, path)
                 assert [name for name in HEADERS if name not in answer.headers] == []
                 assert answer.headers["Server"] == "phpmq-lite"
     figure(f"{3 * len(paths)} answers, errors too: 0 without the security headers")
@@ -89,7 +89,7 @@ async def test_sub_path_behind_a_trusted_proxy(tmp_path: Path) -> None:
     }
     proxy = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7", "Host": "tools.example"}
     async with broker_fixture(tmp_path / "data", admin=admin) as home:
-        await home.add("anna")
+        await home.add_user("anna")
         async with HttpUser(home.url, Origin="https://tools.example", headers=proxy) as me:
             answer = await me.get("/mq/queues")
             assert answer.location == "/mq/login?next=/mq/queues"
@@ -101,11 +101,11 @@ async def test_sub_path_behind_a_trusted_proxy(tmp_path: Path) -> None:
             [token] = re.findall(r'name="csrf" value="(\w+)"', page.text)
             me.headers["Cookie"] = cookie.partition(";")[0]
             form = {"csrf": token, "name": "anna", "password": PASSWORD, "next": "/mq/queues"}
-            answer = await me.ask("POST", "/mq/login", data=form)
+            answer = await me.request("POST", "/mq/login", data=form)
             assert (answer.status, answer.location) == (303, "/mq/queues")
             me.headers["Cookie"] = answer.headers["Set-Cookie"].partition(";")[0]
             assert (await me.get("/mq/queues")).status == 200
-            answer = await me.ask(
+            answer = await me.request(
                 "POST", "/mq/login", {"Origin": "http://tools.example"}, data=form
             )
             assert answer.status == 403
@@ -119,10 +119,10 @@ async def test_public_url_may_be_the_only_setting_for_a_proxy(tmp_path: Path) ->
     async with broker_fixture(
         tmp_path / "data", admin={"public_url": "https://mq.example"}
     ) as home:
-        await home.add("anna")
+        await home.add_user("anna")
         async with HttpUser(home.url, Origin="https://mq.example") as me:
             assert (await me.log_in("anna")).status == 303  # the proxy did not pass Host on
-            assert (await me.ask("GET", "/", {"Host": "mq.example"})).status == 303
+            assert (await me.request("GET", "/", {"Host": "mq.example"})).status == 303
 
 
 async def test_command_line_over_the_control_socket_is_the_owner(home: BrokerFixture) -> None:

@@ -58,7 +58,7 @@ async def test_wide_admin_starts_with_a_user_and_a_decision_only(tmp_path: Path)
                 pass
     assert not data.exists()
     async with broker_fixture(data) as home:
-        await home.add("anna")
+        await home.add_user("anna")
     with pytest.raises(SettingsError, match=r"admin\.plaintext"):
         async with running_service(data, admin=wide):
             pass
@@ -81,7 +81,7 @@ async def test_plain_http_on_an_address_of_the_network_works(tmp_path: Path) -> 
         assert "Plain http" in (await me.get("/")).text
         answer = await me.post("/test-message")
         assert answer.status == 303
-        assert (await me.ask("GET", "/", {"Host": "mq.lan"})).status == 421
+        assert (await me.request("GET", "/", {"Host": "mq.lan"})).status == 421
 
 
 def lan_address() -> str | None:

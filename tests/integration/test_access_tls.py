@@ -33,7 +33,7 @@ async def test_login_over_tls_has_a_host_cookie_and_hsts(
     trusting.check_hostname = False
     async with broker_fixture(tmp_path / "data", admin=admin) as home:
         assert home.url.startswith("https://127.0.0.1:")
-        await home.add("anna")
+        await home.add_user("anna")
         connector = aiohttp.TCPConnector(ssl=trusting)
         async with HttpUser(home.url, connector=connector) as me:
             page = await me.get("/login")

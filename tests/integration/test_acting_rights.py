@@ -179,8 +179,8 @@ async def test_limited_user_uses_templates_and_views_of_their_queues_only(
 ) -> None:
     """A template holds a body, so that of a foreign queue must not be read, changed or removed."""
     async with broker_fixture(tmp_path / "data") as home:
-        await home.add("ann")
-        await home.add("bob", "operator", "orders*")
+        await home.add_user("ann")
+        await home.add_user("bob", "operator", "orders*")
         ann, bob = HttpUser(home.url), HttpUser(home.url)
         async with ann, bob:
             for who, name in ((ann, "ann"), (bob, "bob")):

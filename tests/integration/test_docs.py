@@ -16,8 +16,8 @@ from tests.support.http_users import HttpUser, broker_fixture
 
 async def test_limited_viewer_reads_the_docs_and_nobody_has_to_log_in(tmp_path: Path) -> None:
     async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as viewer:
-        await home.add("anna", "admin")
-        await home.add("vera", "viewer", "mine*")
+        await home.add_user("anna", "admin")
+        await home.add_user("vera", "viewer", "mine*")
         for path in ("/docs/", "/docs/guides/admin", "/docs/images/overview.png", "/docs/admin"):
             answer = await viewer.get(path)
             assert (answer.status, (answer.location or "").partition("?")[0]) == (303, "/login")
@@ -64,7 +64,7 @@ async def test_errors_lead_to_the_page_about_them(tmp_path: Path) -> None:
         broker_fixture(tmp_path / "data", admin={"base_path": "/mq"}) as home,
         HttpUser(home.url) as me,
     ):
-        await home.add("anna")
+        await home.add_user("anna")
         problem = json.loads((await me.get("/api/v1/queues")).text)
         assert (problem["code"], problem["type"]) == (
             "login",
@@ -73,7 +73,7 @@ async def test_errors_lead_to_the_page_about_them(tmp_path: Path) -> None:
         await me.log_in("anna")
         problem = json.loads((await me.get("/api/v1/queues/nothing")).text)
         assert "type" not in problem
-        answer = await me.ask("POST", "/logout", {"Origin": "http://evil.test"})
+        answer = await me.request("POST", "/logout", {"Origin": "http://evil.test"})
         assert 'href="/mq/docs/operate/security#4-changes-from-elsewhere"' in answer.text
 
 

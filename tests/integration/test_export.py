@@ -188,7 +188,7 @@ def _rows(database: Path, text: str) -> list[tuple[Any, ...]]:
 
 async def test_reader_sees_the_queues_that_are_theirs(site: ExportSite) -> None:
     home = BrokerFixture(site.broker)
-    await home.add("anna")
+    await home.add_user("anna")
     secret = await home.token("narrow", "viewer", "orders*")
     headers = {"Authorization": f"Bearer {secret}"}
     async with aiohttp.ClientSession(headers=headers) as program:
@@ -219,7 +219,7 @@ async def test_claims_are_for_operators_of_their_queue(site: ExportSite) -> None
         "INSERT INTO claim VALUES (7, 1, 5001, 0)",
     )
     home = BrokerFixture(site.broker)
-    await home.add("anna")
+    await home.add_user("anna")
     url = site.url("lo=0&hi=1&subscription=nightly", "claims/arrow")
     answers = {}
     for globs in ("ord*", "mail"):

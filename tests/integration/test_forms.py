@@ -162,7 +162,7 @@ def test_no_display_filter_reaches_a_form_value() -> None:
 
 async def test_every_form_saved_unchanged_changes_nothing(filled: FullBroker) -> None:
     globs = ["orders.*", "mail[ab]", "x\u200by?"]
-    await filled.home.add("bert", "operator", *globs)
+    await filled.home.add_user("bert", "operator", *globs)
     own = {"note": ODD_NOTE, "owner": " shop\nteam ", "on_expire": "forward:odd\nname ",
            "max_messages": 5_000, "alert_age_s": 60, "pinned": True, "schema_mode": "warn",
            "empty_list_data": "always", "dead_letter_queue": "graves"}  # fmt: skip
@@ -185,7 +185,7 @@ async def test_every_form_saved_unchanged_changes_nothing(filled: FullBroker) ->
                 assert not form.shown or route.name in ACTIONS, (address, route.name, form.shown)
                 continue
             saved.add(route.name)
-            answer = await filled.me.ask(
+            answer = await filled.me.request(
                 "POST", form.action, {"Origin": filled.me.origin}, data=form.fields
             )
             assert answer.status == 303, (address, form.action, answer.text[-2_000:])
@@ -201,7 +201,7 @@ async def test_every_form_saved_unchanged_changes_nothing(filled: FullBroker) ->
 async def test_nobody_is_offered_what_they_may_not_do(
     filled: FullBroker, role: str, globs: tuple[str, ...]
 ) -> None:
-    await filled.home.add("carl", role, *globs)
+    await filled.home.add_user("carl", role, *globs)
     wrong: set[str] = set()
     seen: dict[str, str] = {}  # address, with the page that leads to it
     forms: dict[str, tuple[str, Form]] = {}
@@ -232,7 +232,7 @@ async def test_nobody_is_offered_what_they_may_not_do(
             if route is None or route.name in ENDING:
                 continue
             more = {"data" if method == "POST" else "params": form.fields}
-            answer = await carl.ask(method, action, {"Origin": carl.origin}, **more)
+            answer = await carl.request(method, action, {"Origin": carl.origin}, **more)
             if answer.status == 403:
                 wrong.add(f"{address}: {target}")
     assert sorted(wrong) == []

@@ -83,7 +83,7 @@ async def test_body_that_grows_above_the_limit_is_refused(filled: FullBroker) ->
         if route.role is Role.PUBLIC or route.name in ("users-add", "api-user-add", "queue-pause"):
             known = await headers_of(filled, route)
             try:
-                answer = await filled.me.ask(
+                answer = await filled.me.request(
                     route.method, filled.path(route), known, data=endless()
                 )
             except aiohttp.ClientError:  # the answer came, and then the end
@@ -97,7 +97,7 @@ async def test_login_reads_no_more_than_its_form(filled: FullBroker) -> None:
     csrf = f"csrf={known['X-CSRF-Token']}&name=anna&password="
     for size, status in ((LOGIN_BYTES, 401), (LOGIN_BYTES + 1, 413)):
         body = csrf.encode().ljust(size, b"x")
-        answer = await filled.me.ask("POST", "/login", known, data=body)
+        answer = await filled.me.request("POST", "/login", known, data=body)
         assert (size, answer.status) == (size, status)
 
 
@@ -116,13 +116,13 @@ async def test_odd_head_of_a_part_is_the_mistake_of_who_sent_it(
 ) -> None:
     body = b"--b\r\n" + part + b'Content-Disposition: form-data; name="csrf"\r\n\r\nx\r\n--b--\r\n'
     known = {"Origin": filled.me.origin, "Content-Type": "multipart/form-data; boundary=b"}
-    answer = await filled.me.ask("POST", path, known, data=body)
+    answer = await filled.me.request("POST", path, known, data=body)
     assert answer.status in (400, 403)
 
 
 async def test_form_of_too_many_fields_is_refused(filled: FullBroker) -> None:
     known = {"Origin": filled.me.origin, "Content-Type": FORM}
-    answer = await filled.me.ask("POST", "/publish", known, data=b"a=&" * 1_001)
+    answer = await filled.me.request("POST", "/publish", known, data=b"a=&" * 1_001)
     assert (answer.status, "1000 fields" in answer.text) == (413, True)
 
 
@@ -165,7 +165,7 @@ async def publish(who: HttpUser, body: object) -> HttpReply:
     """Publish over HTTP."""
     kind = {"Content-Type": "application/json"}
     sent = io.BytesIO(json.dumps(body).encode())
-    return await who.ask("POST", "/api/v1/queues/mine/messages", kind, data=sent)
+    return await who.request("POST", "/api/v1/queues/mine/messages", kind, data=sent)
 
 
 async def fill(own: socket.socket, body: memoryview) -> None:
@@ -196,7 +196,7 @@ async def test_large_requests_pass_stuck_ones_of_the_same_user(
                 answer = await publish(me, {"content": "x" * MAX_CONTENT})
             assert answer.status == 201, answer.text
             line = b'{"queue": "lines", "content": "%d"}\n'
-            answer = await me.ask(
+            answer = await me.request(
                 "POST", "/api/v1/import", {"Content-Type": "application/x-ndjson"},
                 data=io.BytesIO(b"".join(line % number for number in range(20_000))),
             )  # fmt: skip
@@ -233,10 +233,10 @@ async def test_flood_of_values_is_refused_and_the_next_request_is_taken(
             ("POST", "/queues/a/messages"), ("POST", "/import"), ("PUT", "/definitions"),
             ("POST", "/pipeline/unstage"), ("PUT", "/pipeline/insights"),
         ):  # fmt: skip
-            answer = await me.ask(method, f"/api/v1{path}", kind, data=io.BytesIO(flood))
+            answer = await me.request(method, f"/api/v1{path}", kind, data=io.BytesIO(flood))
             assert (path, answer.status) == (path, 413), answer.text
             line = {"Content-Type": "application/x-ndjson"}
-        answer = await me.ask("POST", "/api/v1/import", line, data=io.BytesIO(flood))
+        answer = await me.request("POST", "/api/v1/import", line, data=io.BytesIO(flood))
         assert answer.status == 413, answer.text
         assert (await me.call("POST", "/queues/a/messages", {"content": "x"})).status == 201
 

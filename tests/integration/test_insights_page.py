@@ -216,7 +216,7 @@ async def test_viewer_of_some_queues_sees_those_and_no_button(tmp_path: Path) ->
             await home.control("POST", "/pipeline/claims/claim", asked)
         (home.data / "pipeline").mkdir()
         (home.data / "pipeline" / "summary.json").write_bytes(as_bytes(summary(now_ms())))
-        await home.add("anna")
+        await home.add_user("anna")
         secret = await home.token("narrow", "viewer", "orders*")
         async with HttpUser(home.url, secret) as viewer:
             for tab in TABS:

@@ -57,7 +57,7 @@ async def test_every_answer_has_the_security_headers(filled: FullBroker) -> None
         for method in METHODS:
             if method == "POST" and path == "/logout":
                 continue
-            answer = await filled.me.ask(method, path)
+            answer = await filled.me.request(method, path)
             statuses.add(answer.status)
             if found := missing(answer):
                 wrong.append((method, path, answer.status, found))
@@ -73,7 +73,7 @@ async def test_every_answer_has_the_security_headers(filled: FullBroker) -> None
 async def test_stranger_gets_the_headers_too(filled: FullBroker) -> None:
     async with HttpUser(filled.home.url) as stranger:
         for route in ROUTES:
-            answer = await stranger.ask(route.method, filled.path(route))
+            answer = await stranger.request(route.method, filled.path(route))
             assert (route.name, missing(answer)) == (route.name, [])
 
 
@@ -82,7 +82,7 @@ async def test_method_that_a_path_does_not_take_is_told_which_it_does(filled: Fu
         known = {route.method for route in ROUTES if _is_of(path, route)}
         known |= {"HEAD"} if "GET" in known else set()
         for method in {"GET", "POST", "PUT", "PATCH", "DELETE"} - known:
-            answer = await filled.me.ask(method, path)
+            answer = await filled.me.request(method, path)
             allowed = set(answer.headers.get("Allow", "").split(","))
             assert (path, method, answer.status, allowed) == (path, method, 405, known)
 
@@ -106,7 +106,7 @@ async def test_control_socket_needs_neither_host_nor_origin(tmp_path: Path) -> N
         connector = aiohttp.UnixConnector(str(home.data / "control.sock"))
         headers = {"Origin": "http://evil.example"}
         async with HttpUser("http://any.name", connector=connector, headers=headers) as me:
-            answer = await me.ask("POST", "/api/v1/queues/orders/purge", json={})
+            answer = await me.request("POST", "/api/v1/queues/orders/purge", json={})
         assert (answer.status, json.loads(answer.text)) == (200, {"settled": 1})
 
 
@@ -137,7 +137,7 @@ async def _send(
 ) -> int:
     """Send a body as a script of ours would."""
     known = {"Origin": filled.me.origin, "X-CSRF-Token": csrf} | headers
-    answer = await filled.me.ask(route.method, filled.path(route), known, data=body)
+    answer = await filled.me.request(route.method, filled.path(route), known, data=body)
     return answer.status
 
 
@@ -150,7 +150,7 @@ async def test_compressed_body_is_refused_on_every_route(filled: FullBroker, enc
     for route in ROUTES:
         kind = route.media if route.is_api else "application/x-www-form-urlencoded"
         headers = {"Origin": filled.me.origin, "X-CSRF-Token": csrf, "Content-Type": kind} | coded
-        answer = await filled.me.ask(
+        answer = await filled.me.request(
             route.method, filled.path(route), headers, data=b"\x1f\x8b" * 9
         )
         if answer.status != 415 or "identity" not in answer.text:
@@ -168,7 +168,7 @@ async def test_compressed_body_is_not_decompressed_for_its_refusal(
     headers = {"Origin": filled.me.origin, "X-CSRF-Token": await filled.me.csrf()}
     headers |= {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     for path in ("/api/v1/queues/orders/messages", "/nowhere", "/api/v1/import"):
-        answer = await filled.me.ask("POST", path, headers, data=gzip.compress(bytes(1 << 20)))
+        answer = await filled.me.request("POST", path, headers, data=gzip.compress(bytes(1 << 20)))
         assert (path, answer.status) == (path, 404 if path == "/nowhere" else 415)
     assert begun == []
 
@@ -177,7 +177,7 @@ async def test_body_encoded_as_identity_is_taken(filled: FullBroker) -> None:
     headers = {"Origin": filled.me.origin, "X-CSRF-Token": await filled.me.csrf()}
     headers |= {"Content-Encoding": "Identity", "Content-Type": "application/json"}
     path = "/api/v1/queues/orders/messages"
-    answer = await filled.me.ask("POST", path, headers, data=b'{"content": "x"}')
+    answer = await filled.me.request("POST", path, headers, data=b'{"content": "x"}')
     assert answer.status == 201
 
 
@@ -199,7 +199,7 @@ async def test_wrong_message_is_refused_and_its_field_named(filled: FullBroker) 
     before = filled.home.rows("SELECT count(*) FROM message")
     for queue, body, status, field in tries:
         path = f"/api/v1/queues/{queue}/messages"
-        answer = await filled.me.ask("POST", path, headers, json=body)
+        answer = await filled.me.request("POST", path, headers, json=body)
         problem = json.loads(answer.text)
         assert (body, answer.status, problem.get("field")) == (body, status, field)
         assert {"title", "detail", "code", "request_id"} <= problem.keys()

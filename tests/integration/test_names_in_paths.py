@@ -88,10 +88,10 @@ async def test_encoded_tilde_is_part_of_the_name(site: HttpSite, segment: str, n
 
 async def test_encoded_tilde_is_part_of_the_name_of_a_user_and_a_token(tmp_path: Path) -> None:
     async with broker_fixture(tmp_path / "data") as home:
-        await home.add("ci")
+        await home.add_user("ci")
         await home.token("ci", "viewer")
         connector = aiohttp.UnixConnector(str(home.data / "control.sock"))
         async with HttpUser("http://any.name", connector=connector) as me:
             for path in ("/api/v1/tokens/%7Eci", "/api/v1/users/%7Eci"):
-                assert (path, (await me.ask("DELETE", path, json={})).status) == (path, 404)
+                assert (path, (await me.request("DELETE", path, json={})).status) == (path, 404)
         assert home.rows("SELECT name FROM user") == [("ci",)]

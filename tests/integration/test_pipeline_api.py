@@ -59,7 +59,9 @@ async def stage(
 ) -> tuple[int, dict[str, Any]]:
     """Send a stream under a token."""
     headers = {"Content-Type": arrow_export.MEDIA} | headers
-    answer = await visitor.ask("POST", f"/api/v1/pipeline/stage?token={token}", headers, data=raw)
+    answer = await visitor.request(
+        "POST", f"/api/v1/pipeline/stage?token={token}", headers, data=raw
+    )
     return answer.status, json.loads(answer.text)
 
 
@@ -88,7 +90,7 @@ async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
     async with broker_fixture(tmp_path / "data") as made:
-        await made.add("anna")
+        await made.add_user("anna")
         yield made
 
 
@@ -324,7 +326,7 @@ async def test_what_is_wrong_with_a_stream_leaves_nothing(
         assert (what, found, problem["code"]) == (what, status, code)
     assert (await stage(spark, "%20", raw))[0] == 422
     assert (await stage(spark, "x" * 129, raw))[0] == 422
-    answer = await spark.ask("POST", "/api/v1/pipeline/stage?token=t", json={})
+    answer = await spark.request("POST", "/api/v1/pipeline/stage?token=t", json={})
     assert answer.status == 415
     assert home.rows("SELECT count(*) FROM stage") == [(0,)]
     assert (await stage(spark, "t", raw))[0] == 200
@@ -522,7 +524,7 @@ async def test_bad_summary_is_refused_and_the_old_one_stays(
 ) -> None:
     kept = summary(NOW)
     await spark.call("PUT", "/pipeline/insights", kept)
-    answer = await spark.ask(
+    answer = await spark.request(
         "PUT",
         "/api/v1/pipeline/insights",
         {"Content-Type": "application/json"},

@@ -173,7 +173,7 @@ async def scene(tmp_path: Path, globs: tuple[str, ...]) -> AsyncIterator[Scene]:
     async with broker_fixture(tmp_path / "data") as home, AsyncExitStack() as stack:
         client = await stack.enter_async_context(connect(home.broker.host, home.broker.port))
         held = await stack.enter_async_context(client.consume(FOREIGN, credit=1))
-        await home.add("ann")
+        await home.add_user("ann")
         messages = await _fill(home)
         await anext(held)
         tokens = {
@@ -234,7 +234,7 @@ async def _work(home: BrokerFixture, boss: HttpUser, messages: list[str]) -> lis
     assert (
         await boss.call("POST", "/pipeline/claims/claim", claim | {"max_messages": 1})
     ).status == 200
-    staged = await boss.ask(
+    staged = await boss.request(
         "POST", "/api/v1/pipeline/stage?token=canary-staged", {"Content-Type": arrow_export.MEDIA},
         data=stream((FOREIGN, "canary-body", None)),
     )  # fmt: skip
@@ -355,16 +355,16 @@ async def _send(who: HttpUser, route: Route, about: dict[str, Any], places: dict
         for key, value in about.items()
     }
     if not route.is_api:
-        return (await who.ask(route.method, path, data=filled)).status
+        return (await who.request(route.method, path, data=filled)).status
     if route.media == arrow_export.MEDIA:
         raw = stream((FOREIGN, "x", None))
         path += "?token=evil"
         return (
-            await who.ask(route.method, path, {"Content-Type": arrow_export.MEDIA}, data=raw)
+            await who.request(route.method, path, {"Content-Type": arrow_export.MEDIA}, data=raw)
         ).status
     if route.name == "api-insights-put":
-        return (await who.ask(route.method, path, json=summary(NOW + 1))).status
-    return (await who.ask(route.method, path, json=filled)).status
+        return (await who.request(route.method, path, json=summary(NOW + 1))).status
+    return (await who.request(route.method, path, json=filled)).status
 
 
 def _path_of(text: str, places: dict[str, str]) -> str:

@@ -69,7 +69,7 @@ class Stage:
             if route.media != "application/json":
                 given["Content-Type"], body = route.media, {"data": b""}
         visitor = self.people[role]
-        answer = await visitor.ask(route.method, self.path(route), given | headers, **body)
+        answer = await visitor.request(route.method, self.path(route), given | headers, **body)
         return answer.status, answer.text
 
     def rows(self, after: int) -> list[tuple[str, str, str]]:
@@ -92,7 +92,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         made = await home.control("POST", "/queues/orders/messages", {"content": "{}"})
         people = {role: await stack.enter_async_context(HttpUser(home.url)) for role in Role}
         for role in (Role.ADMIN, Role.OPERATOR, Role.VIEWER):
-            await home.add(str(role), str(role))
+            await home.add_user(str(role), str(role))
             assert (await people[role].log_in(str(role))).status == 303
         tokens = {role: await people[role].csrf() for role in Role}
         secret = await home.token("metrics", "metrics")
@@ -152,7 +152,7 @@ async def test_reading_route_is_refused_to_smaller_roles(stage: Stage) -> None:
             if role.may(route.role):
                 continue
             for method in ("GET", "HEAD"):
-                answer = await stage.people[role].ask(method, stage.path(route))
+                answer = await stage.people[role].request(method, stage.path(route))
                 is_page = not route.is_api and route.role is not Role.METRICS
                 expected = (303 if is_page else 401) if role is Role.PUBLIC else 403
                 if answer.status != expected:
@@ -176,7 +176,7 @@ async def test_token_without_a_role_is_refused_too(stage: Stage) -> None:
             if Role.VIEWER.may(route.role):
                 continue
             last = stage.last()
-            answer = await program.ask(route.method, stage.path(route), json={})
+            answer = await program.request(route.method, stage.path(route), json={})
             rows = stage.rows(last)
             if answer.status != 403 or rows != [("token ci", route.audit, "role")]:
                 wrong.append((route.name, answer.status, rows))

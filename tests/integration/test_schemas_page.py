@@ -176,8 +176,8 @@ async def test_queue_counts_or_quarantines_what_does_not_fit(site: HttpSite) -> 
 
 async def test_who_sees_some_queues_sees_no_counts(tmp_path: Path, folder: Path) -> None:
     async with broker_fixture(tmp_path / "data", envelopes={"schemas": folder}) as home:
-        await home.add("anna")
-        await home.add("olga", "operator", "orders")
+        await home.add_user("anna")
+        await home.add_user("olga", "operator", "orders")
         async with HttpUser(home.url) as visitor:
             assert (await visitor.log_in("olga")).status == 303
             item = json.loads((await visitor.get(f"/api/v1{path_of(URN)}")).text)
@@ -188,8 +188,8 @@ async def test_who_sees_some_queues_sees_no_counts(tmp_path: Path, folder: Path)
 
 async def test_viewer_looks_and_is_shown_no_form(tmp_path: Path, folder: Path) -> None:
     async with broker_fixture(tmp_path / "data", envelopes={"schemas": folder}) as home:
-        await home.add("anna")
-        await home.add("vera", "viewer")
+        await home.add_user("anna")
+        await home.add_user("vera", "viewer")
         async with HttpUser(home.url) as visitor:
             assert (await visitor.log_in("vera")).status == 303
             page = await visitor.get("/schemas")

@@ -99,7 +99,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
 
     def go_on(self, how: str) -> None:
         async def go_on() -> None:
-            await self.house.rest()
+            await self.house.run_until_idle()
             if how == "commit" and self.house.writer.batch is not None:
                 await self.house.end_commit()
 

@@ -41,12 +41,12 @@ class Twin:
         self.publisher, self.one, self.two = (self.rig.connect() for _ in range(3))
         core = self.rig.core
         for name in QUEUES:
-            self.rig.turn(partial(core.publish, self.publisher, name, b"first", 0, None))
+            self.rig.run(partial(core.publish, self.publisher, name, b"first", 0, None))
         core.state.queues["bounded"].settings.max_messages = 3
-        self.rig.turn(lambda: core.consume(self.one, "plain", 4))
-        self.rig.turn(lambda: core.consume(self.two, "plain", 2))
-        self.rig.turn(lambda: core.consume(self.two, "other", 3))
-        self.rig.turn(loaded=Loaded(windows=[(1, [], True), (2, [], True)]))
+        self.rig.run(lambda: core.consume(self.one, "plain", 4))
+        self.rig.run(lambda: core.consume(self.two, "plain", 2))
+        self.rig.run(lambda: core.consume(self.two, "other", 3))
+        self.rig.run(loaded=Loaded(windows=[(1, [], True), (2, [], True)]))
 
     def frames_of(self, commands: list[Any]) -> list[tuple[Connection, ClientFrame]]:
         """Give the frames; an acknowledgement names what is held now, or nothing."""

@@ -108,7 +108,7 @@ class CoreRig:
             answer(value)
         return batch
 
-    def turn(self, *commands: Callable[[], Any], loaded: Loaded | None = None) -> Batch:
+    def run(self, *commands: Callable[[], Any], loaded: Loaded | None = None) -> Batch:
         """Run a whole batch."""
         self.begin(loaded)
         for command in commands:
@@ -157,7 +157,7 @@ class CoreRig:
         """Call an operation of the pipeline, in a batch of its own."""
         entry = self.entry(f"pipeline.{name}")
         ask = operation(name)
-        return self.turn(lambda: ask(self.core, self.answers.append, entry, *arguments, **options))
+        return self.run(lambda: ask(self.core, self.answers.append, entry, *arguments, **options))
 
     # -- people
 
@@ -176,10 +176,10 @@ class CoreRig:
 
     def consume(self, connection: Connection, credit: int, queue: str = "orders") -> Batch:
         """Give credit, and an empty page where the core asks for one."""
-        batch = self.turn(lambda: self.core.consume(connection, queue, credit))
+        batch = self.run(lambda: self.core.consume(connection, queue, credit))
         if not batch.windows:
             return batch
-        return self.turn(loaded=Loaded(windows=[(r.queue_id, [], True) for r in batch.windows]))
+        return self.run(loaded=Loaded(windows=[(r.queue_id, [], True) for r in batch.windows]))
 
     # -- what happened
 

@@ -107,13 +107,13 @@ class EngineClient:
     """A client of the broker: gives frames, and keeps what it got."""
 
     def __init__(self, house: "EngineDriver") -> None:
-        self.house = house
+        self.driver = house
         self.got: list[Dispatch] = []
         self.receipts: list[ReceiptFrame] = []
         self.keys: list[bytes] = []  # of its confirmed publishes, in order
         self.first_seqs: dict[str, int] = {}  # by queue: of the last first delivery
         self.transport = FakeTransport(self._take)
-        self.session = Session(house.shared, ServerSide(WireLimits(), http_guard=False), "unix")
+        self.session = Session(house.context, ServerSide(WireLimits(), http_guard=False), "unix")
         self.session.connection_made(self.transport)
         self._wire = ClientSide()
 
@@ -159,15 +159,15 @@ class EngineClient:
         if isinstance(frame, ReceiptFrame):
             self.receipts.append(frame)
             assert frame.key == self.keys[len(self.receipts) - 1], "receipts out of order"
-            assert self.house.has_key(frame.key), "a receipt ahead of its message"
+            assert self.driver.has_key(frame.key), "a receipt ahead of its message"
             return
         self.got.append(frame)
-        self.house.got.append(frame)
+        self.driver.got.append(frame)
         seq = int(frame.message_id[:16], 16)
-        assert self.house.on_disk(seq) == (frame.message_id, frame.queue, frame.content)
-        message = self.house.core.state.messages[seq]
+        assert self.driver.on_disk(seq) == (frame.message_id, frame.queue, frame.content)
+        message = self.driver.core.state.messages[seq]
         assert message.holder.connection is self.session.connection, "it holds another's message"
-        if message.deliveries == 1 and self.house.dispatches(seq) == 1:
+        if message.deliveries == 1 and self.driver.dispatches(seq) == 1:
             assert seq > self.first_seqs.get(frame.queue, 0), "dispatches out of order"
             self.first_seqs[frame.queue] = seq
 
@@ -187,7 +187,7 @@ class EngineDriver:
         self.core = Broker(stored, self.limits, settings)
         self.engine = Engine(self.core, self.writer, self.clock)
         self.engine._maintained_at = 1e12  # none here: there is no thread for it
-        self.shared = SessionContext(
+        self.context = SessionContext(
             self.engine,
             Admission(100, 100, 100),
             ReadBackpressure(1 << 30),
@@ -207,7 +207,7 @@ class EngineDriver:
 
     # -- time
 
-    async def rest(self) -> None:
+    async def run_until_idle(self) -> None:
         """Let the engine do all that it can without the end of a commit."""
         engine = self.engine
         for _ in range(_TURNS):
@@ -225,19 +225,19 @@ class EngineDriver:
 
     async def end_commit(self) -> None:
         """Let the batch be stored that is with the writer, and what follows on that be done."""
-        await self.rest()
+        await self.run_until_idle()
         self.writer.end()
-        await self.rest()
+        await self.run_until_idle()
 
     async def settle(self) -> None:
         """End commits until nothing is left to do."""
-        await self.rest()
+        await self.run_until_idle()
         for _ in range(_TURNS):
             if self.writer.batch is not None:
                 await self.end_commit()
             elif self.engine._open is not None:
                 self.end_lingering()
-                await self.rest()
+                await self.run_until_idle()
             else:
                 return
         raise AssertionError("there is always another batch")

@@ -69,7 +69,7 @@ async def full_broker(
         ):
             ids = await _publish(home)
             await anext(deliveries)
-            await home.add(NAME)
+            await home.add_user(NAME)
             await home.token(NAME, "viewer")
             assert (await me.log_in(NAME)).status == 303
             known = {"q": "orders", "trace": TRACE, "name": NAME, "urn": str(ENVELOPE["urn"])}

@@ -62,7 +62,7 @@ class HttpUser:
         """What a browser sends as Origin."""
         return self.headers.get("Origin", self.base)
 
-    async def ask(self, method: str, path: str, headers: Any = None, **more: Any) -> HttpReply:
+    async def request(self, method: str, path: str, headers: Any = None, **more: Any) -> HttpReply:
         """Send a request as it is; headers that are None are left out."""
         given = dict(self.headers) | (headers or {})
         if self.secret:
@@ -78,7 +78,7 @@ class HttpUser:
 
     async def get(self, path: str, **headers: str) -> HttpReply:
         """Look at a page."""
-        return await self.ask("GET", path, headers)
+        return await self.request("GET", path, headers)
 
     async def csrf(self) -> str:
         """Give the token of the session, from a page that anybody may see."""
@@ -91,14 +91,14 @@ class HttpUser:
     async def post(self, path: str, **fields: str) -> HttpReply:
         """Send a form of ours."""
         data = {"csrf": await self.csrf()} | fields
-        return await self.ask("POST", path, {"Origin": self.origin}, data=data)
+        return await self.request("POST", path, {"Origin": self.origin}, data=data)
 
     async def call(self, method: str, path: str, body: Any = None) -> HttpReply:
         """Call the API as a script of our pages does, or as a program with its token."""
         headers: dict[str, str] = {}
         if not self.secret:
             headers = {"Origin": self.origin, "X-CSRF-Token": await self.csrf()}
-        return await self.ask(method, f"/api/v1{path}", headers, json=body or {})
+        return await self.request(method, f"/api/v1{path}", headers, json=body or {})
 
     async def log_in(self, name: str, password: str = PASSWORD, **fields: str) -> HttpReply:
         """Log in."""
@@ -127,7 +127,7 @@ class BrokerFixture:
             assert response.status < 300, await response.text()
             return await response.json()
 
-    async def add(self, name: str, role: str = "admin", *queues: str) -> None:
+    async def add_user(self, name: str, role: str = "admin", *queues: str) -> None:
         """Make a user."""
         user = {"name": name, "password": PASSWORD, "role": role, "queues": list(queues)}
         await self.control("POST", "/users", user)

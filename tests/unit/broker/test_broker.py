@@ -45,7 +45,7 @@ def test_connection_gets_the_next_client_number_and_a_row() -> None:
 def test_connection_leaves_how_it_ended_in_its_row_once() -> None:
     rig = CoreRig()
     one = rig.connect()
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.disconnect(one, "line", "ttl", "closed by the peer"),
         lambda: rig.core.disconnect(one, "line", "ttl", "again"),
     )
@@ -63,7 +63,7 @@ def test_credit_that_is_replaced_gives_back_and_dispatches_again_under_the_same_
     worker = rig.consumer(credit=2)
     held = held_by(rig, worker, b"a", b"b")
     rig.publish(b"c")
-    batch = rig.turn(lambda: rig.core.consume(worker, "orders", 3))
+    batch = rig.run(lambda: rig.core.consume(worker, "orders", 3))
     again = sent_messages(batch, worker)
     assert [m.message_id for m in again[:2]] == [m.message_id for m in held]
     assert bodies(again) == [b"a", b"b", b"c"]
@@ -77,7 +77,7 @@ def test_credit_of_zero_gives_back_and_pauses() -> None:
     one, two = rig.consumer(credit=2), rig.consumer(credit=10)
     batch = rig.publish(b"a", b"b", b"c", b"d")
     assert bodies(sent_messages(batch, one)) == [b"a", b"c"]
-    batch = rig.turn(lambda: rig.core.consume(one, "orders", 0))
+    batch = rig.run(lambda: rig.core.consume(one, "orders", 0))
     assert bodies(sent_messages(batch, two)) == [b"a", b"c"]
     assert sent_messages(rig.publish(b"e"), one) == []
 
@@ -106,7 +106,7 @@ def test_messages_of_an_ended_connection_come_before_newer_ones() -> None:
     held = held_by(rig, one, b"a", b"b")
     rig.publish(b"c", b"d")
     two = rig.connect()
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.consume(two, "orders", 10),
         lambda: rig.core.disconnect(one, None, None, "gone"),
     )
@@ -119,9 +119,9 @@ def test_returned_message_keeps_its_position() -> None:
     one, two = rig.consumer(credit=1), rig.consumer(credit=1)
     batch = rig.publish(b"a", b"b", b"c")
     [first] = sent_messages(batch, one)
-    rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
+    rig.run(lambda: rig.core.disconnect(one, None, None, "gone"))
     second = sent_messages(batch, two)[0]
-    batch = rig.turn(lambda: rig.core.acknowledge(two, "orders", second.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(two, "orders", second.message_id))
     assert sent_messages(batch, two) == [first]
     assert (first.position, first.deliveries) == (1, 2)
 
@@ -130,7 +130,7 @@ def test_connection_that_ends_charges_only_the_oldest_message_it_held() -> None:
     rig = CoreRig()
     worker = rig.consumer()
     held = held_by(rig, worker, b"a", b"b", b"c")
-    rig.turn(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone"))
     assert [m.charged for m in held] == [1, 0, 0]
 
 
@@ -142,7 +142,7 @@ def test_connection_with_two_queues_charges_one_message_when_it_ends() -> None:
     young = sent_messages(rig.publish(b"first", queue="mails"), worker)
     rig.advance(1)
     old = held_by(rig, worker, b"a", b"b")
-    rig.turn(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone"))
     assert [m.charged for m in young + old] == [1, 0, 0]
 
 
@@ -151,8 +151,8 @@ def test_connection_that_ends_while_the_broker_stops_charges_nothing() -> None:
     rig = CoreRig()
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
-    rig.turn(lambda: rig.core.drain(rig.answers.append))
-    rig.turn(lambda: rig.core.disconnect(worker, None, None, "the broker stops"))
+    rig.run(lambda: rig.core.drain(rig.answers.append))
+    rig.run(lambda: rig.core.disconnect(worker, None, None, "the broker stops"))
     assert (held.charged, held.deliveries) == (0, 1)
 
 
@@ -160,7 +160,7 @@ def test_connection_that_had_closed_its_side_charges_nothing() -> None:
     rig = CoreRig()
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
-    rig.turn(lambda: rig.core.disconnect(worker, None, None, "closed", is_charged=False))
+    rig.run(lambda: rig.core.disconnect(worker, None, None, "closed", is_charged=False))
     assert held.charged == 0
 
 
@@ -169,7 +169,7 @@ def test_connection_that_ends_charges_no_message_that_was_not_sent() -> None:
     worker = rig.consumer()
     old, young = held_by(rig, worker, b"a", b"b")
     old.is_sent = young.is_sent = False
-    rig.turn(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone"))
     assert [(m.charged, m.deliveries) for m in (old, young)] == [(0, 0), (0, 0)]
 
 
@@ -178,10 +178,10 @@ def test_oldest_message_is_the_one_dispatched_first_not_the_one_published_first(
     one, two = rig.consumer(credit=1), rig.consumer(credit=2)
     batch = rig.publish(b"a", b"b", b"c")
     [first], [second, third] = sent_messages(batch, one), sent_messages(batch, two)
-    rig.turn(lambda: rig.core.acknowledge(two, "orders", second.message_id))
-    rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
+    rig.run(lambda: rig.core.acknowledge(two, "orders", second.message_id))
+    rig.run(lambda: rig.core.disconnect(one, None, None, "gone"))
     assert list(two.consumers[1].held.values()) == [third, first]
-    rig.turn(lambda: rig.core.disconnect(two, None, None, "gone"))
+    rig.run(lambda: rig.core.disconnect(two, None, None, "gone"))
     assert (first.charged, third.charged) == (1, 1)
 
 
@@ -192,7 +192,7 @@ def test_consumer_acknowledges_what_it_holds_and_gets_more() -> None:
     rig = CoreRig()
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
     assert bodies(sent_messages(batch, worker)) == [b"b"]
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (1, 1)
@@ -203,11 +203,11 @@ def test_stranger_does_not_acknowledge_what_another_live_connection_holds() -> N
     rig = CoreRig()
     worker, stranger = rig.consumer(), rig.connect()
     [held] = held_by(rig, worker, b"a")
-    batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", held.message_id))
     assert outcomes(batch) == {}
     assert rig.core.ignored == {"foreign": 1}
     assert stranger.acked == 0
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.requeue(stranger, "orders", held.message_id, 0),
         lambda: rig.core.dead_letter(stranger, "orders", held.message_id),
     )
@@ -220,9 +220,9 @@ def test_anybody_acknowledges_what_no_live_connection_holds() -> None:
     worker, stranger = rig.consumer(credit=1), rig.connect()
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     ready = next(iter(rig.queue().window or ()))
-    batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", ready.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", ready.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [ready.seq]}
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert sent_messages(batch, worker) == []
 
 
@@ -230,7 +230,7 @@ def test_message_is_acknowledged_once() -> None:
     rig = CoreRig()
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
-    rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     rig.begin()
     assert rig.core.acknowledge(worker, "orders", held.message_id) is Result.LOAD
     assert rig.finish().seqs == {1}
@@ -246,7 +246,7 @@ def test_acknowledgement_for_another_queue_is_ignored_and_frees_no_credit() -> N
     worker = rig.consumer(credit=1)
     rig.publish(b"x", queue="mails")
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
     assert (outcomes(batch), batch.sends) == ({}, {})
     assert rig.core.ignored == {"wrong_queue": 1}
 
@@ -339,7 +339,7 @@ def test_requeued_message_goes_to_the_end_under_its_old_id_with_its_new_ttl() ->
     rig = CoreRig()
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
-    batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
+    batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
     assert bodies(sent_messages(batch, worker)) == [b"b"]
     assert [m.body for m in rig.queue().window or ()] == [b"a"]
     assert (held.seq, held.position, held.charged) == (1, 3, 1)
@@ -353,7 +353,7 @@ def test_requeue_with_ttl_zero_takes_the_deadline_away() -> None:
     rig = CoreRig()
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", ttl_s=5), worker)
-    rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+    rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
     assert (held.ttl_s, held.deadline_ms) == (None, None)
 
 
@@ -362,7 +362,7 @@ def test_requeue_of_what_nobody_holds_is_not_charged() -> None:
     worker, stranger = rig.consumer(credit=1), rig.connect()
     rig.publish(b"a", b"b", b"c")
     ready = next(iter(rig.queue().window or ()))
-    rig.turn(lambda: rig.core.requeue(stranger, "orders", ready.message_id, 0))
+    rig.run(lambda: rig.core.requeue(stranger, "orders", ready.message_id, 0))
     assert ready.charged == 0
     assert [m.body for m in rig.queue().window or ()] == [b"c", b"b"]
     assert worker.consumers[1].held != {}
@@ -378,7 +378,7 @@ def publish(rig: CoreRig, by: Connection, body: bytes, key: bytes | None) -> Res
 def test_publisher_gets_a_receipt_for_its_key_but_none_without() -> None:
     rig = CoreRig()
     one = rig.connect()
-    batch = rig.turn(lambda: publish(rig, one, b"a", b"k1"), lambda: publish(rig, one, b"b", None))
+    batch = rig.run(lambda: publish(rig, one, b"a", b"k1"), lambda: publish(rig, one, b"b", None))
     assert sent_receipts(batch, one) == [(b"k1", None)]
     assert batch.keys == [1, b"k1", 1, STEADY_MS]
 
@@ -386,7 +386,7 @@ def test_publisher_gets_a_receipt_for_its_key_but_none_without() -> None:
 def test_key_that_is_known_is_stored_once_and_receipted_again() -> None:
     rig = CoreRig()
     one, two = rig.connect(), rig.connect()
-    batch = rig.turn(
+    batch = rig.run(
         lambda: publish(rig, one, b"a", b"k"),
         lambda: publish(rig, one, b"a", b"k"),
         lambda: publish(rig, two, b"a", b"k"),
@@ -400,26 +400,26 @@ def test_key_that_is_known_is_stored_once_and_receipted_again() -> None:
 def test_key_is_known_per_queue_and_for_its_time() -> None:
     rig = CoreRig(Limits(receipt_window_ms=1_000))
     one = rig.connect()
-    rig.turn(lambda: publish(rig, one, b"a", b"k"))
-    batch = rig.turn(lambda: rig.core.publish(one, "mails", b"a", None, b"k"))
+    rig.run(lambda: publish(rig, one, b"a", b"k"))
+    batch = rig.run(lambda: rig.core.publish(one, "mails", b"a", None, b"k"))
     assert len(batch.created) == 1
     rig.steady_ms += 999
-    assert rig.turn(lambda: publish(rig, one, b"a", b"k")).created == []
+    assert rig.run(lambda: publish(rig, one, b"a", b"k")).created == []
     rig.steady_ms += 1
-    assert len(rig.turn(lambda: publish(rig, one, b"a", b"k")).created) == 1
+    assert len(rig.run(lambda: publish(rig, one, b"a", b"k")).created) == 1
 
 
 def test_refused_key_gets_the_reason_and_may_be_tried_again() -> None:
     rig = CoreRig()
     one = rig.connect()
-    rig.turn(lambda: publish(rig, one, b"a", b"k1"))
-    rig.turn(lambda: rig.pause("orders", "publishing", True))
-    batch = rig.turn(lambda: publish(rig, one, b"b", b"k2"), lambda: publish(rig, one, b"a", b"k1"))
+    rig.run(lambda: publish(rig, one, b"a", b"k1"))
+    rig.run(lambda: rig.pause("orders", "publishing", True))
+    batch = rig.run(lambda: publish(rig, one, b"b", b"k2"), lambda: publish(rig, one, b"a", b"k1"))
     assert sent_receipts(batch, one) == [(b"k2", "paused"), (b"k1", None)]
     assert (batch.created, batch.keys) == ([], [])
     assert rig.core.refused == {"paused": 1}
-    rig.turn(lambda: rig.pause("orders", "publishing", False))
-    assert sent_receipts(rig.turn(lambda: publish(rig, one, b"b", b"k2")), one) == [(b"k2", None)]
+    rig.run(lambda: rig.pause("orders", "publishing", False))
+    assert sent_receipts(rig.run(lambda: publish(rig, one, b"b", b"k2")), one) == [(b"k2", None)]
 
 
 def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
@@ -458,12 +458,12 @@ def test_publisher_to_one_queue_too_many_is_closed_or_refused() -> None:
 def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() -> None:
     rig = CoreRig()
     worker, one = rig.consumer(credit=1), rig.connect()
-    rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
+    rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
     [held] = held_by(rig, worker, b"a")
     rig.begin()
     assert publish(rig, one, b"b", None) is Result.PARK
     assert rig.finish().to_resume == set()
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert batch.to_resume == {one}
     rig.begin()
     assert publish(rig, one, b"b", None) is Result.DONE
@@ -474,11 +474,11 @@ def test_publisher_waits_for_a_paused_queue_until_it_goes_on() -> None:
     rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a")
-    rig.turn(lambda: rig.pause("orders", "publishing", True))
-    rig.turn(lambda: publish(rig, one, b"b", None))
-    batch = rig.turn(lambda: rig.configure("orders", {"max_bytes": 9}))
+    rig.run(lambda: rig.pause("orders", "publishing", True))
+    rig.run(lambda: publish(rig, one, b"b", None))
+    batch = rig.run(lambda: rig.configure("orders", {"max_bytes": 9}))
     assert batch.to_resume == set()  # still paused
-    batch = rig.turn(lambda: rig.pause("orders", "publishing", False))
+    batch = rig.run(lambda: rig.pause("orders", "publishing", False))
     assert batch.to_resume == {one}
 
 
@@ -486,10 +486,10 @@ def test_publisher_that_leaves_waits_no_more() -> None:
     rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a")
-    rig.turn(lambda: rig.pause("orders", "publishing", True))
-    rig.turn(lambda: publish(rig, one, b"b", None))
-    rig.turn(lambda: rig.core.disconnect(one, None, None, "gone"))
-    batch = rig.turn(lambda: rig.pause("orders", "publishing", False))
+    rig.run(lambda: rig.pause("orders", "publishing", True))
+    rig.run(lambda: publish(rig, one, b"b", None))
+    rig.run(lambda: rig.core.disconnect(one, None, None, "gone"))
+    batch = rig.run(lambda: rig.pause("orders", "publishing", False))
     assert batch.to_resume == set()
 
 
@@ -497,9 +497,9 @@ def test_publisher_that_also_consumes_is_let_through() -> None:
     rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a")
-    rig.turn(lambda: rig.pause("orders", "publishing", True))
-    rig.turn(lambda: publish(rig, one, b"b", None))
-    batch = rig.turn(lambda: rig.core.force_publish(one, "orders", b"b", None))
+    rig.run(lambda: rig.pause("orders", "publishing", True))
+    rig.run(lambda: publish(rig, one, b"b", None))
+    batch = rig.run(lambda: rig.core.force_publish(one, "orders", b"b", None))
     assert [m.size for m in batch.created] == [1]
     assert rig.queue().parked == set()
 
@@ -510,18 +510,18 @@ def test_publisher_that_also_consumes_is_let_through() -> None:
 def test_numbers_are_stored_with_the_batch_that_uses_them() -> None:
     rig = CoreRig()
     worker = rig.consumer(credit=1)
-    assert "next_number" not in rig.turn().counters
+    assert "next_number" not in rig.run().counters
     batch = rig.publish(b"a", b"b")  # their bodies tell
     assert (batch.first_number, batch.created[-1].seq, batch.counters) == (1, 2, {})
     [held] = sent_messages(batch, worker)
-    batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+    batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
     assert batch.counters["next_number"] == 4
 
 
 def test_next_number_is_stored_where_a_rare_row_may_take_the_newest_body() -> None:
     rig = CoreRig()
     rig.publish(b"a")
-    batch = rig.turn(lambda: rig.core.state.batch.writes.append(EraseBody(1)))
+    batch = rig.run(lambda: rig.core.state.batch.writes.append(EraseBody(1)))
     assert batch.counters["next_number"] == 2
 
 

@@ -28,7 +28,7 @@ def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
 def give(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Answer the one page that a batch asked for."""
     [page] = batch.pages
-    return rig.turn(loaded=Loaded(pages=[(page.on_rows, list(rows), is_last)]))
+    return rig.run(loaded=Loaded(pages=[(page.on_rows, list(rows), is_last)]))
 
 
 def held(seq: int) -> Message:
@@ -61,7 +61,7 @@ def test_what_is_claimed_is_not_in_memory_and_holds_up_no_stop() -> None:
     state = rig.core.state
     assert (state.messages, state.held, state.held_bytes) == ({}, 0, 0)
     told: list[Any] = []
-    rig.turn(lambda: rig.core.drain(told.append))
+    rig.run(lambda: rig.core.drain(told.append))
     assert told == [None]
 
 
@@ -90,7 +90,7 @@ def test_passed_over_are_those_that_are_due_or_dying() -> None:
 def test_pause_stops_a_claim_between_two_pages() -> None:
     rig = made(CoreRig())
     asked = give(rig, claim(rig), message(1), is_last=False)
-    rig.turn(lambda: rig.pause("orders", "delivery", True))
+    rig.run(lambda: rig.pause("orders", "delivery", True))
     batch = give(rig, asked, message(2), is_last=False)
     assert (batch.dispatched, batch.pages, rig.answers[-1]) == ([], [], 1)
 

@@ -34,7 +34,7 @@ def test_consumer_without_credit_loses_its_turn_until_it_acknowledges() -> None:
     assert bodies(sent_messages(batch, one)) == [b"a"]
     assert bodies(sent_messages(batch, two)) == [b"b", b"c", b"d"]
     first = sent_messages(batch, one)[0]
-    batch = rig.turn(lambda: rig.core.acknowledge(one, "orders", first.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(one, "orders", first.message_id))
     assert bodies(sent_messages(batch, one)) == [b"e"]
 
 
@@ -58,7 +58,7 @@ def test_consumer_gets_no_more_bytes_than_its_credit_has_but_always_one_message(
     batch = rig.publish(b"x" * 30, b"y")
     assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
     big = sent_messages(batch, worker)[0]
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"y"]
     assert bodies(sent_messages(rig.publish(b"z" * 9, b"z" * 10), worker)) == [b"z" * 9]
 
@@ -69,7 +69,7 @@ def test_broker_holds_no_more_messages_than_its_limit() -> None:
     held = sent_messages(rig.publish(*ABC), one)
     assert bodies(held) == [b"a", b"b"]
     assert sent_messages(rig.publish(b"m", queue="mails"), two) == []
-    batch = rig.turn(*(
+    batch = rig.run(*(
         lambda m=m: rig.core.acknowledge(one, "orders", m.message_id) for m in held))  # fmt: skip
     assert bodies(sent_messages(batch, one) + sent_messages(batch, two)) == [b"c", b"m"]
 
@@ -80,7 +80,7 @@ def test_broker_holds_no_more_bytes_than_its_limit_but_always_one_message() -> N
     batch = rig.publish(b"x" * 30, b"y")
     assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
     big = sent_messages(batch, worker)[0]
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"y"]
 
 
@@ -90,8 +90,8 @@ def test_batch_writes_no_more_to_one_connection_than_the_limit_and_a_message() -
     batch = rig.publish(*[b"x" * 4] * 7)
     assert len(sent_messages(batch, worker)) == 3  # 4 and 8 are below 10, 12 is not
     assert rig.core.needs_batch
-    assert len(sent_messages(rig.turn(), worker)) == 3
-    assert len(sent_messages(rig.turn(), worker)) == 1
+    assert len(sent_messages(rig.run(), worker)) == 3
+    assert len(sent_messages(rig.run(), worker)) == 1
     assert not rig.core.needs_batch
 
 
@@ -100,35 +100,35 @@ def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
     worker = rig.consumer("orders")
     rig.consume(worker, 10, "mails")
     publisher = rig.connect()
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.publish(publisher, "orders", b"1234", None, None),
         lambda: rig.core.publish(publisher, "mails", b"5678", None, None),
     )
     assert bodies(sent_messages(batch, worker)) == [b"1234"]
-    assert bodies(sent_messages(rig.turn(), worker)) == [b"5678"]
+    assert bodies(sent_messages(rig.run(), worker)) == [b"5678"]
 
 
 def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
     rig = CoreRig()
     one, two = rig.consumer(), rig.consumer()
-    rig.turn(lambda: rig.core.set_blocked(one, is_blocked=True))
+    rig.run(lambda: rig.core.set_blocked(one, is_blocked=True))
     batch = rig.publish(*ABC)
     assert (sent_messages(batch, one), bodies(sent_messages(batch, two))) == (
         [],
         [b"a", b"b", b"c"],
     )
-    rig.turn(lambda: rig.core.set_blocked(two, is_blocked=True))
+    rig.run(lambda: rig.core.set_blocked(two, is_blocked=True))
     assert rig.publish(b"d").sends == {}
-    batch = rig.turn(lambda: rig.core.set_blocked(one, is_blocked=False))
+    batch = rig.run(lambda: rig.core.set_blocked(one, is_blocked=False))
     assert bodies(sent_messages(batch, one)) == [b"d"]
 
 
 def test_paused_queue_delivers_nothing_until_it_goes_on() -> None:
     rig = CoreRig()
     worker = rig.consumer()
-    rig.turn(lambda: rig.pause("orders", "delivery", True))
+    rig.run(lambda: rig.pause("orders", "delivery", True))
     assert rig.publish(b"a").sends == {}
-    batch = rig.turn(lambda: rig.pause("orders", "delivery", False))
+    batch = rig.run(lambda: rig.pause("orders", "delivery", False))
     assert bodies(sent_messages(batch, worker)) == [b"a"]
     assert [answer["delivery_paused"] for answer in rig.answers] == [True, False]
 
@@ -141,7 +141,7 @@ def test_message_is_not_dispatched_at_its_deadline() -> None:
     rig.publish(b"late", ttl_s=1)
     rig.publish(b"good", ttl_s=2)
     rig.advance(1)
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"good"]
     assert list(outcomes(batch)) == [(2, None), (3, None)]
 
@@ -152,7 +152,7 @@ def test_message_is_dispatched_a_millisecond_before_its_deadline() -> None:
     held = sent_messages(rig.publish(b"held"), worker)[0]
     rig.publish(b"good", ttl_s=1)
     rig.steady_ms += 999
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"good"]
 
 
@@ -164,7 +164,7 @@ def test_expired_message_forwarded_to_an_idle_consumer_leaves_with_the_same_batc
     held = sent_messages(rig.publish(b"held", queue="orders.retry"), worker)[0]
     rig.publish(b"again", queue="orders.retry", ttl_s=1)
     rig.advance(1)
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.wake_consumers(patient),  # so that orders is served first
         lambda: rig.core.acknowledge(worker, "orders.retry", held.message_id),
     )
@@ -178,7 +178,7 @@ def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_bat
     held = sent_messages(rig.publish(b"held"), worker)[0]
     rig.publish(b"late", ttl_s=1)
     rig.advance(1)
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.wake_consumers(clerk),
         lambda: rig.core.acknowledge(worker, "orders", held.message_id),
     )
@@ -191,10 +191,10 @@ def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_bat
 def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
     rig = CoreRig(Limits(window=5, window_bytes=100))
     worker = rig.connect()
-    request = rig.turn(lambda: rig.core.consume(worker, "orders", 3)).windows[0]
+    request = rig.run(lambda: rig.core.consume(worker, "orders", 3)).windows[0]
     assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
     page = [message(n, body=b"%d" % n) for n in range(1, 6)]
-    batch = rig.turn(loaded=Loaded(windows=[(1, page, False)]))
+    batch = rig.run(loaded=Loaded(windows=[(1, page, False)]))
     assert bodies(sent_messages(batch, worker)) == [b"1", b"2", b"3"]
     assert [(r.after, r.limit) for r in batch.windows] == [(5, 3)]
 
@@ -202,7 +202,7 @@ def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
 def test_queue_asks_for_one_page_at_a_time() -> None:
     rig = CoreRig(Limits(window=2))
     worker = rig.connect()
-    rig.turn(lambda: rig.core.consume(worker, "orders", 3))
+    rig.run(lambda: rig.core.consume(worker, "orders", 3))
     assert rig.core.state.needs_dispatch == {}
     assert rig.publish(b"a").windows == []
 
@@ -210,29 +210,29 @@ def test_queue_asks_for_one_page_at_a_time() -> None:
 def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order() -> None:
     rig = CoreRig()
     worker = rig.connect()
-    rig.turn(lambda: rig.core.consume(worker, "orders", 10))
+    rig.run(lambda: rig.core.consume(worker, "orders", 10))
     page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
-    batch = rig.turn(loaded=Loaded(windows=[(1, page, True)]))
+    batch = rig.run(loaded=Loaded(windows=[(1, page, True)]))
     assert bodies(sent_messages(batch, worker)) == [b"1"]
     assert batch.body_seqs == {2}
-    batch = rig.turn(loaded=Loaded(bodies={2: b"2"}))
+    batch = rig.run(loaded=Loaded(bodies={2: b"2"}))
     assert bodies(sent_messages(batch, worker)) == [b"2", b"3"]
 
 
 def test_bodies_are_asked_for_together_within_the_bytes_of_the_window() -> None:
     rig = CoreRig(Limits(window_bytes=25))
     worker = rig.connect()
-    rig.turn(lambda: rig.core.consume(worker, "orders", 10))
+    rig.run(lambda: rig.core.consume(worker, "orders", 10))
     page = [message(n, size=10) for n in range(1, 9)]
-    batch = rig.turn(loaded=Loaded(windows=[(1, page, True)]))
+    batch = rig.run(loaded=Loaded(windows=[(1, page, True)]))
     assert batch.body_seqs == {1, 2, 3}
 
 
 def test_body_larger_than_the_whole_cache_is_loaded_all_the_same() -> None:
     rig = CoreRig(Limits(window_bytes=5, bodies_bytes=5))
     worker = rig.connect()
-    rig.turn(lambda: rig.core.consume(worker, "orders", 10))
-    batch = rig.turn(loaded=Loaded(windows=[(1, [message(1, size=50)], True)]))
+    rig.run(lambda: rig.core.consume(worker, "orders", 10))
+    batch = rig.run(loaded=Loaded(windows=[(1, [message(1, size=50)], True)]))
     assert batch.body_seqs == {1}
 
 
@@ -245,7 +245,7 @@ def test_published_body_stays_in_memory_only_within_the_bytes_of_the_window() ->
     assert window is not None
     assert bodies(list(window)) == [b"12345", b"67890", None, b""]
     assert window.body_bytes == rig.core.state.bodies.total_bytes == 10
-    assert sent_messages(rig.turn(), worker) == []
+    assert sent_messages(rig.run(), worker) == []
 
 
 def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
@@ -256,7 +256,7 @@ def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
         rig.publish(b"123456789", queue=name)
     assert rig.core.state.bodies.total_bytes == 9
     worker = rig.connect()
-    request = rig.turn(lambda: rig.core.consume(worker, "c", 1)).windows[0]
+    request = rig.run(lambda: rig.core.consume(worker, "c", 1)).windows[0]
     assert request.body_bytes == 6
 
 
@@ -268,9 +268,9 @@ def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
     rig.publish(*[b"x" * 9] * 11, queue="full")
     assert rig.core.state.bodies.total_bytes == 99
     worker = rig.connect()
-    rig.turn(lambda: rig.core.consume(worker, "orders", 100))
+    rig.run(lambda: rig.core.consume(worker, "orders", 100))
     page = [message(n, size=10, queue_id=2) for n in range(101, 109)]
-    batch = rig.turn(loaded=Loaded(windows=[(2, page, True)]))
+    batch = rig.run(loaded=Loaded(windows=[(2, page, True)]))
     assert batch.body_seqs == {101}
     assert sent_messages(batch, full) == []
 
@@ -279,7 +279,7 @@ def test_window_is_given_up_with_its_last_consumer() -> None:
     rig = CoreRig()
     worker = rig.consumer(credit=1)
     rig.publish(*ABC)
-    rig.turn(lambda: rig.core.consume(worker, "orders", 0))
+    rig.run(lambda: rig.core.consume(worker, "orders", 0))
     assert rig.queue().window is None
     assert rig.core.state.messages == {}
     assert rig.core.state.bodies.total_bytes == 0
@@ -299,7 +299,7 @@ def test_smaller_message_goes_to_who_had_no_room_for_the_one_before_it() -> None
     one, two = short_of_bytes(rig)
     rig.publish(b"1234")
     [held] = two.consumers[1].held.values()
-    batch = rig.turn(lambda: rig.core.acknowledge(two, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(two, "orders", held.message_id))
     assert bodies(sent_messages(batch, two)) == [b"12345"]
     assert bodies(sent_messages(batch, one)) == [b"1234"]
 
@@ -309,9 +309,9 @@ def test_smaller_message_goes_out_when_the_one_before_it_has_expired() -> None:
     one, _ = short_of_bytes(rig, ttl_s=1)
     rig.publish(b"1234")
     rig.advance(1)
-    assert bodies(sent_messages(rig.turn(), one)) == []
+    assert bodies(sent_messages(rig.run(), one)) == []
     row = message(3, deadline_ms=rig.steady_ms)
-    assert bodies(sent_messages(rig.turn(loaded=Loaded(due=[row], has_due=True)), one)) == [b"1234"]
+    assert bodies(sent_messages(rig.run(loaded=Loaded(due=[row], has_due=True)), one)) == [b"1234"]
 
 
 def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_another() -> None:
@@ -320,7 +320,7 @@ def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_anot
     rig.publish(b"1234")
     first = next(iter(rig.queue().window or ()))
     stranger = rig.connect()
-    batch = rig.turn(lambda: rig.core.acknowledge(stranger, "orders", first.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", first.message_id))
     assert bodies(sent_messages(batch, one)) == [b"1234"]
 
 
@@ -332,13 +332,13 @@ def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
     rig.publish(*[b"y" * 10] * 4)
     for one in held:
         one.body = None  # as after sending
-    batch = rig.turn(lambda: rig.core.consume(worker, "orders", 4))
+    batch = rig.run(lambda: rig.core.consume(worker, "orders", 4))
     assert batch.body_seqs == {1, 2, 3, 4}
     window = rig.queue().window
     assert window is not None
     assert (window.body_bytes, rig.core.state.bodies.total_bytes) == (0, 0)
     loaded = Loaded(bodies={one.seq: b"x" * 10 for one in held})
-    assert sent_messages(rig.turn(loaded=loaded), worker) == held
+    assert sent_messages(rig.run(loaded=loaded), worker) == held
 
 
 def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
@@ -348,7 +348,7 @@ def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
         rig.publish(body)
     rig.publish(b"5", b"6", b"7")
     assert [m.position for m in rig.queue().window or ()] == [5, 6, 7]
-    rig.turn(lambda: rig.core.consume(one, "orders", 0))
+    rig.run(lambda: rig.core.consume(one, "orders", 0))
     assert [m.position for m in rig.queue().window or ()] == [1, 3, 4]
     assert set(rig.core.state.messages) == {1, 2, 3, 4}
     assert [message.seq for message in two.consumers[1].held.values()] == [2]
@@ -361,9 +361,9 @@ def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held() 
     rig = CoreRig()
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
-    rig.turn(lambda: rig.core.drain(rig.answers.append))
+    rig.run(lambda: rig.core.drain(rig.answers.append))
     assert rig.answers == []
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert (list(outcomes(batch)), batch.sends) == ([(2, None)], {})
     assert rig.answers == [None]
 
@@ -371,8 +371,8 @@ def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held() 
 def test_broker_that_drains_stores_and_receipts_what_still_comes() -> None:
     rig = CoreRig()
     worker = rig.consumer()
-    rig.turn(lambda: rig.core.drain(rig.answers.append))
-    batch = rig.turn(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
+    rig.run(lambda: rig.core.drain(rig.answers.append))
+    batch = rig.run(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
     assert len(batch.created) == 1
     assert (sent_messages(batch, worker), sent_receipts(batch, worker)) == ([], [(b"k", None)])
 
@@ -393,7 +393,7 @@ def test_queues_take_turns_where_the_broker_holds_all_that_it_may() -> None:
 
 def acknowledged(rig: CoreRig, worker: Connection, name: str, held: list[Message]) -> Batch:
     """Run a batch in which a consumer acknowledges what it holds."""
-    return rig.turn(*(
+    return rig.run(*(
         lambda m=m: rig.core.acknowledge(worker, name, m.message_id) for m in held))  # fmt: skip
 
 

@@ -63,9 +63,9 @@ def test_observed_queue_delivers_what_is_wrong() -> None:
 def test_change_of_the_policy_counts_for_what_comes_then() -> None:
     rig = rig_with_inspector()
     rig.publish(GOOD)
-    rig.turn(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
+    rig.run(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
     assert indexed_fields(rig.publish(GOOD).created[0])[0] is None
-    rig.turn(lambda: rig.configure("orders", {"payload_policy": None}))
+    rig.run(lambda: rig.configure("orders", {"payload_policy": None}))
     assert indexed_fields(rig.publish(GOOD).created[0])[0] == "urn:a"
 
 
@@ -108,17 +108,17 @@ def test_retry_queue_judges_as_the_queue_that_it_forwards_to() -> None:
     rig.publish(GOOD, queue="orders.retry", ttl_s=9)
     assert not rig.queue("orders.retry").validates
     rig.publish(GOOD)
-    rig.turn(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
+    rig.run(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [3]}
-    rig.turn(lambda: rig.configure("orders.retry", {"payload_policy": "observe"}))  # its own word
+    rig.run(lambda: rig.configure("orders.retry", {"payload_policy": "observe"}))  # its own word
     assert outcomes(rig.publish(BAD, queue="orders.retry", ttl_s=9)) == {}
 
 
 def test_retry_queue_that_comes_second_judges_too() -> None:
     rig = rig_with_inspector()
     rig.publish(GOOD)
-    rig.turn(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
+    rig.run(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
     assert (State.DEAD, "invalid_data") in outcomes(batch)
 
@@ -126,9 +126,9 @@ def test_retry_queue_that_comes_second_judges_too() -> None:
 def test_publisher_of_bad_content_gets_its_receipt() -> None:
     rig = rig_with_strict_queue()
     publisher = rig.connect()
-    batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    batch = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", None)]
-    again = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    again = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert again.created == []
 
 
@@ -145,9 +145,9 @@ def test_bad_content_is_refused_where_its_record_has_no_room(
 ) -> None:
     rig = rig_with_strict_queue()
     rig.publish(BAD)
-    rig.turn(lambda: rig.configure("orders.dlq", changes))
+    rig.run(lambda: rig.configure("orders.dlq", changes))
     publisher = rig.connect()
-    batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    batch = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", reason)]
     assert batch.created == []
     with pytest.raises(RefusedError, match="dead-letter queue"):
@@ -158,12 +158,12 @@ def test_bad_content_is_refused_where_its_record_has_no_room(
 def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
     rig = rig_with_strict_queue()
     rig.publish(BAD)
-    rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
+    rig.run(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
     publisher = rig.connect()
     rig.begin()
     assert rig.core.publish(publisher, "orders", BAD, 0, None) is Result.PARK
     assert rig.finish().created == []
-    batch = rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": False}))
+    batch = rig.run(lambda: rig.configure("orders.dlq", {"publishing_paused": False}))
     assert batch.to_resume == {publisher}
 
 
@@ -171,7 +171,7 @@ def test_bad_content_has_a_record_although_there_are_as_many_queues_as_may_be() 
     rig = rig_with_strict_queue(Limits(queues=1))
     rig.publish(GOOD)
     publisher = rig.connect()
-    batch = rig.turn(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    batch = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", None)]
     assert [m.source_seq for m in batch.created] == [None, batch.created[0].seq]
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
@@ -189,7 +189,7 @@ def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:
     assert rig.batch.created == []
     give(work())
     before = inspection_count(rig)
-    batch = rig.turn(lambda: rig.core.publish(publisher, "orders", large, 0, b"k", judged[0]))
+    batch = rig.run(lambda: rig.core.publish(publisher, "orders", large, 0, b"k", judged[0]))
     assert inspection_count(rig) == before
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
     assert block_of(batch.bodies[3])["message_id"] == batch.created[0].message_id.decode()
@@ -205,7 +205,7 @@ def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> N
     rig.core.validate_in_background("orders", large, judged.append)
     [(work, give)] = rig.finish().background
     give(work())
-    rig.turn(lambda: rig.configure("orders", {"note": "new"}))
+    rig.run(lambda: rig.configure("orders", {"note": "new"}))
     rig.begin()
     result = rig.core.publish(publisher, "orders", large, 0, None, judged[0])
     assert result is Result.VALIDATE
@@ -215,7 +215,7 @@ def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> N
 
 
 def publish(rig: CoreRig, *contents: bytes, key: bytes | None = None) -> Any:
-    rig.turn(
+    rig.run(
         lambda: publishing.publish(
             rig.core, rig.answers.append, rig.entry("message.publish"), "orders",
             [(c, None) for c in contents], key=key,
@@ -239,7 +239,7 @@ def test_operator_waits_for_the_verdict_on_a_large_content() -> None:
     assert rig.batch.created == []
     [(work, give)] = rig.batch.background
     found = work()
-    rig.turn(lambda: give(found))
+    rig.run(lambda: give(found))
     [ids] = rig.answers
     assert ids.quarantined == {ids[1]: "too_deep"}
 
@@ -249,8 +249,8 @@ def test_refusal_behind_the_verdict_is_the_answer() -> None:
     publish(rig, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
     [(work, give)] = rig.batch.background
     found = work()
-    rig.turn(lambda: rig.configure("orders", {"publishing_paused": True}))
-    rig.turn(lambda: give(found))
+    rig.run(lambda: rig.configure("orders", {"publishing_paused": True}))
+    rig.run(lambda: give(found))
     [_, error] = rig.answers
     assert isinstance(error, RefusedError)
     assert error.code == "paused"
@@ -268,12 +268,12 @@ def dispatched(rig: CoreRig, body: bytes = GOOD) -> tuple[Any, Message]:
 
 def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
     """Have the worker send 006, and give what the store has."""
-    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     target = rig.core.state.queues.get("orders.dlq")
     assert batch.body_seqs == {held.seq}
     place = 0 if target is None else target.queue_id
     assert batch.record_seqs == {held.seq: (place, place, worker.number)}
-    return rig.turn(loaded=Loaded(bodies={held.seq: GOOD}, records={held.seq: list(written)}))
+    return rig.run(loaded=Loaded(bodies={held.seq: GOOD}, records={held.seq: list(written)}))
 
 
 def test_bare_006_leaves_a_record_with_a_block() -> None:
@@ -289,9 +289,9 @@ def test_bare_006_leaves_a_record_with_a_block() -> None:
 def test_bare_006_of_what_nobody_here_may_change_says_so() -> None:
     rig = rig_with_inspector()
     worker, held = dispatched(rig)
-    rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
-    batch = rig.turn(loaded=Loaded(bodies={held.seq: body}))
+    batch = rig.run(loaded=Loaded(bodies={held.seq: body}))
     assert outcomes(batch) == {(State.DEAD, "unsupported_schema_version"): [1]}
 
 
@@ -341,7 +341,7 @@ def test_message_that_nobody_had_dies_at_once() -> None:
     stranger = rig.connect()
     made = message(1, body=GOOD)
     made.token = 5
-    batch = rig.turn(lambda: dead_letters.dead_letter(rig.core.state, made, "client"))
+    batch = rig.run(lambda: dead_letters.dead_letter(rig.core.state, made, "client"))
     assert batch.record_seqs == {}
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert stranger.is_open
@@ -351,13 +351,13 @@ def test_record_of_a_large_message_is_made_in_a_thread() -> None:
     rig = rig_with_inspector()
     large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     worker, held = dispatched(rig, large)
-    rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
-    batch = rig.turn(loaded=Loaded(bodies={1: large}))
+    rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(loaded=Loaded(bodies={1: large}))
     assert outcomes(batch) == {}
     assert list(rig.core.state.pending) == [1]
     [(work, give)] = batch.background
     made = work()
-    batch = rig.turn(lambda: give(made))
+    batch = rig.run(lambda: give(made))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert json.loads(batch.bodies[1])["raw"] == large.decode()
     assert rig.core.state.pending == {}
@@ -369,7 +369,7 @@ def test_record_of_a_large_message_is_made_in_a_thread() -> None:
 def test_records_go_to_the_queue_that_was_named() -> None:
     rig = rig_with_strict_queue()
     rig.publish(GOOD)
-    rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.failed"}))
+    rig.run(lambda: rig.configure("orders", {"dead_letter_queue": "orders.failed"}))
     batch = rig.publish(BAD)
     failed = rig.queue("orders.failed")
     assert batch.created[1].queue_id == failed.queue_id
@@ -385,10 +385,10 @@ def test_queue_is_a_dead_letter_queue_only_while_it_is_named() -> None:
     rig.publish(GOOD)
     rig.publish(GOOD, queue="mails")
     for name in ("orders", "mails"):
-        rig.turn(partial(rig.configure, name, {"dead_letter_queue": "failed"}))
-    rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": None}))
+        rig.run(partial(rig.configure, name, {"dead_letter_queue": "failed"}))
+    rig.run(lambda: rig.configure("orders", {"dead_letter_queue": None}))
     assert rig.queue("failed").is_dead_letter_queue
-    rig.turn(lambda: rig.configure("mails", {"dead_letter_queue": "other"}))
+    rig.run(lambda: rig.configure("mails", {"dead_letter_queue": "other"}))
     assert not rig.queue("failed").is_dead_letter_queue
     assert rig.queue("failed").settings.max_deliveries == 20
 
@@ -409,7 +409,7 @@ def test_dead_letters_cannot_go_in_a_circle(named: dict[str, str]) -> None:
         rig.publish(GOOD, queue=name)
     *rest, last = named
     for name in rest:
-        rig.turn(partial(rig.configure, name, {"dead_letter_queue": named[name]}))
+        rig.run(partial(rig.configure, name, {"dead_letter_queue": named[name]}))
     rig.begin()
     with pytest.raises(RefusedError, match=r"itself|circle"):
         rig.configure(last, {"dead_letter_queue": named[last]})
@@ -418,5 +418,5 @@ def test_dead_letters_cannot_go_in_a_circle(named: dict[str, str]) -> None:
 def test_dead_letter_queue_by_its_own_name_is_allowed() -> None:
     rig = rig_with_inspector()
     rig.publish(GOOD)
-    rig.turn(lambda: rig.configure("orders", {"dead_letter_queue": "orders.dlq"}))
+    rig.run(lambda: rig.configure("orders", {"dead_letter_queue": "orders.dlq"}))
     assert rig.core.state.registry.dead_letter_name(rig.queue()) == "orders.dlq"

@@ -21,7 +21,7 @@ from tests.support.fake_inspector import (
 
 
 def act(rig: CoreRig, row: Message, body: bytes | None, options: ActionOptions) -> ActionOutcome:
-    rig.turn(
+    rig.run(
         lambda: act_on_messages(
             rig.core, rig.answers.append, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq],
             options,
@@ -29,7 +29,7 @@ def act(rig: CoreRig, row: Message, body: bytes | None, options: ActionOptions) 
     )  # fmt: skip
     [request] = rig.batch.rows
     row.body = body
-    rig.turn(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
+    rig.run(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
     outcome: ActionOutcome = rig.answers[-1]
     return outcome
 
@@ -46,7 +46,7 @@ def dead_one(rig: CoreRig, content: bytes = BAD) -> tuple[Message, bytes]:
 def test_redrive_sends_the_revived_content() -> None:
     rig = rig_with_strict_queue()
     row, body = dead_one(rig)
-    rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
+    rig.run(lambda: rig.configure("orders", {"payload_policy": "observe"}))
     outcome = act(rig, row, body, ActionOptions())
     assert rig.batch.bodies == [3, BAD]
     assert outcomes(rig.batch) == {(State.DELETED, "redriven"): [2]}
@@ -73,7 +73,7 @@ def test_dry_run_tells_and_changes_nothing() -> None:
 def test_redrive_stays_where_poison_would_find_no_room() -> None:
     rig = rig_with_strict_queue()
     row, body = dead_one(rig)
-    rig.turn(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
+    rig.run(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
     outcome = act(rig, row, body, ActionOptions())
     assert outcome.skipped == {"dead-letter queue paused": 1}
     assert rig.batch.created == []
@@ -109,9 +109,9 @@ def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> No
 def test_sweep_revives_too() -> None:
     rig = rig_with_strict_queue()
     row, body = dead_one(rig)
-    rig.turn(lambda: rig.configure("orders", {"payload_policy": "observe"}))
-    rig.turn(lambda: rig.redrive("orders.dlq"))
+    rig.run(lambda: rig.configure("orders", {"payload_policy": "observe"}))
+    rig.run(lambda: rig.redrive("orders.dlq"))
     [request] = rig.batch.pages
     row.body = body
-    rig.turn(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
+    rig.run(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
     assert rig.batch.bodies == [3, BAD]

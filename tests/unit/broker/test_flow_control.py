@@ -47,7 +47,7 @@ def acknowledge(rig: CoreRig, worker: Connection, count: int = 1) -> None:
     [consumer] = worker.consumers.values()
     held = list(consumer.held.values())[:count]
     assert len(held) == count
-    rig.turn(
+    rig.run(
         *(
             lambda m=message: rig.core.acknowledge(worker, "orders", m.message_id)
             for message in held

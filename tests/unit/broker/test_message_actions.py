@@ -21,7 +21,7 @@ from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcom
 def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
     """Give the command in a batch of its own, which asks for the rows."""
     entry = rig.entry(f"message.{action}")
-    return rig.turn(
+    return rig.run(
         lambda: act_on_messages(
             rig.core, rig.answers.append, entry, action, seqs, ActionOptions(**options)
         )
@@ -31,7 +31,7 @@ def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
 def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Answer to the request for rows, in a batch of its own."""
     [request] = batch.rows
-    return rig.turn(loaded=Loaded(pages=[(request.on_rows, list(rows), is_last)]))
+    return rig.run(loaded=Loaded(pages=[(request.on_rows, list(rows), is_last)]))
 
 
 def do(rig: CoreRig, action: Action, row: Message, **options: Any) -> Batch:
@@ -118,7 +118,7 @@ def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge()
     batch = do(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
@@ -169,7 +169,7 @@ def test_move_skips_where_the_target_takes_nothing(changes: dict[str, Any], reas
     rig = CoreRig()
     rig.publish(b"a")
     rig.publish(b"x", queue="mails")
-    rig.turn(lambda: rig.configure("mails", changes))
+    rig.run(lambda: rig.configure("mails", changes))
     do(rig, Action.MOVE, message(1), target="mails")
     assert skipped(rig) == {reason: 1}
 
@@ -300,7 +300,7 @@ def test_redrive_skips(change: dict[str, Any], reason: str) -> None:
 def test_redrive_heeds_the_bounds_of_the_origin() -> None:
     rig = CoreRig()
     row = record(rig)
-    rig.turn(lambda: rig.configure("orders", {"max_bytes": 1}))
+    rig.run(lambda: rig.configure("orders", {"max_bytes": 1}))
     do(rig, Action.REDRIVE, row)
     assert skipped(rig) == {"queue full": 1}
 
@@ -328,14 +328,14 @@ def test_restored_message_is_dispatched_before_what_is_behind_it() -> None:
     rig.publish(b"x", b"b")  # x is held
     [held] = worker.consumers[1].held.values()
     do(rig, Action.RESTORE, settled(1, position=1, body=b"a"))
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"a"]
 
 
 def test_restore_lets_a_window_grow_no_further_than_its_limit() -> None:
     rig = CoreRig(Limits(window=2))
     rig.consumer(credit=1)
-    rig.turn(lambda: [rig.core.state.take_number() for _ in "123"])  # of those that were deleted
+    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # of those that were deleted
     rig.publish(b"x", b"b", b"c")
     rows = [settled(n, body=b"a") for n in (1, 2, 3)]
     take(rig, ask(rig, Action.RESTORE, 1, 2, 3), *rows)
@@ -377,17 +377,17 @@ def test_restore_skips(row: Message, reason: str) -> None:
 def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
     rig = CoreRig()
     rig.publish(b"a")
-    rig.turn(lambda: rig.pause("orders", "publishing", True))
+    rig.run(lambda: rig.pause("orders", "publishing", True))
     assert do(rig, Action.RESTORE, settled(1, body=b"a")).created != []
-    rig.turn(lambda: rig.configure("orders", {"publishing_paused": None, "max_messages": 2}))
+    rig.run(lambda: rig.configure("orders", {"publishing_paused": None, "max_messages": 2}))
     do(rig, Action.RESTORE, settled(1, body=b"b"))
     assert skipped(rig) == {"queue full": 1}
 
 
 def test_restore_makes_a_removed_queue_again() -> None:
     rig = CoreRig()
-    rig.turn(lambda: rig.core.state.registry.get_or_create("orders"))
-    rig.turn(lambda: rig.core.state.remove_queue(rig.queue()))
+    rig.run(lambda: rig.core.state.registry.get_or_create("orders"))
+    rig.run(lambda: rig.core.state.remove_queue(rig.queue()))
     rig.publish(b"x", queue="mails")
     [born] = do(rig, Action.RESTORE, settled(1, body=b"a")).created
     assert (born.queue_id, rig.queue().queue_id) == (1, 1)
@@ -401,7 +401,7 @@ def test_message_is_restored_once_where_two_ask_at_once() -> None:
         ask(rig, Action.RESTORE, 1).rows[0].on_rows,
     )
     rows = [settled(1, body=b"a")]
-    batch = rig.turn(loaded=Loaded(pages=[(first, rows, True), (second, rows, True)]))
+    batch = rig.run(loaded=Loaded(pages=[(first, rows, True), (second, rows, True)]))
     assert len(batch.created) == 1
     assert skipped(rig) == {"gone": 1}
 
@@ -445,7 +445,7 @@ def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
     rig.advance(1)
     [request] = ask(rig, Action.REQUEUE, 1).rows
     loaded = Loaded(pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True)
-    batch = rig.turn(loaded=loaded)
+    batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1]}
     assert skipped(rig) == {"gone": 1}
 
@@ -454,7 +454,7 @@ def test_action_skips_what_waits_to_be_buried() -> None:
     rig = CoreRig()
     held = held_one(rig)
     held.body = None
-    rig.turn(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
+    rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
     do(rig, Action.DELETE, message(1), with_dispatched=True)
     assert skipped(rig) == {"gone": 1}
 
@@ -478,7 +478,7 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
     entry = rig.entry("bulk.delete", target="orders", result="running")
     asked: list[Batch] = []
     for seqs in ([1], [2]):
-        asked.append(rig.turn(
+        asked.append(rig.run(
             lambda seqs=seqs: act_on_messages(  # type: ignore[misc]
                 rig.core, rig.answers.append, entry, Action.DELETE, seqs, ActionOptions()
             )
@@ -490,7 +490,7 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
             assert (audited.target, audited.number, audited.result) == ("orders", 1, "running")
     assert batch.writes == [AdvanceAudit(1, "running", 1)]
     entry.result = "cancelled"
-    batch = rig.turn(
+    batch = rig.run(
         lambda: act_on_messages(
             rig.core, rig.answers.append, entry, Action.DELETE, [], ActionOptions()
         )

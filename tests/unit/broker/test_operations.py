@@ -34,7 +34,7 @@ def run(
     rig: CoreRig, name: str, *arguments: Any, action: str = "queue.it", target: str = ""
 ) -> Batch:
     entry = rig.entry(action, target=target)
-    return rig.turn(
+    return rig.run(
         lambda: getattr(operations, name)(rig.core, rig.answers.append, entry, *arguments)
     )
 
@@ -101,7 +101,7 @@ def test_publisher_that_waits_for_a_removed_queue_is_woken() -> None:
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"publishing_paused": True})
     client = rig.connect()
-    rig.turn(lambda: rig.core.publish(client, "orders", b"a", None, None))
+    rig.run(lambda: rig.core.publish(client, "orders", b"a", None, None))
     assert run(rig, "remove_queue", "orders").to_resume == {client}
 
 
@@ -124,7 +124,7 @@ def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
     rig = CoreRig()
     rig.publish(b"a", b"b")
     entry = rig.entry("queue.purge", target="orders")
-    batch = rig.turn(
+    batch = rig.run(
         lambda: operations.purge(rig.core, rig.answers.append, entry, "orders", limit=1)
     )
     assert (batch.writes, len(batch.pages)) == ([], 1)
@@ -137,7 +137,7 @@ def test_rows_of_the_admin_are_stored_with_their_audit_row() -> None:
     assert batch.writes[:2] == [row, row]
     assert audited(batch) == [("view.save", "", 1, "done")]
     assert rig.answers == [2]
-    batch = rig.turn(lambda: operations.write(rig.core, rig.answers.append, None, [row]))
+    batch = rig.run(lambda: operations.write(rig.core, rig.answers.append, None, [row]))
     assert batch.writes == [row]
 
 
@@ -149,10 +149,10 @@ def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
 def test_refusal_is_noted() -> None:
     rig = CoreRig()
     entry = rig.entry("queue.purge", target="a\ud800", result="forbidden")
-    batch = rig.turn(lambda: operations.record_only(rig.core, rig.answers.append, entry))
+    batch = rig.run(lambda: operations.record_only(rig.core, rig.answers.append, entry))
     assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]
     assert (batch.counters["next_audit"], entry.audit_id, rig.answers) == (2, 1, [None])
-    batch = rig.turn(lambda: operations.record_only(rig.core, rig.answers.append, entry))
+    batch = rig.run(lambda: operations.record_only(rig.core, rig.answers.append, entry))
     assert batch.writes == [AdvanceAudit(0, "forbidden", 1)]
 
 
@@ -164,7 +164,7 @@ def test_wait_and_hold_are_counted() -> None:
     rig.publish(b"a", queue="mails")
     [held] = worker.consumers[2].held.values()
     rig.advance(1)
-    rig.turn(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
+    rig.run(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
     queue = rig.queue("mails")
     assert queue.wait_histogram is not None
     assert queue.hold_histogram is not None
@@ -172,6 +172,6 @@ def test_wait_and_hold_are_counted() -> None:
     assert [at for at, count in enumerate(queue.hold_histogram) if count] == [63]
     [held] = sent_messages(rig.publish(b"b", queue="mails"), worker)
     rig.advance(20)
-    rig.turn(lambda: rig.core.dead_letter(worker, "mails", held.message_id))
+    rig.run(lambda: rig.core.dead_letter(worker, "mails", held.message_id))
     assert sum(queue.hold_histogram) == 2
     assert (queue.counters.dead, queue.dead_by_reason) == (1, {"client": 1})

@@ -14,7 +14,7 @@ from tests.support.core_rig import CoreRig, bodies, event_kinds, sent_messages
 def give(rig: CoreRig, *content: bytes, name: str = "orders", **options: Any) -> Batch:
     entry = rig.entry("message.publish")
     pieces = [(body, None) for body in content]
-    return rig.turn(lambda: publish(rig.core, rig.answers.append, entry, name, pieces, **options))
+    return rig.run(lambda: publish(rig.core, rig.answers.append, entry, name, pieces, **options))
 
 
 def ids(messages: list[Message]) -> list[str]:
@@ -24,7 +24,7 @@ def ids(messages: list[Message]) -> list[str]:
 def test_operator_publishes_and_learns_the_ids() -> None:
     rig = CoreRig()
     worker = rig.consumer()
-    batch = rig.turn(
+    batch = rig.run(
         lambda: publish(rig.core, rig.answers.append, rig.entry(), "orders", [(b"a", 5), (b"b", 0)])
     )
     born = sent_messages(batch, worker)
@@ -48,7 +48,7 @@ def test_each_person_has_one_client_number() -> None:
     assert [m.publisher for m in (*first.created, *second.created)] == [2, 2]
     entry = rig.entry()
     entry.source = "cli"
-    batch = rig.turn(lambda: publish(rig.core, rig.answers.append, entry, "orders", [(b"c", None)]))
+    batch = rig.run(lambda: publish(rig.core, rig.answers.append, entry, "orders", [(b"c", None)]))
     assert (batch.created[0].publisher, worker.number) == (3, 1)
     assert rig.queue().counters.published_cli == 1
 
@@ -66,7 +66,7 @@ def test_list_is_stored_whole_or_not_at_all(
 ) -> None:
     rig = CoreRig()
     rig.publish(b"x")
-    rig.turn(lambda: rig.configure("orders", changes))
+    rig.run(lambda: rig.configure("orders", changes))
     with pytest.raises(RefusedError) as caught:
         give(rig, b"a", b"b")
     assert caught.value.code == code
@@ -101,7 +101,7 @@ def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     """Answer to both requests for rows, alive and settled: all that are left are alive."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
-    rig.turn(loaded=Loaded(pages=[(alive.on_rows, list(rows), True), (settled.on_rows, [], True)]))
+    rig.run(loaded=Loaded(pages=[(alive.on_rows, list(rows), True), (settled.on_rows, [], True)]))
 
 
 def test_key_again_gives_the_ids_of_the_first_time() -> None:
@@ -144,17 +144,17 @@ def test_key_counts_for_clients_too() -> None:
     rig = CoreRig()
     give(rig, b"a", key=b"k")
     client = rig.connect()
-    batch = rig.turn(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
+    batch = rig.run(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
     assert batch.created == []
 
 
 def test_refused_list_leaves_its_key_free() -> None:
     rig = CoreRig()
     rig.publish(b"x")
-    rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
+    rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
     with pytest.raises(RefusedError):
         give(rig, b"a", key=b"k")
-    rig.turn(lambda: rig.configure("orders", {"max_messages": None}))
+    rig.run(lambda: rig.configure("orders", {"max_messages": None}))
     assert len(give(rig, b"a", key=b"k").created) == 1
 
 

@@ -14,7 +14,7 @@ FULL = LOW._replace(reason="disk full", is_bare=True)
 
 
 def shut(rig: CoreRig, why: PublishingStop | None) -> None:
-    rig.turn(lambda: rig.core.state.registry.stop_publishing(why))
+    rig.run(lambda: rig.core.state.registry.stop_publishing(why))
 
 
 @pytest.fixture
@@ -27,19 +27,19 @@ def rig() -> CoreRig:
 def test_confirmed_publish_is_refused_with_the_bound_and_taken_again_later(rig: CoreRig) -> None:
     one = rig.connect()
     shut(rig, LOW)
-    batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+    batch = rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     assert sent_receipts(batch, one) == [(b"k", LOW.reason)]
     assert (batch.created, rig.core.refused) == ([], {LOW.reason: 1})
     shut(rig, None)
-    batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+    batch = rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     assert sent_receipts(batch, one) == [(b"k", None)]
 
 
 def test_key_that_was_stored_before_is_receipted(rig: CoreRig) -> None:
     one = rig.connect()
-    rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+    rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     shut(rig, FULL)
-    batch = rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+    batch = rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     assert sent_receipts(batch, one) == [(b"k", None)]
 
 
@@ -50,7 +50,7 @@ def test_publisher_without_a_key_waits_until_there_is_room(rig: CoreRig, name: s
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is Result.PARK
     assert rig.finish().to_resume == set()
-    batch = rig.turn(lambda: rig.core.state.registry.stop_publishing(None))
+    batch = rig.run(lambda: rig.core.state.registry.stop_publishing(None))
     assert batch.to_resume == {one}
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is Result.DONE
@@ -59,22 +59,22 @@ def test_publisher_without_a_key_waits_until_there_is_room(rig: CoreRig, name: s
 
 def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: CoreRig) -> None:
     one = rig.connect()
-    rig.turn(lambda: rig.pause("orders", "publishing", True))
+    rig.run(lambda: rig.pause("orders", "publishing", True))
     shut(rig, LOW)
-    rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, None))
-    assert rig.turn(lambda: rig.pause("orders", "publishing", False)).to_resume == set()
-    assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
+    rig.run(lambda: rig.core.publish(one, "orders", b"b", None, None))
+    assert rig.run(lambda: rig.pause("orders", "publishing", False)).to_resume == set()
+    assert rig.run(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
 
 
 def test_no_run_of_messages_is_taken_unseen(rig: CoreRig) -> None:
     assert rig.core.unchecked_queue("orders") is rig.queue()
     shut(rig, LOW)
     assert rig.core.unchecked_queue("orders") is None
-    rig.turn(lambda: rig.configure("orders", {"max_deliveries": 3}))
+    rig.run(lambda: rig.configure("orders", {"max_deliveries": 3}))
     assert rig.core.unchecked_queue("orders") is None
     shut(rig, None)
     assert rig.core.unchecked_queue("orders") is rig.queue()
-    rig.turn(lambda: rig.configure("orders", {"max_messages": 3}))
+    rig.run(lambda: rig.configure("orders", {"max_messages": 3}))
     assert rig.core.unchecked_queue("orders") is None
 
 
@@ -90,7 +90,7 @@ def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: Co
     assert rig.core.publish(one, "orders", b"c", None, None) is Result.PARK
     assert rig.core.force_publish(one, "orders", b"c", None) is Result.PARK
     assert rig.finish().created == []
-    assert rig.turn(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
+    assert rig.run(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
 
 
 def test_consumers_acknowledge_requeue_and_dead_letter(rig: CoreRig) -> None:
@@ -100,7 +100,7 @@ def test_consumers_acknowledge_requeue_and_dead_letter(rig: CoreRig) -> None:
     assert bodies(held) == [b"a", b"b", b"c"]
     shut(rig, FULL)
     core = rig.core
-    batch = rig.turn(
+    batch = rig.run(
         lambda: core.acknowledge(worker, "orders", held[0].message_id),
         lambda: core.requeue(worker, "orders", held[1].message_id, 0),
         lambda: core.dead_letter(worker, "orders", held[2].message_id),

@@ -21,7 +21,7 @@ def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> Loaded:
 
 
 def purge(rig: CoreRig, *, with_dispatched: bool = False) -> Batch:
-    return rig.turn(lambda: rig.purge("orders", with_dispatched=with_dispatched))
+    return rig.run(lambda: rig.purge("orders", with_dispatched=with_dispatched))
 
 
 def record(seq: int, source_queue_id: int, body: bytes | None = b"r") -> Message:
@@ -40,7 +40,7 @@ def test_purge_deletes_what_is_ready_and_tells_how_much() -> None:
     batch = purge(rig)
     request = batch.pages[0]
     assert (request.queue_id, request.after, request.upto, request.bodies) == (1, 0, 2, False)
-    batch = rig.turn(loaded=pages(batch, [message(1), message(2, size=2)]))
+    batch = rig.run(loaded=pages(batch, [message(1), message(2, size=2)]))
     assert outcomes(batch) == {PURGED: [1, 2]}
     assert rig.answers == [2]
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
@@ -53,9 +53,9 @@ def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     row = message(1)
     row.state = State.DISPATCHED
-    batch = rig.turn(loaded=pages(purge(rig), [row, message(2)]))
+    batch = rig.run(loaded=pages(purge(rig), [row, message(2)]))
     assert outcomes(batch) == {PURGED: [2]}
-    batch = rig.turn(loaded=pages(purge(rig, with_dispatched=True), [row]))
+    batch = rig.run(loaded=pages(purge(rig, with_dispatched=True), [row]))
     assert outcomes(batch) == {PURGED: [1]}
     assert rig.answers == [1, 1]
     assert (rig.core.state.messages, rig.core.state.held) == ({}, 0)
@@ -69,10 +69,10 @@ def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
     [held] = sent_messages(rig.publish(b"a"), worker)
     row = message(1)
     row.state = State.DISPATCHED
-    rig.turn(loaded=pages(purge(rig, with_dispatched=True), [row]))
+    rig.run(loaded=pages(purge(rig, with_dispatched=True), [row]))
     assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]
-    rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
-    rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id),
+    rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id),
              loaded=Loaded(by_seq={1: None}))  # fmt: skip
     assert rig.core.ignored == {"settled": 1}
 
@@ -80,21 +80,21 @@ def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
 def test_purge_goes_on_with_the_next_page() -> None:
     rig = CoreRig()
     rig.publish(b"a", b"b", b"c")
-    batch = rig.turn(loaded=pages(purge(rig), [message(1), message(2)], is_last=False))
+    batch = rig.run(loaded=pages(purge(rig), [message(1), message(2)], is_last=False))
     assert (batch.pages[0].after, batch.pages[0].upto, rig.answers) == (2, 3, [])
-    rig.turn(loaded=pages(batch, [message(3)]))
+    rig.run(loaded=pages(batch, [message(3)]))
     assert rig.answers == [3]
 
 
 def test_two_purges_at_once_delete_each_message_once() -> None:
     rig = CoreRig()
     rig.publish(b"a", b"b")
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.purge("orders", with_dispatched=False),
         lambda: rig.purge("orders", with_dispatched=True),
     )
     rows = [[message(1), message(2)] for _ in "12"]
-    batch = rig.turn(loaded=pages(batch, *rows))
+    batch = rig.run(loaded=pages(batch, *rows))
     assert outcomes(batch) == {PURGED: [1, 2]}
     assert rig.answers == [2, 0]
     assert rig.queue().row.live_count == 0
@@ -108,7 +108,7 @@ def test_purge_passes_over_what_expires_at_the_same_time() -> None:
     batch = purge(rig)
     loaded = pages(batch, [message(1), message(2)])
     loaded.due, loaded.has_due = [message(1)], True
-    batch = rig.turn(loaded=loaded)
+    batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1], PURGED: [2]}
     assert (rig.answers, rig.queue().row.live_count) == ([1], 0)
 
@@ -118,13 +118,13 @@ def test_purge_passes_over_what_is_forwarded_at_the_same_time() -> None:
     rig = CoreRig()
     worker = rig.consumer("orders.done")
     rig.publish(b"a", queue="orders", ttl_s=1)
-    rig.turn(lambda: rig.configure("orders", {"on_expire": "forward:orders.done"}))
+    rig.run(lambda: rig.configure("orders", {"on_expire": "forward:orders.done"}))
     rig.answers.clear()
     rig.advance(1)
-    batch = rig.turn(lambda: rig.purge("orders", with_dispatched=True))
+    batch = rig.run(lambda: rig.purge("orders", with_dispatched=True))
     loaded = pages(batch, [message(1, queue_id=2)])
     loaded.due, loaded.has_due = [message(1, queue_id=2, body=b"a")], True
-    batch = rig.turn(loaded=loaded)
+    batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {}
     assert rig.answers == [0]
     assert bodies(sent_messages(batch, worker)) == [b"a"]
@@ -136,7 +136,7 @@ def test_message_on_a_page_of_a_purge_is_not_acknowledged_too() -> None:
     rig.publish(b"a", by=one)
     loaded = pages(purge(rig), [message(1)])
     loaded.by_seq = {1: message(1)}
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.acknowledge(one, "orders", message(1).message_id), loaded=loaded
     )
     assert outcomes(batch) == {PURGED: [1]}
@@ -148,7 +148,7 @@ def test_purge_takes_messages_out_of_the_window() -> None:
     rig = CoreRig()
     worker = rig.consumer(credit=1)
     rig.publish(b"a", b"b")
-    rig.turn(loaded=pages(purge(rig), [message(2)]))
+    rig.run(loaded=pages(purge(rig), [message(2)]))
     assert list(rig.queue().window or ()) == []
     assert rig.core.state.bodies.total_bytes == 0
     assert worker.consumers[1].held != {}
@@ -158,9 +158,9 @@ def test_purge_wakes_publishers_that_wait_for_room() -> None:
     rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a")
-    rig.turn(lambda: rig.configure("orders", {"max_messages": 1}))
-    rig.turn(lambda: rig.core.publish(one, "orders", b"b", None, None))
-    assert rig.turn(loaded=pages(purge(rig), [message(1)])).to_resume == {one}
+    rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
+    rig.run(lambda: rig.core.publish(one, "orders", b"b", None, None))
+    assert rig.run(loaded=pages(purge(rig), [message(1)])).to_resume == {one}
 
 
 # -- redrive
@@ -177,9 +177,9 @@ def test_redrive_stores_the_record_again_in_its_origin() -> None:
     rig = CoreRig()
     row = with_record(rig)
     worker = rig.consumer("orders")
-    batch = rig.turn(lambda: rig.redrive("orders.dlq", None, 60, None))
+    batch = rig.run(lambda: rig.redrive("orders.dlq", None, 60, None))
     assert batch.pages[0].bodies
-    batch = rig.turn(loaded=pages(batch, [row]))
+    batch = rig.run(loaded=pages(batch, [row]))
     [born] = batch.created
     assert (born.queue_id, born.ttl_s, born.source_seq) == (1, 60, None)
     assert bodies(sent_messages(batch, worker)) == [b"r"]
@@ -196,8 +196,8 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
     with_record(rig)
     rig.publish(b"y", queue="again")
     rows = [record(2, 1), record(3, 1), record(4, 1)]
-    batch = rig.turn(lambda: rig.redrive("orders.dlq", "again", None, 2))
-    batch = rig.turn(loaded=pages(batch, rows, is_last=False))
+    batch = rig.run(lambda: rig.redrive("orders.dlq", "again", None, 2))
+    batch = rig.run(loaded=pages(batch, rows, is_last=False))
     assert [m.queue_id for m in batch.created] == [rig.queue("again").queue_id] * 2
     assert (rig.answers, batch.pages) == ([2], [])
 
@@ -205,9 +205,9 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
 def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise() -> None:
     rig = CoreRig()
     row = with_record(rig)
-    rig.turn(lambda: rig.configure("orders", {"default_ttl_s": 5}))
-    batch = rig.turn(lambda: rig.redrive("orders.dlq"))
-    assert rig.turn(loaded=pages(batch, [row])).created[0].ttl_s == 5
+    rig.run(lambda: rig.configure("orders", {"default_ttl_s": 5}))
+    batch = rig.run(lambda: rig.redrive("orders.dlq"))
+    assert rig.run(loaded=pages(batch, [row])).created[0].ttl_s == 5
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> No
     row = with_record(rig)
     assert callable(change)
     change(row)
-    batch = rig.turn(lambda: rig.redrive("orders.dlq"))
-    batch = rig.turn(loaded=pages(batch, [row]))
+    batch = rig.run(lambda: rig.redrive("orders.dlq"))
+    batch = rig.run(loaded=pages(batch, [row]))
     assert (outcomes(batch), batch.created, rig.answers) == ({}, [], [0])
 
 
@@ -234,9 +234,9 @@ def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> No
 def test_redrive_heeds_the_bounds_of_the_origin(changes: dict[str, Any]) -> None:
     rig = CoreRig()
     row = with_record(rig)
-    rig.turn(lambda: rig.configure("orders", changes))
-    batch = rig.turn(lambda: rig.redrive("orders.dlq"))
-    batch = rig.turn(loaded=pages(batch, [row]))
+    rig.run(lambda: rig.configure("orders", changes))
+    batch = rig.run(lambda: rig.redrive("orders.dlq"))
+    batch = rig.run(loaded=pages(batch, [row]))
     assert (outcomes(batch), batch.created, rig.answers[-1]) == ({}, [], 0)
 
 
@@ -251,8 +251,8 @@ def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int
             queues=frozenset(queues),
         )  # fmt: skip
 
-    batch = rig.turn(redrive)
-    assert len(rig.turn(loaded=pages(batch, [row])).created) == count
+    batch = rig.run(redrive)
+    assert len(rig.run(loaded=pages(batch, [row])).created) == count
 
 
 # -- what is refused
@@ -286,8 +286,8 @@ def test_operator_is_refused_what_does_not_exist() -> None:
 def test_setting_goes_back_to_the_default() -> None:
     rig = CoreRig()
     rig.publish(b"a")
-    rig.turn(lambda: rig.configure("orders", {"max_deliveries": 3}))
-    batch = rig.turn(lambda: rig.configure("orders", {"max_deliveries": None}))
+    rig.run(lambda: rig.configure("orders", {"max_deliveries": 3}))
+    batch = rig.run(lambda: rig.configure("orders", {"max_deliveries": None}))
     assert [answer["max_deliveries"] for answer in rig.answers] == [3, 20]
     assert batch.configured == [rig.queue().row]
     assert rig.queue().row.own == {}

@@ -87,8 +87,8 @@ def test_token_is_dropped_at_its_time_and_not_before() -> None:
     rig = CoreRig()
     stage(rig, "t", b"a")
     rig.steady_ms += STAGE_KEPT_MS - 1
-    assert writes(rig.turn(), DropStage) == []
+    assert writes(rig.run(), DropStage) == []
     rig.steady_ms += 1
     assert rig.core.next_wake_ms == rig.steady_ms
-    assert writes(rig.turn(), DropStage) == [(1,)]
+    assert writes(rig.run(), DropStage) == [(1,)]
     assert rig.core.next_wake_ms is None

@@ -27,7 +27,7 @@ def due(rig: CoreRig, *messages: Message, next_deadline_ms: int | None = None) -
 
 
 def configure(rig: CoreRig, queue: str = "orders", **changes: object) -> None:
-    rig.turn(lambda: rig.configure(queue, dict(changes)))
+    rig.run(lambda: rig.configure(queue, dict(changes)))
 
 
 def one_held(rig: CoreRig, worker: Connection) -> Message:
@@ -54,7 +54,7 @@ def test_requeue_keeps_a_ttl_up_to_100_years() -> None:
     rig = CoreRig()
     worker = rig.consumer()
     held = one_held(rig, worker)
-    rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 10**19 - 1))
+    rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 10**19 - 1))
     assert held.ttl_s == LONGEST_TTL_S
     assert (held.deadline_ms or 0) < 1 << 63
 
@@ -77,10 +77,10 @@ def test_deadline_wakes_the_loop_and_what_is_due_expires() -> None:
     rig = CoreRig()
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(0.999)
-    assert rig.turn().due_at is None
+    assert rig.run().due_at is None
     rig.advance(0.001)
-    rig.turn()
-    batch = rig.turn(loaded=due(rig, born))
+    rig.run()
+    batch = rig.run(loaded=due(rig, born))
     assert outcomes(batch) == {EXPIRED: [1]}
     assert rig.core.next_wake_ms is None
     assert (rig.queue().row.live_count, rig.queue().counters.expired) == (0, 1)
@@ -90,8 +90,8 @@ def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page() ->
     rig = CoreRig()
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(1)
-    rig.turn()
-    batch = rig.turn(loaded=due(rig, born, next_deadline_ms=rig.steady_ms))
+    rig.run()
+    batch = rig.run(loaded=due(rig, born, next_deadline_ms=rig.steady_ms))
     assert batch.due_at == rig.steady_ms
 
 
@@ -101,9 +101,9 @@ def test_message_in_a_window_expires_there_too() -> None:
     one_held(rig, worker)
     rig.publish(b"b", ttl_s=1)
     rig.advance(1)
-    rig.turn()
+    rig.run()
     row = message(2, deadline_ms=STEADY_MS + 1_000)  # the writer makes its own object
-    batch = rig.turn(loaded=due(rig, row))
+    batch = rig.run(loaded=due(rig, row))
     assert outcomes(batch) == {EXPIRED: [2]}
     assert list(rig.queue().window or ()) == []
     assert list(rig.core.state.messages) == [1]
@@ -114,9 +114,9 @@ def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return() 
     worker = rig.consumer()
     [held] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(5)
-    rig.turn()
-    assert outcomes(rig.turn(loaded=due(rig))) == {}
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    rig.run()
+    assert outcomes(rig.run(loaded=due(rig))) == {}
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
@@ -125,7 +125,7 @@ def test_message_that_returns_after_its_deadline_expires() -> None:
     worker = rig.consumer()
     [held] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(5)
-    batch = rig.turn(lambda: rig.core.consume(worker, "orders", 5))
+    batch = rig.run(lambda: rig.core.consume(worker, "orders", 5))
     assert sent_messages(batch, worker) == []
     assert outcomes(batch) == {EXPIRED: [1]}
     assert held.deliveries == 1
@@ -136,7 +136,7 @@ def test_message_that_was_not_sent_in_time_is_taken_back_and_expires() -> None:
     worker = rig.consumer(credit=1)
     [late] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(1)
-    batch = rig.turn(lambda: rig.core.undo_dispatches(worker, [late]))
+    batch = rig.run(lambda: rig.core.undo_dispatches(worker, [late]))
     assert outcomes(batch) == {EXPIRED: [1]}
     assert (late.deliveries, late.first_dispatched_at, late.consumer) == (0, None, None)
     assert batch.changed == {1: late}
@@ -147,8 +147,8 @@ def test_message_taken_back_keeps_its_earlier_dispatch() -> None:
     rig = CoreRig()
     worker = rig.consumer()
     sent_messages(rig.publish(b"a", ttl_s=60), worker)
-    [again] = sent_messages(rig.turn(lambda: rig.core.consume(worker, "orders", 5)), worker)
-    rig.turn(lambda: rig.core.undo_dispatches(worker, [again]))
+    [again] = sent_messages(rig.run(lambda: rig.core.consume(worker, "orders", 5)), worker)
+    rig.run(lambda: rig.core.undo_dispatches(worker, [again]))
     assert again.first_dispatched_at == WALL_MS
 
 
@@ -156,8 +156,8 @@ def test_message_that_was_settled_meanwhile_is_not_taken_back() -> None:
     rig = CoreRig()
     worker = rig.consumer()
     [late] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
-    rig.turn(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
-    batch = rig.turn(lambda: rig.core.undo_dispatches(worker, [late]))
+    rig.run(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
+    batch = rig.run(lambda: rig.core.undo_dispatches(worker, [late]))
     assert (batch.changed, rig.core.state.held) == ({}, 0)
 
 
@@ -168,8 +168,8 @@ def expire_one(rig: CoreRig, queue: str = "orders") -> Message:
     [born] = rig.publish(b"a", queue=queue, ttl_s=1).created
     born.body = b"a"  # as it is in a window
     rig.advance(1)
-    rig.turn()
-    rig.turn(loaded=due(rig, born))
+    rig.run()
+    rig.run(loaded=due(rig, born))
     return born
 
 
@@ -217,11 +217,11 @@ def test_record_is_stored_although_there_are_as_many_queues_as_may_be(own: str) 
     rig = CoreRig(Limits(queues=1), QueueSettings(max_deliveries=1, dead_letter_queue=own))
     worker = rig.consumer()
     [held] = sent_messages(rig.publish(b"a"), worker)
-    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [row.name for row in batch.new_queues] == [own or "orders.dlq"]
     assert [record.source_seq for record in batch.created] == [1]
-    assert rig.turn(lambda: rig.core.publish(worker, "more", b"", None, b"k")).created == []
+    assert rig.run(lambda: rig.core.publish(worker, "more", b"", None, b"k")).created == []
 
 
 def test_dead_letter_queue_counts_with_its_origin() -> None:
@@ -236,9 +236,9 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
         rig.begin()
         rig.core.publish(publisher, name, b"", None, b"k")
         assert rig.finish().created == []
-    rig.turn(lambda: rig.core.state.remove_queue(rig.queue("orders")))
+    rig.run(lambda: rig.core.state.remove_queue(rig.queue("orders")))
     assert created.total() == 2  # orders.dlq counts by itself
-    rig.turn(lambda: rig.core.state.remove_queue(rig.queue("mails.dlq")))
+    rig.run(lambda: rig.core.state.remove_queue(rig.queue("mails.dlq")))
     assert created.total() == 1
     rig.publish(b"a", queue="orders")
     rig.publish(b"a", queue="mails")
@@ -260,7 +260,7 @@ def test_dead_letter_leaves_its_queue_and_a_record_of_it() -> None:
     rig = CoreRig()
     worker, publisher = rig.consumer(), rig.connect()
     [held] = sent_messages(rig.publish(b"body", ttl_s=60, by=publisher), worker)
-    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     [record] = batch.created
     assert record.queue_id == rig.queue("orders.dlq").queue_id
@@ -277,7 +277,7 @@ def test_record_never_expires_though_its_queue_has_a_default() -> None:
     rig = CoreRig(defaults=QueueSettings(default_ttl_s=60))
     worker = rig.consumer()
     held = one_held(rig, worker)
-    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert batch.created[0].deadline_ms is None
 
 
@@ -286,11 +286,11 @@ def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
     worker, stranger = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None  # it was sent
-    batch = rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert (outcomes(batch), batch.body_seqs) == ({}, {1})
     row = message(1, queue_id=1)
     loaded = Loaded(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.acknowledge(stranger, "orders", held.message_id), loaded=loaded
     )
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
@@ -333,13 +333,13 @@ def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
     worker, clerk = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None
-    batch = rig.turn(
+    batch = rig.run(
         lambda: rig.core.dead_letter(worker, "orders", held.message_id),
         lambda: rig.core.consume(clerk, "orders.dlq", 5),
     )
     [request] = batch.windows
     loaded = Loaded(windows=[(request.queue_id, [], True)], bodies={1: b"a"})
-    assert bodies(sent_messages(rig.turn(loaded=loaded), clerk)) == [b"a"]
+    assert bodies(sent_messages(rig.run(loaded=loaded), clerk)) == [b"a"]
 
 
 def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
@@ -348,8 +348,8 @@ def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
     worker = rig.consumer()
     held = one_held(rig, worker)
     held.body = None
-    rig.turn(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
-    batch = rig.turn(loaded=Loaded(bodies={1: None}))
+    rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(loaded=Loaded(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
     assert batch.created == []
 
@@ -357,11 +357,11 @@ def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
 def test_message_with_a_damaged_body_is_never_delivered() -> None:
     rig = CoreRig()
     worker = rig.connect()
-    rig.turn(lambda: rig.core.consume(worker, "orders", 5))
+    rig.run(lambda: rig.core.consume(worker, "orders", 5))
     page = [message(1), message(2, body=b"2")]
-    batch = rig.turn(loaded=Loaded(windows=[(1, page, True)]))
+    batch = rig.run(loaded=Loaded(windows=[(1, page, True)]))
     assert batch.body_seqs == {1}
-    batch = rig.turn(loaded=Loaded(bodies={1: None}))
+    batch = rig.run(loaded=Loaded(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
     assert bodies(sent_messages(batch, worker)) == [b"2"]
     assert batch.created == []
@@ -371,7 +371,7 @@ def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record() -> None:
     rig = CoreRig()
     clerk = rig.consumer("orders.dlq")
     [record] = sent_messages(rig.publish(b"r", queue="orders.dlq"), clerk)
-    batch = rig.turn(lambda: rig.core.dead_letter(clerk, "orders.dlq", record.message_id))
+    batch = rig.run(lambda: rig.core.dead_letter(clerk, "orders.dlq", record.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert batch.created == []
 
@@ -381,17 +381,17 @@ def test_due_message_that_is_dying_is_not_buried_twice() -> None:
     rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
-    rig.turn()
+    rig.run()
     rows = [message(1, deadline_ms=STEADY_MS + 1_000) for _ in "123"]
-    batch = rig.turn(loaded=due(rig, rows[0], next_deadline_ms=rig.steady_ms))
+    batch = rig.run(loaded=due(rig, rows[0], next_deadline_ms=rig.steady_ms))
     assert (batch.body_seqs, outcomes(batch)) == ({1}, {})
     loaded = due(rig, rows[1])
     loaded.bodies = {1: b"a"}
-    batch = rig.turn(loaded=loaded)
+    batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {(State.DEAD, "expired"): [1]}
     assert (len(batch.created), rig.core.state.pending) == (1, {})
     assert rig.queue().row.live_count == 0
-    assert outcomes(rig.turn(loaded=Loaded(bodies={1: b"a"}))) == {}
+    assert outcomes(rig.run(loaded=Loaded(bodies={1: b"a"}))) == {}
 
 
 # -- poison
@@ -399,7 +399,7 @@ def test_due_message_that_is_dying_is_not_buried_twice() -> None:
 
 def return_charged(rig: CoreRig, held: Message) -> None:
     """End the connection that holds it."""
-    rig.turn(lambda: rig.core.disconnect(held.holder.connection, None, None, "crashed"))
+    rig.run(lambda: rig.core.disconnect(held.holder.connection, None, None, "crashed"))
 
 
 def test_message_dies_of_as_many_charged_deliveries_as_its_queue_allows() -> None:
@@ -425,7 +425,7 @@ def test_message_of_a_queue_without_a_limit_comes_back_for_ever() -> None:
     worker = rig.consumer()
     held = one_held(rig, worker)
     for n in range(1, 50):
-        rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+        rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
         assert (held.charged, held.holder.connection) == (n, worker)
 
 
@@ -433,8 +433,8 @@ def test_requeue_is_charged_and_kills_at_the_limit() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=2))
     worker = rig.consumer()
     held = one_held(rig, worker)
-    rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
-    batch = rig.turn(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
+    rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
+    batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
     assert outcomes(batch) == {(State.DEAD, "max_deliveries"): [1]}
     assert held.position == 2
 
@@ -444,7 +444,7 @@ def test_credit_replaced_charges_nobody() -> None:
     worker = rig.consumer()
     held = one_held(rig, worker)
     for _ in range(5):
-        rig.turn(lambda: rig.core.consume(worker, "orders", 1))
+        rig.run(lambda: rig.core.consume(worker, "orders", 1))
     assert (held.charged, held.deliveries) == (0, 6)
 
 
@@ -457,11 +457,11 @@ def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
     held = one_held(rig, slow)
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
     rig.advance(59.999)
-    assert event_kinds(rig.turn()) == []
-    rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
+    assert event_kinds(rig.run()) == []
+    rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
     quick = rig.consumer(credit=1)
     rig.advance(0.001)
-    batch = rig.turn()
+    batch = rig.run()
     assert event_kinds(batch) == [(1, "return")]
     assert (held.holder.connection, held.charged) == (quick, 1)
     assert rig.core.next_wake_ms == rig.steady_ms + 60_000
@@ -471,12 +471,12 @@ def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it(
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     slow, quick = rig.consumer(credit=1), rig.connect()
     held = one_held(rig, slow)
-    rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
+    rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.consume(quick, 1)
     rig.advance(60)
-    rig.turn()
+    rig.run()
     assert held.holder.connection is quick
-    rig.turn(lambda: rig.core.acknowledge(slow, "orders", held.message_id))
+    rig.run(lambda: rig.core.acknowledge(slow, "orders", held.message_id))
     assert rig.core.ignored == {"foreign": 1}
 
 
@@ -486,7 +486,7 @@ def test_acknowledgement_that_waited_for_its_turn_comes_ahead_of_the_timeout() -
     worker = rig.consumer(credit=1)
     held = one_held(rig, worker)
     rig.advance(62)
-    batch = rig.turn(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert event_kinds(batch) == []
     assert (rig.core.ignored, rig.core.next_wake_ms) == ({}, None)
 
@@ -498,11 +498,11 @@ def test_timeout_of_a_message_that_was_not_sent_has_not_begun() -> None:
     [held] = sent_messages(rig.publish(b"a"), worker)
     held.is_sent = False
     rig.advance(3)
-    rig.turn()
+    rig.run()
     assert (held.holder.connection, held.charged) == (worker, 0)
     held.is_sent = True
     rig.advance(2)
-    rig.turn()
+    rig.run()
     assert held.charged == 1
 
 
@@ -512,9 +512,9 @@ def test_each_message_has_a_timeout_of_its_own() -> None:
     first = one_held(rig, slow)
     rig.advance(30)
     second = one_held(rig, slow)
-    rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
+    rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.advance(30)
-    rig.turn()
+    rig.run()
     assert (first.holder, second.holder is not None) == (None, True)
     assert rig.core.next_wake_ms == rig.steady_ms + 30_000
 
@@ -524,7 +524,7 @@ def test_queue_without_a_timeout_leaves_messages_where_they_are() -> None:
     held = one_held(rig, rig.consumer())
     assert rig.core.next_wake_ms is None
     rig.advance(10**6)
-    rig.turn()
+    rig.run()
     assert held.holder is not None
 
 
@@ -532,13 +532,13 @@ def test_shorter_timeout_counts_from_the_dispatch() -> None:
     rig = CoreRig()
     slow = rig.consumer(credit=1)
     held = one_held(rig, slow)
-    rig.turn(lambda: rig.core.set_blocked(slow, is_blocked=True))
+    rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.advance(30)
     configure(rig, ack_timeout_s=40)
-    rig.turn()
+    rig.run()
     assert rig.core.next_wake_ms == STEADY_MS + 40_000
     rig.advance(10)
-    rig.turn()
+    rig.run()
     assert held.holder is None
 
 
@@ -546,5 +546,5 @@ def test_timeout_that_is_switched_off_wakes_nobody() -> None:
     rig = CoreRig()
     one_held(rig, rig.consumer(credit=1))
     configure(rig, ack_timeout_s=0)
-    rig.turn()
+    rig.run()
     assert rig.core.next_wake_ms is None

@@ -55,7 +55,7 @@ async def put(house: EngineDriver, program: EngineClient, *bodies: bytes, **opti
     """Publish, and leave the batch with the writer."""
     assert house.writer.batch is None
     program.publish("orders", *bodies, **options)
-    await house.rest()
+    await house.run_until_idle()
     assert house.writer.batch is not None
 
 
@@ -69,7 +69,7 @@ async def test_stored_message_leaves_while_its_dispatch_is_with_the_writer(
     EngineClient(house).publish("orders", b"b")
     await house.settle()
     worker.acknowledge(worker.got[0])
-    await house.rest()
+    await house.run_until_idle()
     assert house.writer.batch is not None
     assert worker.bodies == [b"a", b"b"]
     assert house.rows("SELECT state FROM message WHERE seq = 2") == [(0,)]
@@ -85,7 +85,7 @@ async def test_stored_message_leaves_while_another_batch_is_with_the_writer(
     await put(house, publisher, b"c")
     number = house.core.batch_number
     worker.acknowledge(worker.got[0])
-    await house.rest()
+    await house.run_until_idle()
     assert house.core.batch_number == number + 1
     assert worker.bodies == [b"a", b"b"]
 
@@ -104,7 +104,7 @@ async def test_new_message_leaves_after_its_commit_although_a_later_batch_dispat
     worker = await consumer(house, 1, b"a")
     await put(house, EngineClient(house), b"b")
     worker.acknowledge(worker.got[0])
-    await house.rest()
+    await house.run_until_idle()
     assert house.message(2).holder.connection is worker.session.connection
     assert worker.bodies == [b"a"]
     await house.end_commit()
@@ -119,7 +119,7 @@ async def test_of_an_open_batch_only_what_is_stored_leaves(house: EngineDriver) 
     await house.settle()
     await put(house, publisher, b"d")
     worker.acknowledge(*worker.got)
-    await house.rest()
+    await house.run_until_idle()
     assert worker.bodies == [b"a", b"b", b"c"]
     await house.end_commit()
     assert worker.bodies == [b"a", b"b", b"c", b"d"]
@@ -136,7 +136,7 @@ async def test_messages_leave_in_the_order_of_their_dispatches(house: EngineDriv
     await house.end_commit()
     assert house.writer.batch is not None
     worker.acknowledge(worker.got[1])
-    await house.rest()
+    await house.run_until_idle()
     await house.settle()
     assert worker.bodies == [b"a", b"b", b"c", b"d"]
 
@@ -147,7 +147,7 @@ async def test_requeued_message_does_not_overtake_one_that_is_not_stored(
     worker = await consumer(house, 2, b"a")
     await put(house, EngineClient(house), b"b")
     worker.requeue(worker.got[0])
-    await house.rest()
+    await house.run_until_idle()
     assert worker.bodies == [b"a"]
     await house.settle()
     assert worker.bodies == [b"a", b"b", b"a"]
@@ -159,7 +159,7 @@ async def test_receipts_come_after_the_commit_and_in_order(house: EngineDriver) 
     await house.settle()
     await put(house, publisher, b"b", key=b"b")
     publisher.publish("orders", b"a", key=b"a")  # known: a batch without anything to store
-    await house.rest()
+    await house.run_until_idle()
     assert [r.key for r in publisher.receipts] == [b"a"]
     await house.end_commit()
     assert [r.key for r in publisher.receipts] == [b"a", b"b", b"a"]
@@ -171,7 +171,7 @@ async def test_answer_comes_after_the_commit_of_its_batch(house: EngineDriver) -
     called = asyncio.create_task(
         house.engine.call(lambda core, answer: core.state.batch.replies.append((answer, "done")))
     )
-    await house.rest()
+    await house.run_until_idle()
     assert not called.done()
     await house.end_commit()
     assert await called == "done"
@@ -196,7 +196,7 @@ async def test_message_that_a_later_batch_gave_to_another_leaves_once(house: Eng
     await put(house, EngineClient(house), b"a")
     second.consume("orders", 1)  # first, else the queue is left by its last one
     first.consume("orders", 0)
-    await house.rest()
+    await house.run_until_idle()
     assert house.message(1).holder.connection is second.session.connection
     await house.settle()
     assert (first.bodies, second.bodies) == ([], [b"a"])
@@ -312,7 +312,7 @@ async def test_message_that_is_too_late_after_its_commit_expires(house: EngineDr
     await house.settle()
     assert worker.got == []
     assert house.rows("SELECT outcome, deliveries FROM history") == [(3, 0)]
-    assert house.shared.figures.late == 1
+    assert house.context.figures.late == 1
 
 
 async def test_late_message_does_not_leave_by_way_of_the_next_batch_either(
@@ -326,7 +326,7 @@ async def test_late_message_does_not_leave_by_way_of_the_next_batch_either(
     await put(house, EngineClient(house), b"a", b"b", ttl_s=1)
     first.consume("orders", 0)
     second.consume("orders", 2)
-    await house.rest()
+    await house.run_until_idle()
     house.advance(1)
     await house.settle()
     assert (first.got, second.got) == ([], [])
@@ -344,12 +344,12 @@ async def test_nothing_is_decided_while_a_batch_that_loads_is_with_the_writer(
     publisher.publish("orders", b"a")
     await house.settle()
     worker.consume("orders", 1)
-    await house.rest()
+    await house.run_until_idle()
     assert house.writer.batch is not None
     assert house.writer.batch.windows
     seen: list[bool] = []
     house.engine.submit(lambda core: seen.append(1 in core.state.messages))
-    await house.rest()
+    await house.run_until_idle()
     assert (seen, house.engine.waiting) == ([], 1)
     await house.end_commit()
     assert seen == [True]  # what was loaded came in first
@@ -382,7 +382,7 @@ async def test_failed_commit_ends_the_loop_and_nobody_is_told(house: EngineDrive
     called = asyncio.create_task(
         house.engine.call(lambda core, answer: core.state.batch.replies.append((answer, None)))
     )
-    await house.rest()
+    await house.run_until_idle()
     house.writer.end(is_failing=True)
     assert house.running is not None
     with pytest.raises(OutcomeUnknownError):
@@ -396,7 +396,7 @@ async def test_stop_stores_and_answers_the_open_batch_too(house: EngineDriver) -
     publisher = EngineClient(house)
     await put(house, publisher, b"a", key=b"a")
     publisher.publish("orders", b"b", key=b"b")
-    await house.rest()
+    await house.run_until_idle()
     house.engine.stop()
     await house.end_commit()
     assert house.running is not None
@@ -413,7 +413,7 @@ async def test_full_batch_takes_nothing_more(make: MakeHouse) -> None:
     publisher = EngineClient(small)
     await put(small, publisher, b"a")
     publisher.publish("orders", b"b", b"c", b"d")
-    await small.rest()
+    await small.run_until_idle()
     assert small.core.state.batch.commands == 2
     await small.settle()
     assert [len(batch.created) for batch in small.writer.batches if batch.created] == [1, 2, 1]
@@ -432,7 +432,7 @@ async def test_command_given_first_comes_in_the_next_batch(house: EngineDriver) 
             house.engine.submit_first(again)
 
     house.engine.submit(again)
-    await house.rest()
+    await house.run_until_idle()
     number = house.core.batch_number
     assert batches == [number]
     await house.end_commit()
@@ -446,9 +446,9 @@ async def test_commands_given_first_come_in_their_order_and_before_all_others(
     await put(house, EngineClient(house), b"a")
     house.engine.submit(lambda _: house.engine.submit_first(lambda _: order.append("one")))
     house.engine.submit(lambda _: house.engine.submit_first(lambda _: order.append("two")))
-    await house.rest()
+    await house.run_until_idle()
     house.engine.submit(lambda _: order.append("of the open batch"))
-    await house.rest()
+    await house.run_until_idle()
     await house.end_commit()
     assert order == ["of the open batch", "one", "two"]
 
@@ -464,7 +464,7 @@ async def test_publisher_without_room_waits_and_keeps_up_nobody(
     room["orders"] = 0
     publisher.publish("orders", b"b", b"c", b"d")
     other.publish("mails", b"e")
-    await house.rest()
+    await house.run_until_idle()
     await house.end_commit()
     assert house.engine.waiting == 1
     room["orders"] = 2
@@ -488,7 +488,7 @@ async def test_command_that_gives_itself_again_keeps_nobody_waiting(house: Engin
             house.engine.submit(again)
 
     house.engine.submit(again)
-    await house.rest()
+    await house.run_until_idle()
     assert asked == [1, 2]
 
 
@@ -498,7 +498,7 @@ async def test_what_comes_late_to_an_open_batch_has_its_own_time(house: EngineDr
     for body in (b"b", b"c"):
         house.advance(5)
         publisher.publish("orders", body, ttl_s=60)
-        await house.rest()
+        await house.run_until_idle()
     await house.settle()
     assert [len(batch.created) for batch in house.writer.batches if batch.created] == [1, 2]
     [(a, _), (b, dies_b), (c, dies_c)] = house.rows("SELECT published_at, deadline_ms FROM message")
@@ -515,20 +515,20 @@ async def test_acknowledgement_alone_waits_a_moment_for_what_follows(
     disable_timers(monkeypatch, linger_s=1e9)
     batches = len(house.writer.batches)
     worker.acknowledge(worker.got[0])
-    await house.rest()
+    await house.run_until_idle()
     assert len(house.writer.batches) == batches
     EngineClient(house).publish("orders", b"c")
-    await house.rest()
+    await house.run_until_idle()
     assert len(house.writer.batches) == batches + 1
     assert [len(seqs) for seqs in house.writer.batches[-1].settled.values()] == [1]
     assert len(house.writer.batches[-1].created) == 1
     await house.settle()
     batches = len(house.writer.batches)
     worker.acknowledge(worker.got[1])
-    await house.rest()
+    await house.run_until_idle()
     assert len(house.writer.batches) == batches
     house.end_lingering()
-    await house.rest()
+    await house.run_until_idle()
     assert len(house.writer.batches) == batches + 1
 
 
@@ -555,7 +555,7 @@ async def test_stop_waits_for_no_company(
     worker = await consumer(house, 1, b"a")
     disable_timers(monkeypatch, linger_s=1e9)
     worker.acknowledge(*worker.got)
-    await house.rest()
+    await house.run_until_idle()
     assert house.writer.batch is None
     house.engine.stop()
     await house.end_commit()

@@ -16,7 +16,7 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     disable_timers(monkeypatch)
     house = EngineDriver(tmp_path)
     house.start()
-    await house.rest()
+    await house.run_until_idle()
     yield house
     await house.stop()
     house.close()
@@ -24,7 +24,7 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def test_commit_without_work_behind_it_opens_no_batch(house: EngineDriver) -> None:
     EngineClient(house).publish("orders", b"a")
-    await house.rest()
+    await house.run_until_idle()
     assert house.core.batch_number == 1
     await house.end_commit()
     assert house.core.batch_number == 1
@@ -49,7 +49,7 @@ async def test_what_is_due_sooner_has_a_timer_of_its_own(house: EngineDriver) ->
     assert timer is not None
     assert timer.cancelled()
     house.engine._on_timer()  # too early: nothing is due
-    await house.rest()
+    await house.run_until_idle()
     assert house.writer.batch is None
     house.clock.advance(1)
     house.engine._on_timer()
@@ -62,7 +62,7 @@ async def test_what_is_due_beside_a_commit_follows_on_it(house: EngineDriver) ->
     program.publish("orders", b"a", ttl_s=1)
     await house.settle()
     program.publish("orders", b"b")
-    await house.rest()
+    await house.run_until_idle()
     assert house.writer.batch is not None
     house.advance(1)
     await house.end_commit()
@@ -80,7 +80,7 @@ async def test_open_acknowledgement_is_stored_when_its_timer_ends(
     program.publish("orders", b"a")
     await house.settle()
     program.acknowledge(program.got[0])
-    await house.rest()
+    await house.run_until_idle()
     assert house.writer.batch is None
     assert not house.is_stored
     house.engine._ack_delay.ends_at = 0.0
@@ -92,7 +92,7 @@ async def test_open_acknowledgement_is_stored_when_its_timer_ends(
 async def test_cancelled_engine_does_nothing_any_more(tmp_path: Path) -> None:
     house = EngineDriver(tmp_path)
     house.start()
-    await house.rest()
+    await house.run_until_idle()
     assert house.running is not None
     house.running.cancel()
     await asyncio.wait([house.running])
@@ -118,7 +118,7 @@ async def test_upkeep_is_due_beside_batches_that_store_nothing(
     for number in range(1, 4):
         house.engine._maintained_at = -1e12  # it is time for the next
         house.engine.submit(lambda _core: None)
-        await house.rest()
+        await house.run_until_idle()
         await asyncio.sleep(0)  # its task begins
         assert len(calls) == number
     assert house.engine.commits.count == 0
@@ -130,7 +130,7 @@ async def test_upkeep_that_failed_ends_it_though_nothing_else_happens(tmp_path: 
 
     house = EngineDriver(tmp_path)
     house.start()
-    await house.rest()
+    await house.run_until_idle()
     house.engine._maintenance = asyncio.create_task(fail())
     await asyncio.wait([house.engine._maintenance])
     house.engine._maintained_at = -1e12  # it is time for the next

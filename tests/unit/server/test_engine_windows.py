@@ -29,12 +29,12 @@ async def asked_in_the_open_batch(
 ) -> None:
     """Acknowledge beside a batch that is with the writer, until the window asks for more."""
     publisher.publish("other", b"x")
-    await house.rest()
+    await house.run_until_idle()
     for _ in range(4):
         if house.engine._open is not None and house.engine._open.windows:
             return
         worker.acknowledge(worker.got[-1])
-        await house.rest()
+        await house.run_until_idle()
     raise AssertionError("no page was asked for")
 
 
@@ -91,19 +91,19 @@ async def test_queue_is_removed_in_the_batch_that_used_it(
         worker.consume("orders", 1)
     await house.settle()
     publisher.publish("other", b"x")
-    await house.rest()
+    await house.run_until_idle()
     if has_dispatched:
         worker.acknowledge(worker.got[0])
-        await house.rest()
+        await house.run_until_idle()
         worker.acknowledge(worker.got[1])
     else:
         worker.consume("orders", 1)
-        await house.rest()
+        await house.run_until_idle()
     worker.consume("orders", 0)
-    await house.rest()
+    await house.run_until_idle()
     entry = AuditEntry("anna", "http", "127.0.0.1", "queue.remove")
     removing = asyncio.create_task(house.engine.call(operations.remove_queue, entry, "orders"))
-    await house.rest()
+    await house.run_until_idle()
     await house.settle()
     assert await asyncio.wait_for(removing, 10) is True
     assert "orders" not in house.core.state.queues

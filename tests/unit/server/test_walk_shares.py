@@ -38,7 +38,7 @@ async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: Engine
         worker.acknowledge(*worker.got)  # now they are at work
     await house.settle()
     publish_by_turns(publisher, MIN_PER_BATCH // 2)
-    await house.rest()
+    await house.run_until_idle()
     assert house.writer.batch is not None
     assert len(house.writer.batch.created) == MIN_PER_BATCH // 2 * len(QUEUES)
     await house.settle()
@@ -59,7 +59,7 @@ async def test_who_waits_is_not_overtaken_by_those_that_come_later(house: Engine
         if not quick.session.frames._frames:
             quick.publish("orders", *[b"quick"] * MIN_PER_BATCH)
         worker.acknowledge(worker.got[number + 1])
-        await house.rest()
+        await house.run_until_idle()
         if house.writer.batch is not None:
             stored += house.writer.batch.bodies[1::2]
             house.writer.end()
