@@ -22,7 +22,7 @@ from phpmq_lite.storage.read.messages import wire_id
 
 QUEUES: Final = 44  # without those below
 SHELVES: Final = 6  # with dead-letter records
-SHELF_EVERY: Final = 20  # one alive message in so many is a record
+SHELF_EVERY: Final = 20  # every n-th live message is a dead-letter record
 RARE_QUEUE: Final = "rare"
 RARE_ROWS: Final = 10
 SPACING_MS: Final = 150  # between two publishes: two million took three and a half days
@@ -204,7 +204,7 @@ def _slice(connection: sqlite3.Connection, given: dict[str, int]) -> None:
 
 
 def _finish(connection: sqlite3.Connection, last: int) -> None:
-    """Give the rare queue its rows; make counters and totals right."""
+    """Add the rows of the rare queue, and update counters and totals."""
     connection.execute(
         'UPDATE history SET queue_id = ? WHERE "offset" IN (SELECT 1 + value * ('
         'SELECT max("offset") / 11 FROM history) FROM json_each(?))',
@@ -248,7 +248,7 @@ def _finish(connection: sqlite3.Connection, last: int) -> None:
 
 
 def main() -> None:
-    """Make a folder from the command line."""
+    """Create a data folder from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--live", type=int, default=1_000_000)
     parser.add_argument("--settled", type=int, default=1_000_000)

@@ -124,7 +124,7 @@ async def _visit(session: aiohttp.ClientSession, url: str) -> float:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Give a percentile of a list."""
+    """Return a percentile of a list."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
@@ -155,7 +155,7 @@ def compare(latencies: list[tuple[float, float]], busy: list[tuple[float, float]
 
 
 def measure(broker: BrokerProcess, paths: list[str], rounds: int, pause_s: float) -> None:
-    """Let traffic flow, browse in every other window, and print what came out."""
+    """Run traffic, browse in every other window, and print the results."""
     visits = rounds * len(paths)
     windows = 2 * max(2, round(visits * (pause_s + 0.02) / WINDOW_S + 0.5))
     url = broker.admin[0].rstrip("/")
@@ -170,7 +170,7 @@ def measure(broker: BrokerProcess, paths: list[str], rounds: int, pause_s: float
 
 
 def main() -> None:
-    """Make the database, start the broker on it, measure, print."""
+    """Create the database, start the broker on it, measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--live", type=int, default=1_000_000)
     parser.add_argument("--settled", type=int, default=1_000_000)

@@ -58,7 +58,7 @@ class Figures:
 
 
 def prepare(path: Path, number: int, queues: int, changes: tuple[str, ...]) -> sqlite3.Connection:
-    """Make a database with messages alive in many queues."""
+    """Create a database with live messages in many queues."""
     connection = sqlite3.connect(path, isolation_level=None)
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 0"):
         connection.execute(f"PRAGMA {pragma}")

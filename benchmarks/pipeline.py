@@ -81,7 +81,7 @@ class PythonSource(PhpmqSource):
         return "phpmq-python"
 
     def reader(self, schema: StructType) -> PythonReader:
-        """Give the reader of a batch."""
+        """Return the reader of a batch."""
         reader = super().reader(schema)
         assert type(reader) is HistoryReader
         return PythonReader(reader._options, schema)
@@ -97,7 +97,7 @@ def totals(rows: DataFrame) -> Figures:
 
 
 def windows(rows: DataFrame) -> Figures:
-    """Take percentiles of the time from publish to settled, for each minute; sum them up."""
+    """Sum the percentiles of the time from publish to settled over all minutes."""
     wait = sf.unix_millis("settled_at") - sf.unix_millis("published_at")
     found = sf.percentile(wait, sf.array(*map(sf.lit, SHARES))).alias("found")
     minutes = rows.groupBy(sf.window("settled_at", "1 minute")).agg(sf.count("*").alias("n"), found)
@@ -107,7 +107,7 @@ def windows(rows: DataFrame) -> Figures:
 
 
 def columns(rows: DataFrame) -> Figures:
-    """Take every column of every row into one number, whatever the order of the rows."""
+    """Return one number from all columns of all rows, independent of their order."""
     names = [name for name in rows.columns if name in COLUMNS]
     return _first(rows.agg(sf.count("*"), sf.bit_xor(sf.xxhash64(*names))))
 
@@ -142,7 +142,7 @@ def sqlite_windows(database: Path) -> Figures:
 
 
 def interpolated(ordered: list[int], share: float) -> float:
-    """Give a percentile as SQL's ``percentile`` has it, between the two nearest values."""
+    """Return a percentile like SQL's ``percentile``, interpolated between two values."""
     place = share * (len(ordered) - 1)
     low, part = int(place), place % 1
     return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * part
@@ -163,7 +163,7 @@ class Bench:
     known: dict[str, Figures]
 
     def http(self) -> DataFrame:
-        """Read all columns over HTTP, without what settles meanwhile."""
+        """Read all columns over HTTP, without messages that settle during the read."""
         given = {**self.connection.as_options(), "endingOffsets": str(self.rows + 1)}
         return self.spark.read.format("phpmq").options(**given).load()
 
@@ -263,7 +263,7 @@ def show(title: str, rates: dict[str, dict[str, float]]) -> None:
 
 
 def main(rows: int, rounds: int, rate: int, seconds: float, folder: Path) -> None:
-    """Make the history, start broker and Spark, run all parts."""
+    """Create the history, start broker and Spark, and run all parts."""
     data, out = folder / "data", folder / "out"
     make(data, 0, rows)
     database = data / DATABASE
@@ -293,7 +293,7 @@ def main(rows: int, rounds: int, rate: int, seconds: float, folder: Path) -> Non
 
 
 def median(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Give the median of each figure."""
+    """Return the median of each figure."""
     return {
         name: {query: statistics.median(each[name][query] for each in rounds) for query in QUERIES}
         for name in rounds[0]

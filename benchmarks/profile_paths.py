@@ -1,4 +1,4 @@
-"""What each step of a message's way costs, in microseconds, without sockets and threads.
+"""Measure each step of a message in microseconds, without sockets and threads.
 
 The real parser, core, rows, SQLite file and encoder, called one after the other as
 ``server/session.py`` and ``server/engine.py`` do, in batches of a fixed size::
@@ -85,7 +85,7 @@ class Meter:
         self._open[name] = self._open.get(name, 0.0) + seconds
 
     def end_round(self) -> None:
-        """Close the round; what of the commits was no statement, laid out rows."""
+        """Close the round; commit time outside of statements counts as building rows."""
         in_commit = sum(seconds for name, seconds in self._open.items() if name in IN_COMMIT)
         self.add("rows laid out", self._open.pop("commit, whole") - in_commit)
         for name, seconds in self._open.items():
@@ -93,12 +93,12 @@ class Meter:
         self._open.clear()
 
     def forget(self) -> None:
-        """Drop what was counted: the caches are warm now."""
+        """Discard the samples after the caches have warmed up."""
         self.rounds.clear()
 
 
 class Cursor:
-    """A cursor whose fetching counts too: that is where a SELECT does its work."""
+    """A cursor that also measures fetching, where a SELECT does its work."""
 
     def __init__(self, cursor: sqlite3.Cursor, count: Callable[[float], None]) -> None:
         self._cursor = cursor
@@ -117,7 +117,7 @@ class Cursor:
 
 
 class Peer:
-    """Keeps what the broker would send to one connection."""
+    """Stores what the broker would send to one connection."""
 
     def __init__(self) -> None:
         self.side = ServerSide(WireLimits(), http_guard=False)
@@ -175,7 +175,7 @@ class Walk:
         self.consumer.connection = self.consuming
 
     def consume(self, count: int) -> None:
-        """Let the consumer come, with this credit on each queue."""
+        """Start the consumer with ``count`` credit on each queue."""
         self._batch(lambda: [self.core.consume(self.consuming, q, count) for q in self.queues])
 
     def _timed(self, execute: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,14 +214,14 @@ class Walk:
         self._batch()
 
     def publish(self, count: int) -> None:
-        """Publish in one batch; the consumer gets them in the same one, if it has credit."""
+        """Publish in one batch, which also dispatches the messages if the consumer has credit."""
         data = b"".join([self._publish() for _ in range(count)])
         with self.meter.step("parse publish"):
             frames = self.producer.side.receive(data)
         self._batch(lambda: self._walk(self.publishing, frames), "core: publish")
 
     def publish_and_take(self, count: int) -> None:
-        """Publish; dispatch and acknowledge what the batch before has stored, in one batch."""
+        """Publish, and dispatch and acknowledge the previous messages, in one batch."""
         data = b"".join([self._publish() for _ in range(count)])
         with self.meter.step("parse publish"):
             frames = self.producer.side.receive(data)
@@ -254,7 +254,7 @@ class Walk:
             self.loaded = self.store.commit(batch)
 
     def acknowledge(self, count: int) -> None:
-        """Acknowledge what the last batch dispatched; more is dispatched where there is more."""
+        """Acknowledge the messages of the last batch, which dispatches more if there are more."""
         dispatched = ClientSide().receive(self.consumer.written)
         acks = b"".join(
             self.client.acknowledge(frame.queue, frame.message_id)
@@ -277,7 +277,7 @@ class Walk:
         return self.client.publish(next(self.turns), self.body, self.ttl_s, key)
 
     def _walk(self, connection: Connection, frames: list[ClientFrame]) -> None:
-        """Give the core the frames of a read, as ``server/session.py`` does."""
+        """Apply the frames of a read, as ``server/session.py`` does."""
         waiting, rooms = deque(frames), PublishQuota(self.shares.available)
         while waiting:
             if not apply_frames(self.core, connection, waiting, len(waiting), rooms)[0]:
@@ -285,7 +285,7 @@ class Walk:
 
 
 def born_and_gone(walk: Walk, rounds: int, count: int) -> None:
-    """Dispatch in the batch of the publish, as with a consumer that keeps pace."""
+    """Dispatch in the batch of the publish, as with a consumer that keeps up."""
     walk.consume(count)
     warm = max(WARM, len(walk.queues) // count + 1)  # each queue has had a message
     for number in range(rounds + warm):
@@ -297,7 +297,7 @@ def born_and_gone(walk: Walk, rounds: int, count: int) -> None:
 
 
 def from_disk(walk: Walk, rounds: int, count: int) -> None:
-    """Publish everything first; then dispatch what must be loaded."""
+    """Publish everything first, then dispatch messages that have to be loaded."""
     for _ in range(rounds + WARM):
         walk.publish(count)
         walk.end_round()
@@ -311,7 +311,7 @@ def from_disk(walk: Walk, rounds: int, count: int) -> None:
 
 
 def early(walk: Walk, rounds: int, count: int) -> None:
-    """Acknowledge in the batch that dispatches: what was stored before leaves at once."""
+    """Acknowledge in the batch that dispatches, because the messages are already stored."""
     walk.consume(count)
     for number in range(rounds + WARM):
         if number == WARM:
@@ -321,7 +321,7 @@ def early(walk: Walk, rounds: int, count: int) -> None:
 
 
 def expiry(walk: Walk, rounds: int, count: int) -> None:
-    """Publish everything with a TTL; then let it expire, 1,000 a batch at most."""
+    """Publish everything with a TTL, then expire it, up to 1,000 messages per batch."""
     walk.ttl_s = 1
     for _ in range(rounds):
         walk.publish(count)

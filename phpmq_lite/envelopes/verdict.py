@@ -385,7 +385,7 @@ def _convention(body: _Body) -> Iterator[EnvelopeProblem]:
 
 
 def _is_uuid(text: str) -> bool:
-    """Tell whether it is a UUID as RFC 9562 writes it; UUID() takes braces and more."""
+    """Return whether the text is a UUID in the form of RFC 9562; UUID() accepts more forms."""
     try:
         return str(UUID(text)) == text.lower()
     except ValueError:

@@ -162,7 +162,7 @@ def _stream(rows: Rows, output: FrameWriter) -> int:
 
 
 def _lower_priority() -> None:
-    """Give the broker precedence on the processors."""
+    """Lower the priority of this process below the broker's."""
     with suppress(OSError):
         os.nice(NICE)
     # Linux may weigh sessions against each other, and apply priorities only within a session.
