@@ -401,20 +401,20 @@ class Service:
             engine, self.handle.figures, database, lambda: self.settings, __version__
         )
         if self._context is not None:
-            self._context.care = care
+            self._context.maintenance = care
         return care
 
     async def _prepare_login(self) -> None:
         """Load the accounts; if there are none, prepare the creation of the first user."""
         if self._context is None:
             return
-        token = await self._context.entrance.prepare(_now_ms(), self._first_password)
+        token = await self._context.auth.prepare(_now_ms(), self._first_password)
         self._first_password = None
         if token is None:
             return
         shown = {"token": token} if sys.stderr.isatty() else {}
         _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
-                  token_file=str(self._context.entrance.setup.path), **shown)  # fmt: skip
+                  token_file=str(self._context.auth.setup.path), **shown)  # fmt: skip
 
     async def _drain(self, engine: Engine, listeners: Listeners, shared: SessionContext) -> None:
         """Stop dispatching, wait for acknowledgements, then close all connections."""

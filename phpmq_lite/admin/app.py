@@ -123,7 +123,7 @@ def create_app(
         version=version,
         is_ready=is_ready,
         now_ms=now_ms,
-        entrance=AuthServices(Accounts(readers, engine), SetupToken(settings.data)),
+        auth=AuthServices(Accounts(readers, engine), SetupToken(settings.data)),
     )
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_counting_refusals)
@@ -142,7 +142,7 @@ async def _end_streams(app: web.Application) -> None:
 
 async def _leave_off(app: web.Application) -> None:
     """Stop bulk jobs. After the next start the audit shows them as interrupted."""
-    await app[CONTEXT].acting.jobs.close()
+    await app[CONTEXT].actions.jobs.close()
 
 
 async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
@@ -152,7 +152,7 @@ async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
     async def count() -> None:
         while True:
             await asyncio.sleep(MINUTE_MS / 1_000)
-            await context.entrance.refusals.flush(
+            await context.auth.refused_logins.flush(
                 lambda entry, more: request_audit.write_entry(context, entry, more)
             )
 
@@ -161,7 +161,7 @@ async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    await context.entrance.close()
+    await context.auth.close()
 
 
 # -- middlewares, outermost first
@@ -257,7 +257,7 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
     context = context_of(request)
     if is_started(request):
         try:
-            await context.entrance.load(context.now_ms())
+            await context.auth.load(context.now_ms())
         except StorageError as error:
             if not is_quiet("accounts_not_read"):
                 _log.error("accounts_not_read", reason=str(error))

@@ -43,7 +43,7 @@ class ConnectionLimits:
         patience: SlowClientTimeouts | None = None,
     ) -> None:
         self.gate = gate
-        self.patience = patience or SlowClientTimeouts()
+        self.timeouts = patience or SlowClientTimeouts()
         self.ended: Counter[str] = Counter()  # for being slow, by reason
         self.open: set[LimitedConnection] = set()
         self._paused: deque[LimitedConnection] = (
@@ -68,30 +68,30 @@ class ConnectionLimits:
         return None if is_trusted else host
 
     @staticmethod
-    def turn_away(name: str | None, refusal: str) -> None:
+    def log_refusal(name: str | None, refusal: str) -> None:
         """Log that a connection was refused."""
         if not is_quiet("http_turned_away"):
             _log.warning("http_turned_away", address=name, reason=refusal)
 
-    def look(self, now_s: float) -> None:
+    def close_slow(self, now_s: float) -> None:
         """Close connections that are too slow."""
-        for door in list(self.open):
-            reason = door.overdue(now_s)
+        for limited in list(self.open):
+            reason = limited.slow_reason(now_s)
             if reason is not None:
                 self.ended[reason] += 1
-                door.end(is_told=reason != ANSWER and door.has_begun)
+                limited.end(is_told=reason != ANSWER and limited.has_begun)
 
-    def read_later(self, door: "LimitedConnection") -> None:
+    def resume_in_turn(self, limited: "LimitedConnection") -> None:
         """Resume reading a connection in turn: one waiting connection reads every 2 ms.
 
         Without it, 95 connections that sent refused bodies delayed a batch by 60 ms.
         """
         if not self._paused:
             asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
-        self._paused.append(door)
+        self._paused.append(limited)
 
     def _read_next(self) -> None:
-        self._paused.popleft().read_on()
+        self._paused.popleft().resume_reading()
         if self._paused:
             asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
 
@@ -100,7 +100,7 @@ class ConnectionLimits:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_EACH_S)
-            self.look(loop.time())
+            self.close_slow(loop.time())
 
 
 class LimitedConnection(asyncio.Protocol):
@@ -110,9 +110,9 @@ class LimitedConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, doors: ConnectionLimits, inner: web.RequestHandler, *, is_counted: bool = True
+        self, limits: ConnectionLimits, inner: web.RequestHandler, *, is_counted: bool = True
     ) -> None:
-        self._doors = doors
+        self._limits = limits
         self._is_counted = is_counted
         self._inner = inner
         self._loop = asyncio.get_running_loop()
@@ -133,23 +133,23 @@ class LimitedConnection(asyncio.Protocol):
         """Accept the connection, or close it."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._name = self._doors.name_of(peer[0] if isinstance(peer, tuple) else None)
-        refusal = self._doors.gate.admit(self._name) if self._is_counted else None
+        self._name = self._limits.name_of(peer[0] if isinstance(peer, tuple) else None)
+        refusal = self._limits.gate.admit(self._name) if self._is_counted else None
         if refusal is not None:
-            self._doors.turn_away(self._name, refusal)
+            self._limits.log_refusal(self._name, refusal)
             self._transport.abort()
             return
         self._is_admitted = True
-        self._doors.open.add(self)
+        self._limits.open.add(self)
         self._began_at = self._loop.time()
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass it on."""
         if self._is_admitted:
-            self._doors.open.discard(self)
+            self._limits.open.discard(self)
             if self._is_counted:
-                self._doors.gate.leave(self._name)
+                self._limits.gate.leave(self._name)
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -163,14 +163,14 @@ class LimitedConnection(asyncio.Protocol):
         if (self._is_refused or self._rest) and not self._transport.is_closing():
             self._transport.pause_reading()
             if not self._rest:
-                self._doors.read_later(self)
+                self._limits.resume_in_turn(self)
             self._rest.append(data)
             return
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
         """Pass it on."""
-        self.read_on()
+        self.resume_reading()
         self._inner.eof_received()
         return None
 
@@ -197,26 +197,26 @@ class LimitedConnection(asyncio.Protocol):
 
     # -- called by ConnectionLimits
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         """Pass on the data that was kept back, and resume reading."""
         rest, self._rest = b"".join(self._rest), []
         if rest and not self._transport.is_closing():
             self._transport.resume_reading()  # before aiohttp, which may pause it again
             self._inner.data_received(rest)
 
-    def overdue(self, now_s: float) -> str | None:
+    def slow_reason(self, now_s: float) -> str | None:
         """Return why the connection must close now, or None."""
-        patience, request = self._doors.patience, self._request
+        timeouts, request = self._limits.timeouts, self._request
         if request is None and self._is_stuck(now_s):
             return ANSWER
         if self._began_at is None or not self._transport.is_reading():
             return None
         late_s = now_s - self._began_at
         if request is None:
-            return HEAD if late_s > patience.head_s else None
+            return HEAD if late_s > timeouts.head_s else None
         if request.content.is_eof():
             return None
-        allowed_s = patience.body_s + self._bytes / patience.body_bytes_per_s
+        allowed_s = timeouts.body_s + self._bytes / timeouts.body_bytes_per_s
         return BODY if late_s > allowed_s else None
 
     def _is_stuck(self, now_s: float) -> bool:
@@ -224,7 +224,9 @@ class LimitedConnection(asyncio.Protocol):
             self._stuck_at = None
         elif self._progress.is_made(self._transport) or self._stuck_at is None:
             self._stuck_at = now_s
-        return self._stuck_at is not None and now_s - self._stuck_at > self._doors.patience.answer_s
+        return (
+            self._stuck_at is not None and now_s - self._stuck_at > self._limits.timeouts.answer_s
+        )
 
     @property
     def has_begun(self) -> bool:

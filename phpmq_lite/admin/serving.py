@@ -43,31 +43,31 @@ async def open_admin(
     stack.push_async_callback(runner.cleanup)
     make = add_headers_everywhere(runner)
     _limit_log()
-    doors = app[CONTEXT].doors
-    watch = asyncio.create_task(doors.run())
+    limits = app[CONTEXT].connection_limits
+    watch = asyncio.create_task(limits.run())
     stack.callback(watch.cancel)
     loop = asyncio.get_running_loop()
     for number, one in enumerate(sockets):
         if tls is not None and one.family != socket.AF_UNIX:
-            accepting = asyncio.create_task(_accept(one, tls, doors, make))
+            accepting = asyncio.create_task(_accept(one, tls, limits, make))
             stack.push_async_callback(_end, accepting)
             continue
         server = await loop.create_server(
-            partial(_plain, doors, make, is_counted=number > 0), sock=one, backlog=128
+            partial(_plain, limits, make, is_counted=number > 0), sock=one, backlog=128
         )
         stack.callback(server.close)
 
 
 def _plain(
-    doors: ConnectionLimits, make: Callable[[], web.RequestHandler], *, is_counted: bool
+    limits: ConnectionLimits, make: Callable[[], web.RequestHandler], *, is_counted: bool
 ) -> LimitedConnection:
-    return LimitedConnection(doors, make(), is_counted=is_counted)
+    return LimitedConnection(limits, make(), is_counted=is_counted)
 
 
 async def _accept(
     listening: socket.socket,
     tls: ssl.SSLContext,
-    doors: ConnectionLimits,
+    limits: ConnectionLimits,
     make: Callable[[], web.RequestHandler],
 ) -> None:
     """Accept connections until cancelled, then cancel pending handshakes."""
@@ -81,34 +81,34 @@ async def _accept(
                 await asyncio.sleep(_RETRY_S)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            door = LimitedConnection(doors, make())
-            handshakes.create_task(_secure(connection, peer[0], tls, door, doors))
+            limited = LimitedConnection(limits, make())
+            handshakes.create_task(_secure(connection, peer[0], tls, limited, limits))
 
 
 async def _secure(
     connection: socket.socket,
     host: str,
     tls: ssl.SSLContext,
-    door: LimitedConnection,
-    doors: ConnectionLimits,
+    limited: LimitedConnection,
+    limits: ConnectionLimits,
 ) -> None:
     """Perform the TLS handshake in a place that ``LimitedConnection`` then takes over."""
-    name = doors.name_of(host)
-    refusal = doors.gate.reserve(name)
+    name = limits.name_of(host)
+    refusal = limits.gate.reserve(name)
     if refusal is not None:
         connection.close()
-        doors.turn_away(name, refusal)
+        limits.log_refusal(name, refusal)
         return
     is_made = False
     try:
         with suppress(OSError):  # ssl.SSLError and TimeoutError are among them
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: door, connection, ssl=tls, ssl_handshake_timeout=doors.patience.head_s
+                lambda: limited, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
             )
             is_made = True
     finally:
         if not is_made:
-            doors.gate.give_up(name)
+            limits.gate.give_up(name)
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

@@ -213,7 +213,7 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
 ) -> None:
     context = home.broker.service._context
     assert context is not None
-    before = context.entrance.hasher.count
+    before = context.auth.passwords.count
     async with HttpUser(home.url) as me:
         token = await me.csrf()
         data = {"csrf": token, "name": "anna", "password": "guess guess guess"}
@@ -223,13 +223,13 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
             statuses.append(answer.status)
         assert answer.headers["Retry-After"].isdecimal()
     assert set(statuses) == {401, 429}
-    hashed = context.entrance.hasher.count - before
+    hashed = context.auth.passwords.count - before
     figure(f"100 wrong passwords: {hashed} hashed")
     assert hashed <= 10
     rows = [row for row in home.audit() if row[2] == "session.login"]
     assert rows[0] == ("nobody", "ui", "session.login", "anna", 1, "wrong_password")
     assert len(rows) <= 2  # two where a minute ended meanwhile
-    assert context.entrance.refusals.total == 100
+    assert context.auth.refused_logins.total == 100
     assert home.broker.service._context is context
     async with HttpUser(home.url) as owner:  # no account is locked, but this address waits
         assert (await owner.log_in("anna")).status == 429
@@ -238,10 +238,10 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
 async def test_unknown_user_is_hashed_too(home: BrokerFixture) -> None:
     context = home.broker.service._context
     assert context is not None
-    before = context.entrance.hasher.count
+    before = context.auth.passwords.count
     async with HttpUser(home.url) as me:
         assert (await me.log_in("nobody-here")).status == 401
-    assert context.entrance.hasher.count == before + 1
+    assert context.auth.passwords.count == before + 1
     assert home.audit()[-1][3] == ""  # what was typed as a name may have been a password
 
 
@@ -254,13 +254,13 @@ async def test_old_hash_is_renewed_at_the_next_login(
         context = home.broker.service._context
         assert context is not None
         old = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
-        context.entrance.accounts.users["anna"].password = old
+        context.auth.accounts.users["anna"].password = old
         async with HttpUser(home.url) as me:
             assert (await me.log_in("anna")).status == 303
             assert (await me.get("/account")).status == 200
         [(stored,)] = home.rows("SELECT password FROM user")
         assert stored.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
-        assert context.entrance.accounts.users["anna"].password == stored
+        assert context.auth.accounts.users["anna"].password == stored
 
 
 # -- users, tokens
@@ -368,7 +368,7 @@ async def test_last_use_is_stored_at_most_every_five_minutes(home: BrokerFixture
         for minutes in (0, 1, 4, 6, 7):
             context.now_ms = lambda minutes=minutes: start + minutes * 60_000  # type: ignore[misc]
             await program.get("/api/v1/queues")
-        await context.entrance.accounts.close()
+        await context.auth.accounts.close()
     assert home.rows("SELECT last_used_at FROM token") == [(start + 360_000,)]
 
 

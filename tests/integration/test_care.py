@@ -54,8 +54,8 @@ def until_failed(data: Path) -> dict[str, Any]:
 def care_of(running: testing.RunningBroker) -> Maintenance:
     context = running.service._context
     assert context is not None
-    assert context.care is not None
-    return context.care
+    assert context.maintenance is not None
+    return context.maintenance
 
 
 def page(running: testing.RunningBroker, path: str) -> str:

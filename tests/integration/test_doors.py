@@ -41,7 +41,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
 def doors_of(broker: RunningBroker) -> ConnectionLimits:
     context = broker.service._context
     assert context is not None
-    return context.doors
+    return context.connection_limits
 
 
 @pytest.fixture
@@ -126,13 +126,13 @@ async def test_slow_peers_are_ended_with_a_reason(broker: RunningBroker, come: C
     assert b"200" in await idle.ask()
     await wait_until(lambda: sum(door.has_begun for door in doors.open) == 2)
     assert len(doors.open) == 4
-    doors.look(loop.time() + 5)
+    doors.close_slow(loop.time() + 5)
     assert doors.ended.total() == 0
-    doors.look(loop.time() + 25)
+    doors.close_slow(loop.time() + 25)
     assert doors.ended == {HEAD: 2}
     assert (await head.rest()).startswith(b"HTTP/1.1 408 ")
     assert await silent.rest() == b""
-    doors.look(loop.time() + 60)
+    doors.close_slow(loop.time() + 60)
     assert doors.ended == {HEAD: 2, BODY: 1}
     assert b"408" in await body.rest()
     assert b"200" in await idle.ask(), "between two requests it may be silent"
@@ -142,7 +142,7 @@ async def test_peer_that_does_not_read_its_answer_is_ended(
     broker: RunningBroker, come: Come
 ) -> None:
     doors, loop = doors_of(broker), asyncio.get_running_loop()
-    doors.patience = SlowClientTimeouts(answer_s=1.0)
+    doors.timeouts = SlowClientTimeouts(answer_s=1.0)
     visitor = await come()
     page = b"GET /static/x/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     visitor.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ async def test_peer_that_does_not_read_its_answer_is_ended(
         at = loop.time()
         while not doors.ended:
             at += 0.7
-            doors.look(at)
+            doors.close_slow(at)
             await asyncio.sleep(0.01)
     assert set(doors.ended) == {ANSWER}
 

@@ -79,9 +79,9 @@ async def test_slow_reader_of_an_answer_is_waited_for_until_it_stops(tmp_path: P
     async with running_service(tmp_path / "data") as running:
         context = running.service._context
         assert context is not None
-        doors = context.doors
-        doors.patience = SlowClientTimeouts(head_s=1e6, answer_s=PATIENCE_S)
-        reader = SlowReader(int(running.admin_url.rstrip("/").rpartition(":")[2]), doors.look)
+        doors = context.connection_limits
+        doors.timeouts = SlowClientTimeouts(head_s=1e6, answer_s=PATIENCE_S)
+        reader = SlowReader(int(running.admin_url.rstrip("/").rpartition(":")[2]), doors.close_slow)
         await wait_until(lambda: bool(doors.open))
         [door] = doors.open
         door._transport.write(bytes(16 << 20))  # as an answer does

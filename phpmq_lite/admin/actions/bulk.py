@@ -57,7 +57,7 @@ async def freeze_selection(
     audit_entry(request, target=str(query)[:TARGET_MAX])
     frozen = await context.search.freeze(query, queues=allowed_queues(request), limit=MESSAGES_MAX)
     owner = identity_of(request).actor
-    return context.acting.selections.add(str(query), frozen, owner, context.now_ms())
+    return context.actions.selections.add(str(query), frozen, owner, context.now_ms())
 
 
 def find_selection(request: web.Request, token: str) -> MessageSelection:
@@ -67,7 +67,7 @@ def find_selection(request: web.Request, token: str) -> MessageSelection:
         Problem: 410 if it has expired.
     """
     context = context_of(request)
-    return context.acting.selections.find(token, identity_of(request).actor, context.now_ms())
+    return context.actions.selections.find(token, identity_of(request).actor, context.now_ms())
 
 
 def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ async def apply_to_selection(request: web.Request, token: str, asked: BulkReques
         Problem: 410 if the selection has expired, 422 if the action is not confirmed.
     """
     context, owner = context_of(request), identity_of(request).actor
-    known = context.acting.jobs.of_selection(token, owner)
+    known = context.actions.jobs.of_selection(token, owner)
     if known is not None:
         return known
     selection = find_selection(request, token)
@@ -153,18 +153,21 @@ async def undo_action(request: web.Request, token: str) -> BulkJob:
         Problem: 410 if it can no longer be undone.
     """
     context = context_of(request)
-    undo = context.acting.undos.find(token, identity_of(request).actor, context.now_ms())
+    undo = context.actions.undos.find(token, identity_of(request).actor, context.now_ms())
     options = ActionOptions(queues=allowed_queues(request))
     entry = audit_entry(request, target=undo.target)
     order = BulkWork(undo.action, options, undo.seqs, undo.target, undo=undo)
     job = await _start(context, entry, order)
-    context.acting.undos.take(token)
+    context.actions.undos.take(token)
     return job
 
 
 async def _start(context: Context, entry: AuditEntry, order: BulkWork) -> BulkJob:
-    return await context.acting.jobs.start(
-        lambda *work: context.engine.run(act_on_messages, *work), entry, order, context.acting.undos
+    return await context.actions.jobs.start(
+        lambda *work: context.engine.run(act_on_messages, *work),
+        entry,
+        order,
+        context.actions.undos,
     )
 
 
@@ -220,12 +223,12 @@ def job_number(request: web.Request) -> int:
 def visible_jobs(request: web.Request) -> list[BulkJob]:
     """Return the jobs that the caller may see: their own, if limited to some queues."""
     identity = identity_of(request)
-    return [job for job in context_of(request).acting.jobs.all if _may_see(identity, job.owner)]
+    return [job for job in context_of(request).actions.jobs.all if _may_see(identity, job.owner)]
 
 
 def find_job(request: web.Request, number: int) -> BulkJob | None:
     """Return a job in memory; None if there is none that the caller may see."""
-    found = context_of(request).acting.jobs.find(number)
+    found = context_of(request).actions.jobs.find(number)
     return found if found is not None and _may_see(identity_of(request), found.owner) else None
 
 

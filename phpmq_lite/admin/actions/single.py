@@ -102,7 +102,7 @@ async def act_on_some(
     undo = make_undo(action, identity_of(request).actor, target)
     if undo is not None:
         undo.note(outcome)
-    return ActionResult(action, outcome, context.acting.undos.add(undo, context.now_ms()))
+    return ActionResult(action, outcome, context.actions.undos.add(undo, context.now_ms()))
 
 
 async def ticked_messages(request: web.Request, ids: Sequence[str]) -> FrozenSelection:

@@ -117,4 +117,4 @@ class FlashMessage:
 def leave_message(request: web.Request, note: FlashMessage) -> None:
     """Show a message on the next page of this session."""
     sessions = context_of(request).sessions
-    sessions.note(request, note.text, undo=note.undo, link=note.link)
+    sessions.store_message(request, note.text, undo=note.undo, link=note.link)

@@ -38,7 +38,7 @@ IDLE_MS: Final = 12 * 3_600_000
 LONGEST_MS: Final = 7 * 86_400_000
 KEPT_MS: Final = 30 * 86_400_000  # with "keep me signed in"; without an idle timeout
 SEEN_EVERY_MS: Final = 300_000
-SESSIONS_A_USER: Final = 50
+SESSIONS_PER_USER: Final = 50
 _AGENT_LENGTH: Final = 200
 
 _log = get_logger(__name__)
@@ -323,7 +323,7 @@ class Accounts:
             if one.user_id == user.user_id and not has_session_ended(one, now_ms)
         ]
         own.sort(key=lambda one: one.seen_at)
-        return over + own[: max(len(own) - SESSIONS_A_USER + 1, 0)]
+        return over + own[: max(len(own) - SESSIONS_PER_USER + 1, 0)]
 
     def session_numbered(self, number: int) -> LoginSession:
         """Return a session by number.

@@ -118,7 +118,7 @@ async def check_form(request: web.Request, token: str) -> None:
         Problem: 415 for other content types, 403 for a missing or foreign token, and what reading
             the form raises.
     """
-    check_is_form(request)
+    check_form_type(request)
     given = await read_form_field(request, CSRF_FIELD)
     if not _is_token(given, token):
         raise Problem(
@@ -130,7 +130,7 @@ async def check_form(request: web.Request, token: str) -> None:
         )
 
 
-def check_is_form(request: web.Request) -> None:
+def check_form_type(request: web.Request) -> None:
     """Refuse requests that are not forms.
 
     Raises:
@@ -182,7 +182,7 @@ def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
         raise RuntimeError("the runner is not set up")
     make = server.request_factory
 
-    def make_headed(
+    def prepare_with_headers(
         message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
         if message is not ERROR:
@@ -190,7 +190,7 @@ def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
         loop = asyncio.get_running_loop()
         return _Unparsed(message, payload, protocol, writer, task, loop)
 
-    server.request_factory = make_headed
+    server.request_factory = prepare_with_headers
     return server
 
 

@@ -29,7 +29,7 @@ def find_identity(request: web.Request) -> Identity:
     context = context_of(request)
     if is_control(request):
         return CONTROL
-    if not context.entrance.accounts.is_loaded:
+    if not context.auth.accounts.is_loaded:
         return NOBODY
     bearer = bearer_of(request)
     if bearer is not None:
@@ -47,7 +47,7 @@ def bearer_of(request: web.Request) -> str | None:
 
 
 def _of_token(context: Context, secret: str) -> Identity:
-    accounts, now_ms = context.entrance.accounts, context.now_ms()
+    accounts, now_ms = context.auth.accounts, context.now_ms()
     token = accounts.token_of(secret, now_ms) if secret.startswith(TOKEN_PREFIX) else None
     if token is None:
         return NOBODY
@@ -60,7 +60,7 @@ def _of_session(request: web.Request, context: Context) -> Identity | None:
     cookie = cookie_of(request)
     if not cookie:
         return None
-    accounts, now_ms = context.entrance.accounts, context.now_ms()
+    accounts, now_ms = context.auth.accounts, context.now_ms()
     session = accounts.session_of(cookie, now_ms)
     if session is None:
         return None
@@ -80,7 +80,7 @@ def needs_no_login(request: web.Request) -> bool:
     admin = context.settings.admin
     return (
         admin.login == "auto"
-        and not context.entrance.accounts.users
+        and not context.auth.accounts.users
         and not admin.public_url
         and not admin.trusted_proxies
         and is_from_here(request)
@@ -107,7 +107,7 @@ def check_role(request: web.Request, route: Route) -> None:
             403, "role", f"This requires the role {route.role}; {identity.actor!r} is "
             f"{identity.role}. Nothing was changed.", bound=str(route.role),
         )  # fmt: skip
-    if not context.entrance.accounts.is_loaded:
+    if not context.auth.accounts.is_loaded:
         raise Problem(503, "storage", "The accounts cannot be read.", headers={"Retry-After": "5"})
     if _is_for_people(request, route):
         raise web.HTTPSeeOther(login_url(request))

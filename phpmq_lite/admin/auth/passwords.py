@@ -15,8 +15,8 @@ from phpmq_lite.admin.base.problems import Problem
 
 SHORTEST: Final = 12
 LONGEST: Final = 1_024
-AT_ONCE: Final = 2  # a hash takes 64 MiB and about 0.2 s
-WAITING: Final = 8
+HASHES_AT_ONCE: Final = 2  # a hash takes 64 MiB and about 0.2 s
+MAX_WAITING: Final = 8
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Passwords:
 
     def __init__(self, argon2: PasswordHasher | None = None) -> None:
         self._argon2 = argon2 or PasswordHasher()  # its defaults are those of RFC 9106
-        self._threads = ThreadPoolExecutor(AT_ONCE, "password")
+        self._threads = ThreadPoolExecutor(HASHES_AT_ONCE, "password")
         self._asked = 0  # hashes running and waiting
         self.count = 0  # hashes begun since the start
 
@@ -67,7 +67,7 @@ class Passwords:
         return self._argon2.check_needs_rehash(known)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        if self._asked >= AT_ONCE + WAITING:
+        if self._asked >= HASHES_AT_ONCE + MAX_WAITING:
             raise Problem(
                 429, "busy", "Too many passwords are being checked. Try again.",
                 headers={"Retry-After": "2"},
@@ -98,8 +98,8 @@ def _same_everywhere(password: str) -> str:
     return unicodedata.normalize("NFC", password).encode(errors="replace").decode()
 
 
-TRIES: Final = 5  # attempts per minute from one address
-TRIES_OF_UNKNOWN: Final = 20  # attempts per minute over all addresses without a recent login
+MAX_ATTEMPTS: Final = 5  # attempts per minute from one address
+MAX_ATTEMPTS_UNKNOWN: Final = 20  # attempts per minute over all addresses without a recent login
 WINDOW_S: Final = 60.0
 KNOWN_S: Final = 30 * 86_400.0
 
@@ -115,7 +115,7 @@ class LoginThrottle:
         self._unknown: deque[float] = deque()
         self._known: dict[str, float] = {}  # address -> last login
 
-    def know(self, address: str, now_s: float) -> None:
+    def add_login(self, address: str, now_s: float) -> None:
         """Record a login: other addresses cannot use up the attempts of this one from now on."""
         self._known[throttle_key(address)] = now_s
 
@@ -125,9 +125,9 @@ class LoginThrottle:
         key = throttle_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S
         own = self._tries.setdefault(key, deque())
-        waits = [_wait_s(own, TRIES, now_s)]
+        waits = [_wait_s(own, MAX_ATTEMPTS, now_s)]
         if not is_known:
-            waits.append(_wait_s(self._unknown, TRIES_OF_UNKNOWN, now_s))
+            waits.append(_wait_s(self._unknown, MAX_ATTEMPTS_UNKNOWN, now_s))
         if max(waits) == 0.0:
             own.append(now_s)
             if not is_known:

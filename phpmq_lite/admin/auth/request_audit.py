@@ -106,6 +106,6 @@ async def count_refused_login(request: web.Request, problem: Problem) -> None:
     entry = audit_entry(request)
     entry.result = problem.code
     leave_entry(request)
-    await context.entrance.refusals.add(
+    await context.auth.refused_logins.add(
         entry, context.now_ms(), lambda one, more: write_entry(context, one, more)
     )

@@ -75,9 +75,9 @@ class AuthServices:
 
     accounts: Accounts
     setup: SetupToken
-    hasher: Passwords = field(default_factory=Passwords)
-    backoff: LoginThrottle = field(default_factory=LoginThrottle)
-    refusals: RefusedLogins = field(default_factory=RefusedLogins)
+    passwords: Passwords = field(default_factory=Passwords)
+    throttle: LoginThrottle = field(default_factory=LoginThrottle)
+    refused_logins: RefusedLogins = field(default_factory=RefusedLogins)
 
     async def load(self, now_ms: int) -> None:
         """Load the accounts once.
@@ -87,7 +87,7 @@ class AuthServices:
         """
         if not self.accounts.is_loaded:
             for address in await self.accounts.load(now_ms):
-                self.backoff.know(address, now_ms / 1_000)
+                self.throttle.add_login(address, now_ms / 1_000)
 
     async def prepare(self, now_ms: int, password: str | None) -> str | None:
         """Load the accounts; without a user, create the first one or the setup token.
@@ -96,7 +96,7 @@ class AuthServices:
         """
         await self.load(now_ms)
         if not self.accounts.users and password is not None:
-            user = User(0, FIRST_NAME, await self.hasher.hash(password), "admin", (), now_ms)
+            user = User(0, FIRST_NAME, await self.passwords.hash(password), "admin", (), now_ms)
             entry = AuditEntry("local", "cli", "", "user.add", FIRST_NAME, reason=SETTING)
             await self.accounts.add_user(entry, user, is_first=True)
         if self.accounts.users:
@@ -107,4 +107,4 @@ class AuthServices:
     async def close(self) -> None:
         """Wait for pending writes."""
         await self.accounts.close()
-        self.hasher.close()
+        self.passwords.close()

@@ -54,12 +54,12 @@ class BrowserSessions:
         session = self.open(request)
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
-    def keep(self, request: web.Request, response: web.StreamResponse) -> None:
+    def set_cookie(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set the cookie if a new session was opened for this response."""
         if _SESSION in request and cookie_of(request) != request[_SESSION]:
-            self.give(request, response, request[_SESSION])
+            self.set_session(request, response, request[_SESSION])
 
-    def give(
+    def set_session(
         self,
         request: web.Request,
         response: web.StreamResponse,
@@ -77,13 +77,13 @@ class BrowserSessions:
             samesite="Lax",
         )
 
-    def take_away(self, request: web.Request, response: web.StreamResponse) -> None:
+    def delete_cookie(self, request: web.Request, response: web.StreamResponse) -> None:
         """Delete the browser's session cookie."""
         response.del_cookie(
             cookie_name(request), path="/", secure=request.secure, httponly=True, samesite="Lax"
         )
 
-    def note(
+    def store_message(
         self,
         request: web.Request,
         text: str,
@@ -92,9 +92,9 @@ class BrowserSessions:
         link: tuple[str, str] | None = None,
     ) -> None:
         """Store a message for the next page of this session."""
-        self.note_for(self.open(request), text, undo=undo, link=link)
+        self.store_message_for(self.open(request), text, undo=undo, link=link)
 
-    def note_for(
+    def store_message_for(
         self,
         session: str,
         text: str,
@@ -109,7 +109,7 @@ class BrowserSessions:
         if len(self._notes) > _NOTES:
             self._notes.popitem(last=False)
 
-    def take_note(self, request: web.Request) -> StoredFlashMessage | None:
+    def take_message(self, request: web.Request) -> StoredFlashMessage | None:
         """Remove and return the stored message of this session, if there is one."""
         return self._notes.pop(cookie_of(request), None)
 

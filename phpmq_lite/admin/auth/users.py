@@ -77,7 +77,7 @@ def visible_user(request: web.Request, name: str) -> User:
     Raises:
         Problem: 404 if there is none, or none that the caller may see.
     """
-    user = context_of(request).entrance.accounts.user_named(name)
+    user = context_of(request).auth.accounts.user_named(name)
     if not visible_accounts(request, [user]):
         raise not_found("user", name)
     return user
@@ -104,7 +104,7 @@ def owner_named(request: web.Request, name: str) -> str:
     Raises:
         Problem: 404 if there is no such user or token.
     """
-    accounts = context_of(request).entrance.accounts
+    accounts = context_of(request).auth.accounts
     if name == CONTROL.name:
         return CONTROL.owner
     kind, _, token_name = name.partition(" ")
@@ -177,15 +177,15 @@ async def add_user(
     return await _make_user(request, name, password, role, globs, is_first=False)
 
 
-async def add_first(request: web.Request, token: str, name: str, password: str) -> User:
+async def add_first_user(request: web.Request, token: str, name: str, password: str) -> User:
     """Create the first user, an admin, with the setup token.
 
     Raises:
         Problem: 403 if the token is wrong, 429 if it was tried too often.
     """
-    entrance = context_of(request).entrance
-    check_tries(request)
-    if not entrance.setup.is_right(token):
+    services = context_of(request).auth
+    check_attempts(request)
+    if not services.setup.is_right(token):
         raise Problem(
             403, "wrong_token",
             "This is not the setup token. It is in the file setup-token of the data folder and "
@@ -199,21 +199,21 @@ async def _make_user(
     is_first: bool,
 ) -> User:  # fmt: skip
     context = context_of(request)
-    entrance = context.entrance
+    services = context.auth
     detail = json.dumps({"role": check_role_name(role), "queues": check_globs(globs)})
-    if not entrance.accounts.users and (role != "admin" or globs):
+    if not services.accounts.users and (role != "admin" or globs):
         raise Problem(
             422, "invalid",
             "The first user must be an admin of all queues: from then on a login is required.",
             field="role", bound="admin",
         )  # fmt: skip
     entry = audit_entry(request, target=check_name(name), detail=detail)
-    if name in entrance.accounts.users:
+    if name in services.accounts.users:
         raise Problem(409, "taken", f"The user {name!r} already exists.", field="name")
-    user = User(0, name, await entrance.hasher.hash(password), role, check_globs(globs),
+    user = User(0, name, await services.passwords.hash(password), role, check_globs(globs),
                 context.now_ms())  # fmt: skip
-    made = await entrance.accounts.add_user(entry, user, is_first=is_first)
-    entrance.setup.spend()
+    made = await services.accounts.add_user(entry, user, is_first=is_first)
+    services.setup.spend()
     return made
 
 
@@ -238,9 +238,9 @@ async def change_user(
     if not detail:
         return
     entry = audit_entry(request, target=user.name, detail=json.dumps(detail))
-    entrance = context_of(request).entrance
-    hashed = None if password is None else await entrance.hasher.hash(password)
-    await entrance.accounts.change_user(
+    services = context_of(request).auth
+    hashed = None if password is None else await services.passwords.hash(password)
+    await services.accounts.change_user(
         entry,
         user,
         role=role,
@@ -255,12 +255,12 @@ async def change_own_password(request: web.Request, old: str, new: str) -> User:
     Raises:
         Problem: 403 if the old one is wrong, 429 if it was tried too often.
     """
-    entrance, user = context_of(request).entrance, user_of(request)
+    services, user = context_of(request).auth, user_of(request)
     entry = audit_entry(request, target=user.name, detail=json.dumps({"password": "changed"}))
-    check_tries(request)
-    if not await entrance.hasher.is_right(user.password, old):
+    check_attempts(request)
+    if not await services.passwords.is_right(user.password, old):
         raise Problem(403, "wrong_password", "The old password is wrong.", field="old")
-    await entrance.accounts.change_user(entry, user, password=await entrance.hasher.hash(new))
+    await services.accounts.change_user(entry, user, password=await services.passwords.hash(new))
     return user
 
 
@@ -268,7 +268,7 @@ async def remove_user(request: web.Request, user: User, reason: str = "") -> Non
     """Remove a user, and end all their sessions."""
     check_may_manage(request)
     entry = audit_entry(request, target=user.name, reason=reason)
-    await context_of(request).entrance.accounts.remove_user(entry, user)
+    await context_of(request).auth.accounts.remove_user(entry, user)
 
 
 def user_of(request: web.Request) -> User:
@@ -279,7 +279,7 @@ def user_of(request: web.Request) -> User:
     """
     if identity_of(request).kind != "user":
         raise Problem(403, "no_user", "This is for users who are logged in.")
-    return context_of(request).entrance.accounts.user_of(request[LOGIN])
+    return context_of(request).auth.accounts.user_of(request[LOGIN])
 
 
 # -- tokens
@@ -303,28 +303,28 @@ async def add_token(
     )
     detail = {"role": role, "queues": token.queues, "expires_at": expires_at}
     entry = audit_entry(request, target=name, detail=json.dumps(detail))
-    secret = await context.entrance.accounts.add_token(entry, token)
-    return context.entrance.accounts.token_named(name), secret
+    secret = await context.auth.accounts.add_token(entry, token)
+    return context.auth.accounts.token_named(name), secret
 
 
 async def remove_token(request: web.Request, token: ApiToken) -> None:
     """Revoke a token; the next call with it is refused."""
     check_sees_all(request)
     entry = audit_entry(request, target=token.name)
-    await context_of(request).entrance.accounts.remove_token(entry, token)
+    await context_of(request).auth.accounts.remove_token(entry, token)
 
 
 # -- sessions
 
 
-def check_tries(request: web.Request) -> None:
+def check_attempts(request: web.Request) -> None:
     """Count an attempt with a password or setup token.
 
     Raises:
         Problem: 429, with the seconds to wait.
     """
     context = context_of(request)
-    seconds = context.entrance.backoff.wait_s(address_of(request), context.now_ms() / 1_000)
+    seconds = context.auth.throttle.wait_s(address_of(request), context.now_ms() / 1_000)
     if seconds:
         wait = str(int(seconds) + 1)
         raise Problem(
@@ -343,34 +343,34 @@ async def log_in(request: web.Request, name: str, password: str, *, is_kept: boo
         Problem: 401 if either is wrong, 429 after too many attempts.
     """
     context = context_of(request)
-    entrance, accounts = context.entrance, context.entrance.accounts
+    services, accounts = context.auth, context.auth.accounts
     user = accounts.users.get(name)
     # Do not store an unknown name: people may type passwords there.
     entry = audit_entry(request, target=user.name if user else "")
-    check_tries(request)
+    check_attempts(request)
     known = user.password if user else None
-    is_right = await entrance.hasher.is_right(known, password)
+    is_right = await services.passwords.is_right(known, password)
     if not is_right or user is None or known is None or user.password != known:
         raise Problem(401, "wrong_password", "Name or password is wrong.", field="password")
     entry.actor = user.name
     cookie = await accounts.add_session(
-        entry, user, context.now_ms(), visitor_of(request), is_kept=is_kept, password=known
+        entry, user, context.now_ms(), login_origin_of(request), is_kept=is_kept, password=known
     )
-    entrance.backoff.know(address_of(request), context.now_ms() / 1_000)
-    if entrance.hasher.is_old(known):
-        await accounts.rehash(user, known, await entrance.hasher.hash(password))
+    services.throttle.add_login(address_of(request), context.now_ms() / 1_000)
+    if services.passwords.is_old(known):
+        await accounts.rehash(user, known, await services.passwords.hash(password))
     return cookie
 
 
 async def start_session(request: web.Request, user: User) -> str:
     """Start another session without asking for the password, which was just set."""
     context = context_of(request)
-    return await context.entrance.accounts.add_session(
-        None, user, context.now_ms(), visitor_of(request), is_kept=False
+    return await context.auth.accounts.add_session(
+        None, user, context.now_ms(), login_origin_of(request), is_kept=False
     )
 
 
-def visitor_of(request: web.Request) -> LoginOrigin:
+def login_origin_of(request: web.Request) -> LoginOrigin:
     """Return the address and browser of a request."""
     agent = request.headers.get("User-Agent", "")
     return LoginOrigin(address_of(request), agent.encode("utf-8", "backslashreplace").decode())
@@ -378,7 +378,7 @@ def visitor_of(request: web.Request) -> LoginOrigin:
 
 async def end_session(request: web.Request, session: LoginSession) -> None:
     """End a session; callers limited to some queues can only end their own."""
-    accounts = context_of(request).entrance.accounts
+    accounts = context_of(request).auth.accounts
     own: LoginSession | None = request.get(LOGIN)
     if own is None or own.user_id != session.user_id:
         check_sees_all(request)

@@ -104,14 +104,14 @@ class Context:
     version: str
     is_ready: Callable[[], bool]
     now_ms: Callable[[], int]  # Unix ms
-    entrance: AuthServices  # accounts, passwords, login limits, the setup token
+    auth: AuthServices  # accounts, passwords, login limits, the setup token
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
-    care: Maintenance | None = None  # backups and scrub, once the broker serves
+    maintenance: Maintenance | None = None  # backups and scrub, once the broker serves
     schemas: ActiveSchemas = field(
         default_factory=lambda: ActiveSchemas(None)
     )  # of payloads, by URN
-    doors: ConnectionLimits = field(init=False)  # connections to the admin
+    connection_limits: ConnectionLimits = field(init=False)  # connections to the admin
     live: LiveFeeds = field(default_factory=LiveFeeds)  # streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
     labels: MetricLabels = field(default_factory=MetricLabels)  # of the metrics
@@ -123,13 +123,13 @@ class Context:
     exports: ExportProcesses = field(init=False)  # to Arrow, in processes of their own
     memory: HttpMemory = field(init=False)  # of large requests and responses
     docs: Documentation = field(init=False)  # pages at /docs/
-    acting: ActionState = field(init=False)  # selections, bulk jobs, undo records
+    actions: ActionState = field(init=False)  # selections, bulk jobs, undo records
 
     def __post_init__(self) -> None:
         """Create the parts that need the clock or the data folder."""
-        self.doors = ConnectionLimits.of(self.settings)
+        self.connection_limits = ConnectionLimits.of(self.settings)
         self.memory = HttpMemory(int(self.settings.limits.http_memory))
-        self.acting = ActionState(self.now_ms)
+        self.actions = ActionState(self.now_ms)
         self.docs = Documentation(docs_folder(), self.urls.docs)
         self.summaries = SummaryFile(self.settings.data)
         self.exports = ExportProcesses(

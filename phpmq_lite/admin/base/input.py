@@ -91,7 +91,7 @@ def check_encoding(request: web.Request) -> None:
         )  # fmt: skip
 
 
-async def next_of(request: web.Request, default: str) -> str:
+async def read_next_path(request: web.Request, default: str) -> str:
     """Return the form's field ``next`` if it is a path of this site, else ``default``."""
     given = await read_form_field(request, "next")
     return given if is_own_path(given) else default

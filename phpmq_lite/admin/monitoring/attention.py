@@ -67,7 +67,7 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
     held, shelves = _longest(seen.held), dead_letter_queues_named(status.queues)
     for queue in status.queues:
         # Notices beyond the limit are not formatted: with 10,000 queues that takes 40 ms.
-        is_waiting = holds_dead_letters(queue) or queue.name in shelves
+        is_waiting = expects_waiting(queue) or queue.name in shelves
         found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
@@ -98,7 +98,7 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
             f"{formats.format_size(seen.wal_limit_bytes)}: a reader may prevent its truncation"
         )
         yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
-    yield from _of_care(seen)
+    yield from _maintenance_notices(seen)
     if status.clock_doubt_ms:
         text = (
             f"At the start it was {_duration(status.clock_doubt_ms)} ahead; until someone decides "
@@ -122,7 +122,7 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
             yield Notice("warn", "Publishers", text, "system", {}, "System")
 
 
-def _of_care(seen: AttentionFacts) -> Iterator[Notice]:
+def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
     """Return notices about damage, and about failed or late backups."""
     for text in seen.damage:
         yield Notice("bad", "Damage", text, "backups", {}, "Scrub")
@@ -222,7 +222,7 @@ def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
     return longest
 
 
-def holds_dead_letters(queue: QueueStatus) -> bool:
+def expects_waiting(queue: QueueStatus) -> bool:
     """Return whether messages are expected to wait here: dead letters and delayed retries."""
     return queue.name.endswith((".dlq", ".retry"))
 
@@ -286,12 +286,12 @@ async def read_notices(
 
 def _care(context: Context, now_ms: int) -> dict[str, Any]:
     """Return the facts about backups and scrub."""
-    if context.care is None:
+    if context.maintenance is None:
         return {}
-    made = context.care.backups
+    made = context.maintenance.backups
     newest = made.newest
     return {
-        "damage": context.care.scrub.state.damage,
+        "damage": context.maintenance.scrub.state.damage,
         "backup_error": made.error,
         "backup_age_ms": now_ms - newest.made_at if newest and made.every_s else None,
         "backup_each_ms": int(made.every_s * 1_000),

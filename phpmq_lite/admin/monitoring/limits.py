@@ -27,7 +27,7 @@ class HttpUsage:
     connections: int = 0
     places: int = 1
     busiest: int = 0  # connections of one address
-    turned_away: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
+    refused: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
     memory_bytes: int = 0  # of large requests and responses
     memory_reached: int = 0  # times
     head_s: int = 10  # waiting for the head of a request
@@ -82,16 +82,20 @@ class Limit:
 
 def read_http_usage(context: Context) -> HttpUsage:
     """Return the use of the admin's own limits."""
-    doors, live, selected = context.doors, context.live, context.acting.selections
+    connections, live, selected = (
+        context.connection_limits,
+        context.live,
+        context.actions.selections,
+    )
     return HttpUsage(
-        connections=doors.gate.connections,
-        places=doors.gate.places,
-        busiest=doors.gate.busiest,
-        turned_away=doors.gate.refused,
+        connections=connections.gate.connections,
+        places=connections.gate.places,
+        busiest=connections.gate.busiest,
+        refused=connections.gate.refused,
         memory_bytes=context.memory.used,
         memory_reached=context.memory.reached,
-        head_s=round(doors.patience.head_s),
-        ended=doors.ended.total(),
+        head_s=round(connections.timeouts.head_s),
+        ended=connections.ended.total(),
         streams=live.streams,
         streams_refused=live.streams_refused,
         waits=len(live.waits),
@@ -204,7 +208,7 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
 
 
 def _of_admin(settings: Settings, http: HttpUsage) -> Iterator[Limit]:
-    most, turned_away = settings.limits, http.turned_away
+    most, turned_away = settings.limits, http.refused
     yield Limit(
         "http_connections", "Connections to the admin", http.places, _CLOSED,
         http.connections, turned_away.get(TOO_MANY, 0), "limits.http_connections",

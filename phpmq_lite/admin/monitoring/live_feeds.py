@@ -38,7 +38,7 @@ class FeedPosition(NamedTuple):
         return f"{self.feed}-{self.version}-{self.row}"
 
 
-def read_seen(text: str) -> FeedPosition | None:
+def parse_position(text: str) -> FeedPosition | None:
     """Parse an event id; None if it is invalid."""
     parts = text.split("-")
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
@@ -69,13 +69,13 @@ class Feed:
         self._row = 0  # rows so far, including omitted ones
 
     @property
-    def seen(self) -> FeedPosition:
+    def position(self) -> FeedPosition:
         """The position of a viewer who has seen everything."""
         return FeedPosition(self.number, self._version, self._row)
 
-    def take(self, data: FeedData) -> bool:
+    def update(self, data: FeedData) -> bool:
         """Store a new evaluation; return whether anything changed."""
-        before = self.seen
+        before = self.position
         version = self._version + 1
         given: dict[tuple[str, str], Any] = {}
         for member, value in data.items():
@@ -93,7 +93,7 @@ class Feed:
         for row in data.get("rows", ()):
             self._row += 1
             self._rows.append((self._row, row))
-        return self.seen != before
+        return self.position != before
 
     def since(self, seen: FeedPosition | None) -> FeedUpdate:
         """Return what changed since a position; everything for None or another feed."""
@@ -108,7 +108,7 @@ class Feed:
             else:
                 data[member] = value
         self._add_rows(data, seen)
-        return FeedUpdate(self.seen, data)
+        return FeedUpdate(self.position, data)
 
     def _add_rows(self, data: dict[str, Any], seen: FeedPosition | None) -> None:
         if seen is None:
@@ -196,7 +196,7 @@ class LiveFeeds:
         self.waits: dict[
             asyncio.Event, str
         ] = {}  # identities by their wake-up event, which is set at the end
-        self.kept: dict[Hashable, FeedState] = {}  # by feed
+        self.states: dict[Hashable, FeedState] = {}  # by feed
         self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # longest unused first
         self._number = 0
         self.streams_refused = 0
@@ -255,7 +255,7 @@ class LiveFeeds:
         running.streams.add(stream)
         if running.task is None or running.task.done():
             running.task = asyncio.create_task(self._run(running))
-        elif running.feed.seen.version:  # the newest second, at once
+        elif running.feed.position.version:  # the newest second, at once
             stream.show(running.feed)
         return stream
 
@@ -290,7 +290,7 @@ class LiveFeeds:
         idle = [other for other, feed in self._feeds.items() if not feed.streams and other != key]
         for other in idle[: max(0, len(idle) - IDLE_FEEDS)]:
             del self._feeds[other]
-            if (kept := self.kept.pop(other, None)) is not None:
+            if (kept := self.states.pop(other, None)) is not None:
                 kept.stop()
         return running
 
@@ -325,7 +325,7 @@ class LiveFeeds:
         async with running.lock:
             now_s = asyncio.get_running_loop().time()
             running.evaluated_at = now_s
-            return running.feed.take(await running.evaluate())
+            return running.feed.update(await running.evaluate())
 
 
 def _drop_dead(running: _Running) -> None:

@@ -87,7 +87,7 @@ class QueueSeries:
         self.wait = self._wait.take(self.wait, is_rest=self._is_rest)
         self.hold = self._hold.take(self.hold, is_rest=self._is_rest)
 
-    def note_oldest(self, at_ms: int) -> None:
+    def set_oldest(self, at_ms: int) -> None:
         """Record when the first ready message of one of its queues was published."""
         if self.oldest_at is None or at_ms < self.oldest_at:
             self.oldest_at = at_ms
@@ -167,10 +167,10 @@ class MetricLabels:
         for group in self.groups():
             group.end()
 
-    def note_oldest(self, ages: Mapping[int, int]) -> None:
+    def set_oldest(self, ages: Mapping[int, int]) -> None:
         """Record when the first ready message of each queue was published, by queue_id."""
         for queue_id, at_ms in ages.items():
-            self._ids.get(queue_id, self._other).note_oldest(at_ms)
+            self._ids.get(queue_id, self._other).set_oldest(at_ms)
 
     def groups(self) -> list[QueueSeries]:
         """Return the series in the order of assignment, ``~other`` last."""

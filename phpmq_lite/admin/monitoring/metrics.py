@@ -485,13 +485,13 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
         await asyncio.sleep(0)
     labels.end()
     with suppress(StorageError):  # the ages are left out
-        labels.note_oldest(await context.reader.oldest_ready(waiting))
+        labels.set_oldest(await context.reader.oldest_ready(waiting))
     return labels.groups()
 
 
 def _maintenance(context: Context) -> dict[str, Any]:
     """Return the readings of backups and scrub."""
-    maintenance = context.care
+    maintenance = context.maintenance
     if maintenance is None:
         return {}
     newest, state = maintenance.backups.newest, maintenance.scrub.state
@@ -514,7 +514,7 @@ async def _readings(context: Context) -> MetricReadings:
         streams=context.live.streams,
         exports=context.exports.running,
         export_ends=context.exports.ends,
-        login_failures=context.entrance.refusals.total,
+        login_failures=context.auth.refused_logins.total,
         limits=limits.list_limits(context.settings, status, limits.read_http_usage(context)),
         **_maintenance(context),
     )

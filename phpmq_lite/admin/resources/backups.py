@@ -86,9 +86,9 @@ def maintenance_of(context: Context) -> Maintenance:
     Raises:
         Problem: 503 before the broker is ready.
     """
-    if context.care is None:
+    if context.maintenance is None:
         raise Problem(503, "not_ready", "The broker is not ready.")
-    return context.care
+    return context.maintenance
 
 
 async def list_backups(request: web.Request) -> web.StreamResponse:
@@ -210,7 +210,9 @@ async def submit_backup(request: web.Request) -> web.StreamResponse:
     """Start a backup. The page shows it when it is complete."""
     context = context_of(request)
     await begin_backup(request)
-    context.sessions.note(request, "The backup has started. It appears here when it is complete.")
+    context.sessions.store_message(
+        request, "The backup has started. It appears here when it is complete."
+    )
     raise web.HTTPSeeOther(context.urls.to("backups"))
 
 

@@ -217,7 +217,7 @@ def _cancel(request: web.Request) -> BulkJob:
     if found is None:
         raise unknown_job(job_number(request))
     audit_entry(request, target=str(found.number))
-    context_of(request).acting.jobs.cancel(found)
+    context_of(request).actions.jobs.cancel(found)
     return found
 
 

@@ -23,8 +23,8 @@ from phpmq_lite.admin.base.input import (
     ListQuery,
     MessageId,
     QueryModel,
-    next_of,
     read_form,
+    read_next_path,
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
@@ -256,11 +256,11 @@ def _new_frames(
     if recorder is None:
         return [], 0
     key = request[FEED]
-    before = context.live.kept.get(key)
+    before = context.live.states.get(key)
     count, missed = 0, recorder.missed
     if isinstance(before, _Shown) and before.began_at == recorder.began_at:
         count, missed = before.count, before.missed
-    context.live.kept[key] = _Shown(recorder.began_at, recorder.count, recorder.missed)
+    context.live.states[key] = _Shown(recorder.began_at, recorder.count, recorder.missed)
     may_see = frame_inspector.frame_filter(request)
     rows = [
         frame_inspector.frame_row(one, recorder.began_at, may_see)
@@ -290,8 +290,8 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
     else:
         await forget_item(context, entry, connections.LABEL, name)
     said = f"{name} is labelled {text}." if text else f"{name} no longer has a label."
-    context.sessions.note(request, said)
-    raise web.HTTPSeeOther(await next_of(request, context.urls.to("clients")))
+    context.sessions.store_message(request, said)
+    raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("clients")))
 
 
 class ClientsQuery(BaseModel):

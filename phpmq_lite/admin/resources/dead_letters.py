@@ -27,7 +27,7 @@ from phpmq_lite.admin.base.search_query import group_search, parse_search, queue
 from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views import dead_letter_queues
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
-from phpmq_lite.admin.views.rendering import gather_in_slices
+from phpmq_lite.admin.views.rendering import collect_in_slices
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.storage.read.dead_letter_groups import (
@@ -118,7 +118,7 @@ async def _values(request: web.Request, _query: object, found: DeadLetterPage) -
         for group in found.groups[:GROUPS_SHOWN]
     )
     return {
-        "groups": await gather_in_slices(groups, context_of(request).engine.pause),
+        "groups": await collect_in_slices(groups, context_of(request).engine.pause),
         "more": max(0, len(found.groups) - GROUPS_SHOWN),
     }
 

@@ -19,7 +19,7 @@ from phpmq_lite.admin.monitoring.live_feeds import (
     FeedData,
     FeedStream,
     FeedUpdate,
-    read_seen,
+    parse_position,
 )
 from phpmq_lite.admin.resources.bulk_jobs import live_bulk
 from phpmq_lite.admin.resources.clients import live_client, live_clients
@@ -119,7 +119,7 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     context, asked = context_of(request), read_query(request, LiveQuery)
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
-    seen = read_seen(request.headers.get("Last-Event-ID", ""))
+    seen = parse_position(request.headers.get("Last-Event-ID", ""))
     stream = context.live.open(key, evaluate, stream_owner(request), seen, is_alive(request))
     if stream is None:
         return web.Response(status=204)
@@ -154,7 +154,7 @@ async def poll_changes(request: web.Request) -> web.StreamResponse:
     context, asked = context_of(request), read_query(request, LivePollQuery)
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
-    update = await context.live.poll(key, evaluate, read_seen(asked.after))
+    update = await context.live.poll(key, evaluate, parse_position(asked.after))
     return json_response({"id": str(update.seen), **update.data})
 
 

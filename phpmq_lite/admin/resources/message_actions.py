@@ -79,7 +79,7 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
         owner = audit_entry(request).actor
         what = formats.count_messages(len(ids)) + " selected"
         audit_entry(request).action = "selection.make"
-        made = context.acting.selections.add(what, frozen, owner, context.now_ms())
+        made = context.actions.selections.add(what, frozen, owner, context.now_ms())
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=made.token, action=str(action), next=to)
         )

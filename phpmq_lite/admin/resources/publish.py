@@ -159,7 +159,7 @@ async def edit_message(request: web.Request) -> web.StreamResponse:
         publishing.publish, entry, name, [(body, asked.ttl_s)], source=(row.seq, "edit")
     )
     undo = make_publish_undo(ids, identity_of(request).actor, row.message_id)
-    token = context.acting.undos.add(undo, context.now_ms())
+    token = context.actions.undos.add(undo, context.now_ms())
     return json_response(
         ActionResultView(id=row.message_id, action="edit", new_id=ids[0], undo=token)
     )
@@ -306,7 +306,7 @@ async def _publish(
     source = None if row is None else (row.seq, "edit")
     ids = await context.engine.run(publishing.publish, entry, name, pieces, source=source)
     undo = make_publish_undo(ids, identity_of(request).actor, name)
-    token = context.acting.undos.add(undo, context.now_ms())
+    token = context.actions.undos.add(undo, context.now_ms())
     link = (context.urls.to("message", id=ids[0]), f"#{int(ids[0][:16], 16)}")
     told = f"{formats.count_messages(len(ids))} published to {name}."
     if refused := Counter(ids.quarantined.values()):

@@ -11,7 +11,7 @@ from phpmq_lite.admin.auth.services import FILE
 from phpmq_lite.admin.auth.sessions import LOGIN
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import FormatQuery, next_of
+from phpmq_lite.admin.base.input import FormatQuery, read_next_path
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
 from phpmq_lite.admin.base.responses import (
@@ -49,7 +49,7 @@ async def _login_page(
         goal=goal if is_own_path(goal) else "",
         name=name,
         problem=problem,
-        has_users=bool(context.entrance.accounts.users),
+        has_users=bool(context.auth.accounts.users),
         is_plain=not request.secure,
     )
     response.headers.update(problem.headers if problem else {})
@@ -67,9 +67,9 @@ async def submit_login(request: web.Request) -> web.StreamResponse:
     except Problem as problem:
         await request_audit.count_refused_login(request, problem)
         return await _login_page(request, await read_form_field(request, "next"), name, problem)
-    response = redirect_with_session(await next_of(request, _home(request)))
+    response = redirect_with_session(await read_next_path(request, _home(request)))
     max_age_s = users.cookie_age_s() if is_kept else None
-    context_of(request).sessions.give(request, response, cookie, max_age_s)
+    context_of(request).sessions.set_session(request, response, cookie, max_age_s)
     return response
 
 
@@ -80,7 +80,7 @@ async def submit_logout(request: web.Request) -> web.StreamResponse:
     if login is not None:
         await users.end_session(request, login)
     response = redirect_with_session(context.urls.to("login"))
-    context.sessions.take_away(request, response)
+    context.sessions.delete_cookie(request, response)
     return response
 
 
@@ -95,7 +95,7 @@ async def show_setup(request: web.Request) -> web.StreamResponse:
 
 
 def _check_open(request: web.Request) -> None:
-    if context_of(request).entrance.accounts.users:
+    if context_of(request).auth.accounts.users:
         raise Problem(404, "unknown_page", "There is no page at this address.")
 
 
@@ -125,7 +125,7 @@ async def submit_setup(request: web.Request) -> web.StreamResponse:
     password = await read_form_field(request, "password")
     try:
         users.check_same(password, await read_form_field(request, "again"))
-        user = await users.add_first(
+        user = await users.add_first_user(
             request, await read_form_field(request, "token"), name, password
         )
     except Problem as problem:
@@ -135,8 +135,8 @@ async def submit_setup(request: web.Request) -> web.StreamResponse:
         return await _setup_page(request, name, problem)
     cookie = await users.start_session(request, user)
     response = redirect_with_session(context.urls.to("overview"))
-    context.sessions.give(request, response, cookie)
-    context.sessions.note_for(
+    context.sessions.set_session(request, response, cookie)
+    context.sessions.store_message_for(
         cookie, f"{user.name} is the first admin. These pages now require a login."
     )
     return response
@@ -158,7 +158,7 @@ class SessionView(View):
 def _view(request: web.Request, session: LoginSession) -> SessionView:
     return SessionView.of(
         session,
-        user=context_of(request).entrance.accounts.user_of(session).name,
+        user=context_of(request).auth.accounts.user_of(session).name,
         is_own=session is request.get(LOGIN),
     )
 
@@ -166,19 +166,19 @@ def _view(request: web.Request, session: LoginSession) -> SessionView:
 async def find_sessions(request: web.Request, _query: FormatQuery | None) -> list[LoginSession]:
     """List the sessions, the most recently used first."""
     context = context_of(request)
-    return context.entrance.accounts.open_sessions(context.now_ms())
+    return context.auth.accounts.open_sessions(context.now_ms())
 
 
 async def end_session(request: web.Request, _asked: None) -> SessionView:
     """End a session. Its browser has to log in again."""
-    session = context_of(request).entrance.accounts.session_numbered(users.parse_id(request))
+    session = context_of(request).auth.accounts.session_numbered(users.parse_id(request))
     view = _view(request, session)
     await users.end_session(request, session)
     return view
 
 
 async def _values(request: web.Request, _query: object, _found: object) -> dict[str, Any]:
-    accounts = context_of(request).entrance.accounts
+    accounts = context_of(request).auth.accounts
     return {"user_of": accounts.user_of, "own": request.get(LOGIN)}
 
 
@@ -219,7 +219,7 @@ async def _account(request: web.Request, problem: Problem | None = None) -> web.
         "account.html",
         status=problem.status if problem else 200,
         user=user,
-        sessions=context.entrance.accounts.sessions_of(user, context.now_ms()),
+        sessions=context.auth.accounts.sessions_of(user, context.now_ms()),
         own=request.get(LOGIN),
         shortest=SHORTEST,
         problem=problem,
@@ -238,19 +238,21 @@ async def submit_own_password(request: web.Request) -> web.StreamResponse:
         return await _account(request, problem)
     cookie = await users.start_session(request, user)
     response = redirect_with_session(context.urls.to("account"))
-    context.sessions.give(request, response, cookie)
-    context.sessions.note_for(cookie, "Your password was changed. Your other sessions have ended.")
+    context.sessions.set_session(request, response, cookie)
+    context.sessions.store_message_for(
+        cookie, "Your password was changed. Your other sessions have ended."
+    )
     return response
 
 
 async def submit_own_session_end(request: web.Request) -> web.StreamResponse:
     """End one of your other sessions."""
     context = context_of(request)
-    session = context.entrance.accounts.session_numbered(users.parse_id(request))
+    session = context.auth.accounts.session_numbered(users.parse_id(request))
     if session.user_id != users.user_of(request).user_id:
         raise Problem(404, "unknown_session", "You have no such session.")
     await users.end_session(request, session)
-    context.sessions.note(request, "The session was ended.")
+    context.sessions.store_message(request, "The session was ended.")
     raise web.HTTPSeeOther(context.urls.to("account"))
 
 

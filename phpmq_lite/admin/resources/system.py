@@ -17,8 +17,8 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     OutputFormat,
     QueryModel,
-    next_of,
     read_form,
+    read_next_path,
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
@@ -277,7 +277,7 @@ async def submit_dismissal(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=number)
     rows = [DismissStartReport(entry.actor, int(number))]
     await context.engine.run(operations.write, entry, rows)
-    raise web.HTTPSeeOther(await next_of(request, context.urls.to("overview")))
+    raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("overview")))
 
 
 async def _find(context: Context, number: int) -> Start | None:
@@ -318,7 +318,9 @@ async def submit_drain(request: web.Request) -> web.StreamResponse:
         raise Problem(503, "no_drain", "This broker cannot be stopped from here.")
     entry = audit_entry(request, target="broker", reason=form.reason())
     await context.engine.run(operations.record_only, entry, 1)
-    context.sessions.note(request, "The broker is draining: it accepts nothing new and stops soon.")
+    context.sessions.store_message(
+        request, "The broker is draining: it accepts nothing new and stops soon."
+    )
     stop()
     raise web.HTTPSeeOther(context.urls.to("system"))
 

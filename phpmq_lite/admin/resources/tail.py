@@ -19,7 +19,7 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.feed_viewers import FEED, feed_key
 from phpmq_lite.admin.monitoring.live_feeds import STREAMS, FeedState
 from phpmq_lite.admin.views import bodies
-from phpmq_lite.admin.views.rendering import gather_in_slices, render_page
+from phpmq_lite.admin.views.rendering import collect_in_slices, render_page
 from phpmq_lite.broker.lifecycle import Event
 from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.pipeline_rows import CopiedRows
@@ -313,7 +313,7 @@ async def show_tail(request: web.Request) -> web.StreamResponse:
     """What happened to the messages of a queue lately, and what happens now."""
     queue, query = require_queue(request), _query_of(request)
     request[FEED] = feed_key(request, f"tail:{queue.name}")
-    if len(context_of(request).live.kept) < STREAMS:
+    if len(context_of(request).live.states) < STREAMS:
         _tail_of(request, queue).listen()  # so that nothing is missed until the stream is there
     rows = await _rows(request, await _past(context_of(request), queue))
     kinds = frozenset(query.kind)
@@ -343,7 +343,7 @@ async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) 
 def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
     """Return the tail of a feed; create a new one if it has stopped."""
     context, key = context_of(request), request[FEED]
-    kept = context.live.kept
+    kept = context.live.states
     known = kept.get(key)
     if isinstance(known, QueueTail) and known.queue_id == queue.queue_id:
         return known
@@ -369,7 +369,7 @@ async def _rows(request: web.Request, happenings: Iterable[TailEvent]) -> list[d
         tail_row(happening, names, lambda id_: urls.to("message", id=id_))
         for happening in happenings
     )
-    return await gather_in_slices(rows, context_of(request).engine.pause)
+    return await collect_in_slices(rows, context_of(request).engine.pause)
 
 
 # -- the past, from the database

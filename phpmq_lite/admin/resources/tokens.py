@@ -61,7 +61,7 @@ class NewTokenView(BaseModel):
 
 async def find_tokens(request: web.Request, _query: object = None) -> list[ApiToken]:
     """List the tokens, without their secrets."""
-    known = context_of(request).entrance.accounts.tokens.values()
+    known = context_of(request).auth.accounts.tokens.values()
     return users.visible_accounts(request, known)
 
 
@@ -80,7 +80,7 @@ async def _create(request: web.Request, asked: TokenInput) -> NewTokenView:
 
 async def revoke_token(request: web.Request, _asked: None) -> TokenView:
     """Revoke a token. The next call with it is rejected."""
-    token = context_of(request).entrance.accounts.token_named(path_name(request, "name"))
+    token = context_of(request).auth.accounts.token_named(path_name(request, "name"))
     await users.remove_token(request, token)
     return TokenView.of(token)
 

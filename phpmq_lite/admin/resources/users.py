@@ -60,7 +60,7 @@ class UserView(View):
 
 async def find_users(request: web.Request, _query: object = None) -> list[User]:
     """List the users."""
-    known = context_of(request).entrance.accounts.users.values()
+    known = context_of(request).auth.accounts.users.values()
     return users.visible_accounts(request, known)
 
 
@@ -95,7 +95,7 @@ async def remove_user(request: web.Request, asked: ActionInput) -> UserView:
 
 
 def _named(request: web.Request) -> User:
-    return context_of(request).entrance.accounts.user_named(path_name(request, "name"))
+    return context_of(request).auth.accounts.user_named(path_name(request, "name"))
 
 
 def account_values(
@@ -126,7 +126,7 @@ async def _list_again(request: web.Request, form: Form, problem: Problem) -> web
 
 async def _user_values(request: web.Request, _query: object, user: User) -> dict[str, Any]:
     context = context_of(request)
-    sessions = context.entrance.accounts.sessions_of(user, context.now_ms())
+    sessions = context.auth.accounts.sessions_of(user, context.now_ms())
     return {**account_values(request), "sessions": sessions}
 
 

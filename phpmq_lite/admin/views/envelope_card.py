@@ -71,7 +71,7 @@ class VerdictBadge:
 # -- one message
 
 
-def is_claimed(index: IndexedFields | None) -> bool:
+def looks_like_envelope(index: IndexedFields | None) -> bool:
     """Return whether a body is meant to be an envelope: it has a URN, or two other members."""
     if index is None:
         return False
@@ -137,7 +137,7 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
     block = read_block(content)
     original = content if block is None else redrive_content(content)
     verdict = validate(original, asked.empty_list_data)
-    if not (asked.is_meant or block is not None or is_claimed(verdict.index)):
+    if not (asked.is_meant or block is not None or looks_like_envelope(verdict.index)):
         return None
     is_wrapped = block is not None and original != content and _is_wrapper(content)
     read = _read(original if is_wrapped else content) if verdict.index is not None else {}
@@ -286,7 +286,7 @@ class RowVerdicts:
         if is_settled_by_verdict(row):  # the row shows the reason
             return None
         verdict = validate(content, self._switch(row.queue_id))
-        if not is_claimed(verdict.index):
+        if not looks_like_envelope(verdict.index):
             return None
         if verdict.problem is not None:
             return VerdictBadge("bad", verdict.problem.reason, shorten(verdict.problem.detail))

@@ -16,7 +16,7 @@ from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.settings import Settings
 
 # Navigation: route, title, and the letter after ``g``.  Routes that do not exist are omitted.
-RAIL: Final = (
+NAVIGATION: Final = (
     ("overview", "Overview", "o"),
     ("queues", "Queues", "q"),
     ("messages", "Messages", "m"),
@@ -31,7 +31,7 @@ RAIL: Final = (
 )
 
 # First segment of a path without its own entry -> the entry it belongs to.
-BELONGS: Final = {
+PARENT_ENTRIES: Final = {
     "selections": "messages",
     "bulk": "messages",
     "trace": "messages",
@@ -70,7 +70,7 @@ HELP: Final = {
     "api": "reference/api",
 }
 
-DISK_STRIP: Final = 0.93  # share of the disk from which every page warns
+DISK_WARNING_SHARE: Final = 0.93  # share of the disk from which every page warns
 
 # Colours of environments, each with a contrast of 4.5:1 to white.  The same in app.css.
 COLOURS: Final = {
@@ -166,9 +166,9 @@ def navigation(request: web.Request, here: str) -> list[NavigationItem]:
     base = context.urls.base_path
     needed = {route.name: route.role for route in context.routes}
     first = _first_part(request.path.removeprefix(base))
-    section = BELONGS.get(first, first)
+    section = PARENT_ENTRIES.get(first, first)
     items = []
-    for name, title, key in RAIL:
+    for name, title, key in NAVIGATION:
         if name not in needed or not mine.may(needed[name]):
             continue
         url = context.urls.to(name)
@@ -188,7 +188,7 @@ def help_page(request: web.Request) -> str:
     return HELP.get(_first_part(request.path.removeprefix(base)), "guides/admin")
 
 
-def list_dangers(request: web.Request) -> Iterator[HeaderWarning]:
+def list_access_warnings(request: web.Request) -> Iterator[HeaderWarning]:
     """Yield the warnings about open access (``docs/operate/security.md`` 1)."""
     context = context_of(request)
     if identity_of(request).kind == "local":
@@ -197,10 +197,10 @@ def list_dangers(request: web.Request) -> Iterator[HeaderWarning]:
             "Everyone on this machine can read and change everything here.",
             url_or_none(context.urls, "setup") or "",
         )
-    yield from open_binds(context.settings, context.urls)
+    yield from unprotected_listeners(context.settings, context.urls)
 
 
-def open_binds(settings: Settings, urls: Urls) -> Iterator[HeaderWarning]:
+def unprotected_listeners(settings: Settings, urls: Urls) -> Iterator[HeaderWarning]:
     """Yield warnings about listeners beyond this machine without protection."""
     tcp, admin = settings.tcp, settings.admin
     system = url_or_none(urls, "system") or ""
@@ -226,7 +226,7 @@ def _is_loopback(host: str) -> bool:
     return host in LOOPBACK_NAMES or host.startswith("127.")
 
 
-def list_troubles(request: web.Request, context: Context) -> list[str]:
+def list_broker_problems(request: web.Request, context: Context) -> list[str]:
     """Yield the problems of the whole broker for the red bar; usually none."""
     status = status_of(request)
     found = [f"Last error: {status.last_error}"] if status.last_error else []
@@ -240,12 +240,12 @@ def list_troubles(request: web.Request, context: Context) -> list[str]:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
     with suppress(OSError):  # takes some microseconds: the data folder is on a local disk
         disk = shutil.disk_usage(context.readers.path.parent)
-        found += disk_trouble(disk.used, disk.used + disk.free)
+        found += disk_warning(disk.used, disk.used + disk.free)
     return found
 
 
-def disk_trouble(used: int, usable: int) -> list[str]:
+def disk_warning(used: int, usable: int) -> list[str]:
     """Return a warning if the disk is nearly full; both in bytes, without root's reserve."""
-    if used < usable * DISK_STRIP:
+    if used < usable * DISK_WARNING_SHARE:
         return []
     return [f"Disk {used / usable:.0%} full: publishing stops when it is full."]

@@ -28,7 +28,7 @@ T = TypeVar("T")
 PIECE_S: Final = 0.000_3  # of work in one slice; about half a commit
 
 
-async def gather_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[None]]) -> list[T]:
+async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[None]]) -> list[T]:
     """Collect all items of an iterable in short slices of work; ``pause`` is the engine's.
 
     Rendering a page in one slice of 5 ms would delay publishes by 5 ms.
@@ -154,9 +154,9 @@ async def render_page(
     context = context_of(request)
     made = await context.templates.get(template)
     parts = made.generate(layout_values(request, context) | values)
-    text = "".join(await gather_in_slices(parts, context.engine.pause))
+    text = "".join(await collect_in_slices(parts, context.engine.pause))
     response = web.Response(text=text, status=status, content_type="text/html", charset="utf-8")
-    context.sessions.keep(request, response)
+    context.sessions.set_cookie(request, response)
     return response
 
 
@@ -181,14 +181,14 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
         "version": context.version,
         "broker": status_of(request),
         "who": frame_parts.viewer_of(request),
-        "dangers": list(frame_parts.list_dangers(request)),
-        "troubles": frame_parts.list_troubles(request, context),
+        "dangers": list(frame_parts.list_access_warnings(request)),
+        "troubles": frame_parts.list_broker_problems(request, context),
         "events_url": frame_parts.url_or_none(urls, "events"),
         "live_url": frame_parts.url_or_none(urls, "live"),
         "search_url": search or urls.to("search"),
         "can_search": search is not None,
         "complete_url": frame_parts.url_or_none(urls, "api-completions"),
-        "note": context.sessions.take_note(request),
+        "note": context.sessions.take_message(request),
         "csrf": lambda: context.sessions.token(request),
         "back_to": _own_path(request),
         "request_id": request.get(REQUEST_ID, ""),

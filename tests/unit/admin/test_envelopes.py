@@ -15,7 +15,7 @@ from phpmq_lite.admin.views.envelope_card import (
     EnvelopeCard,
     JudgeOptions,
     empty_list_data_of,
-    is_claimed,
+    looks_like_envelope,
     make_card,
     other_queue,
     shorten,
@@ -150,10 +150,10 @@ def test_cut_leaves_short_texts() -> None:
 
 
 def test_two_members_without_a_urn_are_a_claim() -> None:
-    assert is_claimed(IndexedFields("u", None, None, None))
-    assert is_claimed(IndexedFields(None, "t", None, 0))
-    assert not is_claimed(IndexedFields(None, "t", None, None))
-    assert not is_claimed(None)
+    assert looks_like_envelope(IndexedFields("u", None, None, None))
+    assert looks_like_envelope(IndexedFields(None, "t", None, 0))
+    assert not looks_like_envelope(IndexedFields(None, "t", None, None))
+    assert not looks_like_envelope(None)
 
 
 VALUES = st.recursive(

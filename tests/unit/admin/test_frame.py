@@ -8,12 +8,12 @@ import pytest
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.admin.routes import ROUTES, route_paths
 from phpmq_lite.admin.views.page_layout import (
-    BELONGS,
     COLOURS,
-    RAIL,
+    NAVIGATION,
+    PARENT_ENTRIES,
     colour_of,
-    disk_trouble,
-    open_binds,
+    disk_warning,
+    unprotected_listeners,
     url_or_none,
 )
 from phpmq_lite.installation import templates_folder
@@ -47,15 +47,15 @@ def test_style_sheet_has_the_same_colours() -> None:
 
 
 def test_rail_has_its_routes_and_each_letter_once() -> None:
-    letters = [key for _, _, key in RAIL]
-    assert {name for name, _, _ in RAIL} <= {route.name for route in ROUTES}
+    letters = [key for _, _, key in NAVIGATION]
+    assert {name for name, _, _ in NAVIGATION} <= {route.name for route in ROUTES}
     assert len(set(letters)) == len(letters)
-    assert set(BELONGS.values()) <= {name for name, _, _ in RAIL}
+    assert set(PARENT_ENTRIES.values()) <= {name for name, _, _ in NAVIGATION}
 
 
 def test_rail_entry_of_pages_beside_it_exists() -> None:
     parts = {path.strip("/").partition("/")[0] for path in route_paths().values()}
-    assert set(BELONGS) - {"backups", "definitions"} <= parts
+    assert set(PARENT_ENTRIES) - {"backups", "definitions"} <= parts
 
 
 def test_unknown_route_has_no_url() -> None:
@@ -79,7 +79,7 @@ def test_unknown_route_has_no_url() -> None:
 def test_what_reaches_beyond_this_machine_shows(
     sections: dict[str, Any], expected: list[str]
 ) -> None:
-    chips = open_binds(Settings(**sections), Urls("", {"system": "/system"}))
+    chips = unprotected_listeners(Settings(**sections), Urls("", {"system": "/system"}))
     assert [chip.title for chip in chips] == expected
 
 
@@ -92,4 +92,4 @@ def test_what_reaches_beyond_this_machine_shows(
     ],
 )
 def test_nearly_full_disk_is_said_on_every_page(used: int, expected: list[str]) -> None:
-    assert disk_trouble(used, 1_000) == expected
+    assert disk_warning(used, 1_000) == expected

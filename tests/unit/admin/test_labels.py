@@ -89,7 +89,7 @@ def test_label_that_looks_like_the_rest_is_marked() -> None:
 def test_oldest_message_of_the_rest_is_the_oldest_of_all() -> None:
     labels = MetricLabels()
     scrape(labels, *(acked(f"q{at}", at, 0) for at in range(1, 5)))
-    labels.note_oldest({1: 50, 3: 40, 4: 30})
+    labels.set_oldest({1: 50, 3: 40, 4: 30})
     assert {group.label: group.oldest_at for group in labels.groups()} == {
         "q1": 50, "q2": None, OTHER: 30,
     }  # fmt: skip

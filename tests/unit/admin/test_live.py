@@ -20,7 +20,7 @@ from phpmq_lite.admin.monitoring.live_feeds import (
     FeedState,
     FeedStream,
     LiveFeeds,
-    read_seen,
+    parse_position,
 )
 from phpmq_lite.admin.resources import frame_inspector
 from phpmq_lite.admin.resources import tail as tails
@@ -35,51 +35,53 @@ from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
 
 def test_feed_gives_all_at_first_and_then_what_changed() -> None:
     feed = Feed(3)
-    feed.take({"shown": {"a": "1", "b": "2"}, "points": {"p": "0,0"}, "new": 0, "says": "x"})
+    feed.update({"shown": {"a": "1", "b": "2"}, "points": {"p": "0,0"}, "new": 0, "says": "x"})
     first = feed.since(None)
     assert first.data == {
         "shown": {"a": "1", "b": "2"}, "points": {"p": "0,0"}, "new": 0, "says": "x",
     }  # fmt: skip
-    assert feed.take({"shown": {"a": "1", "b": "3"}, "points": {"p": "0,0"}, "new": 2, "says": "x"})
+    assert feed.update(
+        {"shown": {"a": "1", "b": "3"}, "points": {"p": "0,0"}, "new": 2, "says": "x"}
+    )
     assert feed.since(first.seen).data == {"shown": {"b": "3"}, "new": 2}
-    assert feed.since(feed.seen).data == {}
+    assert feed.since(feed.position).data == {}
 
 
 def test_feed_says_nothing_changed_when_nothing_did() -> None:
     feed = Feed(1)
-    assert feed.take({"shown": {"a": "1"}})
-    assert not feed.take({"shown": {"a": "1"}})
+    assert feed.update({"shown": {"a": "1"}})
+    assert not feed.update({"shown": {"a": "1"}})
 
 
 def test_feed_names_a_field_that_is_gone_once() -> None:
     feed = Feed(1)
-    feed.take({"shown": {"a": "1"}})
-    seen = feed.seen
-    feed.take({"shown": {}})
+    feed.update({"shown": {"a": "1"}})
+    seen = feed.position
+    feed.update({"shown": {}})
     assert feed.since(seen).data == {"shown": {"a": None}}
-    assert not feed.take({"shown": {}})
+    assert not feed.update({"shown": {}})
 
 
 def test_feed_gives_all_to_who_was_at_another_feed() -> None:
     feed = Feed(2)
-    feed.take({"shown": {"a": "1"}})
+    feed.update({"shown": {"a": "1"}})
     assert feed.since(FeedPosition(1, 9, 9)).data == {"shown": {"a": "1"}}
 
 
 def test_feed_gives_rows_once_and_counts_those_left_out() -> None:
     feed = Feed(1)
-    feed.take({"rows": [{"id": "1"}]})
-    seen = feed.seen
-    feed.take({"rows": [{"id": "5"}], "missed": 3})
+    feed.update({"rows": [{"id": "1"}]})
+    seen = feed.position
+    feed.update({"rows": [{"id": "5"}], "missed": 3})
     assert feed.since(seen).data == {"rows": [{"id": "5"}], "missed": 3}
-    assert feed.since(feed.seen).data == {}
+    assert feed.since(feed.position).data == {}
 
 
 def test_feed_keeps_the_last_rows_and_counts_the_others_as_missed() -> None:
     feed = Feed(1)
-    feed.take({"rows": [{"id": "first"}]})
-    seen = feed.seen
-    feed.take({"rows": [{"id": str(number)} for number in range(ROWS + 20)]})
+    feed.update({"rows": [{"id": "first"}]})
+    seen = feed.position
+    feed.update({"rows": [{"id": str(number)} for number in range(ROWS + 20)]})
     update = feed.since(seen)
     assert (len(update.data["rows"]), update.data["missed"]) == (ROWS, 20)
     assert len(feed.since(None).data["rows"]) == FIRST_ROWS
@@ -88,11 +90,11 @@ def test_feed_keeps_the_last_rows_and_counts_the_others_as_missed() -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "1-2", "1-2-x", "-1-2-3", "1-2-3-4", "١-1-1", "9" * 60])
 def test_event_id_of_something_else_counts_as_none(text: str) -> None:
-    assert read_seen(text) is None
+    assert parse_position(text) is None
 
 
 def test_event_id_reads_back() -> None:
-    assert read_seen(str(FeedPosition(3, 17, 2040))) == FeedPosition(3, 17, 2040)
+    assert parse_position(str(FeedPosition(3, 17, 2040))) == FeedPosition(3, 17, 2040)
 
 
 # -- streams
@@ -250,9 +252,9 @@ async def test_polls_evaluate_once_a_second(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_feeds_that_nobody_uses_are_forgotten(hub: LiveFeeds) -> None:
     for number in range(IDLE_FEEDS + 5):
-        hub.kept[number] = FeedState()
+        hub.states[number] = FeedState()
         await hub.poll(number, Source(), None)
-    assert len(hub.kept) == IDLE_FEEDS + 1
+    assert len(hub.states) == IDLE_FEEDS + 1
 
 
 # -- tails

@@ -21,7 +21,7 @@ async def samples(status: BrokerStatus, ages: dict[int, int] | None = None, **mo
     labels.begin()
     labels.add(status.queues, 200)
     labels.end()
-    labels.note_oldest(ages or {})
+    labels.set_oldest(ages or {})
     http = HttpCounters()
     http.add("overview", "GET", 200, 0.02)
     http.add("events", "GET", 200, None)

@@ -12,7 +12,7 @@ async def test_everything_is_taken_in_order() -> None:
         nonlocal pauses_made
         pauses_made += 1
 
-    assert await rendering.gather_in_slices(iter(range(1_000)), pause) == list(range(1_000))
+    assert await rendering.collect_in_slices(iter(range(1_000)), pause) == list(range(1_000))
     assert pauses_made >= 1  # before the first piece, for what came before it took its time too
 
 
@@ -30,5 +30,5 @@ async def test_a_piece_ends_with_its_time() -> None:
 
     turns: list[int] = []
     taken: list[int] = []
-    await rendering.gather_in_slices(work(), pause)  # type: ignore[arg-type]
+    await rendering.collect_in_slices(work(), pause)  # type: ignore[arg-type]
     assert turns == [1, 2, 3, 4, 5]

@@ -4,8 +4,8 @@ import pytest
 
 from phpmq_lite.admin.auth.passwords import (
     KNOWN_S,
-    TRIES,
-    TRIES_OF_UNKNOWN,
+    MAX_ATTEMPTS,
+    MAX_ATTEMPTS_UNKNOWN,
     LoginThrottle,
     throttle_key,
 )
@@ -19,9 +19,9 @@ def taken(backoff: LoginThrottle, addresses: list[str], at_s: float) -> int:
 
 def test_address_has_five_tries_a_minute() -> None:
     backoff = LoginThrottle()
-    assert taken(backoff, ["10.0.0.1"] * 100, NOW_S) == TRIES
+    assert taken(backoff, ["10.0.0.1"] * 100, NOW_S) == MAX_ATTEMPTS
     assert backoff.wait_s("10.0.0.1", NOW_S + 20) == 40.0
-    assert taken(backoff, ["10.0.0.1"] * 100, NOW_S + 60) == TRIES
+    assert taken(backoff, ["10.0.0.1"] * 100, NOW_S + 60) == MAX_ATTEMPTS
 
 
 def test_refused_try_does_not_prolong_the_wait() -> None:
@@ -34,21 +34,21 @@ def test_refused_try_does_not_prolong_the_wait() -> None:
 def test_unknown_addresses_share_twenty_tries() -> None:
     backoff = LoginThrottle()
     strangers = [f"10.0.{at}.1" for at in range(100)]
-    assert taken(backoff, strangers, NOW_S) == TRIES_OF_UNKNOWN
+    assert taken(backoff, strangers, NOW_S) == MAX_ATTEMPTS_UNKNOWN
     assert backoff.wait_s("10.1.0.1", NOW_S) == 60.0
 
 
 def test_known_address_keeps_its_tries_when_strangers_used_theirs_up() -> None:
     backoff = LoginThrottle()
-    backoff.know("10.1.0.1", NOW_S - KNOWN_S + 100)
+    backoff.add_login("10.1.0.1", NOW_S - KNOWN_S + 100)
     taken(backoff, [f"10.0.{at}.1" for at in range(100)], NOW_S)
-    assert taken(backoff, ["10.1.0.1"] * 100, NOW_S) == TRIES
+    assert taken(backoff, ["10.1.0.1"] * 100, NOW_S) == MAX_ATTEMPTS
     assert backoff.wait_s("10.1.0.1", NOW_S + 101) == 0.0  # forgotten, but the minute is over
 
 
 def test_address_is_forgotten_after_thirty_days() -> None:
     backoff = LoginThrottle()
-    backoff.know("10.1.0.1", NOW_S - KNOWN_S)
+    backoff.add_login("10.1.0.1", NOW_S - KNOWN_S)
     taken(backoff, [f"10.0.{at}.1" for at in range(100)], NOW_S)
     assert backoff.wait_s("10.1.0.1", NOW_S) == 60.0
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from argon2 import PasswordHasher
 
-from phpmq_lite.admin.auth.passwords import AT_ONCE, WAITING, Passwords, check_length
+from phpmq_lite.admin.auth.passwords import HASHES_AT_ONCE, MAX_WAITING, Passwords, check_length
 from phpmq_lite.admin.base.problems import Problem
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
@@ -28,11 +28,11 @@ async def test_eleventh_at_once_is_turned_away() -> None:
     answers = await asyncio.gather(*asked, return_exceptions=True)
     refused = [answer for answer in answers if isinstance(answer, Problem)]
     assert (len(refused), refused[0].status, refused[0].code) == (
-        20 - AT_ONCE - WAITING,
+        20 - HASHES_AT_ONCE - MAX_WAITING,
         429,
         "busy",
     )
-    assert hasher.count == AT_ONCE + WAITING
+    assert hasher.count == HASHES_AT_ONCE + MAX_WAITING
     hasher.close()
 
 
