@@ -183,6 +183,12 @@ class FormatQuery(QueryModel):
     format: OutputFormat = "html"
 
 
+class JsonFormatQuery(QueryModel):
+    """The format of a complete list of the API."""
+
+    format: OutputFormat = "json"
+
+
 class ListQuery(FormatQuery):
     """Format and part of a list with pages."""
 

@@ -59,7 +59,7 @@ _log = get_logger(__name__)
 
 
 class ExportBoundsInput(QueryModel):
-    """Who asks and how far it is, both or neither; and which time to look up."""
+    """The reader and its position, both or neither, and a time to look up."""
 
     reader: str = Field("", max_length=255, description="name for the pages; empty: record nothing")
     position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
@@ -73,7 +73,7 @@ class ExportBoundsInput(QueryModel):
 
 
 class ExportBoundsView(BaseModel):
-    """Where the history stands; another ``history_id`` is another history."""
+    """The extent of the history; another ``history_id`` means another history."""
 
     history_id: str = Field(description="history that the offsets belong to")
     lo: int = Field(description="above it no row is missing, except deleted messages")
@@ -84,7 +84,7 @@ class ExportBoundsView(BaseModel):
 
 
 class RangeInput(QueryModel):
-    """Which rows, ``lo`` exclusive and ``hi`` inclusive, and which columns of them."""
+    """Rows, ``lo`` exclusive and ``hi`` inclusive, and their columns."""
 
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
     hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset; may exceed the history")
@@ -107,7 +107,7 @@ class RangeInput(QueryModel):
 
 
 class ClaimsInput(QueryModel):
-    """Which claims, ``lo`` exclusive and ``hi`` inclusive."""
+    """Claims, ``lo`` exclusive and ``hi`` inclusive."""
 
     subscription: SubscriptionName
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
@@ -233,7 +233,7 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Run
 
 
 class _StalledError(Exception):
-    """The other side takes nothing."""
+    """The peer has stopped reading."""
 
 
 async def _give(response: web.StreamResponse, piece: bytes) -> None:

@@ -31,17 +31,17 @@ _NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # their 
 class AuditQuery(ListQuery):
     """Filters of the audit, newest first; ``span`` and ``since`` both apply."""
 
-    actor: str | None = Field(None, max_length=200, description="who, as shown")
+    actor: str | None = Field(None, max_length=200, description="user, token, local or control")
     action: str | None = Field(
-        None, max_length=100, description="queue.purge, or queue for all that begin so"
+        None, max_length=100, description="queue.purge, or queue for all that begin with it"
     )
     result: str | None = Field(
         None, max_length=100, description="done, running, …, or refused for all refusals"
     )
     target: str | None = Field(None, max_length=1_000, description="queue, message id, user, …")
-    span: Literal["1h", "24h", "7d", "30d"] | None = Field(None, description="no older than this")
-    since: datetime | None = Field(None, description="not before this moment; UTC without a zone")
-    upto: datetime | None = Field(None, description="before this moment; UTC without a zone")
+    span: Literal["1h", "24h", "7d", "30d"] | None = Field(None, description="maximum age")
+    since: datetime | None = Field(None, description="at or after this time; UTC without a zone")
+    upto: datetime | None = Field(None, description="before this time; UTC without a zone")
 
     def filter(self, now_ms: int) -> AuditFilter:
         """Return the filter of the queries."""
@@ -138,7 +138,7 @@ async def read_audit_page(request: web.Request, query: AuditQuery) -> AuditListP
 
 @dataclass(slots=True, frozen=True)
 class SettingChange:
-    """One setting before and after; None: it was not there."""
+    """One setting before and after; None: it did not exist."""
 
     name: str
     before: str | None
@@ -147,7 +147,7 @@ class SettingChange:
 
 @dataclass(slots=True, frozen=True)
 class AuditRowText:
-    """A row with what the page makes of it."""
+    """A row with its texts for the page."""
 
     row: AuditRow
     level: str  # class of its result: good, warn, bad or none

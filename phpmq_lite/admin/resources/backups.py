@@ -30,7 +30,7 @@ WAIT_S: Final = 20.0  # for a backup; a longer one is asked for again
 
 
 class BackupView(BaseModel):
-    """One backup; times are Unix milliseconds, numbers those of its database."""
+    """One backup, with the figures of its database."""
 
     id: str = Field(description="name of the backup: its start time, such as 20261231T235959Z")
     made_at: int = Field(description="when it began, Unix ms")
@@ -57,7 +57,7 @@ class BackupsView(ListPage[BackupView]):
 
 
 class ScrubRoundView(View):
-    """One look at all bodies; times are Unix milliseconds, 0 where there is none yet."""
+    """One check of all bodies."""
 
     began_at: int = Field(description="when it began, Unix ms")
     ended_at: int = Field(description="when it ended, Unix ms; 0: not yet")
@@ -71,7 +71,7 @@ class ScrubRoundView(View):
 
 
 class ScrubView(BaseModel):
-    """How far the scrub is, and what it found."""
+    """Progress and findings of the scrub."""
 
     is_running: bool = Field(description="true: a scrub is running")
     now: ScrubRoundView | None = Field(description="running scrub; null: none")

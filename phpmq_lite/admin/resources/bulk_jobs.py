@@ -150,7 +150,7 @@ def _left(seconds: float | None) -> str:
 
 
 class BulkInput(StrictInput):
-    """What to do to a selection."""
+    """The action on a selection."""
 
     token: str = Field(min_length=1, max_length=100, description="token of the selection")
     action: Literal["requeue", "release", "move", "delete", "redrive", "restore"] = Field(

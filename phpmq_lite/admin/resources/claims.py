@@ -42,7 +42,7 @@ class _ClaimsInput(StrictInput):
 
 
 class ClaimInput(_ClaimsInput):
-    """What to claim; claims behind ``after`` are answered before anything new is claimed."""
+    """The claim to make; open claims after ``after`` are returned before new ones."""
 
     queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="name of the queue")
     max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX, description="maximum number of messages")
@@ -57,13 +57,13 @@ class ClaimInput(_ClaimsInput):
 
 
 class ClaimView(BaseModel):
-    """The number of the last claim; those not acknowledged yet lie at or below it."""
+    """The number of the last claim."""
 
     hi: int = Field(description="number of the last claim; 0: none")
 
 
 class SubscriptionQuery(QueryModel):
-    """Which subscription to look at."""
+    """The subscription to read."""
 
     subscription: SubscriptionName
 
@@ -81,25 +81,25 @@ class SubscriptionView(BaseModel):
 
 
 class AckInput(_ClaimsInput):
-    """Claims to settle: all up to ``upto``, itself included."""
+    """Claims to settle: all up to and including ``upto``."""
 
     upto: int = Field(ge=0, le=NUMBER_MAX, description="last claim to settle, inclusive")
 
 
 class AckView(BaseModel):
-    """How many claims this call settled; 0 when it is repeated."""
+    """The number of claims that this call settled."""
 
     acked: int = Field(description="claims that this call settled; 0 if the call is repeated")
 
 
 class ReleaseInput(_ClaimsInput):
-    """Whose claims go back; ``forget`` takes the subscription away with them."""
+    """The subscription whose claims are released; ``forget`` also deletes it."""
 
     forget: bool = Field(False, description="true: also delete the subscription")
 
 
 class ReleaseView(BaseModel):
-    """How many messages went back to their places."""
+    """The number of released messages."""
 
     released: int = Field(description="messages returned to their positions")
 

@@ -48,27 +48,15 @@ from phpmq_lite.server.inspector import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
-
-class ClientFilterQuery(ListQuery):
-    """Which connections to show."""
-
-    queue: str = Field("", max_length=LONGEST_NAME)
-
-
 SHOWN: Final = 200  # open connections on the page
 _SCOPE: Final = "closed clients"
 
 
-class ClientsPageQuery(ClientFilterQuery):
-    """Which connections to show, and where the list of ended ones goes on."""
+class ClientsPageQuery(ListQuery):
+    """Filter of connections, and the page of closed ones."""
 
+    queue: str = Field("", max_length=LONGEST_NAME)
     state: Literal["open", "closed", "errors"] = "open"
-
-
-class ClientLiveQuery(ClientFilterQuery):
-    """The filter of the page, as far as what is live needs it."""
-
-    state: str = Field("open", max_length=10)
 
 
 async def show_clients(request: web.Request) -> web.StreamResponse:
@@ -132,7 +120,7 @@ async def live_clients(
     request: web.Request, _argument: str, ids: tuple[int, ...]
 ) -> dict[str, Any]:
     """Return the live values of the list of open connections."""
-    query = read_query(request, ClientLiveQuery)
+    query = read_query(request, ClientsPageQuery)
     asked = frozenset(ids)
     shown: dict[str, str] = {}
     new = 0
@@ -153,7 +141,7 @@ async def live_clients(
 
 
 class ClientPageQuery(QueryModel):
-    """What to show of a connection beside its figures."""
+    """Optional parts of a connection's page."""
 
     confirm: Literal["disconnect"] | None = None
     process: Literal["1"] | None = None
@@ -161,7 +149,7 @@ class ClientPageQuery(QueryModel):
 
 @dataclass(slots=True, frozen=True)
 class _Shown(FeedState):
-    """How far a recording was shown to those who look at it."""
+    """How far viewers have seen a recording."""
 
     began_at: int  # Unix ms; tells recordings apart
     count: int
@@ -295,7 +283,7 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
 
 
 class ClientsQuery(BaseModel):
-    """Which connections to list."""
+    """Filter of connections."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -310,14 +298,14 @@ class ClientsQuery(BaseModel):
 
 
 class ConsumedView(BaseModel):
-    """What a connection consumes of one queue."""
+    """A connection's consumption of one queue."""
 
     credit: int = Field(description="maximum number of unacknowledged messages")
     held: int = Field(description="messages of the queue that it holds")
 
 
 class ConnectionView(View):
-    """A connection; of an ended one what was stored."""
+    """A connection; a closed one has its stored fields only."""
 
     client: int = Field(description="number of the connection")
     kind: str = Field(description="tcp, tls, unix; admin interface: ui, http, cli")
@@ -370,14 +358,14 @@ class HeldMessageView(View):
 
 
 class ConnectionDetailView(ConnectionView):
-    """A connection with what it holds, the longest held first, at most 50."""
+    """A connection with the messages it holds."""
 
     held: list[HeldMessageView] = Field([], description="up to 50 messages it holds, oldest first")
     held_total: int = Field(0, description="number of messages it holds")
 
 
 class DisconnectedView(BaseModel):
-    """What became of a connection's messages."""
+    """The result of a disconnect."""
 
     client: int = Field(description="number of the connection")
     returned: int = Field(description="messages returned to their positions")

@@ -12,8 +12,8 @@ from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import (
     EnvelopeUrn,
+    FormatQuery,
     OutputFormat,
-    QueryModel,
     RedriveTarget,
     StrictInput,
     TtlSeconds,
@@ -41,15 +41,20 @@ from phpmq_lite.storage.read.dead_letter_groups import (
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
-class DeadLetterGroupsQuery(QueryModel):
-    """How the groups are given; ``deep`` looks at more records and takes longer."""
+class DeadLettersPageQuery(FormatQuery):
+    """How many records to group."""
 
-    format: OutputFormat = "json"
     deep: bool = Field(False, description="true: read more records, which takes longer")
 
 
+class DeadLetterGroupsQuery(DeadLettersPageQuery):
+    """How many records to group, as JSON."""
+
+    format: OutputFormat = "json"
+
+
 class DeadLetterGroupView(View):
-    """Records that died in the same queue, of the same URN, reason and cause."""
+    """Records with the same original queue, URN, reason and cause."""
 
     queue: str = Field(description="dead-letter queue that contains them")
     origin: str | None = Field(description="queue of the originals; null: not recorded")
@@ -87,16 +92,7 @@ SPARK_WIDTH: Final = 112
 SPARK_HEIGHT: Final = 24
 
 
-class DeadLettersPageQuery(QueryModel):
-    """Whether more records are looked at, which takes longer."""
-
-    deep: bool = False
-    format: OutputFormat = "html"
-
-
-async def find_groups(
-    request: web.Request, query: DeadLetterGroupsQuery | DeadLettersPageQuery
-) -> DeadLetterPage:
+async def find_groups(request: web.Request, query: DeadLettersPageQuery) -> DeadLetterPage:
     """Group dead-letter records by queue, URN, reason and cause, the newest group first."""
     context = context_of(request)
     return await DeadLetterGroups(context.readers).groups(
@@ -147,7 +143,7 @@ PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest
 
 
 class RedriveInput(StrictInput):
-    """Where dead-letter records go, how long they live there, and how fast."""
+    """Target, time to live and rate of a redrive."""
 
     target: RedriveTarget = None
     ttl_s: TtlSeconds = None
@@ -160,7 +156,7 @@ class RedriveInput(StrictInput):
 
 
 class RedrivePlanView(BaseModel):
-    """What a redrive would do, in messages."""
+    """The result of a dry run, in messages."""
 
     targets: dict[str, int] = Field(description="records that would be published again, by queue")
     quarantined: dict[str, int] = Field(
@@ -170,9 +166,9 @@ class RedrivePlanView(BaseModel):
 
 
 class RedrivenView(BaseModel):
-    """How many went back; with a rate or a search, so far, and the ``job`` that goes on.
+    """Records redriven; with a rate or a search, so far, and the ``job`` that continues.
 
-    ``bypassed`` is false: no message can carry a mark that it is sent again.
+    ``bypassed`` is always false: messages carry no mark that they were published again.
     """
 
     redriven: int = Field(description="records published again so far")

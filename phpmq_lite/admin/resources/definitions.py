@@ -28,7 +28,7 @@ DETAIL_MAX: Final = 10_000  # characters of names in the audit
 
 
 class DefinitionsInput(StrictInput):
-    """What to define; names that are not there stay as they are."""
+    """Definitions to store; others stay unchanged."""
 
     queues: dict[str, SettingsInput] = Field(
         default={}, max_length=QUEUES_MAX, description="settings by queue"

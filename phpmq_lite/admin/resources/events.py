@@ -70,7 +70,7 @@ RETRY_MS: Final = 3_000
 
 
 class LiveQuery(QueryModel):
-    """What to look at; the filter of the page comes along as it stands in its URL."""
+    """The topic, with the filter of its page."""
 
     topic: str = Field(
         min_length=1,
@@ -91,13 +91,13 @@ class LiveQuery(QueryModel):
 
 
 class LivePollQuery(LiveQuery):
-    """What to look at, and since when."""
+    """The topic, and the last response."""
 
     after: str = Field("", max_length=100, description="id of the previous response; empty: all")
 
 
 class LiveView(BaseModel):
-    """What changed; members in which nothing changed are left out."""
+    """What changed; unchanged members are missing."""
 
     id: str = Field(description="pass it as after in the next call, or as Last-Event-ID")
     shown: dict[str, str | None] | None = Field(

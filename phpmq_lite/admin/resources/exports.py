@@ -44,14 +44,14 @@ _log = get_logger(__name__)
 
 
 class ExportInput(QueryModel):
-    """What to export; empty: everything."""
+    """Filter and format of an export."""
 
     q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
     format: Literal["jsonl", "csv"] = Field("jsonl", description="JSON lines or CSV")
 
 
 class ExportView(View):
-    """One line of an export; ``import`` takes it back.
+    """One line of an export, as ``import`` accepts it.
 
     The last line of JSON lines is ``{"complete": true, "count": n}``.
     """

@@ -96,7 +96,7 @@ FRAME_CHARACTERS: Final = 4_000  # an address may have 8 KiB, and most bytes are
 
 
 class FramePageQuery(QueryModel):
-    """The bytes to explain; what is longer than an address may be is for the command line."""
+    """The bytes to explain; the command line explains longer ones."""
 
     frame: str = Field("", max_length=FRAME_CHARACTERS)
     encoding: frame_explanation.Encoding = "auto"
@@ -117,7 +117,7 @@ async def show_frame(request: web.Request) -> web.StreamResponse:
 
 
 class FramePieceView(BaseModel):
-    """Bytes of a frame that belong together, and what they say."""
+    """Bytes of a frame and their meaning."""
 
     bytes: str = Field(description="bytes in hex; at most 256 of a body")
     cut: int = Field(description="bytes omitted from this part")
@@ -137,7 +137,7 @@ class FrameView(BaseModel):
 
 
 class ProtocolErrorView(BaseModel):
-    """A protocol error: the first wrong byte."""
+    """A protocol error and its position."""
 
     at: int = Field(description="when it happened, Unix ms")
     code: str = Field(description="violated rule of the protocol, such as bad-header")
@@ -148,7 +148,7 @@ class ProtocolErrorView(BaseModel):
 
 
 class FramesView(BaseModel):
-    """The last frames of a connection, and its protocol errors."""
+    """The last frames of a connection and its protocol errors."""
 
     began_at: int | None = Field(
         description="when the recording began, Unix ms; null: no recording"

@@ -10,8 +10,8 @@ from phpmq_lite.admin.auth.permissions import allowed_queues, queue_id_of
 from phpmq_lite.admin.base import responses
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import (
-    CursorParameter,
     LimitParameter,
+    ListQuery,
     OutputFormat,
     QueryModel,
     parse_time,
@@ -41,15 +41,9 @@ OFFSET_MAX: Final = 1 << 62
 HistoryOutcome = Literal["acked", "expired", "dead", "deleted"]
 
 
-class HistoryInput(QueryModel):
-    """Which settled messages; with neither offset the newest ones."""
+class HistoryFilter(QueryModel):
+    """Filter of settled messages; times without a zone are UTC."""
 
-    after_offset: int | None = Field(
-        None, ge=0, le=OFFSET_MAX, description="only messages after this offset, oldest first"
-    )
-    before_offset: int | None = Field(
-        None, ge=0, le=OFFSET_MAX, description="only messages before this offset, newest first"
-    )
     queue: str = Field("", max_length=LONGEST_NAME, description="only this queue; empty: all")
     outcome: HistoryOutcome | None = Field(None, description="only messages with this outcome")
     since: str = Field(
@@ -61,6 +55,17 @@ class HistoryInput(QueryModel):
         "",
         max_length=40,
         description="settled before this time, Unix ms or ISO 8601; empty: no bound",
+    )
+
+
+class HistoryInput(HistoryFilter):
+    """Filter of settled messages; without an offset the newest ones."""
+
+    after_offset: int | None = Field(
+        None, ge=0, le=OFFSET_MAX, description="only messages after this offset, oldest first"
+    )
+    before_offset: int | None = Field(
+        None, ge=0, le=OFFSET_MAX, description="only messages before this offset, newest first"
     )
     limit: LimitParameter = 50
     format: OutputFormat = "json"
@@ -111,17 +116,10 @@ def _as(asked: HistoryInput, found: HistoryPage) -> web.Response:
     )
 
 
-class HistoryPageQuery(QueryModel):
-    """Which settled messages to show; times are UTC where they name no zone."""
+class HistoryPageQuery(HistoryFilter, ListQuery):
+    """Filter and page of settled messages, and the span of the chart."""
 
-    outcome: HistoryOutcome | None = None
-    queue: str = Field("", max_length=LONGEST_NAME)
-    since: str = Field("", max_length=40)
-    until: str = Field("", max_length=40)
     span: Literal["1h", "24h", "7d", "30d"] = "1h"  # of the chart
-    cursor: CursorParameter = None
-    limit: LimitParameter = 50
-    format: OutputFormat = "html"
 
 
 async def show_history(request: web.Request) -> web.StreamResponse:
@@ -193,13 +191,10 @@ def _field(at_ms: int | None) -> str:
         return ""
 
 
-class TrashPageQuery(QueryModel):
-    """A page of the trash, of one queue if asked."""
+class TrashPageQuery(ListQuery):
+    """A page of the trash, optionally of one queue."""
 
     queue: str = Field("", max_length=LONGEST_NAME)
-    cursor: CursorParameter = None
-    limit: LimitParameter = 50
-    format: OutputFormat = "html"
 
 
 async def show_trash(request: web.Request) -> web.StreamResponse:

@@ -47,7 +47,7 @@ ImportRun = tuple[str, list[ImportedMessage]]
 
 
 class ImportedInput(PublishInput):
-    """One message; the other members of an export are passed over."""
+    """One message; other members of an export are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -57,7 +57,7 @@ class ImportedInput(PublishInput):
 class ImportInput(StrictInput):
     """Messages to store, in this order.
 
-    An export is taken as it is: ``application/x-ndjson``, one message a line.
+    Exports are accepted too: ``application/x-ndjson``, one message per line.
     """
 
     messages: list[ImportedInput] = Field(
@@ -66,7 +66,7 @@ class ImportInput(StrictInput):
 
 
 class ImportView(BaseModel):
-    """How many messages were stored."""
+    """The number of stored messages."""
 
     stored: int = Field(description="number of stored messages")
 

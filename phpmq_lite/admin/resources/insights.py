@@ -99,7 +99,7 @@ InsightsTab = Literal[
 
 
 class InsightsPageQuery(QueryModel):
-    """Which part to show, of which queue and time; ``release``: ask before claims go back."""
+    """The tab, queue and span; ``release`` asks before claims are released."""
 
     tab: InsightsTab = "charts"
     span: Literal["24h", "30d"] = "24h"
@@ -110,7 +110,7 @@ class InsightsPageQuery(QueryModel):
 
 @dataclass(slots=True, frozen=True)
 class FoundSummary:
-    """The summary as it may be seen; ``error`` says why there is none."""
+    """The visible part of the summary; ``error`` says why there is none."""
 
     summary: PipelineSummary | None
     error: str = ""

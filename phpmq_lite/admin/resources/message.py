@@ -47,13 +47,13 @@ from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
 
 
 class BodyInput(QueryModel):
-    """Without ``download``: at most the first 64 KiB, as JSON."""
+    """How to return the body; without ``download`` at most 64 KiB as JSON."""
 
-    download: str | None = Field(None, description="anything: the whole body, as bytes in a file")
+    download: str | None = Field(None, description="any value: the whole body as a file")
 
 
 class ProblemView(BaseModel):
-    """One thing that is wrong with an envelope."""
+    """One problem of an envelope."""
 
     reason: str = Field(description="poison, missing_meta, …, or the rule of the producer schema")
     detail: str = Field(description="explanation in words")
@@ -67,7 +67,7 @@ class ProblemView(BaseModel):
 
 
 class BlockView(BaseModel):
-    """Why a dead-letter record was written, as it says itself."""
+    """The ``dead_letter`` block of a record."""
 
     reason: str = Field(description="failed, unknown_urn or poison")
     detail: str | None = Field(
@@ -83,7 +83,7 @@ class BlockView(BaseModel):
 
 
 class EnvelopeView(BaseModel):
-    """What an envelope says, and its verdict; of a record, what a redrive would send."""
+    """An envelope and its verdict; for a record, of what a redrive would send."""
 
     urn: EnvelopeUrn
     trace_id: TraceId
@@ -131,7 +131,7 @@ def _cut(text: str | None) -> str | None:
 
 
 class MessageDetailView(MessageView):
-    """A message with its envelope; null where it is none, or above 1 MiB, or its body is gone."""
+    """A message with its envelope."""
 
     envelope: EnvelopeView | None = Field(
         None, description="null: not an envelope, over 1 MiB, or its body is no longer stored"
@@ -198,7 +198,7 @@ _DELETIONS: Final = ("message.delete", "message.act")
 
 
 class MessagePageQuery(QueryModel):
-    """How to show one message; ``q`` is the search it was found by."""
+    """How to show a message; ``q`` is the search that found it."""
 
     view: Literal["tree", "pretty", "raw", "hex"] | None = None
     q: str = Field("", max_length=QUERY_CHARACTERS)

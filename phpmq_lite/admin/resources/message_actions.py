@@ -137,7 +137,7 @@ class RedriveOneInput(ActionInput):
 
 @dataclass(slots=True, frozen=True)
 class ActionDefinition:
-    """One action on a message: what it reads, and what the page that asks before it says."""
+    """One action on a message: its input, and the texts of its confirmation page."""
 
     input_model: type[ActionInput]
     summary: str

@@ -93,7 +93,7 @@ class MessageView(View):
 
 
 class EventView(View):
-    """One unusual turn of a life."""
+    """An exceptional step in a message's life."""
 
     at: int = Field(validation_alias="at_ms", description="when it happened, Unix ms")
     kind: str = Field(description="requeue, return, forward, dead_letter, redrive, restore, …")
@@ -101,7 +101,7 @@ class EventView(View):
 
 
 class BodyView(BaseModel):
-    """A body: ``content`` is text where it is UTF-8, else base64."""
+    """A body: ``content`` is text if it is UTF-8, else base64."""
 
     content: str = Field(description="body or its beginning, as encoding says")
     encoding: str = Field(description="how content is encoded")
@@ -185,7 +185,7 @@ def _ends(rows: Sequence[MessageRow]) -> tuple[int | None, int | None]:
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """A page of a search; ``searched`` of about ``total`` were looked at, all where ``is_done``."""
+    """A page of a search: ``searched`` of about ``total`` messages so far, all if ``is_done``."""
 
     query: SearchQuery
     rows: Sequence[MessageRow]

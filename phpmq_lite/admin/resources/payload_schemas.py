@@ -13,8 +13,7 @@ from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     FormatQuery,
-    OutputFormat,
-    QueryModel,
+    JsonFormatQuery,
     path_name,
     read_form,
     read_json_model,
@@ -39,14 +38,8 @@ from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCou
 DOCUMENT_BYTES: Final = 1 << 20  # of a schema that is compared
 
 
-class SchemasQuery(QueryModel):
-    """As what the list is given."""
-
-    format: OutputFormat = "json"
-
-
 class SchemaFieldView(View):
-    """One place of the payload that the schema describes."""
+    """One payload field in a schema."""
 
     path: str = Field(description="path in the payload, such as lines[].sku")
     types: str = Field(description="allowed types, in words")
@@ -62,7 +55,7 @@ class SchemaFieldView(View):
 
 
 class SchemaView(View):
-    """One registered URN; counts are since the start, null for who sees some queues only."""
+    """A registered schema; counts are since the start, null if you may only see some queues."""
 
     urn: str = Field(description="URN of the schema")
     version: int = Field(description="N if the URN ends in .vN or :vN, otherwise 1")
@@ -90,13 +83,13 @@ class SchemaView(View):
 
 
 class SchemasView(ListPage[SchemaView]):
-    """All registered URNs by name."""
+    """All registered schemas by URN."""
 
     faults: list[str] = Field(description="errors in the schema folder; empty: none")
 
 
 class SchemaDetailView(SchemaView):
-    """One URN with its schema as it stands in the file."""
+    """A registered schema with its document."""
 
     document: Any = Field(description="JSON Schema as in the file")
 
@@ -110,7 +103,7 @@ class SchemaCheckInput(BaseModel):
 
 
 class SchemaChangeView(BaseModel):
-    """One difference between what is registered and the new version."""
+    """One difference between the registered and the new schema."""
 
     level: str = Field(description="breaking or note")
     pointer: str = Field(description="JSON pointer into the envelope, such as /data/lines/*/sku")
@@ -118,7 +111,7 @@ class SchemaChangeView(BaseModel):
 
 
 class SchemaCheckView(BaseModel):
-    """Whether the new version may take the place of the registered one."""
+    """Whether the new version can replace the registered one."""
 
     urn: str = Field(description="URN of the schema")
     compatible: bool = Field(description="true: it can replace the registered schema")
@@ -225,7 +218,7 @@ SHOWN_CHANGES: Final = 200
 
 
 class SchemasPageQuery(FormatQuery):
-    """As what the list is given, and which URN the form begins with."""
+    """The format of the list, and the URN in the form."""
 
     urn: str = ""
 
@@ -301,7 +294,7 @@ ROUTES: Final = (
         input_model=SchemasPageQuery,
         view_model=SchemasView,
         page=Page("/schemas", "schemas", "schemas.html", _values),
-        api=Api("GET", _PATH, "api-schemas", query=SchemasQuery),
+        api=Api("GET", _PATH, "api-schemas", query=JsonFormatQuery),
     ).routes(),
     Route(
         "POST", "/schemas/check", Role.OPERATOR, "schemas-check", submit_schema_check,

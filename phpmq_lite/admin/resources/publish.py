@@ -73,7 +73,7 @@ PUBLISH_LIST: Final = TypeAdapter(list[PublishInput])
 
 
 class EditInput(PublishInput):
-    """A new message made from an old one."""
+    """A new message that replaces an old one."""
 
     queue: str | None = Field(
         None, min_length=1, max_length=LONGEST_NAME, description="queue; null: the same"
@@ -82,7 +82,7 @@ class EditInput(PublishInput):
 
 
 class PublishedView(BaseModel):
-    """Ids in the order given; ``cursor`` is where to wait for what comes after."""
+    """Ids in the order of the request; ``cursor`` waits for later messages."""
 
     ids: list[str] = Field(description="message ids, in the order of the request")
     cursor: str = Field(description="for after of GET /wait: later messages")
@@ -173,7 +173,7 @@ _KEPT: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "urn", "data", "temp
 
 @dataclass(slots=True)
 class PublishForm:
-    """What stands in the form; kept when it cannot be published."""
+    """The content of the form, kept if it cannot be published."""
 
     queue: str = ""
     body: str = ""

@@ -68,7 +68,7 @@ QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settin
 
 
 class QueuePageQuery(MessagesQuery, SettledQuery):
-    """Which part of a queue to show."""
+    """The tab and filter of a queue's page."""
 
     tab: QueueTab = "messages"
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
@@ -76,7 +76,7 @@ class QueuePageQuery(MessagesQuery, SettledQuery):
 
 @dataclass(slots=True, frozen=True)
 class QueueConsumer:
-    """One consumer of a queue, and what it holds of it."""
+    """One consumer of a queue and the messages it holds."""
 
     client: ClientStatus
     credit: int
@@ -316,7 +316,7 @@ async def _again(
 
 
 class QueueDetailView(QueueView):
-    """A queue with its live figures and its settings."""
+    """A queue with its live figures and settings."""
 
     settings: SettingsView = Field(description="settings, including the broker's defaults")
 

@@ -256,7 +256,7 @@ async def submit_removal(request: web.Request) -> web.StreamResponse:
 
 
 class PauseInput(StrictInput):
-    """Which side of a queue to stop or resume."""
+    """The side of a queue to pause or resume."""
 
     side: Literal["delivery", "publishing", "publish"] = Field(
         "delivery", description="delivery or publishing; publish means publishing"
@@ -264,14 +264,14 @@ class PauseInput(StrictInput):
 
 
 class CreatedView(BaseModel):
-    """A queue that is there now."""
+    """A queue that exists now."""
 
     queue: str = Field(description="name of the queue")
     is_new: bool = Field(description="false: the queue existed already")
 
 
 class PurgeInput(StrictInput):
-    """What a purge takes along."""
+    """Which messages a purge deletes."""
 
     dispatched: bool = Field(False, description="true: include messages held by consumers")
     limit: int | None = Field(
@@ -280,13 +280,13 @@ class PurgeInput(StrictInput):
 
 
 class PurgedView(BaseModel):
-    """How many messages were settled as deleted."""
+    """The number of deleted messages."""
 
     settled: int = Field(description="messages deleted")
 
 
 class PausedView(BaseModel):
-    """How a side of a queue stands now."""
+    """The state of one side of a queue."""
 
     queue: str = Field(description="name of the queue")
     side: str = Field(description="delivery or publishing; publish means publishing")

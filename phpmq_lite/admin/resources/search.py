@@ -16,8 +16,7 @@ from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import (
-    CursorParameter,
-    LimitParameter,
+    ListQuery,
     OutputFormat,
     QueryModel,
     read_form,
@@ -39,23 +38,21 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
 class SearchFieldQuery(BaseModel):
-    """What was typed into the search field."""
+    """The text of the search field."""
 
     model_config = ConfigDict(extra="ignore")
 
     q: str = Field("", max_length=1_000)
 
 
-class SearchPageInput(QueryModel):
-    """Which page of what was found, and how it is written."""
+class SearchPageInput(ListQuery):
+    """Page and format of a search."""
 
-    cursor: CursorParameter = None
-    limit: LimitParameter = 50
     format: OutputFormat = "json"
 
 
 class SearchInput(SearchPageInput):
-    """What to look for; empty: all messages."""
+    """A search; empty: all messages."""
 
     q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
 
@@ -63,7 +60,7 @@ class SearchInput(SearchPageInput):
 class FoundMessagesView(ListPage[MessageView]):
     """A page of a search, newest first.
 
-    A search ends in time: ``next`` goes on, also where no items were found so far.
+    A search stops at a time limit: continue with ``next``, even if there are no items yet.
     """
 
     searched: int = Field(description="messages searched so far, approximately")
@@ -102,13 +99,10 @@ def search_response(format_: str, found: messages.SearchPage) -> web.Response:
 VIEWS_SHOWN: Final = 50
 
 
-class MessagesPageQuery(QueryModel):
-    """What to look for; empty: the newest messages."""
+class MessagesPageQuery(ListQuery):
+    """A search; empty: the newest messages."""
 
     q: str = Field("", max_length=4 * QUERY_CHARACTERS)
-    cursor: CursorParameter = None
-    limit: LimitParameter = 50
-    format: OutputFormat = "html"
 
 
 @dataclass(slots=True, frozen=True)
@@ -237,13 +231,13 @@ _PATHS: Final = 500  # looked at
 
 
 class CompletionsInput(QueryModel):
-    """What stands in the search field, up to the caret."""
+    """The text of the search field up to the caret."""
 
     q: str = Field("", max_length=2_000, description="text of the search field up to the caret")
 
 
 class CompletionsView(BaseModel):
-    """What its last word may become, the likely ones first."""
+    """Completions of the last word, most likely first."""
 
     items: list[str] = Field(description="completions of the last word, most likely first")
 

@@ -128,13 +128,13 @@ async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
 
 
 class SelectionInput(StrictInput):
-    """What to select, in the language of the search; without ``state:`` what is alive."""
+    """The search that selects messages; without ``state:`` only live ones."""
 
     q: str = Field(max_length=1_000, description="search; without state: only live messages")
 
 
 class SelectionView(View):
-    """What was selected.  ``confirm`` of POST /bulk has to be one of ``to_confirm``, if any."""
+    """The selected messages; POST /bulk may require one of ``to_confirm`` as ``confirm``."""
 
     token: str = Field(description="token for POST /bulk, valid for ten minutes")
     q: str = Field(description="the search, as it was parsed")

@@ -143,7 +143,7 @@ async def submit_setup(request: web.Request) -> web.StreamResponse:
 
 
 class SessionView(View):
-    """One login; times are Unix milliseconds."""
+    """One login session."""
 
     id: int = Field(validation_alias="session_id", description="number of the session")
     user: str = Field(description="name of the user")

@@ -50,7 +50,7 @@ _COMPRESSION: Final = 10  # slot of RecordBatch.compression: Message.fbs of Arro
 
 
 class UploadedRows(NamedTuple):
-    """The rows of a stream, checked; ``bytes`` are those of the bodies."""
+    """The checked rows of a stream; ``bytes`` is the size of the bodies."""
 
     batches: list[Any]  # pyarrow.RecordBatch
     rows: int
@@ -217,7 +217,7 @@ _SLOT_S: Final = 30.0  # waiting for a slot
 
 
 class StageQuery(QueryModel):
-    """Under which token to stage: random, used once."""
+    """The token that names the rows."""
 
     token: str = Field(
         pattern="^[!-~]{1,128}$",
@@ -227,14 +227,14 @@ class StageQuery(QueryModel):
 
 
 class StageView(BaseModel):
-    """What lies under the token now."""
+    """The rows staged under the token."""
 
     rows: int = Field(description="rows staged under the token")
     bytes: int = Field(description="total size of the bodies, bytes")
 
 
 class PublishStagedInput(StrictInput):
-    """Tokens to publish at once; of each ``app_id`` the highest ``version`` is kept."""
+    """Tokens to publish together; the highest ``version`` of each ``app_id`` is stored."""
 
     app_id: AppId
     version: int = Field(
@@ -248,7 +248,7 @@ class PublishStagedInput(StrictInput):
 
 
 class PublishStagedView(BaseModel):
-    """How many messages were published; ``repeated``: this version was done before."""
+    """The number of published messages; ``repeated``: this version was published before."""
 
     published: int = Field(description="number of published messages")
     repeated: bool = Field(description="true: already published; nothing was stored")
@@ -265,7 +265,7 @@ class AppIdsQuery(QueryModel):
 
 
 class AppIdView(BaseModel):
-    """An app_id; ``owner`` null: it belongs to the next who publishes under it."""
+    """An app_id with its owner."""
 
     app_id: str = Field(description="name of the publisher")
     owner: str | None = Field(description="user or token NAME; null: the next publisher")
@@ -275,27 +275,27 @@ class AppIdView(BaseModel):
 
 
 class TransferInput(StrictInput):
-    """Who is to own an app_id: a user, ``token NAME``, or null for the next who publishes."""
+    """The new owner of an app_id."""
 
     app_id: AppId
     owner: str | None = Field(description="user or token NAME; null: the next publisher")
 
 
 class TransferView(BaseModel):
-    """To whom the app_id belongs now."""
+    """The owner of an app_id."""
 
     app_id: str = Field(description="name of the publisher")
     owner: str | None = Field(description="user or token NAME; null: the next publisher")
 
 
 class UnstageInput(StrictInput):
-    """Tokens to drop; those that are not there are passed over."""
+    """Tokens to drop; unknown ones are ignored."""
 
     tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
 
 
 class UnstageView(BaseModel):
-    """How many tokens were dropped."""
+    """The number of dropped tokens."""
 
     unstaged: int = Field(description="number of tokens dropped")
 

@@ -19,7 +19,7 @@ from phpmq_lite.storage.read.rollups import ALL
 
 
 class StatsView(View):
-    """The broker now; times are Unix ms."""
+    """The current state of the broker."""
 
     version: str = Field(description="version of the broker")
     started_at: int = Field(description="when it began, Unix ms")
@@ -43,14 +43,14 @@ class StatsView(View):
 
 
 class StatsHistoryQuery(QueryModel):
-    """Which queue, and how much of the past."""
+    """The queue and the period."""
 
     queue: str = Field("", max_length=LONGEST_NAME, description="empty: all queues together")
     span: Literal["1h", "24h", "7d", "30d"] = Field("1h", description="period: 1h, 24h, 7d or 30d")
 
 
 class PointView(View):
-    """One step; null where nothing was measured.  Depths and the age are the highest within."""
+    """One step of the history; null: not measured."""
 
     at: int = Field(description="start of the step, Unix ms")
     published_per_s: float = Field(description="messages published per second")
@@ -74,7 +74,7 @@ class PointView(View):
 
 
 class StatsHistoryView(BaseModel):
-    """How a queue, or all together, went; steps in which the broker did not run are left out."""
+    """The history of a queue, or of all together, without steps in which the broker did not run."""
 
     queue: str | None = Field(description="name of the queue; null: all queues together")
     span: str = Field(description="period: 1h, 24h, 7d or 30d")

@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.formats import format_number, plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
-    OutputFormat,
+    JsonFormatQuery,
     QueryModel,
     read_form,
     read_next_path,
@@ -42,7 +42,7 @@ ClockDecision = Literal["expire", "keep"]
 
 
 class ClockView(BaseModel):
-    """What the broker knows of its clock."""
+    """The state of the broker's clock."""
 
     now_ms: int = Field(description="the broker's clock, Unix ms")
     jumps: int = Field(description="clock changes since the start, including the last downtime")
@@ -54,7 +54,7 @@ class ClockView(BaseModel):
 
 
 class ClockDecisionInput(BaseModel):
-    """What is to count."""
+    """The decision about the clock."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -101,12 +101,6 @@ _DECIDED: Final = {
 }
 
 
-class ConfigQuery(QueryModel):
-    """How to give the list."""
-
-    format: OutputFormat = "json"
-
-
 class SettingView(BaseModel):
     """One setting in force."""
 
@@ -121,7 +115,7 @@ class SettingView(BaseModel):
 
 async def list_settings(request: web.Request) -> web.StreamResponse:
     """List the effective settings with their sources. Secrets are masked."""
-    query = read_query(request, ConfigQuery)
+    query = read_query(request, JsonFormatQuery)
     return list_response(query.format, SettingView, settings_in_force(request))
 
 
@@ -149,7 +143,7 @@ _ADMIN_TABS: Final = ("settings", "log")
 
 
 class SystemPageQuery(QueryModel):
-    """Which part of the page."""
+    """The tab of the page."""
 
     tab: Literal["health", "settings", "starts", "log"] = "health"
     level: Literal["debug", "info", "warning", "error"] = "debug"
@@ -347,7 +341,7 @@ def _need_admin(request: web.Request, what: str) -> None:
 
 
 class ListenerView(BaseModel):
-    """One open listener; a wildcard address stands for every address of the broker's machine."""
+    """An open listener; a wildcard stands for every address of the broker's machine."""
 
     address: str = Field(description="HOST:PORT, or unix:PATH")
     transport: Literal["tcp", "tls", "unix"] = Field(description="plain TCP, TLS or a Unix socket")
@@ -386,7 +380,7 @@ ROUTES: Final = (
         api=Api("POST", "/api/v1/clock", "api-clock-decide", cli="clock decide"),
     ).routes(),
     Route(
-        "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings, query=ConfigQuery,
+        "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings, query=JsonFormatQuery,
         gives=ListPage[SettingView], cli="config show",
     ),
     Route("GET", "/system", Role.VIEWER, "system", show_system),

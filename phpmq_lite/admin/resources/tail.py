@@ -50,7 +50,7 @@ _WAYS: Final = {Event.FORWARD, Event.MOVE, Event.PLACE}  # detail: "orders to ma
 
 @dataclass(slots=True, frozen=True)
 class TailEvent:
-    """One thing that happened to one message; ``place`` None: not found out yet."""
+    """One event of a message; ``place`` None: not known yet."""
 
     kind: str
     at_ms: int  # Unix ms
@@ -61,7 +61,7 @@ class TailEvent:
 
 
 class QueueTail(FeedState):
-    """What happens to the messages of one queue.  ``take`` about once a second.
+    """The events of one queue's messages.  Call ``take`` about once a second.
 
     ``tap`` has a function called with every batch after its commit, and gives what ends that.
     """
@@ -289,7 +289,7 @@ _SETTLED: Final = {
 
 
 class TailPageQuery(QueryModel):
-    """What to show: some kinds only, and a text anywhere in a row."""
+    """Filter of events: kinds, and a text in the row."""
 
     kind: tuple[str, ...] = ()
     q: str = Field("", max_length=200)

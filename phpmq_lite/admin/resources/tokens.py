@@ -27,20 +27,20 @@ _LATEST_MS: Final = 1 << 52
 
 
 class TokenInput(StrictInput):
-    """A token to make."""
+    """A token to create."""
 
     name: str = Field(description="1 to 64 letters, digits and . _ @ + -")
     role: Literal["metrics", "viewer", "operator", "admin"] = Field(
         description="viewer, operator or admin"
     )
-    queues: Globs = Field([], description="globs of the queues it may see; empty: all")
+    queues: Globs = Field([], description="globs of the visible queues; empty: all")
     expires_at: int | None = Field(
         None, gt=0, le=_LATEST_MS, description="Unix milliseconds; null: never"
     )
 
 
 class TokenView(View):
-    """One token, without its secret; times are Unix milliseconds."""
+    """A token without its secret."""
 
     name: str = Field(description="name")
     role: str = Field(description="viewer, operator or admin")
@@ -52,7 +52,7 @@ class TokenView(View):
 
 
 class NewTokenView(BaseModel):
-    """A token that was just made, with its secret: nobody can ask for it again."""
+    """A new token with its secret, which is not stored."""
 
     name: str = Field(description="name")
     token: str = Field(description="the token, phpmq_…; it is shown only once")

@@ -32,16 +32,16 @@ Globs = Annotated[
 
 
 class UserInput(StrictInput):
-    """A user to make."""
+    """A user to create."""
 
     name: str = Field(description="1 to 64 letters, digits and . _ @ + -")
     password: SecretStr = Field(description="12 to 1024 characters")
     role: RoleName = Field(description="viewer, operator or admin")
-    queues: Globs = Field([], description="globs of the queues they may see; empty: all")
+    queues: Globs = Field([], description="globs of the visible queues; empty: all")
 
 
 class UserChangeInput(StrictInput):
-    """What to change; what is left out stays.  All sessions of the user end."""
+    """Changes to a user; missing members stay.  All sessions of the user end."""
 
     password: SecretStr | None = Field(None, description="12 to 1024 characters; null: unchanged")
     role: RoleName | None = Field(None, description="viewer, operator or admin; null: unchanged")
@@ -49,7 +49,7 @@ class UserChangeInput(StrictInput):
 
 
 class UserView(View):
-    """One user; times are Unix milliseconds."""
+    """A user."""
 
     name: str = Field(description="name")
     role: str = Field(description="viewer, operator or admin")

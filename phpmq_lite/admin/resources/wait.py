@@ -37,7 +37,7 @@ TapBatches = Callable[[Callable[[Batch], None]], Callable[[], None]]
 
 @dataclass(slots=True, frozen=True)
 class WaitPosition:
-    """A place in time: the last number given out, and the last offset of the history."""
+    """A point in time: the last assigned seq, and the last offset of the history."""
 
     seq: int
     offset: int
@@ -76,7 +76,7 @@ class WaitPosition:
 
 @dataclass(slots=True)
 class MessageWait:
-    """One wait: what for, from where on, and what it may see."""
+    """One wait: its condition, its start, and the visible queues."""
 
     query: SearchQuery
     until: WaitCondition
@@ -177,7 +177,7 @@ CURSOR: Final = "X-Cursor"
 
 
 class WaitQuery(BaseModel):
-    """What to wait for."""
+    """The condition to wait for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
