@@ -13,7 +13,6 @@ from phpmq_lite import logs
 from phpmq_lite.admin.auth import middleware, request_audit
 from phpmq_lite.admin.auth.accounts import Accounts
 from phpmq_lite.admin.auth.browser_security import HSTS, add_headers
-from phpmq_lite.admin.auth.refused_logins import MINUTE_MS
 from phpmq_lite.admin.auth.request_audit import begin_entry
 from phpmq_lite.admin.auth.request_source import (
     address_of,
@@ -22,7 +21,7 @@ from phpmq_lite.admin.auth.request_source import (
     is_known_host,
     known_hosts,
 )
-from phpmq_lite.admin.auth.services import AuthServices, SetupToken
+from phpmq_lite.admin.auth.services import MINUTE_MS, AuthServices, SetupToken
 from phpmq_lite.admin.base.context import CONTEXT, Context, EngineProtocol, context_of, status_of
 from phpmq_lite.admin.base.http_memory import FREE_BYTES
 from phpmq_lite.admin.base.identity import identity_of, set_identity

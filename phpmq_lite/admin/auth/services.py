@@ -1,6 +1,7 @@
-"""Accounts, passwords, login limits and the setup token of one application."""
+"""Accounts, passwords, login limits, refused logins and the setup token of one application."""
 
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -8,7 +9,6 @@ from typing import Final
 
 from phpmq_lite.admin.auth.accounts import Accounts, is_same_secret
 from phpmq_lite.admin.auth.passwords import LONGEST, SHORTEST, LoginThrottle, Passwords
-from phpmq_lite.admin.auth.refused_logins import RefusedLogins
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.settings.loading import check_private
@@ -22,6 +22,12 @@ HOW: Final = (
 
 SETTING: Final = "admin.initial_password_file"
 FIRST_NAME: Final = "admin"
+MINUTE_MS: Final = 60_000
+ADDRESSES: Final = 1_000  # per minute; further addresses share a row
+_OTHER_ADDRESSES: Final = "many"
+
+# Writes a row, or adds a count to the written row.
+WriteEntry = Callable[[AuditEntry, int], Awaitable[None]]
 
 
 def initial_password(path: Path) -> str:
@@ -67,6 +73,47 @@ class SetupToken:
         """Invalidate the token because a user exists now."""
         self._token = ""
         self.path.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class _Row:
+    entry: AuditEntry
+    more: int = 0  # refused since its row was written last
+
+
+class RefusedLogins:
+    """Combines the refused logins of a minute.  Times are Unix milliseconds.
+
+    The first of an address is written immediately, the others are added after the minute.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], _Row] = {}  # by address and action
+        self._minute = 0
+        self.total = 0  # since the start
+
+    async def add(self, entry: AuditEntry, now_ms: int, note: WriteEntry) -> None:
+        """Count a refusal; ``note(entry, n)`` stores n more."""
+        self.total += 1
+        minute = now_ms // MINUTE_MS
+        if minute != self._minute:
+            await self.flush(note)
+            self._minute = minute
+        if len(self._rows) >= ADDRESSES:
+            entry.address = _OTHER_ADDRESSES
+        row = self._rows.get((entry.address, entry.action))
+        if row is not None:
+            row.more += 1
+            return
+        self._rows[entry.address, entry.action] = _Row(entry)
+        await note(entry, 1)
+
+    async def flush(self, note: WriteEntry) -> None:
+        """Store the counts; call it once a minute, and before the broker stops."""
+        rows, self._rows = self._rows, {}
+        for row in rows.values():
+            if row.more:
+                await note(row.entry, row.more)
 
 
 @dataclass(slots=True)

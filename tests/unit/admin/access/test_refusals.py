@@ -1,6 +1,6 @@
 """Refused logins: one row of the audit per address and minute."""
 
-from phpmq_lite.admin.auth.refused_logins import ADDRESSES, MINUTE_MS, RefusedLogins
+from phpmq_lite.admin.auth.services import ADDRESSES, MINUTE_MS, RefusedLogins
 from phpmq_lite.model import AuditEntry
 
 
