@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
-from phpmq_lite.admin.auth.accounts import KEPT_MS, LoginOrigin
+from phpmq_lite.admin.auth.accounts import LoginOrigin
 from phpmq_lite.admin.auth.passwords import throttle_key
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -384,8 +384,3 @@ async def end_session(request: web.Request, session: LoginSession) -> None:
         check_sees_all(request)
     entry = audit_entry(request, target=accounts.user_of(session).name)
     await accounts.remove_session(entry, session)
-
-
-def cookie_age_s() -> int:
-    """Return how long a browser keeps the cookie of a kept session, in seconds."""
-    return KEPT_MS // 1_000

@@ -1,6 +1,5 @@
 """What every handler needs, created once per application."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -108,16 +107,11 @@ class Context:
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
     maintenance: Maintenance | None = None  # backups and scrub, once the broker serves
-    schemas: ActiveSchemas = field(
-        default_factory=lambda: ActiveSchemas(None)
-    )  # of payloads, by URN
+    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # by URN
     connection_limits: ConnectionLimits = field(init=False)  # connections to the admin
     live: LiveFeeds = field(default_factory=LiveFeeds)  # streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
     labels: MetricLabels = field(default_factory=MetricLabels)  # of the metrics
-    requests: Counter[tuple[str, str, int]] = field(
-        default_factory=Counter
-    )  # route, method, status
     uploads: FairSlots = field(default_factory=lambda: FairSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # results of the pipeline's jobs
     exports: ExportProcesses = field(init=False)  # to Arrow, in processes of their own

@@ -6,6 +6,7 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin.auth import request_audit, users
+from phpmq_lite.admin.auth.accounts import KEPT_MS
 from phpmq_lite.admin.auth.passwords import SHORTEST
 from phpmq_lite.admin.auth.services import FILE
 from phpmq_lite.admin.auth.sessions import LOGIN
@@ -68,7 +69,7 @@ async def submit_login(request: web.Request) -> web.StreamResponse:
         await request_audit.count_refused_login(request, problem)
         return await _login_page(request, await read_form_field(request, "next"), name, problem)
     response = redirect_with_session(await read_next_path(request, _home(request)))
-    max_age_s = users.cookie_age_s() if is_kept else None
+    max_age_s = KEPT_MS // 1_000 if is_kept else None
     context_of(request).sessions.set_session(request, response, cookie, max_age_s)
     return response
 

@@ -23,7 +23,6 @@ from phpmq_lite.storage.read.rollups import (
     UptimeSpan,
 )
 
-BUCKETS_MAX: Final = 240
 SPARK_STEP_S: Final = 30
 SPARK_SAMPLES: Final = 120  # of a small chart: one hour
 FORECAST_S: Final = 300  # period that a forecast uses
