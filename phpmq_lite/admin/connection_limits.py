@@ -18,7 +18,7 @@ HEAD: Final = "request took too long to begin"
 BODY: Final = "body took too long to arrive"
 ANSWER: Final = "response was not read"
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-_EACH_S: Final = 1.0
+_INTERVAL_S: Final = 1.0
 _REST_EACH_S: Final = 0.002  # between reads of refused bodies, over all connections
 _log = get_logger(__name__)
 
@@ -99,7 +99,7 @@ class ConnectionLimits:
         """Check all connections once a second."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(_EACH_S)
+            await asyncio.sleep(_INTERVAL_S)
             self.close_slow(loop.time())
 
 

@@ -31,7 +31,7 @@ PATIENCE_S: Final = 8
 
 @pytest.fixture(autouse=True)
 def only_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "_EACH_S", 1e6)
+    monkeypatch.setattr(connection_limits, "_INTERVAL_S", 1e6)
     monkeypatch.setattr(watchdog, "_INTERVAL_S", 1e6)
 
 
