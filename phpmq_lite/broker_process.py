@@ -98,8 +98,10 @@ class BrokerProcess:
             StartFailedError: it exited, or was not ready in time; the message has its last output.
         """
         began_s = time.monotonic()
-        # A Ctrl-C between the start and the assignment would leave a process behind.
-        with signals_blocked(signal.SIGINT), self.log.open("a", encoding="utf-8") as log:
+        # A Ctrl-C between the start and the assignment would leave a process behind.  Where our
+        # terminal's Ctrl-C is to reach the broker, it must not inherit the block.
+        blocked = [signal.SIGINT] if self.is_isolated else []
+        with signals_blocked(*blocked), self.log.open("a", encoding="utf-8") as log:
             self.process = process = self._open(log)
         self.phpmq, self.admin = [], []
         timer = threading.Timer(_START_S, process.kill)

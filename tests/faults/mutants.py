@@ -176,6 +176,7 @@ def _charge_all() -> None:
 
 
 def _set(module: Any, name: str, defect: Any) -> Callable[[], None]:
+    assert hasattr(module, name)
     return lambda: setattr(module, name, defect)
 
 
