@@ -9,9 +9,10 @@ from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
-from phpmq_lite.pipeline_rows import CopiedRows, PipelineRows
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.writes import QuarantinedRows, Write
+
+ROW_BITS: Final = 17  # of stage_row.row_id, for the index of a row among those of its token
 
 
 class Now(NamedTuple):
@@ -332,6 +333,18 @@ class PageRequest:
     kind: PageKind = PageKind.ALL
 
 
+class CopiedRows(NamedTuple):
+    """New messages that the writer creates from staged rows, unknown to the core.
+
+    Their seqs are from ``first`` (inclusive) to ``end`` (exclusive), in the order of the rows.
+    """
+
+    first: int
+    end: int
+    publisher: int  # client number
+    counts: dict[int, int]  # queue_id -> messages; the other numbers stay unused
+
+
 class Batch:
     """What one transaction stores, what is loaded right after it, and what follows.
 
@@ -488,6 +501,19 @@ class Loaded:
     due: list[Message] = field(default_factory=list)  # past their deadline, earliest first
     next_deadline_ms: int | None = None  # of the ready messages after ``due``
     has_due: bool = False
+
+
+@dataclass(slots=True)
+class PipelineRows:
+    """What the core keeps in memory for the pipeline: rows of its tables, see ``batch.sql``."""
+
+    subscriptions: list[tuple[int, str, int, int, int]] = field(default_factory=list)
+    held: list[tuple[int, int, int]] = field(default_factory=list)  # queue_id, claimed, bytes
+    staged: list[tuple[int, str, int, int, int]] = field(default_factory=list)
+    parts: list[tuple[int, int, int, int, int, int, int | None, str]] = field(default_factory=list)
+    # app_id, version, owner, used_ms, single_use; least recently used first
+    published: list[tuple[str, int, str | None, int, int]] = field(default_factory=list)
+    next_stage_id: int = 1
 
 
 @dataclass(slots=True)

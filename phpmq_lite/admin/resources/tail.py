@@ -21,8 +21,7 @@ from phpmq_lite.admin.monitoring.live_feeds import STREAMS, FeedState
 from phpmq_lite.admin.views import bodies
 from phpmq_lite.admin.views.rendering import collect_in_slices, render_page
 from phpmq_lite.broker.lifecycle import Event
-from phpmq_lite.model import Batch, Message, State
-from phpmq_lite.pipeline_rows import CopiedRows
+from phpmq_lite.model import Batch, CopiedRows, Message, State
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.activity import MessageEvent, MessagePreview, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, wire_id

@@ -18,8 +18,7 @@ from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, Stage, StageQueue, S
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, EnvelopeInspector, Inspection, Reply, has_room
-from phpmq_lite.pipeline_rows import CopiedRows
+from phpmq_lite.model import AuditEntry, CopiedRows, EnvelopeInspector, Inspection, Reply, has_room
 from phpmq_lite.queue_settings import LONGEST_TTL_S
 from phpmq_lite.writes import (
     CopyStagedRows,

@@ -12,7 +12,7 @@ from typing import Final
 
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.pipeline_rows import ROW_BITS, PipelineRows
+from phpmq_lite.model import ROW_BITS, PipelineRows
 from phpmq_lite.writes import (
     CreateSubscription,
     DeleteSubscription,

@@ -21,13 +21,13 @@ from phpmq_lite.model import (
     Now,
     PageKind,
     PageRequest,
+    PipelineRows,
     QueueRow,
     Recovered,
     RowsRequest,
     WindowRequest,
     checksum,
 )
-from phpmq_lite.pipeline_rows import PipelineRows
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.sqlite_errors import raise_as_unknown, translate_errors
 from phpmq_lite.storage.statements import load, many

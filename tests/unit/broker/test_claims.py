@@ -6,8 +6,16 @@ import pytest
 
 from phpmq_lite.broker.pipeline import claims, state
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Loaded, Message, PageKind, QueueRow, Recovered, State
-from phpmq_lite.pipeline_rows import PipelineRows
+from phpmq_lite.model import (
+    Batch,
+    Loaded,
+    Message,
+    PageKind,
+    PipelineRows,
+    QueueRow,
+    Recovered,
+    State,
+)
 from tests.support.core_rig import STEADY_MS, CoreRig, event_kinds, message, outcomes
 
 BYTES = 1 << 20
