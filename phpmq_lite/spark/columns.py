@@ -6,6 +6,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     BinaryType,
     DataType,
+    DateType,
     IntegerType,
     LongType,
     StringType,
@@ -123,14 +124,14 @@ def conform_batch(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBat
 
 DAY_MS: Final = 86_400_000
 
-ARCHIVE_SCHEMA: Final = """
-    offset BIGINT, seq BIGINT, message_id STRING, queue STRING, position BIGINT,
-    outcome STRING, reason STRING, published_at TIMESTAMP, first_dispatched_at TIMESTAMP,
-    last_dispatched_at TIMESTAMP, settled_at TIMESTAMP, deadline TIMESTAMP, ttl_s BIGINT,
-    deliveries INT, size BIGINT, publisher BIGINT, consumer BIGINT,
-    urn STRING, trace_id STRING, meta_id STRING, attempts BIGINT, body BINARY,
-    date DATE, batch STRING
-"""
+ARCHIVE_SCHEMA: Final = StructType(
+    [
+        *HISTORY_COLUMNS,
+        StructField(BODY, BinaryType()),
+        StructField("date", DateType()),
+        StructField("batch", StringType()),
+    ]
+)
 TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
 
 

@@ -187,14 +187,9 @@ def to_parquet(rows: Sequence[Row], file: Path) -> None:
     os.utime(file, (at_s, at_s))
 
 
-def history_schema() -> str:
-    """Give the schema of the history's stream, body included, as text."""
-    from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
-
-    return ARCHIVE_SCHEMA[: ARCHIVE_SCHEMA.index("date DATE")].rstrip().rstrip(",")
-
-
 def stream(spark: "SparkSession", folder: Path) -> "DataFrame":
     """Follow a folder of such files, one file a batch."""
-    reader = spark.readStream.schema(history_schema()).option("maxFilesPerTrigger", "1")
+    from phpmq_lite.spark.columns import history_columns
+
+    reader = spark.readStream.schema(history_columns(body=True)).option("maxFilesPerTrigger", "1")
     return reader.parquet(str(folder))
