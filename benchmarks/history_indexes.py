@@ -100,7 +100,7 @@ def place(connection: sqlite3.Connection, slices_ms: list[float]) -> float:
     places, since, began_s = HistoryIndexer(), 0, time.perf_counter()
     while True:
         slice_s = time.perf_counter()
-        rows = places.step(connection, 0, is_idle=True)
+        rows = places.run(connection, 0, is_idle=True)
         if not rows:
             return time.perf_counter() - began_s
         slices_ms.append((time.perf_counter() - slice_s) * 1_000)

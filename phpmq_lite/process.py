@@ -190,7 +190,7 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
     while True:
         if service.has_progressed():
             status = service.handle.summary()
-            reason = status.trouble or (status.shortage and status.shortage.detail)
+            reason = status.write_problem or (status.shortage and status.shortage.detail)
             text = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
             manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # READY each time: one may get lost
         await asyncio.sleep(manager.each_s)

@@ -24,7 +24,12 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Recovered
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
-from phpmq_lite.server.addresses import ListenAddress, bind_tcp, check_wide_binds, read_endpoints
+from phpmq_lite.server.addresses import (
+    ListenAddress,
+    bind_tcp,
+    check_exposed_listeners,
+    read_endpoints,
+)
 from phpmq_lite.server.admission import Admission, max_open_files, open_files, open_files_problem
 from phpmq_lite.server.backpressure import (
     MemoryBrake,
@@ -46,7 +51,7 @@ from phpmq_lite.server.maintenance import DiskSpaceMonitor, Maintenance
 from phpmq_lite.server.rollups import Rollups, RollupSampler
 from phpmq_lite.server.session import Session, SessionContext, SessionLimits
 from phpmq_lite.server.status import BrokerHandle
-from phpmq_lite.server.tls import TlsListener, renew, server_context
+from phpmq_lite.server.tls import TlsListener, reload_contexts, server_context
 from phpmq_lite.server.watchdog import EngineWatchdog, SessionMonitor
 from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
@@ -113,7 +118,7 @@ class Service:
         Raises:
             SettingsError: a certificate or a key cannot be used; nothing has changed.
         """
-        renew(self._tls_listeners)
+        reload_contexts(self._tls_listeners)
         result = reload_settings(self.settings, effective.settings)
         self.settings = result.settings
         if self._context is not None:
@@ -139,7 +144,7 @@ class Service:
 
     def has_progressed(self) -> bool:
         """Return whether engine or writer have made progress since the last check."""
-        return self._watchdog is not None and self._watchdog.beat()
+        return self._watchdog is not None and self._watchdog.probe()
 
     async def run(self) -> None:
         """Start, serve until ``stop``, drain.
@@ -151,7 +156,7 @@ class Service:
         """
         settings = self.settings
         database = settings.data / DATABASE
-        check_wide_binds(settings, lambda: has_admin(database))
+        check_exposed_listeners(settings, lambda: has_admin(database))
         tls = _admin_tls(settings)  # an invalid one refuses the start before anything is created
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
@@ -173,7 +178,7 @@ class Service:
             ]
             for address in self.admin:
                 self._announce(f"listening admin {address}")
-            gate = Admission.of(settings)
+            gate = Admission.from_settings(settings)
             _warn_about_open_files(settings)
             listeners = Listeners(
                 settings.tcp,
@@ -186,7 +191,7 @@ class Service:
             # At the same time: importing the pages uses the CPU, recovery the disk.  Clients wait
             # for both: under load an import takes seconds, and a fifth of the throughput.
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
-            space.begin()
+            space.prepare()
             room = DiskSpaceMonitor(space)
             writer = Writer(folder.database, space, partial(fail_stop, folder))
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
@@ -196,7 +201,7 @@ class Service:
             stack.push_async_callback(_wait_for, pages)
             stored, clock = await recovering
             engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
-            room.tell(engine)
+            room.attach(engine)
             await self._serve(stack, engine, folder, gate, listeners, pages)
 
     def _add_tls_listener(self, section: str, context: ssl.SSLContext | None) -> None:
@@ -283,7 +288,9 @@ class Service:
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._close_readers)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
-        await writer.run(lambda store: starting.look(store.connection, clock.now().steady_ms))
+        await writer.run(
+            lambda store: starting.read_database(store.connection, clock.now().steady_ms)
+        )
         folder.record(is_running=True, has_messages=True)
         stack.push(partial(record_stop, folder, writer))  # before writer.close
         core = Broker(
@@ -346,7 +353,7 @@ class Service:
                 limits.frame_timeout_s,
                 limits.frame_rate_bytes,
                 limits.write_timeout_s,
-                places=gate.places,
+                places=gate.capacity,
             ),
             brake,
         )

@@ -113,7 +113,7 @@ def create_app(
         engine=engine,
         readers=readers,
         reader=MessageReader(readers),
-        search=Search(readers.apart(limit_s=SLICE_LIMIT_S), now_ms=now_ms),
+        search=Search(readers.separate(limit_s=SLICE_LIMIT_S), now_ms=now_ms),
         settings=settings,
         sources=sources or {},
         urls=urls,

@@ -70,8 +70,8 @@ class ConnectionLimits:
     @staticmethod
     def log_refusal(name: str | None, refusal: str) -> None:
         """Log that a connection was refused."""
-        if not is_quiet("http_turned_away"):
-            _log.warning("http_turned_away", address=name, reason=refusal)
+        if not is_quiet("http_connection_refused"):
+            _log.warning("http_connection_refused", address=name, reason=refusal)
 
     def close_slow(self, now_s: float) -> None:
         """Close connections that are too slow."""
@@ -222,7 +222,7 @@ class LimitedConnection(asyncio.Protocol):
     def _is_stuck(self, now_s: float) -> bool:
         if not self._transport.get_write_buffer_size():
             self._stuck_at = None
-        elif self._progress.is_made(self._transport) or self._stuck_at is None:
+        elif self._progress.has_progress(self._transport) or self._stuck_at is None:
             self._stuck_at = now_s
         return (
             self._stuck_at is not None and now_s - self._stuck_at > self._limits.timeouts.answer_s

@@ -108,7 +108,7 @@ async def _secure(
             is_made = True
     finally:
         if not is_made:
-            limits.gate.give_up(name)
+            limits.gate.cancel_reservation(name)
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

@@ -222,8 +222,8 @@ def restore(
         tell=print_message,
     )
     print_checks(done.checks, output)
-    if done.aside is not None:
-        print_message(f"the previous files are in {done.aside}")
+    if done.replaced_files is not None:
+        print_message(f"the previous files are in {done.replaced_files}")
     if done.withdrawn is not None:
         _show_withdrawn(done.withdrawn)
     print_message(f"{done.database} is restored; start the broker")

@@ -19,7 +19,7 @@ from phpmq_lite.cli.settings_options import (
     settings_options,
 )
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.server.addresses import check_wide_binds, read_endpoints
+from phpmq_lite.server.addresses import check_exposed_listeners, read_endpoints
 from phpmq_lite.settings.reference import config_file
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity.stopped_database import has_admin
@@ -144,6 +144,6 @@ def _print_next_steps(path: Path) -> None:
     print_message(f"  phpmq-lite serve{flag}")
     found = settings.load(config=path).settings
     try:
-        check_wide_binds(found, lambda: has_admin(found.data / DATABASE))
+        check_exposed_listeners(found, lambda: has_admin(found.data / DATABASE))
     except SettingsError as error:
         print_message(f"Before the start: {error}")

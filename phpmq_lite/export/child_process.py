@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from phpmq_lite.errors import RefusedError, StorageError
-from phpmq_lite.storage.arrow import HistoryRanges, Rows, RowSelection
+from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowSelection
 
 PREFIX: Final = struct.Struct(">cI")  # kind, number of bytes that follow
 PIECE_BYTES: Final = 1 << 20  # maximum size of a frame
@@ -140,7 +140,7 @@ def answer_request(database: str, request: dict[str, Any], output: FrameWriter) 
         output.put_json(END, rows=given)
 
 
-def _rows(ranges: HistoryRanges, request: dict[str, Any]) -> Rows:
+def _rows(ranges: HistoryRanges, request: dict[str, Any]) -> RangeRows:
     if request["of"] == "claims":
         return ranges.claims(
             request["subscription"], request["lo"], request["hi"], request["allowed"]
@@ -148,7 +148,7 @@ def _rows(ranges: HistoryRanges, request: dict[str, Any]) -> Rows:
     return ranges.history(RowSelection(**request["selection"]), is_gap_ok=request["is_gap_ok"])
 
 
-def _stream(rows: Rows, output: FrameWriter) -> int:
+def _stream(rows: RangeRows, output: FrameWriter) -> int:
     import pyarrow as pa
 
     given = 0

@@ -64,7 +64,7 @@ def parse_endpoint(text: str) -> ListenAddress | None:
     elif ":" in host:
         raise SettingsError(f"{text!r}: an IPv6 address needs brackets, as in [::1]:{port}")
     elif not host or any(char.isspace() for char in host):
-        raise SettingsError(f"{text!r} has no host; 0.0.0.0 and [::] are all addresses of this one")
+        raise SettingsError(f"{text!r} has no host; use 0.0.0.0 or [::] for all addresses")
     return ListenAddress("tcp", host, int(port))
 
 
@@ -121,7 +121,7 @@ def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
         raise SettingsError(f"{name}: {error}") from None
 
 
-def check_wide_binds(
+def check_exposed_listeners(
     settings: Settings, has_admin_user: Callable[[], bool] = lambda: False
 ) -> None:
     """Refuse listeners that reach beyond loopback without opt-in.
@@ -146,8 +146,8 @@ def _tcp_problems(settings: Settings) -> Iterator[str]:
         for endpoint in read_endpoints(name, texts):
             if not (is_decided or is_loopback(endpoint)):
                 yield (
-                    f"{name} {endpoint} reaches beyond this machine, and whoever can connect can "
-                    "read and publish: name the networks in tcp.allow, or set tcp.tls_cert and "
+                    f"{name} {endpoint} reaches beyond this machine, where any client could read "
+                    "and publish: name the allowed networks in tcp.allow, or set tcp.tls_cert and "
                     "tcp.tls_key, or tcp.open = true"
                 )
 
@@ -157,7 +157,7 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
     endpoints = read_endpoints("admin.listen", admin.listen)
     for endpoint in endpoints:
         if endpoint.kind == "unix" and endpoint.path.name == CONTROL_SOCKET:
-            yield f"admin.listen {endpoint}: the name {CONTROL_SOCKET} is taken, it needs no login"
+            yield f"admin.listen {endpoint}: {CONTROL_SOCKET} is reserved for the control socket"
     wide = [endpoint for endpoint in endpoints if not is_loopback(endpoint)]
     if not wide:
         return
@@ -165,7 +165,7 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
     if not (admin.initial_password_file or has_admin_user()):
         yield (
             f"{reaches} and needs an admin user: name a file with the first password in "
-            "admin.initial_password_file, or start on loopback and make one with "
+            "admin.initial_password_file, or start on loopback and create one with "
             "`phpmq-lite user create NAME` or at /setup"
         )
     if not (admin.tls_cert or admin.trusted_proxies or admin.plaintext):
@@ -243,7 +243,7 @@ def remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, f"{path} is there and is no socket")
+        raise FileExistsError(errno.EEXIST, f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

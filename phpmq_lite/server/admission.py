@@ -97,7 +97,7 @@ class Admission:
         self.refused: Counter[str] = Counter()
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: Settings) -> Self:
         """Create it from the settings, within the limit on open files."""
         limits, files = settings.limits, open_files()
         return cls(
@@ -108,7 +108,7 @@ class Admission:
         )
 
     @property
-    def places(self) -> int:
+    def capacity(self) -> int:
         """Connections that fit at the same time."""
         return self._total
 
@@ -148,7 +148,7 @@ class Admission:
             self._reserved[_normalized(address)[0]] += 1
         return reason
 
-    def give_up(self, address: str | None) -> None:
+    def cancel_reservation(self, address: str | None) -> None:
         """Uncount a reserved place whose connection never called ``admit``."""
         name, _ = _normalized(address)
         if self._reserved[name]:

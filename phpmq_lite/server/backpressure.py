@@ -43,7 +43,7 @@ class ReadBackpressure:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
-        self.times = 0  # the limit was reached
+        self.limit_hits = 0  # the limit was reached
         # Bytes held, by connection; the one that has waited longest comes first.
         self._waiting: dict[Reader, int] = {}
         self._held: set[Reader] = set()
@@ -67,7 +67,7 @@ class ReadBackpressure:
         if held_bytes < FREE_BYTES:
             self._resume(reader)
         elif reader is not oldest and reader not in self._held:
-            self.times += not self._held
+            self.limit_hits += not self._held
             self._held.add(reader)
             reader.pause_reading(self.REASON)
 
@@ -90,7 +90,7 @@ class ReadBackpressure:
 
 
 REASON: Final = "resident"  # why a publisher is not read
-SHARE_OF_CGROUP: Final = 0.6
+CGROUP_SHARE: Final = 0.6
 _BRIEF_READ_S: Final = 0.01  # a paused publisher is read this long once a second
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -105,7 +105,7 @@ def memory_bound(setting: int, files: Iterable[Path] = _CGROUP_LIMITS) -> int:
     """
     for file in files:
         try:
-            return min(setting, int(int(file.read_text(encoding="ascii")) * SHARE_OF_CGROUP))
+            return min(setting, int(int(file.read_text(encoding="ascii")) * CGROUP_SHARE))
         except (OSError, ValueError):  # no such limit: the file does not exist, or has the word max
             continue
     return setting
@@ -128,15 +128,15 @@ class MemoryBrake:
     def __init__(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
         self.resident_bytes = 0  # at the last check
-        self.times = 0  # the limit was reached
+        self.limit_hits = 0  # the limit was reached
         self._is_on = False
         self._held: set[Publisher] = set()
 
-    def look(self, sessions: Collection[Publisher], resident: int) -> None:
+    def check(self, sessions: Collection[Publisher], resident: int) -> None:
         """Pause or resume publishers for this memory usage; call about once a second."""
         self.resident_bytes = resident
         was_on, self._is_on = self._is_on, resident > self.bound_bytes
-        self.times += self._is_on and not was_on
+        self.limit_hits += self._is_on and not was_on
         for session in self._held:
             session.resume_reading(REASON)
         self._held.clear()
@@ -167,7 +167,7 @@ class WriteProgress:
         self._acked = 0
         self._unsent = 0
 
-    def is_made(self, transport: asyncio.Transport) -> bool:
+    def has_progress(self, transport: asyncio.Transport) -> bool:
         """Return whether the peer has accepted anything since the last call.
 
         For TCP on Linux, by what the peer's system has acknowledged; otherwise by the write buffer.
@@ -194,10 +194,10 @@ def acked_bytes(transport: asyncio.Transport) -> int | None:
 
 # Why a connection was closed after passing a limit.
 TOO_SLOW: Final = "a message took too long to arrive"
-NOT_READ: Final = "it does not read what is sent"
-NOT_TAKEN: Final = "it does not take the rest"
-SILENT: Final = "silent, and places are short"
-SILENT_S: Final = 10  # allowed once four fifths of the connections are in use
+NOT_READ: Final = "the peer does not read"
+NOT_TAKEN: Final = "the peer does not read the remaining data"
+SILENT: Final = "idle while connections are scarce"
+IDLE_S: Final = 10  # allowed once four fifths of the connections are in use
 
 
 @dataclass(slots=True, frozen=True)
@@ -207,7 +207,7 @@ class SlowPeerLimits:
     frame_s: int = 60  # for a frame that was begun,
     frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept
     write_s: int = 30  # without progress, with a full write buffer or data left at the end
-    silent_s: int = SILENT_S  # without waiting for anything, once connections are scarce
+    silent_s: int = IDLE_S  # without waiting for anything, once connections are scarce
     places: int = 500  # connections that fit; scarce from four fifths on
 
 

@@ -45,7 +45,7 @@ class CommitCounters:
         self.batch_counts = [0] * (len(BATCH_BOUNDS) + 1)
         self.batch_sum = 0  # messages created, dispatched or settled
 
-    def note(self, batch: Batch, seconds: float) -> None:
+    def record(self, batch: Batch, seconds: float) -> None:
         """Count a stored batch."""
         self.last_ms = seconds * 1_000
         self.last_rows = len(batch.created) + sum(map(len, batch.settled.values()))

@@ -59,7 +59,7 @@ class BatchStore(Protocol):
         """Do a slice of maintenance between two batches; return True to be called again."""
 
     def check_files(self) -> None:
-        """Raise DatabaseReplacedError if what was stored is not there any more."""
+        """Raise DatabaseReplacedError if the database was removed or replaced."""
 
 
 class _Commit(NamedTuple):
@@ -237,7 +237,7 @@ class Engine:
         if self._commit is not None:  # it may dispatch what has just been stored
             self._send_stored(self._commit.batch)
         self._send_results(done)
-        self.commits.note(stored, self._took_s)  # last, because nobody waits for it
+        self.commits.record(stored, self._took_s)  # last, because no client waits for it
 
     @property
     def _is_done(self) -> bool:

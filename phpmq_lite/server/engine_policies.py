@@ -64,7 +64,7 @@ class YieldedTasks:
             timer.cancel()
 
     def resume_next(self) -> bool:
-        """Let one task run; return False if none waits."""
+        """Resume one waiting task; return False if there is none."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -120,7 +120,7 @@ def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
         _revision(parsed, side.revision),
         frames,
         tuple(_outcome(frame) for frame in parsed[: len(frames)]),
-        dissector.begun(),
+        dissector.incomplete(),
         None if error is None else _wrong(error, data),
         _conclusion(error, side.partial_bytes, is_from_broker=is_from_broker, is_empty=not data),
     )
@@ -161,18 +161,18 @@ def _outcome(frame: Parsed) -> str:
             size = f"{len(content):,} byte{'' if len(content) == 1 else 's'}"
             stored = f"Store a message of {size} at the end of {queue!r}; {expiry}. "
             if key is None:
-                return stored + "There is no answer."
+                return stored + "There is no reply."
             return stored + (
-                f"Answer after the commit with a receipt (007) with the key {_text(key)};"
-                " the same key again is answered, but not stored twice."
+                f"Reply after the commit with a receipt (007) for the key {_text(key)};"
+                " a repeated key gets a receipt, but is not stored again."
             )
         case Consume(queue, 0):
-            return f"Stop dispatching {queue!r} to this connection; what it holds goes back."
+            return f"Stop dispatching {queue!r} to this connection; the messages it holds return."
         case Consume(queue, count):
             return (
                 f"Dispatch messages of {queue!r}, at most {count:,} unacknowledged at a time (and"
-                " at most limits.credit). It replaces the count before it; the queue is created if"
-                " there is none."
+                " at most limits.credit). This replaces the previous count; the queue is created if"
+                " it does not exist."
             )
         case Acknowledge(queue, message_id):
             return f"Settle {_text(message_id)} of {queue!r} as acked. {_HELD}"
@@ -196,8 +196,8 @@ def _outcome(frame: Parsed) -> str:
 
 
 _HELD: Final = (
-    "That holds if this connection holds the message, or nobody does; else it is ignored and"
-    " counted."
+    "This applies if this connection holds the message, or no connection does; otherwise the frame"
+    " is ignored and counted."
 )
 
 
@@ -223,11 +223,11 @@ def _conclusion(
     if error is not None and is_from_broker:
         return "This broker does not write these bytes; its clients would close the connection."
     if error is not None and error.code == frames.HTTP_REQUEST:
-        return "The broker does nothing of this and closes the connection: it is HTTP."
+        return "The broker ignores this and closes the connection: it is HTTP."
     if error is not None:
         return (
             "The broker closes the connection without a reply. Whole frames before the wrong byte"
-            " stand, nothing after it is read, and what the connection held goes back."
+            " are processed, nothing after it is read, and the messages it held return."
         )
     if is_empty:
         return "There are no bytes."

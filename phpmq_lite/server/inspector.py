@@ -90,7 +90,7 @@ class Dissector:
         self._left = -1  # bytes of content to come; -1: a header comes next
         self._size = 0
 
-    def begun(self) -> DissectedFrame | None:
+    def incomplete(self) -> DissectedFrame | None:
         """Return the incomplete frame, as far as it has arrived."""
         if self.is_between:
             return None
@@ -279,9 +279,9 @@ class FrameRecorder:
     def __init__(self, now_s: float) -> None:
         self.frames: deque[RecordedFrame] = deque(maxlen=FRAMES)
         self.began_at = _wall_ms()
-        self.looked_at = now_s
+        self.viewed_at = now_s
         self.count = 0  # frames recorded
-        self.missed = 0  # frames skipped by the rate limit
+        self.skipped = 0  # frames skipped by the rate limit
         self._in = Dissector()
         self._out = Dissector()
         self._is_aligned = False  # the next inbound byte has a known position
@@ -292,17 +292,17 @@ class FrameRecorder:
         """Start recording: immediately between two frames, otherwise with the next frame."""
         self._is_aligned = not side.partial_bytes
 
-    def note_in(self, data: bytes, frames: int, side: ServerSide) -> None:
+    def record_inbound(self, data: bytes, frames: int, side: ServerSide) -> None:
         """Record inbound data, after the parser has; ``frames`` is the number of parsed frames."""
         self._adopt_framing(self._in, side)
         partial = side.partial_bytes
         if not self._has_budget():
             self._is_aligned = False
-            self.missed += frames
+            self.skipped += frames
             return
         if not self._is_aligned:
             self._in.reset()
-            self.missed += frames
+            self.skipped += frames
             if partial < len(data):
                 self._is_aligned = True
                 self._in.feed(data[len(data) - partial :])
@@ -314,10 +314,10 @@ class FrameRecorder:
         if not partial and not self._in.is_between:  # resynchronize
             self._in.reset()
 
-    def note_out(self, parts: Sequence[bytes], side: ServerSide) -> None:
+    def record_outbound(self, parts: Sequence[bytes], side: ServerSide) -> None:
         """Record the pieces of one frame that is about to be written."""
         if not self._has_budget():
-            self.missed += 1
+            self.skipped += 1
             return
         self._adopt_framing(self._out, side)
         self._out.reset()
@@ -385,7 +385,7 @@ class RecordedSide:
     def receive(self, data: bytes) -> list[ClientFrame]:
         """Parse data and record it."""
         frames = self.side.receive(data)
-        self.recorder.note_in(data, len(frames), self.side)
+        self.recorder.record_inbound(data, len(frames), self.side)
         return frames
 
     def release(self) -> list[ClientFrame]:
@@ -403,7 +403,7 @@ class RecordedSide:
         """Append a dispatch and record it."""
         start = len(parts)
         self.side.append_dispatch(parts, queue, content, message_id, ttl_s)
-        self.recorder.note_out(parts[start:], self.side)
+        self.recorder.record_outbound(parts[start:], self.side)
 
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
@@ -412,7 +412,7 @@ class RecordedSide:
         for key in keys:
             start = len(parts)
             self.side.append_receipt(parts, queue, key, reason)
-            self.recorder.note_out(parts[start:], self.side)
+            self.recorder.record_outbound(parts[start:], self.side)
 
 
 Side = ServerSide | RecordedSide
@@ -444,12 +444,12 @@ class Inspector:
         """
         known = self._watched.get(client)
         if known is not None:
-            known[1].looked_at = now_s
+            known[1].viewed_at = now_s
             return known[1]
         if session is None:
             return None
         if len(self._watched) >= WATCHED:
-            self._end(min(self._watched, key=lambda number: self._watched[number][1].looked_at))
+            self._end(min(self._watched, key=lambda number: self._watched[number][1].viewed_at))
         recorder = FrameRecorder(now_s)
         if isinstance(session.side, ServerSide):
             session.side = RecordedSide(session.side, recorder)
@@ -459,7 +459,7 @@ class Inspector:
     def end_idle(self, now_s: float) -> None:
         """End recordings that were not viewed for a while; call it regularly."""
         for client, (_, recorder) in list(self._watched.items()):
-            if now_s - recorder.looked_at > IDLE_S:
+            if now_s - recorder.viewed_at > IDLE_S:
                 self._end(client)
 
     def _end(self, client: int) -> None:
@@ -467,7 +467,7 @@ class Inspector:
         if session is not None and isinstance(session.side, RecordedSide):
             session.side = session.side.side
 
-    def note_error(
+    def record_error(
         self,
         error: RemoteProtocolError,
         client: int | None,

@@ -21,7 +21,7 @@ from phpmq_lite.server.addresses import (
     address_text,
     bind_private,
     bind_tcp,
-    check_wide_binds,
+    check_exposed_listeners,
     read_endpoints,
     remove_stale,
 )
@@ -29,7 +29,7 @@ from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.settings.model import TcpSettings
 
-__all__ = ["Dispatch", "Factory", "Kind", "Listeners", "check_wide_binds"]
+__all__ = ["Dispatch", "Factory", "Kind", "Listeners", "check_exposed_listeners"]
 
 Kind = Literal["tcp", "tls", "unix"]
 Dispatch = Literal["ttl", "legacy"]  # the protocol revision that a listener's clients speak
@@ -203,15 +203,15 @@ class Listeners:
         refusal = self._gate.reserve(host) if self._gate is not None else None
         if refusal is not None:
             connection.close()
-            if not is_quiet("turned_away"):
-                _log.warning("turned_away", address=host, reason=refusal)
+            if not is_quiet("connection_refused"):
+                _log.warning("connection_refused", address=host, reason=refusal)
             return
         is_made = False
         try:
             is_made = await self._attach_protocol(listener, connection)
         finally:
             if not is_made and self._gate is not None:
-                self._gate.give_up(host)
+                self._gate.cancel_reservation(host)
 
     async def _attach_protocol(self, listener: _Listener, connection: socket.socket) -> bool:
         """Attach a protocol to a connection; return whether ``connection_made`` was called."""
@@ -220,9 +220,9 @@ class Listeners:
             protocol = self._factory(listener.kind, listener.dispatch)
         except Exception as error:  # keep accepting others
             connection.close()
-            if not is_quiet("no_session"):
+            if not is_quiet("session_failed"):
                 _log.error(
-                    "no_session", listener=listener.address, reason=str(error), exc_info=error
+                    "session_failed", listener=listener.address, reason=str(error), exc_info=error
                 )
             return False
         secured: dict[str, Any] = {}

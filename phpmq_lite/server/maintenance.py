@@ -12,7 +12,6 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.registry import PublishingStop
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
-from phpmq_lite.logs import get_logger
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.settings import Settings
@@ -99,9 +98,9 @@ class ScrubRunner:
 
     def _check(self, *, is_working: bool) -> None:
         if self.is_working and not is_working:
-            raise RefusedError("scrub_running", "the scrub is under way")
+            raise RefusedError("scrub_running", "a scrub is running")
         if is_working and not self.is_working:
-            raise RefusedError("scrub_idle", "no scrub is under way")
+            raise RefusedError("scrub_idle", "no scrub is running")
 
     async def run(self, *, is_structure_due: bool = False) -> None:
         """Scrub when it is due; ``is_structure_due``: the start did not check the structure."""
@@ -109,11 +108,11 @@ class ScrubRunner:
         try:
             self.state = await asyncio.to_thread(read_state, self._folder)
             if is_structure_due:
-                await self._look(with_bodies=False, with_structure=True, is_requested=True)
+                await self._run_round(with_bodies=False, with_structure=True, is_requested=True)
             while True:
                 is_requested = await self._wait_until_due()
                 with_structure = is_requested or self._is_structure_due()
-                await self._look(
+                await self._run_round(
                     with_bodies=True, with_structure=with_structure, is_requested=is_requested
                 )
         finally:
@@ -124,7 +123,7 @@ class ScrubRunner:
     async def _wait_until_due(self) -> bool:
         """Wait for the schedule or for a request; return whether it was a request."""
         every_s = self._settings().scrub.every_h * 3_600
-        due_s = (self.state.looked_at - self._now_ms()) / 1_000 + every_s
+        due_s = (self.state.last_ended_at - self._now_ms()) / 1_000 + every_s
         wait_s = min(max(START_S, due_s), max(START_S, every_s)) if every_s else None
         try:
             async with asyncio.timeout(wait_s):
@@ -133,7 +132,9 @@ class ScrubRunner:
             return False
         return True
 
-    async def _look(self, *, with_bodies: bool, with_structure: bool, is_requested: bool) -> None:
+    async def _run_round(
+        self, *, with_bodies: bool, with_structure: bool, is_requested: bool
+    ) -> None:
         """Run one round.  A scheduled round that fails waits for its next time.
 
         Otherwise damage that cannot be skipped would be read again and again.
@@ -201,11 +202,13 @@ class ScrubRunner:
                 await self._save()
         state.now.ended_at = self._now_ms()
         state.last, state.now = state.now, ScrubRound()
-        _log.info("scrubbed", bodies=state.last.bodies, bytes=state.last.bytes, bad=state.last.bad)
+        _log.info(
+            "scrub_finished", bodies=state.last.bodies, bytes=state.last.bytes, bad=state.last.bad
+        )
 
     async def _check_slice(self, part: str) -> None:
         upto = self.state.now.upto
-        found = await self._in_thread(partial(self._scrub.look, part, upto, self.tick_bytes))
+        found = await self._in_thread(partial(self._scrub.check, part, upto, self.tick_bytes))
         note(self.state, part, found)
         if not found.bad:
             return
@@ -228,7 +231,7 @@ class ScrubRunner:
         try:
             await asyncio.to_thread(partial(write_state, self._folder, self.state))
         except OSError as error:
-            _log.warning("scrub_not_kept", reason=str(error))
+            _log.warning("scrub_state_not_saved", reason=str(error))
 
     def _is_structure_due(self) -> bool:
         days = self._settings().scrub.structure_days
@@ -259,7 +262,7 @@ class Maintenance:
             reserve=lambda: settings().storage.free_bytes,
             every_h=settings().backups.every_h,
             version=version,
-            tell=_tell,
+            tell=_log_backup,
             check_files=engine.check_files,
         )
         self.scrub = ScrubRunner(engine, figures, database, settings)
@@ -279,11 +282,11 @@ async def _run_again(name: str, run: Callable[[], Awaitable[None]]) -> None:
         try:
             await run()
         except Exception:
-            _log.exception("care_failed", work=name, again_s=RETRY_S)
+            _log.exception("maintenance_failed", work=name, again_s=RETRY_S)
         await asyncio.sleep(RETRY_S)
 
 
-def _tell(result: Backup | StorageError) -> None:
+def _log_backup(result: Backup | StorageError) -> None:
     if isinstance(result, Backup):
         made = result.manifest
         _log.info("backup_made", id=made.id, bytes=made.bytes, took_ms=made.took_ms)
@@ -295,9 +298,6 @@ def _cause_of(failure: StorageError) -> BaseException | None:
     """Return an unexpected cause, whose traceback is worth logging."""
     cause = failure.__cause__
     return None if isinstance(cause, OSError | sqlite3.Error) else cause
-
-
-_room_log = get_logger(__name__)
 
 
 class DiskSpaceMonitor:
@@ -314,36 +314,36 @@ class DiskSpaceMonitor:
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
-            loop.call_soon_threadsafe(self._look)
+            loop.call_soon_threadsafe(self._run_round)
 
         space.on_change = tell
 
-    def tell(self, engine: Engine) -> None:
+    def attach(self, engine: Engine) -> None:
         """Apply the current state to this engine, and later changes as well."""
         self._engine = engine
-        self._shut(self._shortage)
+        self._set_shortage(self._shortage)
 
-    def _look(self) -> None:
-        trouble, self._trouble = self._trouble, self.space.trouble
+    def _run_round(self) -> None:
+        trouble, self._trouble = self._trouble, self.space.write_problem
         if self._trouble is not None and self._trouble != trouble:
-            _room_log.error("nothing_is_stored", reason=self._trouble)
+            _log.error("storage_unavailable", reason=self._trouble)
         elif self._trouble is None and trouble is not None:
-            _room_log.warning("stored_again", reason=trouble)
+            _log.warning("storage_available", reason=trouble)
         before, self._shortage = self._shortage, self.space.shortage
         if before == self._shortage:
             return
         if self._shortage is not None:
-            _room_log.warning("publishing_stopped", reason=self._shortage.detail)
+            _log.warning("publishing_stopped", reason=self._shortage.detail)
         else:
-            _room_log.warning("publishing_goes_on", free_bytes=self.space.free_bytes)
-        self._shut(self._shortage)
+            _log.warning("publishing_resumed", free_bytes=self.space.free_bytes)
+        self._set_shortage(self._shortage)
 
-    def _shut(self, shortage: Shortage | None) -> None:
+    def _set_shortage(self, shortage: Shortage | None) -> None:
         if self._engine is not None:
-            self._engine.submit(lambda core: _shut(core, shortage))
+            self._engine.submit(lambda core: _set_shortage(core, shortage))
 
 
-def _shut(core: Broker, shortage: Shortage | None) -> None:
+def _set_shortage(core: Broker, shortage: Shortage | None) -> None:
     if shortage is None:
         core.state.registry.stop_publishing(None)
         return

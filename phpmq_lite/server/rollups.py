@@ -31,12 +31,12 @@ from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.rollups import (
     ALL,
     COUNTS,
+    DEAD_LETTERS,
     GAUGES,
     KEPT_S,
     MINUTE_S,
+    OTHERS,
     QUARTER_S,
-    RECORDS,
-    REST,
     Point,
     StoredRollups,
     UptimeSpan,
@@ -70,7 +70,7 @@ class RollupSum:
         self.hold: list[int] | None = None
 
     @classmethod
-    def of(cls, point: Point) -> "RollupSum":
+    def from_point(cls, point: Point) -> "RollupSum":
         """Return the unpacked values of a point."""
         made = cls(point.counts)
         made.gauges = list(point.gauges)
@@ -80,18 +80,18 @@ class RollupSum:
 
     def point(self, at_s: int, span_s: int) -> Point:
         """Return the packed values."""
-        return Point.of(
+        return Point.create(
             (at_s, span_s, *self.counts, *self.gauges),
             None if self.wait is None else pack(self.wait),
             None if self.hold is None else pack(self.hold),
         )
 
-    def follow(self, later: "RollupSum") -> None:
+    def append(self, later: "RollupSum") -> None:
         """Add activity that came later."""
-        self.include(later)
+        self.add(later)
         self.gauges = list(later.gauges)
 
-    def include(self, other: "RollupSum") -> None:
+    def add(self, other: "RollupSum") -> None:
         """Add activity of the same time span; gauges stay."""
         self.counts = list(map(add, self.counts, other.counts))
         self.wait = _sum_histograms(self.wait, other.wait)
@@ -132,7 +132,7 @@ class Series:
         """Return all points, oldest first."""
         numbers = self._numbers
         return [
-            Point.of(numbers[at : at + _NUMBERS], *histograms)
+            Point.create(numbers[at : at + _NUMBERS], *histograms)
             for at, histograms in zip(
                 range(0, len(numbers), _NUMBERS), self._histograms, strict=True
             )
@@ -147,16 +147,16 @@ class Rollups:
 
     def __init__(self) -> None:
         self.ages: dict[int, int] = {}  # publish time of the first ready message: Unix ms
-        self.waiting: list[int] = []  # queue_ids with ready messages, at the last ``collect``
-        self.records: set[int] = set()  # those that are dead-letter queues
+        self.ready_queues: list[int] = []  # queue_ids with ready messages, at the last ``collect``
+        self.dead_letter_queues: set[int] = set()  # those that are dead-letter queues
         # Charts drawn from the points, until the next points.
-        self.lines: dict[tuple[int, str], str] = {}
+        self.charts: dict[tuple[int, str], str] = {}
         self._series: dict[int, Series] = {}
         self._before: dict[int, tuple[QueueCounters, tuple[int, ...]]] = {}
         self._waits: dict[int, Sequence[int]] = {}
         self._holds: dict[int, Sequence[int]] = {}
-        self._filled: set[int] = set()  # queues that were not empty at the last sample
-        self._own: set[int] = set()  # queues with their own points
+        self._nonempty: set[int] = set()  # queues that were not empty at the last sample
+        self._own_queues: set[int] = set()  # queues with their own points
         self._activity: dict[int, int] = {}  # in this minute
         self._slot: dict[int, RollupSum] = {}
         self._minute: dict[int, RollupSum] = {}
@@ -168,13 +168,13 @@ class Rollups:
     # -- reading
 
     def points(self, queue_id: int) -> list[Point]:
-        """Return the points of a queue, or of ALL, RECORDS or REST; oldest first."""
+        """Return the points of a queue, or of ALL, DEAD_LETTERS or OTHERS; oldest first."""
         series = self._series.get(queue_id)
         return series.points() if series is not None else []
 
-    def beats(self) -> list[UptimeSpan]:
+    def uptime(self) -> list[UptimeSpan]:
         """Return the spans in which the broker ran; missing ones are gaps."""
-        rests = {point.at_s for point in self.points(REST)}
+        rests = {point.at_s for point in self.points(OTHERS)}
         return [UptimeSpan(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
 
     def recently_refused(self, refused: Mapping[str, int]) -> dict[str, int]:
@@ -203,9 +203,9 @@ class Rollups:
             if minute_s - HOUR_S <= point.at_s <= minute_s:
                 self._series.setdefault(queue_id, Series()).add(point)
             if point.at_s == minute_s:
-                self._minute[queue_id] = RollupSum.of(point)
+                self._minute[queue_id] = RollupSum.from_point(point)
             elif quarter_s <= point.at_s < minute_s:
-                self._append(self._quarter, queue_id, RollupSum.of(point))
+                self._append(self._quarter, queue_id, RollupSum.from_point(point))
             if not count % _CHANGED_AT_ONCE:
                 yield []
         if quarter_s != minute_s // QUARTER_S * QUARTER_S:
@@ -217,10 +217,10 @@ class Rollups:
     def collect(self, queues: Sequence[Queue]) -> Iterator[Writes]:
         """Add what happened on each queue since the last call."""
         self._slot.setdefault(ALL, RollupSum()).gauges = [0] * len(GAUGES)
-        for gone in (RECORDS, REST):
+        for gone in (DEAD_LETTERS, OTHERS):
             if gone in self._slot:
                 self._slot[gone].gauges = [0] * len(GAUGES)
-        self.waiting, self.records = [], set()
+        self.ready_queues, self.dead_letter_queues = [], set()
         room = 0
         for queue in queues:
             room += _QUEUES_AT_ONCE // _CHANGED_AT_ONCE if self._sample_queue(queue) else 1
@@ -234,28 +234,28 @@ class Rollups:
         counts: tuple[int, ...] = _counts(queue.counters)
         before = self._last_counts(queue)
         live = row.live_count
-        if not live and counts == before and queue_id not in self._filled:
+        if not live and counts == before and queue_id not in self._nonempty:
             return False
         if live:
-            self._filled.add(queue_id)
+            self._nonempty.add(queue_id)
         else:
-            self._filled.discard(queue_id)
+            self._nonempty.discard(queue_id)
         is_records = queue.is_dead_letter_queue
         if live > held:
-            self.waiting.append(queue_id)
+            self.ready_queues.append(queue_id)
             if is_records:
-                self.records.add(queue_id)
+                self.dead_letter_queues.add(queue_id)
         happened = self._changes(queue, counts, before)
         happened.gauges = [live - held, held, row.live_bytes, 0]
         self._add_to_group(ALL, happened, 0 if is_records else live - held)
         if is_records:
-            self._add_to_group(RECORDS, happened, live - held)
+            self._add_to_group(DEAD_LETTERS, happened, live - held)
         self._activity[queue_id] = self._activity.get(queue_id, 1) + sum(happened.counts)
-        if queue_id in self._own or len(self._own) < QUEUES_MAX:
-            self._own.add(queue_id)
+        if queue_id in self._own_queues or len(self._own_queues) < QUEUES_MAX:
+            self._own_queues.add(queue_id)
             self._append(self._slot, queue_id, happened)
         else:
-            self._add_to_group(REST, happened, live - held)
+            self._add_to_group(OTHERS, happened, live - held)
         return True
 
     def _last_counts(self, queue: Queue) -> tuple[int, ...]:
@@ -282,7 +282,7 @@ class Rollups:
         whole = self._slot.get(number)
         if whole is None:
             whole = self._slot[number] = RollupSum()
-        whole.include(happened)
+        whole.add(happened)
         _, held, size, _ = happened.gauges
         gauges = whole.gauges
         gauges[0] += ready
@@ -295,7 +295,7 @@ class Rollups:
         span_s = max(SLOT_S, min(now_s // SLOT_S * SLOT_S - slot_s, _LATE_S))
         self._set_ages(slot, now_s)
         self._slot, self._slot_s = {}, now_s // SLOT_S * SLOT_S
-        self.lines.clear()
+        self.charts.clear()
         for count, (queue_id, happened) in enumerate(slot.items(), 1):
             self._series.setdefault(queue_id, Series()).add(happened.point(slot_s, span_s))
             self._append(self._minute, queue_id, happened)
@@ -312,13 +312,13 @@ class Rollups:
     def _set_ages(self, slot: dict[int, RollupSum], now_s: int) -> None:
         """Set how long the oldest ready messages have waited."""
         first: dict[int, int] = {}
-        for queue_id in self.waiting:
+        for queue_id in self.ready_queues:
             at_ms = self.ages.get(queue_id)
             if at_ms is None:
                 continue
             if queue_id in slot:
                 slot[queue_id].gauges[3] = max(0, now_s * 1_000 - at_ms)
-            group = RECORDS if queue_id in self.records else ALL
+            group = DEAD_LETTERS if queue_id in self.dead_letter_queues else ALL
             first[group] = min(first.get(group, at_ms), at_ms)
         for group, at_ms in first.items():
             slot[group].gauges[3] = max(0, now_s * 1_000 - at_ms)
@@ -349,8 +349,8 @@ class Rollups:
     def _choose_own(self) -> None:
         """Choose the queues with their own points; queues that have them keep them more easily."""
         activity, self._activity = self._activity, {}
-        own = self._own
-        self._own = set(
+        own = self._own_queues
+        self._own_queues = set(
             nlargest(
                 QUEUES_MAX, activity, key=lambda queue_id: activity[queue_id] << (queue_id in own)
             )
@@ -361,7 +361,7 @@ class Rollups:
         known = sums.get(queue_id)
         if known is None:
             known = sums[queue_id] = RollupSum()
-        known.follow(later)
+        known.append(later)
 
     # -- once a minute
 
@@ -375,7 +375,7 @@ class Rollups:
         """Drop the counts of removed queues."""
         for gone in self._before.keys() - set(alive):
             self._forget(gone)
-            self._filled.discard(gone)
+            self._nonempty.discard(gone)
 
     def _forget(self, queue_id: int) -> None:
         del self._before[queue_id]
@@ -407,7 +407,7 @@ class RollupSampler:
         self._engine = engine
         self._rollups = rollups
         self._stored = StoredRollups(readers)
-        self._browser = MessageReader(readers)
+        self._reader = MessageReader(readers)
         self._work: Iterator[Writes] = iter(())  # a sample in progress
         self.is_loaded = False  # it continues from stored rows
         rollups.begin(self._now_ms() // 1_000)
@@ -420,7 +420,7 @@ class RollupSampler:
         with suppress(StorageError):  # without the stored rows, sampling still works
             await self._run_slices(self._rollups.load(await self._stored_rows()))
         self.is_loaded = True
-        await self._look()
+        await self._collect()
         while True:
             await asyncio.sleep(SLOT_S - self._now_ms() / 1_000 % SLOT_S + _AFTER_S)
             await self.sample()
@@ -434,20 +434,20 @@ class RollupSampler:
         return await self._stored.since(MINUTE_S, since_s)
 
     async def sample(self) -> None:
-        """Take one sample and store complete spans."""
+        """Sample all queues and store complete spans."""
         rollups, state = self._rollups, self._engine.core.state
-        await self._look()
+        await self._collect()
         now_s = self._now_ms() // 1_000
         await self._run_slices(rollups.close(now_s))
         if not now_s % MINUTE_S // SLOT_S:
             rollups.record_refused(now_s, self._engine.core.refused)
             rollups.forget(state.by_id)
 
-    async def _look(self) -> None:
+    async def _collect(self) -> None:
         rollups = self._rollups
         await self._run_slices(rollups.collect(list(self._engine.core.state.by_id.values())))
         with suppress(StorageError):  # keep the previous ages
-            rollups.ages = await self._read_ages(rollups.waiting)
+            rollups.ages = await self._read_ages(rollups.ready_queues)
 
     async def _run_slices(self, work: Iterator[Writes]) -> None:
         self._work = work
@@ -459,7 +459,7 @@ class RollupSampler:
     async def _read_ages(self, waiting: list[int]) -> dict[int, int]:
         ages: dict[int, int] = {}
         for at in range(0, len(waiting), _AGES_AT_ONCE):
-            ages |= await self._browser.oldest_ready(waiting[at : at + _AGES_AT_ONCE])
+            ages |= await self._reader.oldest_ready(waiting[at : at + _AGES_AT_ONCE])
         return ages
 
     async def finish(self) -> None:

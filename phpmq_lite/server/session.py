@@ -129,8 +129,8 @@ class Session(asyncio.Protocol):
         self._is_ended = True
         self._end_reason = reason
         self._figures.closed[reason] += 1
-        if not is_quiet("turned_away"):
-            _log.warning("turned_away", address=self.address, reason=reason)
+        if not is_quiet("connection_refused"):
+            _log.warning("connection_refused", address=self.address, reason=reason)
         self.transport.abort()
         self._break_cycles()
 
@@ -159,7 +159,7 @@ class Session(asyncio.Protocol):
         return self.kind != "tls"  # TLS can only close both directions
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the core that the socket is closed, after the complete frames."""
+        """Disconnect in the core after the complete frames are processed: the socket is closed."""
         if self not in self._shared.sessions:
             return  # it was never admitted
         self._shared.remove(self)
@@ -232,7 +232,7 @@ class Session(asyncio.Protocol):
     def note_writing(self, now_s: float) -> None:
         """Check whether a peer that was slow to read has read since the last call."""
         is_slow = self.blocked_at is not None or self.closing_at is not None
-        if is_slow and self._progress.is_made(self.transport):
+        if is_slow and self._progress.has_progress(self.transport):
             self.blocked_at = None if self.blocked_at is None else now_s
             self.closing_at = None if self.closing_at is None else now_s
 
@@ -315,7 +315,7 @@ class Session(asyncio.Protocol):
         self._figures.protocol_errors[error.code] += 1
         client = None if self.connection is None else self.connection.number
         read_at = self.bytes_in - len(data)
-        self._figures.inspector.note_error(error, client, self.address, data, read_at)
+        self._figures.inspector.record_error(error, client, self.address, data, read_at)
         if not is_quiet("protocol_error"):
             _log.warning("protocol_error", address=self.address, code=error.code,
                          detail=error.detail, at_byte=error.offset)  # fmt: skip

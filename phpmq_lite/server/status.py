@@ -108,7 +108,7 @@ class BrokerStatus:
     listeners: tuple[PhpmqListener, ...] = ()
     last_error: str | None = None
     shortage: Shortage | None = None  # why publishing is stopped
-    trouble: str | None = None  # why nothing can be stored now
+    write_problem: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
     commit_counts: tuple[int, ...] = ()  # by counters.COMMIT_BOUNDS_S, and one for longer ones
     commit_s_sum: float = 0.0
@@ -129,7 +129,7 @@ class BrokerStatus:
     unsent_bytes: int = 0  # of the connection with the most unsent data
     held_times: int = 0  # times a consumer reached its limit, in messages or bytes
     paused: Mapping[str, int] = field(default_factory=dict)  # times a peer was not read, by reason
-    turned_away: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
+    refused_connections: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
     connections: int = 0  # including those that the core does not know yet, or any more
     places: int = 0  # limit on connections
     queue_count: int = 0
@@ -142,7 +142,7 @@ class Rates:
         self._samples: deque[tuple[float, dict[int, tuple[QueueCounters, int, int, int]]]] = deque()
 
     def sample(self, queues: dict[int, Queue], at_s: float) -> None:
-        """Take a sample; call about once a second."""
+        """Record the current totals; call about once a second."""
         counts = {
             number: (totals, totals.published, totals.dispatched, totals.acked)
             for number, queue in queues.items()
@@ -214,8 +214,10 @@ class BrokerHandle:
         """
         if self.engine is None or self.engine.is_stopping:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
-        if self.space is not None and self.space.trouble is not None:
-            raise RefusedError("not_writable", f"nothing is stored now: {self.space.trouble}")
+        if self.space is not None and self.space.write_problem is not None:
+            raise RefusedError(
+                "not_writable", f"nothing can be stored now: {self.space.write_problem}"
+            )
         return self.engine.run_operation
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
@@ -228,7 +230,7 @@ class BrokerHandle:
         def decide(core: Broker, reply: Reply) -> None:
             clock = None if self.engine is None else self.engine.clock
             if clock is None or not clock.doubt_ms:
-                raise RefusedError("no_doubt", "the clock is not in doubt")
+                raise RefusedError("no_doubt", "no decision about the clock is pending")
             away_ms, clock.doubt_ms = clock.doubt_ms, 0
             operations.decide_clock(
                 core, reply, entry, away_ms, clock.doubt_number, is_right=is_right
@@ -280,7 +282,7 @@ class BrokerHandle:
             base = replace(
                 base,
                 shortage=space.shortage,
-                trouble=space.trouble,
+                write_problem=space.write_problem,
                 has_ballast=space.has_ballast,
             )
         if engine is None:
@@ -309,8 +311,8 @@ class BrokerHandle:
             clock_doubt_ms=engine.clock.doubt_ms,
             clock_doubt_number=engine.clock.doubt_number,
             clock_steady_ms=engine.clock.now().steady_ms,
-            consumer_bytes=_most_held(core.connections.values()),
-            unsent_bytes=_most_unsent(core.connections.values()),
+            consumer_bytes=_max_held(core.connections.values()),
+            unsent_bytes=_max_unsent(core.connections.values()),
             held_times=state.dispatch_pauses,
             queue_count=len(state.queues),
         )
@@ -322,13 +324,13 @@ class BrokerHandle:
             return {}
         return {
             "unstored_bytes": pressure.total_bytes,
-            "unstored_times": pressure.times,
+            "unstored_times": pressure.limit_hits,
             "memory_bytes": brake.resident_bytes,
             "memory_bound": brake.bound_bytes,
-            "memory_times": brake.times,
-            "turned_away": dict(gate.refused),
+            "memory_times": brake.limit_hits,
+            "refused_connections": dict(gate.refused),
             "connections": gate.connections,
-            "places": gate.places,
+            "places": gate.capacity,
         }
 
     def queue_slices(
@@ -379,11 +381,11 @@ class BrokerHandle:
         return status
 
 
-def _most_held(connections: Iterable[Connection]) -> int:
+def _max_held(connections: Iterable[Connection]) -> int:
     return max((c.held_bytes for one in connections for c in one.consumers.values()), default=0)
 
 
-def _most_unsent(connections: Iterable[Connection]) -> int:
+def _max_unsent(connections: Iterable[Connection]) -> int:
     return max((one.peer.unsent_bytes for one in connections if isinstance(one.peer, Session)),
                default=0)  # fmt: skip
 

@@ -55,7 +55,7 @@ class TlsListener(NamedTuple):
     client_ca: Path | None = None
 
 
-def renew(secured: Sequence[TlsListener]) -> None:
+def reload_contexts(secured: Sequence[TlsListener]) -> None:
     """Load certificates and keys again, for new connections.
 
     Each connection begins with the old context and switches to the new one.  Loading into the old

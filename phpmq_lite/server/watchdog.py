@@ -49,9 +49,9 @@ class SessionMonitor:
             if late_s * 1_000 > GAP_MS:
                 for session in self._sessions:
                     exclude_time(session, late_s)
-            self.look(loop.time())
+            self.check(loop.time())
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """End overdue_reason sessions and take samples."""
         for session in list(self._sessions):
             session.note_writing(now_s)
@@ -65,7 +65,7 @@ class SessionMonitor:
             if reason is not None:
                 session.abort(reason)
         if self._brake is not None:
-            self._brake.look(self._sessions, resident_bytes())
+            self._brake.check(self._sessions, resident_bytes())
         self._front.figures.inspector.end_idle(now_s)
         crowd = len(self._sessions) - self._limits.places * 4 // 5
         if crowd > 0:
@@ -86,13 +86,13 @@ class EngineWatchdog:
         self._writer = writer
         self._is_waiting = False  # a probe has not been answered yet
 
-    def beat(self) -> bool:
+    def probe(self) -> bool:
         """Return whether the last probe was answered, and send the next; True the first time.
 
         A writer that waits for disk space or another program is alive: a restart would not help.
         """
         if self._is_waiting:
-            return self._writer.space.trouble is not None
+            return self._writer.space.write_problem is not None
         self._is_waiting = True
         self._engine.submit(self._probe_writer)
         return True

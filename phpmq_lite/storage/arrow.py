@@ -55,7 +55,7 @@ def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
 class ArrowDatabase(Protocol):
     """An open connection.  Methods raise StorageError if the database cannot be read."""
 
-    def table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+    def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         """Execute a statement with named parameters, and return all rows as a ``pyarrow.Table``."""
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ def open_database(uri: str, engine: ArrowEngine, rows: int) -> ArrowDatabase:
         StorageError: the database cannot be opened.
     """
     is_adbc = engine == "adbc" or (engine == "auto" and has_adbc())
-    return _Adbc(uri, rows) if is_adbc else _Python(uri)
+    return _AdbcDatabase(uri, rows) if is_adbc else _PythonDatabase(uri)
 
 
 def has_adbc() -> bool:
@@ -81,7 +81,7 @@ def has_adbc() -> bool:
     return True
 
 
-class _Python:
+class _PythonDatabase:
     """Python's own SQLite, which converts each value to an object."""
 
     def __init__(self, uri: str) -> None:
@@ -93,7 +93,7 @@ class _Python:
         except sqlite3.Error as error:
             raise StorageError(f"cannot open the database: {error}") from error
 
-    def table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+    def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         import pyarrow as pa
 
         try:
@@ -113,7 +113,7 @@ class _Python:
         self._connection.close()
 
 
-class _Adbc:
+class _AdbcDatabase:
     """ADBC, which converts SQLite rows to Arrow in C."""
 
     def __init__(self, uri: str, rows: int) -> None:
@@ -131,7 +131,7 @@ class _Adbc:
         except dbapi.Error as error:
             raise StorageError(f"cannot open the database: {error}") from error
 
-    def table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+    def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         by_position = [values[name] for name in dict.fromkeys(_PARAMETER.findall(text))]
         try:
             with closing(self._connection.cursor(adbc_stmt_kwargs=self._options)) as cursor:
@@ -258,7 +258,7 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
     return (*chosen, BODY) if body else chosen
 
 
-class Rows:
+class RangeRows:
     """The rows of a range: their count, and an iterator of ``pyarrow.RecordBatch``, usable once.
 
     Batches are in order, have at most ``RANGE_SLICE`` rows and are never empty.  The iterator
@@ -330,7 +330,7 @@ class HistoryRanges:
 
     # -- ranges
 
-    def history(self, selection: RowSelection, *, is_gap_ok: bool = False) -> Rows:
+    def history(self, selection: RowSelection, *, is_gap_ok: bool = False) -> RangeRows:
         """Return settled messages; ``hi`` is clipped to the last offset.
 
         With ``is_gap_ok``, ``lo`` is clipped to the first offset, and rows of deleted messages that
@@ -355,9 +355,9 @@ class HistoryRanges:
                 lo, before.lo_deleted
             )
             if bounds.lo <= lo and not has_lost_deleted:  # no row was removed meanwhile
-                return Rows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
+                return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
 
-    def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> Rows:
+    def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> RangeRows:
         """Return the messages that a subscription holds, by claim number, with bodies.
 
         Raises:
@@ -381,17 +381,19 @@ class HistoryRanges:
         reading = _RangeReader(self, _CLAIMS, _CLAIMS.range, values, CLAIM_COLUMNS)
         count = reading.count(lo, hi)
         schema = arrow_schema(CLAIM_COLUMNS)
-        return Rows(lo, hi, count, schema, reading.batches(lo, hi), held["queue"])
+        return RangeRows(lo, hi, count, schema, reading.batches(lo, hi), held["queue"])
 
     # -- statements
 
-    def table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()) -> Any:
+    def read_table(
+        self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()
+    ) -> Any:
         """Execute a statement, return its ``pyarrow.Table``; without ``columns``, unconverted."""
         self.on_statement()
-        return self._database.table(text, values, columns)
+        return self._database.read_table(text, values, columns)
 
     def _rows(self, text: str, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.table(text, values or {}).to_pylist()
+        rows: list[dict[str, Any]] = self.read_table(text, values or {}).to_pylist()
         return rows
 
     def _conditions(self, selection: RowSelection) -> tuple[str, dict[str, Any]]:
@@ -485,7 +487,7 @@ class _RangeReader:
         """Return the number of rows."""
         text = f"SELECT count(*) AS count {self.range}"
         return sum(
-            self.ranges.table(text, self.values | part).to_pylist()[0]["count"]
+            self.ranges.read_table(text, self.values | part).to_pylist()[0]["count"]
             for part in _slices(lo, hi)
         )
 
@@ -501,12 +503,12 @@ class _RangeReader:
         )
         text = f"SELECT {selected} {self.range} ORDER BY {self.kind.number}"
         for part in _slices(lo, hi):
-            for piece in self._pieces(part):
-                table = self.ranges.table(text, self.values | piece, columns)
+            for piece in self._split_slice(part):
+                table = self.ranges.read_table(text, self.values | piece, columns)
                 batches = table.combine_chunks().to_batches()
-                yield from map(self._checked, batches) if has_bodies else batches
+                yield from map(self._check_bodies, batches) if has_bodies else batches
 
-    def _checked(self, batch: Any) -> Any:
+    def _check_bodies(self, batch: Any) -> Any:
         """Compare the bodies of a batch with their checksums; replace damaged ones by null.
 
         Raises:
@@ -529,7 +531,7 @@ class _RangeReader:
         at = kept.schema.get_field_index(BODY.name)
         return kept.set_column(at, kept.schema.field(at), pa.array(bodies, pa.binary()))
 
-    def _pieces(self, part: dict[str, int]) -> Iterator[dict[str, int]]:
+    def _split_slice(self, part: dict[str, int]) -> Iterator[dict[str, int]]:
         """Split a slice whose bodies are too large for one statement."""
         if BODY not in self.columns:
             yield part
@@ -539,7 +541,7 @@ class _RangeReader:
         )
         values = self.values | part | {"part_bytes": PART_BYTES}
         lo = part["lo"]
-        for row in self.ranges.table(text, values).to_pylist():
+        for row in self.ranges.read_table(text, values).to_pylist():
             yield {"lo": lo, "hi": row["number"]}
             lo = row["number"]
 

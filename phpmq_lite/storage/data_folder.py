@@ -270,9 +270,9 @@ class DataFolder:
             return
         state = "missing" if size is None else "empty"
         if self.wal.exists():
-            sign = f"{self.wal.name} lies beside it"
+            sign = f"{self.wal.name} exists beside it"
         elif self.meta.has_messages:
-            sign = "meta.json tells of messages"
+            sign = "meta.json says that messages were stored"
         else:
             return
         raise DataDamagedError(
@@ -376,7 +376,9 @@ def check_rights(path: Path) -> None:
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     if mode & stat.S_ISVTX:
-        raise StartRefusedError(f"{path} is shared by all accounts; name a folder of its own")
+        raise StartRefusedError(
+            f"{path} is shared by all accounts; choose a folder for the broker alone"
+        )
     if status.st_uid != os.geteuid() and mode & stat.S_IRWXO:
         raise StartRefusedError(
             f"{path} belongs to account {status.st_uid} and is open to others (mode {mode:04o}); "
@@ -453,7 +455,9 @@ def _lock_exclusively(lock: int, path: Path) -> None:
         else:
             return
         if time.monotonic() >= until_s:
-            raise StartRefusedError(f"{path} is held still by a check or a backup; wait for it")
+            raise StartRefusedError(
+                f"{path} is locked by a check or a backup; wait until it has finished"
+            )
         time.sleep(_RETRY_S)
 
 
@@ -585,7 +589,7 @@ class OpenedFiles:
             if found != file.opened:
                 raise DatabaseReplacedError(
                     f"{file.path} was replaced while the broker was running: it was "
-                    f"{_text(file.opened)}, and is {_text(found)}; {_REMEDY}"
+                    f"{_describe(file.opened)}, and is {_describe(found)}; {_REMEDY}"
                 )
 
     def check_database(self) -> None:
@@ -602,6 +606,6 @@ class OpenedFiles:
             self._opened[path] = _OpenedFile(path)
 
 
-def _text(identity: tuple[int, ...]) -> str:
+def _describe(identity: tuple[int, ...]) -> str:
     links, inode, major, minor = identity
     return f"inode {inode} of device {major}:{minor} with {links} links"

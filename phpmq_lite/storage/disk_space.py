@@ -54,7 +54,7 @@ class Watermark:
     def __init__(self) -> None:
         self.is_short = False
 
-    def note(self, left: int, least: int, enough: int) -> bool:
+    def update(self, left: int, least: int, enough: int) -> bool:
         """Update with what is left: short below ``least``, and then until it reaches ``enough``."""
         self.is_short = left < (enough if self.is_short else least)
         return self.is_short
@@ -77,7 +77,7 @@ class DiskSpace:
     ) -> None:
         self.bounds = bounds or DiskSpaceBounds()
         self.shortage: Shortage | None = None  # why publishing is stopped
-        self.trouble: str | None = None  # why nothing can be stored now
+        self.write_problem: str | None = None  # why nothing can be stored now
         self.free_bytes = 0  # on the disk, when last measured
         self.used_bytes = 0  # of the database, when last measured
         self.on_change: Callable[[], None] = lambda: None
@@ -101,7 +101,7 @@ class DiskSpace:
 
     # -- measuring
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Measure before the first write: on a full disk SQLite cannot even open the database."""
         self.free_bytes = _free(self._folder)
         self._was_full = self.free_bytes < self.bounds.ballast_bytes // 2
@@ -127,27 +127,27 @@ class DiskSpace:
     def _shortage_of(self, free: int, used_bytes: int) -> Shortage | None:
         least, most = self.bounds.free_bytes, self.bounds.max_bytes
         enough = least * 3 // 2
-        is_low = self._disk.note(free, least, enough)
-        is_over = most > 0 and self._database.note(most - used_bytes, 0, most // 16)
+        is_low = self._disk.update(free, least, enough)
+        is_over = most > 0 and self._database.update(most - used_bytes, 0, most // 16)
         if self._was_full:
             return self._full()
         if is_low:
             return Shortage(
                 *DISK_LOW,
                 f"less than storage.free_bytes, {_text(least)}, is free on the disk; "
-                f"publishing goes on once {_text(enough)} are",
+                f"publishing resumes once {_text(enough)} are",
             )
         if is_over:
             return Shortage(
                 *DATABASE_FULL,
                 f"more than storage.max_bytes, {_text(most)}, is in use in the database; "
-                f"publishing goes on below {_text(most - most // 16)}",
+                f"publishing resumes below {_text(most - most // 16)}",
             )
         return None
 
     def _full(self) -> Shortage:
         enough = (
-            f"the disk is full; publishing goes on once {_text(self._reserve * 3 // 2)} are free"
+            f"the disk is full; publishing resumes once {_text(self._reserve * 3 // 2)} are free"
         )
         if self.bounds.free_bytes or self.bounds.ballast_bytes:
             enough += ", one and a half times storage.free_bytes and storage.ballast_bytes"
@@ -216,7 +216,7 @@ class DiskSpace:
             raise error
 
     def wait_after(self, error: StorageFullError | NotWritableError) -> None:
-        """Make room, or wait, before the same write is tried again.
+        """Free space, or wait, before the same write is tried again.
 
         A full disk has no time limit: nothing is lost while waiting, and a restart would not help.
 
@@ -232,15 +232,15 @@ class DiskSpace:
         self._sleep(RETRY_S)
 
     def _note_trouble(self, text: str) -> None:
-        if self.trouble != text:
-            self.trouble = text
+        if self.write_problem != text:
+            self.write_problem = text
             self._trouble_since = self._timer()
             self.on_change()
 
     def note_stored(self) -> None:
         """Note a successful write, which ends the trouble."""
-        if self.trouble is not None:
-            self.trouble = None
+        if self.write_problem is not None:
+            self.write_problem = None
             self.on_change()
 
 

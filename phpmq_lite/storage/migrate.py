@@ -27,7 +27,7 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
-from phpmq_lite.storage.sqlite_errors import DISK_ERRORS, meaning
+from phpmq_lite.storage.sqlite_errors import DISK_ERRORS, translated_error
 from phpmq_lite.storage.statements import load
 
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
@@ -117,7 +117,7 @@ def migrate(
             _apply(connection, migration)
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK_ERRORS:
-                raise meaning(connection, error) from error
+                raise translated_error(connection, error) from error
             raise _refusal(f"migration {migration.name} failed and was undone", error) from error
     return [migration.name for migration in waiting]
 
@@ -142,7 +142,7 @@ def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
     finally:
         made.close()
     return [
-        f"the statement of {name!r} is not that of the migrations"
+        f"the statement of {name!r} differs from the migrations"
         for name, text in sorted(expected.items())
         if found.get(name) != text
     ]
@@ -235,12 +235,12 @@ def _check_known(connection: sqlite3.Connection, migrations: list[Migration], ve
         )
     tables = {name for (name,) in connection.execute(sql["tables"])}
     if ("migration" in tables) != (version > 0) or (tables and not version):
-        raise StartRefusedError("the database was not made by phpmq-lite")
+        raise StartRefusedError("the database was not created by phpmq-lite")
     applied = dict(connection.execute(sql["applied"]).fetchall()) if version else {}
     for migration in migrations[:version]:
         if applied.get(migration.number) != migration.sha256:
             raise StartRefusedError(
-                f"migration {migration.name} is not the one that made this database: "
+                f"migration {migration.name} differs from the one that created this database: "
                 "it was changed after its release"
             )
 

@@ -43,7 +43,7 @@ def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
         OverflowError,
         UnicodeError,
     ) as error:  # the last two: values that cannot be bound
-        raise meaning(connection, error) from error
+        raise translated_error(connection, error) from error
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def translate_file_errors() -> Iterator[None]:
         raise OutcomeUnknownError(str(error)) from error
 
 
-def meaning(connection: sqlite3.Connection, error: Exception) -> StorageError:
+def translated_error(connection: sqlite3.Connection, error: Exception) -> StorageError:
     """Return what ``translate_errors`` raises, and roll back if the outcome is known."""
     code = getattr(error, "sqlite_errorcode", 0)
     found: StorageError

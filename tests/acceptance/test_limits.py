@@ -206,7 +206,7 @@ def test_publisher_that_does_not_read_its_receipts_is_not_read_either(
         assert [peer.receipt().key for _ in range(whole)] == [b"%d" % key for key in range(whole)]
 
 
-def test_connections_beyond_the_descriptors_are_turned_away(
+def test_connections_beyond_the_descriptors_are_refused(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     """1,000 of them, with 256 descriptors: whoever is in goes on, and the log stays short."""
@@ -230,7 +230,9 @@ def test_connections_beyond_the_descriptors_are_turned_away(
         with SocketClient(broker.port) as peer:
             peer.barrier()
         log = broker.log.read_text(encoding="utf-8").splitlines()
-        figure(f"{'':9}{len([line for line in log if 'turned_away' in line])} log lines of it")
+        figure(
+            f"{'':9}{len([line for line in log if 'connection_refused' in line])} log lines of it"
+        )
         assert len(log) < 20
     finally:
         broker.kill()

@@ -17,7 +17,7 @@ import yaml  # type: ignore[import-untyped]
 
 from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.process import STOP_S
-from phpmq_lite.server.backpressure import SHARE_OF_CGROUP
+from phpmq_lite.server.backpressure import CGROUP_SHARE
 from phpmq_lite.settings import SETTINGS, Settings
 from tests.docs.command_lines import assert_taken
 from tests.integration.test_packaging import build, names_in_wheel
@@ -141,7 +141,7 @@ def test_container_may_do_nothing_that_a_broker_does_not() -> None:
 def test_bounds_of_the_container_are_above_those_of_the_broker() -> None:
     assert int(SERVICE["stop_grace_period"].removesuffix("s")) > STOP_S
     assert SERVICE["mem_limit"] == "1g"
-    assert Settings().limits.memory <= (1 << 30) * SHARE_OF_CGROUP
+    assert Settings().limits.memory <= (1 << 30) * CGROUP_SHARE
 
 
 def test_secret_is_where_the_setting_looks() -> None:

@@ -18,7 +18,7 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.process import STOP_S, SystemdNotifier
 from phpmq_lite.server.admission import SPARE_FILES
-from phpmq_lite.server.backpressure import SHARE_OF_CGROUP
+from phpmq_lite.server.backpressure import CGROUP_SHARE
 from phpmq_lite.settings import SETTINGS, SYSTEM_FILE, Settings
 from phpmq_lite.storage.disk_space import MAX_TROUBLE_S
 from tests.docs.command_lines import assert_taken
@@ -76,7 +76,7 @@ def test_times_are_longer_than_what_ends_by_itself() -> None:
 def test_bounds_leave_room_for_the_defaults() -> None:
     limits = Settings().limits
     assert value("MemoryMax") == "1G"
-    assert limits.memory <= (1 << 30) * SHARE_OF_CGROUP
+    assert limits.memory <= (1 << 30) * CGROUP_SHARE
     needed = limits.connections + limits.http_connections + SPARE_FILES
     assert int(value("LimitNOFILE")) >= needed
 

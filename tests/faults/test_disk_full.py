@@ -75,7 +75,7 @@ def see_degraded(story: Story, silent: SocketClient, code: str, setting: str) ->
 def edges(story: Story) -> list[str]:
     """Give what the log says about publishing."""
     text = story.broker.log.read_text(encoding="utf-8")
-    return re.findall(r"publishing_stopped|publishing_goes_on", text)
+    return re.findall(r"publishing_stopped|publishing_resumed", text)
 
 
 def test_full_disk_takes_acknowledgements_and_resumes_by_itself(disk: Disk, figure: Figure) -> None:
@@ -95,7 +95,7 @@ def test_full_disk_takes_acknowledgements_and_resumes_by_itself(disk: Disk, figu
             wait_for_body(story, b"without a key")
         story.broker.kill()
         lost = story.lost()
-        assert edges(story) == ["publishing_stopped", "publishing_goes_on"]
+        assert edges(story) == ["publishing_stopped", "publishing_resumed"]
     figure(
         f"disk full ({type(disk).__name__}): {story}, {len(lost)} lost; who tries again at once "
         f"was refused {tries[0]:,} times"

@@ -220,7 +220,7 @@ async def test_dead_letters_are_grouped_by_what_they_died_of(
     database.message(3, b"\xff\x00")
     database.message(2, block % 7)  # in no dead-letter queue
     found = await DeadLetterGroups(reader._readers).groups(NOW_MS)
-    assert (found.looked, found.total) == (5, 5)
+    assert (found.scanned, found.total) == (5, 5)
     assert [(g.origin, g.urn, g.reason, g.cause, g.records, sum(g.bars)) for g in found.groups] == [
         (None, None, None, None, 1, 1),
         ("mail", None, "crc", "x", 1, 1),
@@ -244,7 +244,7 @@ async def test_group_counts_what_died_again_after_a_redrive(
     database.event(record, "redrive", redriven)
     database.message(3, source_seq=9, source_queue_id=1, source_reason="client")
     [group, _] = (await DeadLetterGroups(reader._readers).groups(NOW_MS)).groups
-    assert (group.origin, group.records, group.again) == ("orders", 1, 1)
+    assert (group.origin, group.records, group.died_again) == ("orders", 1, 1)
 
 
 async def test_dead_letters_of_many_are_looked_at_in_part(
@@ -257,11 +257,11 @@ async def test_dead_letters_of_many_are_looked_at_in_part(
         for _ in range(50):
             database.message(queue_id)
     found = await DeadLetterGroups(reader._readers).groups(NOW_MS, looked=40)
-    assert (found.looked, found.total) == (40, 100)
+    assert (found.scanned, found.total) == (40, 100)
     assert {group.queue for group in found.groups} == {"a.dlq", "b.dlq"}
     found = await DeadLetterGroups(reader._readers).groups(NOW_MS, limit_s=-1.0)
-    assert found.looked == 20
-    assert (await DeadLetterGroups(reader._readers).groups(NOW_MS)).looked == 100
+    assert found.scanned == 20
+    assert (await DeadLetterGroups(reader._readers).groups(NOW_MS)).scanned == 100
 
 
 async def test_history_pages_in_both_directions(database: Database, reader: MessageReader) -> None:
@@ -359,12 +359,12 @@ async def test_trash_has_what_can_be_restored(
     assert [row.message_id for row in page.rows] == [again, deleted[5], deleted[4]]
     page = await reader.trash(before=page.next, limit=9)
     assert [row.message_id for row in page.rows] == [deleted[3], deleted[2], deleted[1]]
-    assert (page.next, page.is_cut) == (None, False)
+    assert (page.next, page.is_truncated) == (None, False)
     page = await reader.trash(queues=frozenset({2}))
     assert [row.message_id for row in page.rows] == [deleted[5], deleted[3], deleted[1]]
     monkeypatch.setattr(messages, "TRASH_SCANNED", 2)
     page = await reader.trash(queues=frozenset({2}))
-    assert ([row.message_id for row in page.rows], page.is_cut) == ([], True)
+    assert ([row.message_id for row in page.rows], page.is_truncated) == ([], True)
     page = await reader.trash(queues=frozenset({2}), before=page.next)
     assert [row.message_id for row in page.rows] == [deleted[5]]
 

@@ -84,7 +84,7 @@ async def test_backups_are_made_by_the_clock_and_the_oldest_go(tmp_path: Path) -
     running.cancel()
     await asyncio.wait({running})
     assert len(await backups.all()) == 2
-    assert backups.newest is not None
+    assert backups.last_manifest is not None
     driver.close()
 
 
@@ -103,20 +103,20 @@ async def test_backup_whose_time_is_still_to_come_keeps_nothing_from_being_made(
     await asyncio.wait_for(made.wait(), WAIT_S)
     running.cancel()
     await asyncio.wait({running})
-    assert backups.newest is not None
-    assert backups.made == backups.newest.id
-    assert backups.newest.made_at < 4_070_908_800_000
+    assert backups.last_manifest is not None
+    assert backups.last_id == backups.last_manifest.id
+    assert backups.last_manifest.made_at < 4_070_908_800_000
     driver.close()
 
 
 async def test_there_is_one_backup_at_a_time_and_a_failed_one_is_told(tmp_path: Path) -> None:
     backups = BackupSchedule(tmp_path / "nothing.db", tmp_path / "backups", keep=lambda: 2)
     task = backups.start()
-    with pytest.raises(RefusedError, match="under way"):
+    with pytest.raises(RefusedError, match="in progress"):
         backups.start()
     await asyncio.wait({task})
     assert backups.error is not None
-    assert backups.newest is None
+    assert backups.last_manifest is None
 
 
 async def test_backup_counts_although_old_ones_cannot_be_removed(
@@ -132,7 +132,7 @@ async def test_backup_counts_although_old_ones_cannot_be_removed(
     backups = BackupSchedule(driver.path, tmp_path / "backups", keep=lambda: 1)
     await asyncio.wait({backups.start()})
     assert "not yours" in str(backups.error)
-    assert [one.manifest for one in await backups.all()] == [backups.newest]
+    assert [one.manifest for one in await backups.all()] == [backups.last_manifest]
     driver.close()
 
 
@@ -192,7 +192,7 @@ async def test_scrub_that_cannot_open_the_database_has_found_no_damage(
         scrub = care_of(running).scrub
         await scrub.start()
         await wait_until(lambda: not scrub.is_working)
-        assert scrub.state.faults == 0
+        assert scrub.state.problem_count == 0
 
 
 async def test_look_at_the_structure_ends_where_too_much_is_written_meanwhile(
@@ -220,7 +220,7 @@ async def test_look_at_the_structure_ends_where_too_much_is_written_meanwhile(
             log.write(bytes(1))  # behind the last frame, as one that is not whole
         await wait_until(lambda: not scrub.is_working)
         assert scrub.state.structure_at == 0  # it is due still
-        assert scrub.state.faults == 0
+        assert scrub.state.problem_count == 0
         assert scrub.state.last is not None
 
 
@@ -232,7 +232,7 @@ def test_scrub_that_meets_a_damaged_page_says_so(tmp_path: Path) -> None:
         file.seek(4_096)
         file.write(b"\xff" * (driver.path.stat().st_size - 4_096))
     with pytest.raises(DataDamagedError):
-        Scrub(driver.path).look("alive", 0, 1)
+        Scrub(driver.path).check("alive", 0, 1)
 
 
 # -- what it reads
@@ -251,7 +251,7 @@ def test_scrub_reads_in_slices_and_finds_what_is_damaged(tmp_path: Path) -> None
     for part, expected in (("alive", [6, 8]), ("settled", [2])):
         found, upto, slices, is_end = [], 0, 0, False
         while not is_end:
-            seen = scrub.look(part, upto, 600)
+            seen = scrub.check(part, upto, 600)
             found += seen.bad
             upto, is_end, slices = seen.upto, seen.is_end, slices + 1
         assert found == expected
@@ -305,7 +305,7 @@ async def test_round_that_cannot_go_on_waits_for_its_next_time(
         looks.append(1)
         raise error
 
-    monkeypatch.setattr(Scrub, "look", look)
+    monkeypatch.setattr(Scrub, "check", look)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
         scrub = care_of(running).scrub
         await wait_until(lambda: bool(looks) and not scrub.is_working)
@@ -326,7 +326,7 @@ async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
         looks.append(1)
         return ScrubSlice(0, is_end=False)
 
-    monkeypatch.setattr(Scrub, "look", look)
+    monkeypatch.setattr(Scrub, "check", look)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
         scrub = care_of(running).scrub
         for is_requested in (False, True):
@@ -385,12 +385,12 @@ async def test_backup_is_not_begun_where_its_row_of_the_audit_is_refused(tmp_pat
 
     first = asyncio.create_task(backups.start_after(refuse))
     await asyncio.sleep(0)
-    with pytest.raises(RefusedError, match="under way"):
+    with pytest.raises(RefusedError, match="in progress"):
         await backups.start_after(refuse)
     held.set()
     with pytest.raises(RefusedError, match="nothing can be stored"):
         await first
-    assert not backups.is_making
+    assert not backups.is_running
     assert await backups.all() == []
     driver.close()
 
@@ -398,7 +398,7 @@ async def test_backup_is_not_begun_where_its_row_of_the_audit_is_refused(tmp_pat
 async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Scrub, "look", lambda *_given: ScrubSlice(0, is_end=False))
+    monkeypatch.setattr(Scrub, "check", lambda *_given: ScrubSlice(0, is_end=False))
 
     async def refuse() -> None:
         raise RefusedError("not_stored", "nothing can be stored now")
@@ -413,7 +413,7 @@ async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refus
         with pytest.raises(RefusedError, match="nothing can be stored"):
             await scrub.stop(refuse)
         seen = scrub.state.now.began_at
-        with pytest.raises(RefusedError, match="under way"):
+        with pytest.raises(RefusedError, match="scrub is running"):
             await scrub.start(refuse)
         assert scrub.state.now.began_at == seen
         await scrub.stop()

@@ -125,7 +125,7 @@ def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProce
 
 
 def test_scrub_that_is_not_under_way_cannot_be_stopped(run: Run) -> None:
-    assert "No scrub is under way" in run("database", "scrub", "--stop", code=4).stderr
+    assert "No scrub is running" in run("database", "scrub", "--stop", code=4).stderr
 
 
 def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_jumps_are_forgotten_once_nothing_depends_on_them(driver: Driver) -> Non
     assert len(connection.execute("SELECT * FROM clock_step").fetchall()) == 3
     retention.remove_expired(connection, bounds, 500 * DAY_MS)
     assert connection.execute("SELECT step_ms FROM clock_step").fetchall() == [(20_000,)]
-    assert ClockSteps.read(connection).of(1) == 20_000
+    assert ClockSteps.read(connection).at_offset(1) == 20_000
     assert STEPS_KEPT >= 100
 
 

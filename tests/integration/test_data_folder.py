@@ -63,7 +63,7 @@ def test_broker_waits_for_who_only_looks(path: Path, monkeypatch: pytest.MonkeyP
 def test_broker_does_not_wait_long_for_a_check(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     DataFolder.open(path).close()
     monkeypatch.setattr(data_folder, "_SHARED_LOCK_S", 0.0)
-    with prevent_start(path), pytest.raises(StartRefusedError, match="held still by a check or a"):
+    with prevent_start(path), pytest.raises(StartRefusedError, match="locked by a check or a"):
         DataFolder.open(path)
     DataFolder.open(path).close()
 
@@ -133,7 +133,7 @@ def test_what_was_open_to_others_is_closed(path: Path) -> None:
 def test_folder_shared_by_all_accounts_is_refused(path: Path) -> None:
     path.mkdir()
     path.chmod(0o1777)  # as /tmp
-    with pytest.raises(StartRefusedError, match="a folder of its own"):
+    with pytest.raises(StartRefusedError, match="for the broker alone"):
         DataFolder.open(path)
     assert mode(path) == 0o1777
 
@@ -196,7 +196,7 @@ def test_lost_database_is_refused_beside_a_wal(path: Path, state: str) -> None:
     if state == "missing":
         folder.database.unlink()
     folder.close()
-    with pytest.raises(DataDamagedError, match=rf"is {state}, but phpmq\.db-wal lies beside it"):
+    with pytest.raises(DataDamagedError, match=rf"is {state}, but phpmq\.db-wal exists beside it"):
         DataFolder.open(path)
     assert folder.database.exists() == (state == "empty")
     assert folder.wal.read_bytes() == b"frames"
@@ -210,7 +210,7 @@ def test_lost_database_is_refused_when_there_were_messages(path: Path, state: st
     folder.database.unlink()
     if state == "empty":
         folder.database.touch()
-    with pytest.raises(DataDamagedError, match=rf"is {state}, but meta\.json tells of messages"):
+    with pytest.raises(DataDamagedError, match=rf"is {state}, but meta\.json says"):
         folder.check_database()
     folder.close()
     with pytest.raises(DataDamagedError):
@@ -222,7 +222,7 @@ def test_lost_database_is_refused_when_meta_json_cannot_be_read(path: Path) -> N
     folder.meta_file.write_bytes(b"{")
     folder.database.unlink()
     folder.close()
-    with pytest.raises(DataDamagedError, match="tells of messages"):
+    with pytest.raises(DataDamagedError, match="says that messages were stored"):
         DataFolder.open(path)
 
 

@@ -135,7 +135,7 @@ def test_flipped_bit_is_found(broker: BrokerProcess, data: Path) -> None:
     database.write_bytes(content)
     found = visit(*NOWHERE, data=data)
     assert (found.code, found.bad) == (1, ["database"])
-    assert "is not as the last clean stop left it" in found.the("database")[1]
+    assert "differs from what the last clean stop left" in found.the("database")[1]
 
 
 def test_lost_log_is_found(broker: BrokerProcess, data: Path) -> None:
@@ -151,7 +151,7 @@ def test_lost_database_is_found(broker: BrokerProcess, data: Path) -> None:
     (data / DATABASE).unlink()
     found = visit(*NOWHERE, data=data)
     assert found.bad == ["database"]
-    assert "meta.json tells of messages" in found.the("database")[1]
+    assert "meta.json says that messages were stored" in found.the("database")[1]
     assert not (data / DATABASE).exists()
 
 

@@ -88,7 +88,7 @@ class Visitor:
             return b""
 
 
-async def test_connections_past_the_limit_are_turned_away_and_places_come_free(
+async def test_connections_past_the_limit_are_refused_and_places_come_free(
     broker: RunningBroker, come: Come
 ) -> None:
     inside = [await come() for _ in range(5)]

@@ -229,7 +229,7 @@ def test_what_is_missing_is_one_line(
     assert done.stderr.count("\n") == 1
 
 
-def test_nothing_is_stored_where_the_second_table_is_missing(
+def test_storage_unavailable_where_the_second_table_is_missing(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     insert(database, "jobs", queue=queue, payload=payload(1).decode(), available_at=at(-600))

@@ -341,7 +341,7 @@ async def test_socket_that_somebody_answers_on_is_in_use(tmp_path: Path) -> None
 async def test_file_in_place_of_a_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(StartRefusedError, match="is no socket"):
+    with pytest.raises(StartRefusedError, match="is not a socket"):
         async with listening(f"unix:{path}"):
             pass
     assert path.read_text() == "data"
@@ -411,7 +411,7 @@ async def test_tls_below_1_2_is_refused(server: Certificate) -> None:
 
 
 @on_both_loops
-async def test_plain_text_to_tls_is_closed_and_makes_no_session(server: Certificate) -> None:
+async def test_plain_text_to_tls_is_closed_and_makes_session_failed(server: Certificate) -> None:
     gate = Admission(10, 10, 10)
     async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
@@ -457,7 +457,7 @@ async def test_place_is_kept_during_a_handshake(server: Certificate) -> None:
 
 
 @on_both_loops
-async def test_foreign_network_is_turned_away_ahead_of_tls(server: Certificate) -> None:
+async def test_foreign_network_is_refused_ahead_of_tls(server: Certificate) -> None:
     gate = Admission(10, 10, 10, [ip_network("10.0.0.0/8")])
     async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -485,9 +485,9 @@ async def test_close_ends_unfinished_handshakes(server: Certificate) -> None:
     gate = Admission(10, 10, 1)
     async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
-        turned_away = await asyncio.open_connection("127.0.0.1", opened.port())
-        assert await turned_away[0].read() == b""  # so the first one is being served
-        turned_away[1].close()
+        connection_refused = await asyncio.open_connection("127.0.0.1", opened.port())
+        assert await connection_refused[0].read() == b""  # so the first one is being served
+        connection_refused[1].close()
         await opened.listeners.close()
         await asyncio.gather(reader.read(), return_exceptions=True)
         writer.close()

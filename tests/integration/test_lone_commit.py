@@ -135,7 +135,7 @@ def test_history_and_keys_of_the_first_schema_stay_as_they_were(old: sqlite3.Con
     assert old.execute("SELECT * FROM history").fetchall() == before
     assert old.execute("SELECT * FROM receipt").fetchall() == keys
     assert "history_rows" not in totals(old)
-    HistoryIndexer().step(old, 0, is_idle=True)
+    HistoryIndexer().run(old, 0, is_idle=True)
     assert totals(old) == {
         "history_rows": 1, "history_bytes": 30, "deleted_rows": 1, "deleted_bytes": 20,
         "history_lo": 2, "next_number": 9, "placed_upto": 3,

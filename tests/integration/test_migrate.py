@@ -205,7 +205,7 @@ def test_changed_migration_is_noticed(place: Place) -> None:
     place.give(FIRST, SECOND)
     migrate(place.connection, place.folder)
     place.give(FIRST + "-- better\n", SECOND, THIRD)
-    with pytest.raises(StartRefusedError, match="migration 0001_step is not the one"):
+    with pytest.raises(StartRefusedError, match="migration 0001_step differs"):
         migrate(place.connection, place.folder)
     assert place.version() == 2
 
@@ -214,7 +214,7 @@ def test_changed_migration_is_noticed(place: Place) -> None:
 def test_foreign_database_is_refused(place: Place, setup: str) -> None:
     place.give(FIRST)
     place.connection.execute(setup)
-    with pytest.raises(StartRefusedError, match="was not made by phpmq-lite"):
+    with pytest.raises(StartRefusedError, match="was not created by phpmq-lite"):
         migrate(place.connection, place.folder)
 
 

@@ -129,8 +129,8 @@ async def test_batch_waits_for_room_and_is_stored_unchanged(opened: Writer, comm
     seen: list[str] = []
 
     def make_room(_seconds: float) -> None:
-        assert opened.space.trouble == "the disk is full"
-        seen.append(str(opened.space.trouble))
+        assert opened.space.write_problem == "the disk is full"
+        seen.append(str(opened.space.write_problem))
         if len(seen) == 3:
             connection.execute("PRAGMA max_page_count=100000").fetchone()
 
@@ -140,7 +140,7 @@ async def test_batch_waits_for_room_and_is_stored_unchanged(opened: Writer, comm
     await opened.commit(batch)
     assert len(seen) == 3
     assert seqs(opened.path) == list(range(1, 20))
-    assert opened.space.trouble is None
+    assert opened.space.write_problem is None
 
 
 async def test_migration_waits_for_room(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_migration_waits_for_room(tmp_path: Path) -> None:
     seen: list[str | None] = []
 
     def make_room(_seconds: float) -> None:
-        seen.append(one.space.trouble)
+        seen.append(one.space.write_problem)
         connection.execute("PRAGMA max_page_count=100000").fetchone()
 
     one.space._sleep = make_room
@@ -205,12 +205,12 @@ async def test_batch_is_kept_while_a_stranger_has_the_lock(opened: Writer) -> No
         opened.space.on_change = tell
         done = opened.commit(batch_of_new(1))
         await is_known.wait()
-        assert opened.space.trouble == "another program keeps the database locked"
+        assert opened.space.write_problem == "another program keeps the database locked"
         assert not done.done()
         stranger.execute("ROLLBACK")
         await done
     assert seqs(opened.path) == [1]
-    assert opened.space.trouble is None
+    assert opened.space.write_problem is None
 
 
 @pytest.mark.usefixtures("impatient")

@@ -92,23 +92,23 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def test_few_rows_wait_for_more_or_for_some_seconds(ledger: Ledger) -> None:
     places = HistoryIndexer(timer=lambda: 0.0)
-    assert places.step(ledger.connection, 1_000, is_idle=False) == 0  # none there
+    assert places.run(ledger.connection, 1_000, is_idle=False) == 0  # none there
     ledger.fill(MAX_ROWS - 1)
-    assert places.step(ledger.connection, 1_000 + WAIT_MS - 1, is_idle=False) == 0
+    assert places.run(ledger.connection, 1_000 + WAIT_MS - 1, is_idle=False) == 0
     ledger.settle(1, 2)
-    assert places.step(ledger.connection, 1_001, is_idle=False) == MAX_ROWS
+    assert places.run(ledger.connection, 1_001, is_idle=False) == MAX_ROWS
     ledger.settle(1, 3)
-    assert places.step(ledger.connection, 1_000 + WAIT_MS, is_idle=False) == 0
-    assert places.step(ledger.connection, 1_001 + WAIT_MS, is_idle=False) == 1
+    assert places.run(ledger.connection, 1_000 + WAIT_MS, is_idle=False) == 0
+    assert places.run(ledger.connection, 1_001 + WAIT_MS, is_idle=False) == 1
     ledger.settle(1, 4)
-    assert places.step(ledger.connection, 1_002 + WAIT_MS, is_idle=True) == 1
+    assert places.run(ledger.connection, 1_002 + WAIT_MS, is_idle=True) == 1
     assert ledger.upto() == MAX_ROWS + 2
 
 
 def test_long_tail_is_placed_in_slices(ledger: Ledger) -> None:
     ledger.fill(MAX_ROWS * 2 + 5)
     places = HistoryIndexer(timer=lambda: 0.0)
-    taken = [(places.step(ledger.connection, 0, is_idle=True), places.has_more) for _ in range(4)]
+    taken = [(places.run(ledger.connection, 0, is_idle=True), places.has_more) for _ in range(4)]
     assert taken == [(MAX_ROWS, True), (MAX_ROWS, False), (5, False), (0, False)]
     assert ledger.upto() == MAX_ROWS * 2 + 5
 
@@ -118,7 +118,7 @@ def test_slices_follow_the_time_that_they_take(ledger: Ledger) -> None:
     took_s = iter([1.0, 1.0, 1.0, 1.0, 0.0, 0.02, 0.0])
     clock = itertools.chain.from_iterable((0.0, seconds) for seconds in took_s)
     places = HistoryIndexer(timer=lambda: next(clock))
-    taken = [places.step(ledger.connection, 0, is_idle=True) for _ in range(7)]
+    taken = [places.run(ledger.connection, 0, is_idle=True) for _ in range(7)]
     assert taken == [
         MAX_ROWS,
         MAX_ROWS // 2,
@@ -136,7 +136,7 @@ def test_rows_that_left_before_they_had_a_place_are_passed_over(ledger: Ledger) 
     ledger.execute('UPDATE history SET "offset" = "offset" + 1000000 WHERE "offset" = 3')
     ledger.execute('DELETE FROM history WHERE "offset" < 3')
     assert ledger.settle(1, 2) == 1_000_004
-    assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == 2
+    assert HistoryIndexer().run(ledger.connection, 0, is_idle=True) == 2
     assert ledger.upto() == 1_000_004
 
 
@@ -166,7 +166,7 @@ def test_removed_queue_stays_while_the_history_names_it(ledger: Ledger) -> None:
             (queue_id, f"q{queue_id}"),
         )
     ledger.settle(1, 5)
-    HistoryIndexer().step(ledger.connection, 0, is_idle=True)
+    HistoryIndexer().run(ledger.connection, 0, is_idle=True)
     ledger.settle(2, 5)
     ledger.execute(load("batch")["delete_forgotten_queues"])
     assert ledger.execute("SELECT queue_id FROM queue").fetchall() == [(1,), (2,)]
@@ -179,11 +179,11 @@ def test_full_disk_leaves_the_rows_in_the_tail(ledger: Ledger) -> None:
     ledger.fill(MAX_ROWS)
     (pages,) = ledger.execute("PRAGMA page_count").fetchone()
     ledger.execute(f"PRAGMA max_page_count={pages + 3}").fetchall()
-    assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == 0
+    assert HistoryIndexer().run(ledger.connection, 0, is_idle=True) == 0
     assert not ledger.connection.in_transaction
     assert ledger.upto() == 0
     ledger.execute("PRAGMA max_page_count=1000000").fetchall()
-    assert HistoryIndexer().step(ledger.connection, 0, is_idle=True) == MAX_ROWS
+    assert HistoryIndexer().run(ledger.connection, 0, is_idle=True) == MAX_ROWS
 
 
 @pytest.mark.parametrize("queues", [10, 5_000])
@@ -193,7 +193,7 @@ def test_slice_of_many_queues_writes_few_pages(ledger: Ledger, queues: int) -> N
     places = HistoryIndexer(timer=lambda: 0.0)
     written = []
     ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    while places.step(ledger.connection, 0, is_idle=True):
+    while places.run(ledger.connection, 0, is_idle=True):
         _, pages, _ = ledger.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         written.append(pages)
@@ -205,7 +205,7 @@ def test_any_other_error_leaves_the_outcome_open(ledger: Ledger) -> None:
     ledger.settle(1, 2)
     ledger.execute("INSERT INTO history_place VALUES (0, 1, 2, 1)")
     with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
-        HistoryIndexer().step(ledger.connection, 0, is_idle=True)
+        HistoryIndexer().run(ledger.connection, 0, is_idle=True)
 
 
 KILLED = """
@@ -219,7 +219,7 @@ class Dies(sqlite3.Connection):
         return found
 connection = sqlite3.connect(sys.argv[1], isolation_level=None, factory=Dies)
 connection.execute("PRAGMA cache_size = 5")  # pages go to the WAL before the commit
-HistoryIndexer().step(connection, 0, is_idle=True)
+HistoryIndexer().run(connection, 0, is_idle=True)
 """
 
 
@@ -244,7 +244,7 @@ def test_kill_in_the_middle_leaves_a_whole_slice_or_none(
     ledger = Ledger(tmp_path / "phpmq.db")
     assert ledger.upto() == placed
     places = HistoryIndexer()
-    while places.step(ledger.connection, 0, is_idle=True):
+    while places.run(ledger.connection, 0, is_idle=True):
         pass
     assert ledger.upto() == MAX_ROWS + 50
     ledger.connection.close()
@@ -320,7 +320,7 @@ def act(ledger: Ledger, turn: tuple[str, int, int]) -> None:
     elif kind == "place":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "MAX_ROWS", number)
-            HistoryIndexer().step(ledger.connection, 0, is_idle=True)
+            HistoryIndexer().run(ledger.connection, 0, is_idle=True)
     else:
         remove_expired(
             ledger.connection, RetentionBounds(age_ms=1 << 60, rows=number, deleted_share=0.3), 0

@@ -71,7 +71,7 @@ def test_progress_of_no_socket_is_that_of_the_buffer() -> None:
 
     progress, transport, seen = WriteProgress(), Transport(), []
     for transport.unsent in (0, 5, 5, 4, 4, 6, 0):
-        seen.append(progress.is_made(transport))
+        seen.append(progress.has_progress(transport))
     assert seen == [False, False, False, True, False, False, True]
 
 
@@ -109,7 +109,7 @@ async def choked_consumer(running: RunningBroker) -> tuple[SlowReader, Session]:
     def look(now_s: float) -> None:
         SessionMonitor(
             sessions, BrokerHandle(ConnectionCounters()), SlowPeerLimits(write_s=PATIENCE_S)
-        ).look(now_s)
+        ).check(now_s)
 
     await asyncio.to_thread(fill)
     reader = SlowReader(running.port, look)

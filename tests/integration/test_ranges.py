@@ -51,11 +51,11 @@ def ranges(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[HistoryRa
         yield made
 
 
-def table_of(rows: module.Rows) -> Any:
+def table_of(rows: module.RangeRows) -> Any:
     return pa.Table.from_batches(list(rows), rows.schema)
 
 
-def offsets(rows: module.Rows) -> list[int]:
+def offsets(rows: module.RangeRows) -> list[int]:
     found: list[int] = table_of(rows)["offset"].to_pylist()
     return found
 
@@ -340,7 +340,7 @@ def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
     ):
         assert holder.stdout is not None
         holder.stdout.readline()
-        assert other.table("SELECT a FROM x", {}).to_pylist() == [{"a": 1}]
+        assert other.read_table("SELECT a FROM x", {}).to_pylist() == [{"a": 1}]
         assert holder.wait() == 0
 
 

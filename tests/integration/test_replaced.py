@@ -120,7 +120,7 @@ def test_foreign_file_is_not_sealed_between_two_checkpoints(tmp_path: Path) -> N
     files = opened(tmp_path)
     resting = LiveSeal(tmp_path / DATABASE, files)
     replace(tmp_path / DATABASE)
-    resting.take()
+    resting.renew()
     assert resting._thread is not None
     resting._thread.join()
     assert not resting._has_seal

@@ -42,10 +42,10 @@ def wait_for_seal(resting: LiveSeal) -> None:
 def test_database_is_sealed_until_the_next_checkpoint(
     folder: DataFolder, resting: LiveSeal
 ) -> None:
-    resting.take()
+    resting.renew()
     wait_for_seal(resting)
     assert seal.read_seal(folder.path) == checksum_of(folder.database)
-    resting.strike()
+    resting.erase()
     assert seal.read_seal(folder.path) is None
 
 
@@ -57,9 +57,9 @@ def test_broker_that_gets_no_thread_works_without_a_seal(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        resting.take()
+        resting.renew()
     assert seal.read_seal(folder.path) is None
-    resting.take()
+    resting.renew()
     wait_for_seal(resting)
     assert seal.read_seal(folder.path) == checksum_of(folder.database)
 
@@ -83,19 +83,19 @@ def test_checkpoint_that_comes_meanwhile_leaves_no_seal(
             return data
 
     resting._database = Slow()  # type: ignore[assignment]
-    resting.take()
+    resting.renew()
     read.wait()
-    resting.strike()
+    resting.erase()
     go_on.set()
     wait_for_seal(resting)
     assert seal.read_seal(folder.path) is None
 
 
 def test_sealing_takes_a_small_part_of_the_time(folder: DataFolder, resting: LiveSeal) -> None:
-    resting.take()
+    resting.renew()
     wait_for_seal(resting)
     first = resting._thread
-    resting.take()
+    resting.renew()
     assert resting._thread is first
 
 
@@ -134,7 +134,7 @@ def test_any_flipped_bit_of_the_database_is_refused_after_a_crash(tmp_path: Path
                 file.write(bytes([byte ^ 16]))
             with (
                 closing(DataFolder.open(broken)) as folder,
-                pytest.raises(DataDamagedError, match="not as the broker left it"),
+                pytest.raises(DataDamagedError, match="differs from what the broker left"),
             ):
                 check_files(folder)
             shutil.rmtree(broken)

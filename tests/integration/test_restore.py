@@ -189,26 +189,26 @@ def test_verify_reads_what_is_in_the_wal(data: Path) -> None:
         shutil.copytree(data, data.with_name("killed"))
     killed = data.with_name("killed")
     before = sorted((p.name, p.stat().st_mtime_ns) for p in killed.iterdir())
-    assert "5 messages are of queues that are not there" in problems(killed)
+    assert "5 messages belong to queues that do not exist" in problems(killed)
     assert sorted((p.name, p.stat().st_mtime_ns) for p in killed.iterdir()) == before
 
 
 @pytest.mark.parametrize(
     ("sql", "found"),
     [
-        ("UPDATE body SET content = x'ff' WHERE seq = 3", "messages alive have a bad body: seq 3"),
-        ("DELETE FROM body WHERE seq = 3", "messages alive have a bad body: seq 3"),
-        ("UPDATE body SET content = 'text' WHERE seq = 3", "messages alive have a bad body: seq 3"),
-        ("UPDATE body SET content = x'ff' WHERE seq = 1", "settled messages have a bad body"),
-        ("UPDATE queue SET live_count = 7 WHERE queue_id = 1", "1 queues count other messages"),
-        ("UPDATE message SET queue_id = 9 WHERE seq = 3", "1 messages are of queues that are not"),
-        ("UPDATE history SET seq = 3 WHERE seq = 1", "1 messages are there twice"),
+        ("UPDATE body SET content = x'ff' WHERE seq = 3", "have a damaged body: seq 3"),
+        ("DELETE FROM body WHERE seq = 3", "have a damaged body: seq 3"),
+        ("UPDATE body SET content = 'text' WHERE seq = 3", "have a damaged body: seq 3"),
+        ("UPDATE body SET content = x'ff' WHERE seq = 1", "settled messages have a damaged body"),
+        ("UPDATE queue SET live_count = 7 WHERE queue_id = 1", "1 queues have wrong"),
+        ("UPDATE message SET queue_id = 9 WHERE seq = 3", "1 messages belong to queues"),
+        ("UPDATE history SET seq = 3 WHERE seq = 1", "1 messages exist twice"),
         ("UPDATE message SET position = 99 WHERE seq = 4", "1 rows have a number that was not"),
         ("INSERT INTO counter VALUES ('deleted_lo', 1), ('history_lo', 1); "
          'UPDATE history SET "offset" = 9 WHERE "offset" = 2', "7 offsets of the history are"),
-        ("INSERT INTO counter VALUES ('placed_upto', 2)", "6 settled messages and their places"),
-        ("INSERT INTO counter VALUES ('history_rows', 5)", "1 totals of the history are not"),
-        ("INSERT INTO claim VALUES (1, 1, 1, 0)", "1 claims are of messages that nobody can hold"),
+        ("INSERT INTO counter VALUES ('placed_upto', 2)", "6 settled messages and their index"),
+        ("INSERT INTO counter VALUES ('history_rows', 5)", "1 totals of the history differ"),
+        ("INSERT INTO claim VALUES (1, 1, 1, 0)", "1 claims refer to messages that cannot be held"),
         ("PRAGMA user_version = 99", "schema version 99"),
     ],
 )  # fmt: skip
@@ -255,8 +255,8 @@ def test_restore_puts_the_backup_in_place_and_the_rest_aside(backup: Backup, dat
     (data / "scrub.json").write_text("of the old one")
     done = restore(backup.folder, data)
     assert not (data / "scrub.json").exists()
-    assert done.aside is not None
-    assert (done.aside / "phpmq.db").read_bytes() == old
+    assert done.replaced_files is not None
+    assert (done.replaced_files / "phpmq.db").read_bytes() == old
     assert problems(data) == []
     with closing(DataFolder.open(data)) as folder:
         assert "every byte" in check_files(folder).checks[-1]
@@ -302,16 +302,19 @@ def test_restore_takes_the_place_of_a_database_that_is_gone_or_broken(
     (data / "phpmq.db").write_bytes(b"no database")
     (data / "phpmq.db-wal").write_bytes(b"of another one")
     done = restore(backup.folder, data)
-    assert done.aside is not None
-    assert sorted(path.name for path in done.aside.iterdir()) == ["phpmq.db", "phpmq.db-wal"]
+    assert done.replaced_files is not None
+    assert sorted(path.name for path in done.replaced_files.iterdir()) == [
+        "phpmq.db",
+        "phpmq.db-wal",
+    ]
     assert problems(data) == []
     (data / "phpmq.db").unlink()
-    assert restore(backup.folder, data).aside is None
+    assert restore(backup.folder, data).replaced_files is None
     assert problems(data) == []
 
 
 def test_restore_makes_a_new_folder(backup: Backup, tmp_path: Path) -> None:
-    assert restore(backup.folder, tmp_path / "new" / "data").aside is None
+    assert restore(backup.folder, tmp_path / "new" / "data").replaced_files is None
     assert problems(tmp_path / "new" / "data") == []
 
 
@@ -326,7 +329,7 @@ def test_restore_refuses_a_backup_that_is_not_what_was_made(
 ) -> None:
     before = (data / "phpmq.db").read_bytes()
     flip_bit(backup.folder / file, 9_000 if file == "phpmq.db" else 0)
-    with pytest.raises(DataDamagedError, match=r"SHA-256|is no backup"):
+    with pytest.raises(DataDamagedError, match=r"SHA-256|is not a backup"):
         restore(backup.folder, data)
     assert (data / "phpmq.db").read_bytes() == before
     assert list(data.glob("replaced-*")) == []

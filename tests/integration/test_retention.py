@@ -173,7 +173,7 @@ def test_database_that_cannot_grow_frees_room_by_itself(store: RetentionDatabase
     pages = store.number("PRAGMA page_count")
     store.execute(f"PRAGMA max_page_count = {pages}").fetchall()
     for _ in range(20):
-        HistoryIndexer().step(store.connection, 0, is_idle=True)
+        HistoryIndexer().run(store.connection, 0, is_idle=True)
         retention.remove_expired(store.connection, bounds, NOW)
     assert store.number("PRAGMA freelist_count") > 0
     store.fill(50)

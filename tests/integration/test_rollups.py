@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phpmq_lite.histogram import unpack
-from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, RECORDS
+from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS, MINUTE_S
 from tests.support.http_site import HttpSite, running_site
 
 
@@ -103,7 +103,7 @@ async def test_depth_at_the_end_is_that_of_the_queues(tmp_path: Path) -> None:
         await site.publish_many("orders", 7)
         await site.publish_many("orders.dlq", 2)
     depths = dict(read(tmp_path, "SELECT queue_id, ready FROM rollup WHERE span_s = 60"))
-    assert (depths[1], depths[2], depths[ALL], depths[RECORDS]) == (7, 2, 7, 2)
+    assert (depths[1], depths[2], depths[ALL], depths[DEAD_LETTERS]) == (7, 2, 7, 2)
 
 
 async def test_history_of_the_api_goes_on_after_a_restart(tmp_path: Path) -> None:

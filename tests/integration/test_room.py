@@ -72,7 +72,7 @@ async def test_setting_that_is_read_anew_gives_room_at_once(
         await asyncio.to_thread(silent.consume, "orders", 1)
         assert await asyncio.to_thread(silent.bodies, 1) == [b"waits"]
     assert (await post(http))[0] == 201
-    assert "publishing_goes_on" in log_stream.getvalue()
+    assert "publishing_resumed" in log_stream.getvalue()
     async with http.get("/readyz") as answer:
         assert (await answer.text()).startswith("ready\n")
 
@@ -93,7 +93,7 @@ async def test_nothing_is_changed_while_nothing_can_be_stored(
     space = running.service.handle.space
     assert space is not None
     monkeypatch.setattr(space, "note_stored", lambda: None)  # upkeep goes on meanwhile
-    space.trouble = "the file system is read-only"  # as the writer's thread says
+    space.write_problem = "the file system is read-only"  # as the writer's thread says
     status, told = await post(http)
     assert (status, told["code"]) == (503, "not_writable")
     async with http.get("/readyz") as answer:

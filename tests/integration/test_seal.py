@@ -48,7 +48,7 @@ def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
         before = database.read_bytes()
         with (
             closing(DataFolder.open(data)) as folder,
-            pytest.raises(DataDamagedError, match="not as the broker left it"),
+            pytest.raises(DataDamagedError, match="differs from what the broker left"),
         ):
             check_files(folder)
         assert database.read_bytes() == before
@@ -112,7 +112,7 @@ def test_letter_that_changed_in_a_statement_of_the_schema_is_refused(data: Path)
         file.write(b"m")
     with closing(DataFolder.open(data)) as folder:
         folder.seal(None)
-        with pytest.raises(DataDamagedError, match="is not that of the migrations; it was copied"):
+        with pytest.raises(DataDamagedError, match="differs from the migrations; it was copied"):
             check_files(folder)
 
 

@@ -128,7 +128,7 @@ def test_failed_handshakes_leave_their_places(data: Path, pair: tuple[Path, Path
             exchange(peer)
 
 
-def test_client_without_certificate_is_turned_away(data: Path, pair: tuple[Path, Path]) -> None:
+def test_client_without_certificate_is_refused(data: Path, pair: tuple[Path, Path]) -> None:
     """mTLS: ``tcp.tls_client_ca``."""
     flags = [*tls_flags(pair), "--set", f"tcp.tls_client_ca={pair[0]}"]
     context = ssl.create_default_context(cafile=str(pair[0]))
@@ -153,7 +153,7 @@ def test_key_that_others_can_read_is_refused(data: Path, pair: tuple[Path, Path]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a second loopback address")
-def test_address_that_is_not_allowed_is_turned_away(data: Path) -> None:
+def test_address_that_is_not_allowed_is_refused(data: Path) -> None:
     flags = ("--set", "tcp.allow=10.0.0.0/8, 127.0.0.2")
     with broker_process(data, *NO_ADMIN, "--listen", "127.0.0.2:0", *flags, listeners=2) as broker:
         with SocketClient(broker.port) as peer:

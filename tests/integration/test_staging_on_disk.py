@@ -165,7 +165,7 @@ def test_what_was_not_whole_goes_with_a_restart(make: MakeDriver) -> None:
     assert tokens(driver) == ["whole"]
     assert driver.core.staging.stages["whole"].queues == parts
     assert stage(driver, "open", b"c") == Staged(1, 1)
-    while retention.sweep_staged(driver.store.connection):
+    while retention.remove_dropped_stages(driver.store.connection):
         pass
     assert driver.rows("SELECT content FROM stage_row") == [(b"b",), (b"c",)]
 
@@ -192,7 +192,9 @@ def test_rows_of_dropped_tokens_are_removed_in_slices(make: MakeDriver) -> None:
     publish(driver, 1, "a")
     ticks = iter(range(100))
     steps = 0
-    while retention.sweep_staged(driver.store.connection, timer=lambda: float(next(ticks))):
+    while retention.remove_dropped_stages(
+        driver.store.connection, timer=lambda: float(next(ticks))
+    ):
         steps += 1
     assert steps > 1
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]

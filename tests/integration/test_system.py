@@ -312,7 +312,7 @@ def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
                                   (1, None)):  # fmt: skip
         database.message(queue_id, deadline_ms=deadline_ms)
     starting = StartRecorder("0.2.0", NOW_MS, was_clean=False)
-    starting.look(database.connection, NOW_MS)
+    starting.read_database(database.connection, NOW_MS)
     report = starting.report
     assert (report.expired, report.expired_by_queue) == (3, {"orders": 2, "mail": 1})
     assert starting.down_from_ms == NOW_MS - 100_000

@@ -68,7 +68,7 @@ class House:
     def place(self, rows: int) -> int:
         """Take a step of the places, of so many rows."""
         self.places._rows = {"placed": rows, "traced": rows}
-        return self.places.step(self.connection, 0, is_idle=True)
+        return self.places.run(self.connection, 0, is_idle=True)
 
     def retain(self, rows: int) -> None:
         """Let all but so many rows leave the history."""
@@ -165,22 +165,22 @@ def fill(house: House, alive: int, settled: int) -> None:
 
 def test_few_messages_alive_are_not_entered(house: House) -> None:
     fill(house, MAX_ROWS - 1, 0)
-    assert house.places.step(house.connection, 0, is_idle=True) == 0
+    assert house.places.run(house.connection, 0, is_idle=True) == 0
     house.next = MAX_ROWS
     house.publish("a")
     house.execute("DELETE FROM message WHERE seq BETWEEN 10 AND 20")
-    assert house.places.step(house.connection, 0, is_idle=False) == MAX_ROWS - 11
+    assert house.places.run(house.connection, 0, is_idle=False) == MAX_ROWS - 11
     assert house.counter("traced_upto") == MAX_ROWS + 1
     assert house.places.wal_bytes > 0
     house.check()
-    assert house.places.step(house.connection, 0, is_idle=True) == 0
+    assert house.places.run(house.connection, 0, is_idle=True) == 0
     assert house.places.wal_bytes == 0
 
 
 def test_settled_and_alive_messages_take_turns(house: House) -> None:
     fill(house, MAX_ROWS * 2 + 5, MAX_ROWS * 2 + 5)
     taken = []
-    while rows := house.places.step(house.connection, 0, is_idle=True):
+    while rows := house.places.run(house.connection, 0, is_idle=True):
         moved = [house.counter(name) // MAX_ROWS for name in ("placed_upto", "traced_upto")]
         taken.append((rows, *moved, house.places.has_more))
         house.check()
@@ -193,16 +193,16 @@ def test_settled_and_alive_messages_take_turns(house: House) -> None:
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_busy_broker_enters_one_slice_of_those_alive_at_a_time(house: House, is_idle: bool) -> None:
     fill(house, MAX_ROWS * 3, 0)
-    assert house.places.step(house.connection, 0, is_idle=is_idle) == MAX_ROWS
+    assert house.places.run(house.connection, 0, is_idle=is_idle) == MAX_ROWS
     assert house.places.has_more is is_idle
-    assert house.places.step(house.connection, 0, is_idle=is_idle) == MAX_ROWS
+    assert house.places.run(house.connection, 0, is_idle=is_idle) == MAX_ROWS
 
 
 def test_full_disk_leaves_the_traces_in_the_tail(house: House) -> None:
     fill(house, MAX_ROWS, 0)
     (count,) = house.execute("PRAGMA page_count").fetchone()
     house.execute(f"PRAGMA max_page_count={count + 3}").fetchall()
-    assert house.places.step(house.connection, 0, is_idle=True) == 0
+    assert house.places.run(house.connection, 0, is_idle=True) == 0
     assert not house.places.has_more
     assert (house.counter("traced_upto"), house.places.wal_bytes) == (0, 0)
     house.check()

@@ -10,16 +10,16 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.history_index import HistoryIndexer
-from phpmq_lite.storage.write.retention import Removed, RetentionBounds
+from phpmq_lite.storage.write.retention import RetentionBounds, RetentionResult
 
 ACKED, DELETED = 2, 5
 NOW = 1_000_000
 FOREVER = RetentionBounds(age_ms=NOW * 2)
 
 
-def take(connection: sqlite3.Connection, *given: Any, **others: Any) -> Removed:
+def take(connection: sqlite3.Connection, *given: Any, **others: Any) -> RetentionResult:
     """Take a step as upkeep does: what has settled has its place before."""
-    while HistoryIndexer().step(connection, 0, is_idle=True):
+    while HistoryIndexer().run(connection, 0, is_idle=True):
         pass
     return retention.remove_expired(connection, *given, **others)
 
@@ -114,4 +114,4 @@ class RetentionDatabase:
 
     def place(self) -> None:
         """Place what has no place yet."""
-        HistoryIndexer().step(self.connection, 0, is_idle=True)
+        HistoryIndexer().run(self.connection, 0, is_idle=True)

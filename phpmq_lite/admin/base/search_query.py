@@ -311,14 +311,14 @@ def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
 def group_search(group: DeadLetterGroup) -> SearchQuery:
     """Return the search for the dead-letter records of a group; ``*`` in its cause is any text."""
     terms = [SearchTerm("queue", escape_pattern(group.queue)), SearchTerm("state", "ready")]
-    tied = (None, None) if group.said else (group.origin, group.reason)
+    tied = (None, None) if group.stated else (group.origin, group.reason)
     pairs = (("origin", tied[0]), ("urn", group.urn), ("reason", tied[1]))
     for kind, value in pairs:
         if value is not None and not _HIDDEN.search(value):
             terms.append(SearchTerm(kind, escape_pattern(value)))
         elif value is None:
             terms.append(SearchTerm(kind, "*", is_negated=True))
-    for name, value in group.said:
+    for name, value in group.stated:
         terms.append(SearchTerm("data", escape_pattern(value), path=f"dead_letter.{name}"))
     path = "dead_letter.error"
     if group.cause is None:

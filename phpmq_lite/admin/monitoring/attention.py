@@ -82,8 +82,8 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
 def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
     if status.last_error:
         yield Notice("bad", "Broker", f"Last error: {status.last_error}", "system", {}, "System")
-    if status.trouble:
-        text = f"Nothing can be stored: {status.trouble}"
+    if status.write_problem:
+        text = f"Nothing can be stored: {status.write_problem}"
         yield Notice("bad", "Storage", text, "system", {}, "Storage")
     if status.shortage:
         text = f"Publishing is stopped: {status.shortage.detail}"
@@ -289,10 +289,10 @@ def _care(context: Context, now_ms: int) -> dict[str, Any]:
     if context.maintenance is None:
         return {}
     made = context.maintenance.backups
-    newest = made.newest
+    newest = made.last_manifest
     return {
         "damage": context.maintenance.scrub.state.damage,
         "backup_error": made.error,
-        "backup_age_ms": now_ms - newest.made_at if newest and made.every_s else None,
-        "backup_each_ms": int(made.every_s * 1_000),
+        "backup_age_ms": now_ms - newest.made_at if newest and made.interval_s else None,
+        "backup_each_ms": int(made.interval_s * 1_000),
     }

@@ -74,9 +74,9 @@ def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
     is_writable = not found.f_flag & os.ST_RDONLY and os.access(folder, os.W_OK)
     says = "the data folder is writable" if is_writable else "the data folder is not writable"
     free = formats.format_size(found.f_bavail * found.f_frsize)
-    short = status.shortage
+    short, problem = status.shortage, status.write_problem
     return [
-        HealthCheck("writable", is_writable and not status.trouble, status.trouble or says),
+        HealthCheck("writable", is_writable and not problem, problem or says),
         HealthCheck("disk", short is None, f"{free} free" if short is None else short.detail,
               is_needed=False),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.monitoring.live_feeds import STREAMS, WAITS
 from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS
-from phpmq_lite.server.backpressure import NOT_READ, NOT_TAKEN, SILENT, SILENT_S, TOO_SLOW
+from phpmq_lite.server.backpressure import IDLE_S, NOT_READ, NOT_TAKEN, SILENT, TOO_SLOW
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 
@@ -89,7 +89,7 @@ def read_http_usage(context: Context) -> HttpUsage:
     )
     return HttpUsage(
         connections=connections.gate.connections,
-        places=connections.gate.places,
+        places=connections.gate.capacity,
         busiest=connections.gate.busiest,
         refused=connections.gate.refused,
         memory_bytes=context.memory.used,
@@ -120,17 +120,17 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[Limit]
     hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
     yield Limit(
         "connections", "Connections", status.places or most.connections, _CLOSED,
-        max(status.connections, len(status.clients)), status.turned_away.get(TOO_MANY, 0),
+        max(status.connections, len(status.clients)), status.refused_connections.get(TOO_MANY, 0),
         "limits.connections",
     )  # fmt: skip
     yield Limit(
         "connections_per_address", "Of one address",
         max(most.connections_per_address, most.connections_per_loopback_address), _CLOSED,
-        max(hosts.values(), default=0), status.turned_away.get(TOO_MANY_OF_ADDRESS, 0),
+        max(hosts.values(), default=0), status.refused_connections.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.connections_per_address",
     )  # fmt: skip
     yield Limit(
-        "silent", "Silent, once four of five connections are used", SILENT_S, _ENDED,
+        "silent", "Silent, once four of five connections are used", IDLE_S, _ENDED,
         reached=closed.get(SILENT, 0), unit="s",
     )  # fmt: skip
     yield Limit(
@@ -208,14 +208,14 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
 
 
 def _of_admin(settings: Settings, http: HttpUsage) -> Iterator[Limit]:
-    most, turned_away = settings.limits, http.refused
+    most, refused = settings.limits, http.refused
     yield Limit(
         "http_connections", "Connections to the admin", http.places, _CLOSED,
-        http.connections, turned_away.get(TOO_MANY, 0), "limits.http_connections",
+        http.connections, refused.get(TOO_MANY, 0), "limits.http_connections",
     )  # fmt: skip
     yield Limit(
         "http_connections_per_address", "Of one address", most.http_connections_per_address,
-        _CLOSED, http.busiest, turned_away.get(TOO_MANY_OF_ADDRESS, 0),
+        _CLOSED, http.busiest, refused.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.http_connections_per_address",
     )  # fmt: skip
     yield Limit(

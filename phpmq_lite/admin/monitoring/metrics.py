@@ -216,7 +216,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
            "1: no space, publishes are refused or wait (storage.free_bytes, storage.max_bytes)",
            value=lambda r: bool(r.status.shortage)),
         _D("gauge", "storing_stopped", "1: nothing can be stored",
-           value=lambda r: bool(r.status.trouble)),
+           value=lambda r: bool(r.status.write_problem)),
         _D("gauge", "ballast", "1: the reserve for a full disk exists (storage.ballast_bytes)",
            value=lambda r: r.status.has_ballast),
         _D("gauge", "history_rows", "Settled messages in the history",
@@ -494,12 +494,12 @@ def _maintenance(context: Context) -> dict[str, Any]:
     maintenance = context.maintenance
     if maintenance is None:
         return {}
-    newest, state = maintenance.backups.newest, maintenance.scrub.state
+    newest, state = maintenance.backups.last_manifest, maintenance.scrub.state
     return {
         "backup_at": 0 if newest is None else newest.made_at,
         "backup_failed": maintenance.backups.error is not None,
         "scrub_at": 0 if state.last is None else state.last.ended_at,
-        "damage": state.faults,
+        "damage": state.problem_count,
     }
 
 

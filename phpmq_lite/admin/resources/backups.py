@@ -104,7 +104,7 @@ async def make_backup(request: web.Request) -> web.StreamResponse:
     care = maintenance_of(context)
     try:
         async with asyncio.timeout(WAIT_S):
-            await care.backups.ended()
+            await care.backups.wait()
     except TimeoutError:
         return json_response(await _listed(care), status=202)
     return json_response(await _listed(care), status=201)
@@ -124,8 +124,8 @@ async def _listed(care: Maintenance) -> BackupsView:
     made = care.backups
     return BackupsView(
         items=[_backup_out(backup) for backup in await made.all()],
-        is_running=made.is_making,
-        made=made.made,
+        is_running=made.is_running,
+        made=made.last_id,
         error=made.error,
     )
 
@@ -199,7 +199,7 @@ async def show_backups(request: web.Request) -> web.StreamResponse:
         request,
         "backups.html",
         backups=await care.backups.all(),
-        making=care.backups.is_making,
+        making=care.backups.is_running,
         facts=_facts(context, care),
         scrubbing=care.scrub.is_working,
         scrub=_scrubbed(context, care),
@@ -236,7 +236,7 @@ def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
     settings, made = context.settings.backups, care.backups
     if made.error is not None:
         last = [SystemFact("Last backup", "failed", made.error, "bad")]
-    elif made.newest is None:
+    elif made.last_manifest is None:
         last = [
             SystemFact(
                 "Last backup",
@@ -246,7 +246,7 @@ def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
             )
         ]
     else:
-        last = [SystemFact("Last backup", "", "", at_ms=made.newest.made_at)]
+        last = [SystemFact("Last backup", "", "", at_ms=made.last_manifest.made_at)]
     when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
     return [
         *last,
@@ -275,9 +275,10 @@ def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
 
 
 def _faults(state: ScrubState) -> SystemFact:
-    if not state.faults:
+    if not state.problem_count:
         return SystemFact("Damage", "none known")
-    text = f"{formats.format_number(state.faults)} {plural(state.faults, 'fault', 'faults')}"
+    count = state.problem_count
+    text = f"{formats.format_number(count)} {plural(count, 'problem', 'problems')}"
     return SystemFact("Damage", text, "; ".join(state.damage), "bad")
 
 

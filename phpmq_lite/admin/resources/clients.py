@@ -245,17 +245,17 @@ def _new_frames(
         return [], 0
     key = request[FEED]
     before = context.live.states.get(key)
-    count, missed = 0, recorder.missed
+    count, missed = 0, recorder.skipped
     if isinstance(before, _Shown) and before.began_at == recorder.began_at:
         count, missed = before.count, before.missed
-    context.live.states[key] = _Shown(recorder.began_at, recorder.count, recorder.missed)
+    context.live.states[key] = _Shown(recorder.began_at, recorder.count, recorder.skipped)
     may_see = frame_inspector.frame_filter(request)
     rows = [
         frame_inspector.frame_row(one, recorder.began_at, may_see)
         for one in recorder.frames
         if one.number > count
     ]
-    return rows, recorder.count - count - len(rows) + recorder.missed - missed
+    return rows, recorder.count - count - len(rows) + recorder.skipped - missed
 
 
 # -- what the buttons do

@@ -105,7 +105,7 @@ async def find_groups(request: web.Request, query: DeadLettersPageQuery) -> Dead
 
 def _view(_request: web.Request, found: DeadLetterPage) -> DeadLetterGroupsView:
     items = [DeadLetterGroupView.of_group(group) for group in found.groups]
-    return DeadLetterGroupsView(items=items, looked=found.looked, total=found.total)
+    return DeadLetterGroupsView(items=items, looked=found.scanned, total=found.total)
 
 
 async def _values(request: web.Request, _query: object, found: DeadLetterPage) -> dict[str, Any]:

@@ -168,7 +168,7 @@ async def list_frames(request: web.Request) -> web.StreamResponse:
     return json_response(
         FramesView(
             began_at=None if recorder is None else recorder.began_at,
-            missed=0 if recorder is None else recorder.missed,
+            missed=0 if recorder is None else recorder.skipped,
             frames=[] if recorder is None else [_frame(one, may_see) for one in recorder.frames],
             errors=[
                 ProtocolErrorView(**{name: row[name] for name in ProtocolErrorView.model_fields})

@@ -218,7 +218,7 @@ async def show_trash(request: web.Request) -> web.StreamResponse:
         request,
         "trash.html",
         rows=found.rows,
-        is_cut=found.is_cut,
+        is_cut=found.is_truncated,
         next=goes_on,
         query=query,
     )

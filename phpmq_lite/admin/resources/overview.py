@@ -20,7 +20,7 @@ from phpmq_lite.admin.views import charts, queue_list, trends
 from phpmq_lite.admin.views.queue_list import QueueQuery, make_queue_page, read_oldest_ready
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.admin.views.trends import SPANS
-from phpmq_lite.storage.read.rollups import ALL, RECORDS
+from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS
 
 OVERVIEW_QUEUES: Final = 10
 NOTICES_SHOWN: Final = 8
@@ -72,7 +72,7 @@ async def _charts(request: web.Request, key: str) -> dict[str, Any]:
     if allowed_queues(request) is not None or not status_of(request).queues:
         return {"charts": (), "table": None, "span": span}
     trend = await trends.read_trend(context, ALL, span)
-    records = await trends.read_trend(context, RECORDS, span)
+    records = await trends.read_trend(context, DEAD_LETTERS, span)
     return {
         "charts": (charts.draw_depth(trend, records), charts.draw_rates(trend)),
         "table": charts.trend_table(trend, records=records),

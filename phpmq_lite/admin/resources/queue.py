@@ -240,7 +240,7 @@ def _forecast(request: web.Request, queue: QueueStatus) -> str:
     if not queue.ready or is_dead_letter_queue(status_of(request).queues, queue.name):
         return ""
     context = context_of(request)
-    points, beats = context.rollups.points(queue.queue_id), context.rollups.beats()
+    points, beats = context.rollups.points(queue.queue_id), context.rollups.uptime()
     per_s = trends.slope(points, beats, context.now_ms() // 1_000)
     return trends.forecast(queue.ready, per_s, queue.consumers)
 

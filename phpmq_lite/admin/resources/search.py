@@ -266,7 +266,7 @@ async def _values(request: web.Request, name: str) -> list[str]:
     if name in ("queue", "origin"):
         return [_quoted(queue.name) for queue in status_of(request).queues]
     if name == "urn" and allowed_queues(request) is None:
-        rows = await context_of(request).search.lately()
+        rows = await context_of(request).search.newest_contents()
         return list(dict.fromkeys(_quoted(urn) for urn, _ in rows if urn))
     return []
 
@@ -275,7 +275,7 @@ async def _paths(request: web.Request) -> list[str]:
     """Return the JSON paths seen recently; none for callers limited to some queues."""
     if allowed_queues(request) is not None:
         return []
-    rows = await context_of(request).search.lately()
+    rows = await context_of(request).search.newest_contents()
     bodies = [content for _, content in rows if content]
     return await asyncio.to_thread(lambda: list(dict.fromkeys(_walk(bodies)))[:_PATHS])
 

@@ -95,7 +95,7 @@ async def get_stats(request: web.Request) -> web.StreamResponse:
             version=context.version,
             is_ready=context.is_ready(),
             publishing_stopped=None if status.shortage is None else status.shortage.detail,
-            storing_stopped=status.trouble,
+            storing_stopped=status.write_problem,
             queues=len(status.queues),
             ready=int(sums["ready"]),
             dispatched=int(sums["dispatched"]),

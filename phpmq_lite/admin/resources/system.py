@@ -33,7 +33,7 @@ from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
-from phpmq_lite.storage.integrity.startup import Start, Starts
+from phpmq_lite.storage.integrity.startup import Start, StoredStarts
 from phpmq_lite.storage.read.measures import DatabaseSize, measure_database
 from phpmq_lite.writes import DismissStartReport
 
@@ -226,7 +226,7 @@ def _is_set(setting: SettingView) -> bool:
 
 
 async def _starts(request: web.Request, _query: SystemPageQuery) -> dict[str, Any]:
-    found = await Starts(context_of(request).readers).newest(50)
+    found = await StoredStarts(context_of(request).readers).newest(50)
     return {"starts": [_seen_by(request, system_view.describe_restart(start)) for start in found]}
 
 
@@ -245,7 +245,7 @@ async def read_restart_report(request: web.Request) -> system_view.RestartReport
     The first start has no report, nor has one that could not be read.
     """
     try:
-        found = await Starts(context_of(request).readers).newest(1)
+        found = await StoredStarts(context_of(request).readers).newest(1)
     except StorageError:
         return None
     if not found or found[0].is_first or found[0].dismissed_by is not None:
@@ -275,7 +275,7 @@ async def submit_dismissal(request: web.Request) -> web.StreamResponse:
 
 
 async def _find(context: Context, number: int) -> Start | None:
-    starts = await Starts(context.readers).newest(50)
+    starts = await StoredStarts(context.readers).newest(50)
     return next((start for start in starts if start.start_id == number), None)
 
 

@@ -234,8 +234,8 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         found.append(
             "Draining: publishes are refused; the broker stops when consumers hold no messages."
         )
-    if status.trouble:
-        found.append(f"Nothing can be stored: {status.trouble}.")
+    if status.write_problem:
+        found.append(f"Nothing can be stored: {status.write_problem}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
     with suppress(OSError):  # takes some microseconds: the data folder is on a local disk

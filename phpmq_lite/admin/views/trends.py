@@ -15,9 +15,9 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.storage.read.rollups import (
     ALL,
     COUNTS,
+    DEAD_LETTERS,
     MINUTE_S,
     QUARTER_S,
-    RECORDS,
     Point,
     StoredRollups,
     UptimeSpan,
@@ -295,12 +295,12 @@ _MINUTES_S: Final = 90_000  # retention of minutes
 async def read_trend(
     context: Context, queue_id: int, span: Span, *, with_times: bool = False
 ) -> Trend:
-    """Return the trend of a queue over a span that ends now; ALL and RECORDS stand for several.
+    """Return the trend of a queue, of ALL or of DEAD_LETTERS, over a span that ends now.
 
     ``with_times`` adds percentiles of wait and hold.
     """
     now_s = context.now_ms() // 1_000
-    points, beats = context.rollups.points(queue_id), context.rollups.beats()
+    points, beats = context.rollups.points(queue_id), context.rollups.uptime()
     start_s = first_bucket_s(span, now_s)
     if start_s < now_s - 3_600 - span.step_s:
         points, beats = await gather_points(context, queue_id, start_s)
@@ -314,7 +314,7 @@ async def gather_points(
 ) -> tuple[list[Point], list[UptimeSpan]]:
     """Return the points since ``start_s``: stored ones, then those in memory."""
     rollups = context.rollups
-    points, beats = rollups.points(queue_id), rollups.beats()
+    points, beats = rollups.points(queue_id), rollups.uptime()
     joint_s = _joint(beats, rollups.minute_s)
     older, ran = await _older(context, queue_id, start_s, joint_s)
     return (
@@ -348,9 +348,9 @@ async def _older(
         if last_s is not None:
             minutes_s = max(start_s, min(last_s + QUARTER_S, until_s))
         points += await stored.of_queue(QUARTER_S, queue_id, start_s, minutes_s)
-        beats += await stored.beats(QUARTER_S, start_s, minutes_s)
+        beats += await stored.uptime(QUARTER_S, start_s, minutes_s)
     points += await stored.of_queue(MINUTE_S, queue_id, minutes_s, until_s)
-    beats += await stored.beats(MINUTE_S, minutes_s, until_s)
+    beats += await stored.uptime(MINUTE_S, minutes_s, until_s)
     return points, beats
 
 
@@ -370,7 +370,7 @@ def read_sparks(request: web.Request) -> dict[str, str]:
     return {
         "total.ready": _spark(context, ALL, "ready"),
         "total.dispatched": _spark(context, ALL, "held"),
-        "total.dead": _spark(context, RECORDS, "ready"),
+        "total.dead": _spark(context, DEAD_LETTERS, "ready"),
         "total.age": _spark(context, ALL, "oldest_age_ms"),
         "total.in": _spark(context, ALL, "published"),
         "total.out": _spark(context, ALL, "acked"),
@@ -380,11 +380,11 @@ def read_sparks(request: web.Request) -> dict[str, str]:
 def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
     """Return a small chart, cached until the next sample."""
     rollups = context.rollups
-    kept = rollups.lines
+    kept = rollups.charts
     key = (queue_id, column)
     if key not in kept:
         values = make_spark(
-            rollups.points(queue_id), rollups.beats(), column, context.now_ms() // 1_000,
+            rollups.points(queue_id), rollups.uptime(), column, context.now_ms() // 1_000,
             is_rate=column in ("published", "acked"),
         )  # fmt: skip
         kept[key] = polyline(values, width, height)

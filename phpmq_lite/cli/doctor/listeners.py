@@ -18,7 +18,7 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import (
     ListenAddress,
     bind_tcp,
-    check_wide_binds,
+    check_exposed_listeners,
     is_loopback,
     read_endpoints,
 )
@@ -167,7 +167,7 @@ def _access_problem(settings: Settings) -> str:
     """Return why the broker would refuse to start: undecided access, or an unusable password."""
     database = settings.data / DATABASE
     try:
-        check_wide_binds(settings, lambda: has_admin(database))
+        check_exposed_listeners(settings, lambda: has_admin(database))
         file = settings.admin.initial_password_file
         if file is not None and not has_admin(database):
             initial_password(file)

@@ -291,7 +291,9 @@ def check_copy(backup: Backup, tell: Callable[[str], None] = lambda step: None) 
         )
     tell("comparing the backup with its manifest")
     if sha256_of(backup.database) != backup.manifest.sha256:
-        raise DataDamagedError(f"{backup.database} is damaged: it has another SHA-256")
+        raise DataDamagedError(
+            f"{backup.database} is damaged: its SHA-256 differs from the manifest"
+        )
 
 
 def check_space(folder: Path, need: int) -> None:
@@ -346,8 +348,8 @@ class BackupSchedule:
     ) -> None:
         self._check_files = check_files
         self.folder = folder
-        self.newest: Manifest | None = None
-        self.made: str | None = None  # id of the last one made since the start
+        self.last_manifest: Manifest | None = None
+        self.last_id: str | None = None  # id of the last one made since the start
         self.error: str | None = None  # of the last one, if it failed
         self._keep = keep
         self._reserve = reserve
@@ -360,12 +362,12 @@ class BackupSchedule:
         self._task: asyncio.Task[Backup] | None = None
 
     @property
-    def every_s(self) -> float:
+    def interval_s(self) -> float:
         """Seconds between two backups; 0: on demand only."""
         return self._every_s
 
     @property
-    def is_making(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether a backup is in progress."""
         return self._task is not None and not self._task.done()
 
@@ -406,8 +408,10 @@ class BackupSchedule:
         self.start()
 
     def _check_idle(self) -> None:
-        if self.is_making or self._is_starting:
-            raise RefusedError("backup_running", "a backup is under way; there is one at a time")
+        if self.is_running or self._is_starting:
+            raise RefusedError(
+                "backup_running", "a backup is in progress; only one can run at a time"
+            )
 
     async def _make(self) -> Backup:
         self._maker = maker = BackupMaker(
@@ -416,8 +420,8 @@ class BackupSchedule:
         )  # fmt: skip
         try:
             backup = await asyncio.to_thread(maker.run)
-            self.newest = backup.manifest
-            self.made = backup.manifest.id
+            self.last_manifest = backup.manifest
+            self.last_id = backup.manifest.id
             await asyncio.to_thread(_remove_old, self.folder, self._keep(), backup.manifest.id)
         except Exception as error:  # the broker continues, and the next backup may succeed
             failure = error if isinstance(error, StorageError) else _unexpected_error(error)
@@ -428,7 +432,7 @@ class BackupSchedule:
         self._tell(backup)
         return backup
 
-    async def ended(self) -> None:
+    async def wait(self) -> None:
         """Wait for the backup in progress, if there is one.
 
         Raises:
@@ -438,33 +442,33 @@ class BackupSchedule:
             await asyncio.shield(self._task)
 
     async def run(self) -> None:
-        """Make backups whenever they are due, until cancelled; then stop the thread."""
+        """Create backups whenever they are due, until cancelled; then stop the thread."""
         try:
             with suppress(StorageError):  # the next backup reports it
-                self.newest = _newest(await self.all())
+                self.last_manifest = _newest_past(await self.all())
             while self._every_s:
                 await asyncio.sleep(self._delay_s())
                 try:
-                    if not self.is_making:
+                    if not self.is_running:
                         self.start()
-                    await self.ended()
+                    await self.wait()
                 except (StorageError, RefusedError):  # refused: one is about to start
                     await asyncio.sleep(min(RETRY_S, self._every_s))
             await asyncio.Event().wait()
         finally:
-            await self._end()
+            await self._stop_maker()
 
     def _delay_s(self) -> float:
-        made_s = self.newest.made_at / 1_000 if self.newest is not None else 0.0
+        made_s = self.last_manifest.made_at / 1_000 if self.last_manifest is not None else 0.0
         return min(max(0.0, made_s + self._every_s - time.time()), self._every_s)
 
-    async def _end(self) -> None:
+    async def _stop_maker(self) -> None:
         if self._maker is not None and self._task is not None:
             self._maker.stop()
             await asyncio.wait({self._task})
 
 
-def _newest(there: list[Backup]) -> Manifest | None:
+def _newest_past(there: list[Backup]) -> Manifest | None:
     """Return the newest backup that is not in the future, as after a clock that was ahead."""
     now_ms = time.time_ns() // 1_000_000
     return next((one.manifest for one in there if one.manifest.made_at <= now_ms), None)

@@ -74,7 +74,7 @@ class RestoreResult:
     """The result of a restore or a drill."""
 
     database: Path
-    aside: Path | None = None  # folder of the replaced files
+    replaced_files: Path | None = None  # folder of the replaced files
     checks: list[Check] = field(default_factory=list)
     migrated: list[str] = field(default_factory=list)  # of a drill: the applied migrations
     withdrawn: WithdrawnAccess | None = None  # access that was revoked
@@ -118,7 +118,7 @@ def restore(
                 tell("comparing users, sessions and tokens with those of the replaced database")
                 done.withdrawn = _revoke_access(staged, _replaced_accounts(folder))
             tell("putting it in place")
-            done.aside = _move_aside(folder)
+            done.replaced_files = _move_aside(folder)
             # After a power cut here, a start reports that the database is missing.
             folder.seal(checksum_of(staged))
             folder.record(has_messages=True, is_running=False)
@@ -164,7 +164,7 @@ def check_source(source: Path, tell: ReportStep = lambda step: None) -> Path:
     backup: Backup | None = read_backup(source)
     if backup is None:
         raise DataDamagedError(
-            f"{source} is no backup: it has no {DATABASE} with a manifest.json that can be read"
+            f"{source} is not a backup: it has no {DATABASE} with a readable manifest.json"
         )
     check_copy(backup, tell)
     return backup.database

@@ -63,12 +63,12 @@ class ScrubState:
         return self.now.began_at > 0
 
     @property
-    def looked_at(self) -> int:
+    def last_ended_at(self) -> int:
         """Return when the last round ended, from which the next is scheduled; Unix ms, 0: never."""
         return max(self.tried_at, 0 if self.last is None else self.last.ended_at)
 
     @property
-    def faults(self) -> int:
+    def problem_count(self) -> int:
         """Return the number of known problems."""
         last = 0 if self.last is None else self.last.bad
         return max(self.now.bad, last) + len(self.structure)
@@ -78,8 +78,7 @@ class ScrubState:
         """Describe the known damage, newest first; empty: none."""
         rounds = [one for one in (self.now, self.last) if one is not None and one.bad]
         found = [
-            f"{one.bad:,} bodies do not have their checksum: seq "
-            + ", ".join(map(str, one.named[:5]))
+            f"{one.bad:,} bodies have a wrong checksum: seq " + ", ".join(map(str, one.named[:5]))
             for one in rounds[:1]
         ]
         return found + [f"structure: {text}" for text in self.structure[:3]]
@@ -144,7 +143,7 @@ class Scrub:
         self._lock = threading.Lock()  # guards _connection
         self._is_stopped = False
 
-    def look(self, part: str, after: int, most_bytes: int) -> ScrubSlice:
+    def check(self, part: str, after: int, most_bytes: int) -> ScrubSlice:
         """Check the bodies after a position, about ``most_bytes`` of them.
 
         Raises:

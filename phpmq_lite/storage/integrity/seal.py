@@ -145,7 +145,7 @@ def _has_wal(folder: DataFolder) -> bool:
 
 def _refuse(folder: DataFolder, found: int, *, accept_loss: bool) -> None:
     loss = (
-        f"{folder.database} is not as the broker left it: it was damaged since, or another program "
+        f"{folder.database} differs from what the broker left: it was damaged, or another program "
         "wrote to it"
     )
     copies = copy_damaged_files(folder, loss, f"crc32:{found:08x}")
@@ -179,7 +179,7 @@ class LiveSeal:
         self._thread: threading.Thread | None = None
         self._due_s = 0.0  # monotonic
 
-    def strike(self) -> None:
+    def erase(self) -> None:
         """Erase the seal, and cancel one in progress.
 
         Raises:
@@ -191,7 +191,7 @@ class LiveSeal:
                 erase_seal(self._file)
                 self._has_seal = False
 
-    def take(self) -> None:
+    def renew(self) -> None:
         """Start sealing the file as it is now, unless that is in progress or was done just now."""
         is_busy = self._thread is not None and self._thread.is_alive()
         if self._file is not None and not is_busy and monotonic() >= self._due_s:

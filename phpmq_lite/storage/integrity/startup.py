@@ -145,7 +145,7 @@ class StartRecorder:
         """Record what the clocks showed."""
         self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
-    def look(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
+    def read_database(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
         """Read the rest from the database; before the first batch, in the writer's thread."""
         sql = load("startup")
         counters: dict[str, int] = dict(connection.execute("SELECT name, value FROM counter"))
@@ -203,7 +203,7 @@ class Start:
         return 0 if self.down_from_ms is None else max(0, self.at_ms - self.down_from_ms)
 
 
-class Starts:
+class StoredStarts:
     """Reads the table ``start``."""
 
     def __init__(self, readers: Readers) -> None:

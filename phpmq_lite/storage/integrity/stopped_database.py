@@ -98,7 +98,7 @@ def _check_log(folder: DataFolder, found: StoppedDatabase) -> None:
         return
     if checksum_of(folder.database) != expected:
         found.problems.append(
-            f"{folder.database} is not as the last clean stop left it: it was damaged since, or "
+            f"{folder.database} differs from what the last clean stop left: it was damaged, or "
             "another program wrote to it"
         )
 

@@ -18,7 +18,7 @@ from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, prevent_start, read_meta
-from phpmq_lite.storage.integrity.wal_check import describe, scan_wal_files
+from phpmq_lite.storage.integrity.wal_check import describe_damage, scan_wal_files
 from phpmq_lite.storage.migrate import pending, schema_problems
 from phpmq_lite.storage.sqlite_errors import is_damage
 from phpmq_lite.storage.statements import load
@@ -27,14 +27,14 @@ NAMED: Final = 10  # examples per message
 _PROBLEMS_MAX: Final = 100  # that SQLite reports
 # Consistency rules: the statement, the schema since which it applies, and the message.
 _RULES: Final[tuple[tuple[str, int, str], ...]] = (
-    ("inconsistent_queues", 1, "queues count other messages than they have"),
-    ("missing_queues", 1, "messages are of queues that are not there"),
-    ("duplicate_messages", 1, "messages are there twice"),
-    ("unassigned_numbers", 2, "rows have a number that was not given out yet"),
+    ("inconsistent_queues", 1, "queues have wrong message counts"),
+    ("missing_queues", 1, "messages belong to queues that do not exist"),
+    ("duplicate_messages", 1, "messages exist twice"),
+    ("unassigned_numbers", 2, "rows have a number that was not assigned yet"),
     ("missing_offsets", 2, "offsets of the history are missing"),
-    ("inconsistent_index", 2, "settled messages and their places differ"),
-    ("inconsistent_totals", 2, "totals of the history are not those of its rows"),
-    ("invalid_claims", 4, "claims are of messages that nobody can hold"),
+    ("inconsistent_index", 2, "settled messages and their index differ"),
+    ("inconsistent_totals", 2, "totals of the history differ from its rows"),
+    ("invalid_claims", 4, "claims refer to messages that cannot be held"),
 )
 
 
@@ -106,7 +106,7 @@ def check_log(wal: Path, *, is_running: bool) -> Check:
         return check
     check.found = f"{found.frames:,} frames, {found.commits:,} commits"
     if found.is_damaged:
-        check.problems.append(describe(wal.name, found))
+        check.problems.append(describe_damage(wal.name, found))
     return check
 
 
@@ -149,18 +149,19 @@ def _check_bodies(connection: sqlite3.Connection, check: Check) -> None:
     sql = load("verify")
     queues, alive, settled, bodies = connection.execute(sql["counts"]).fetchone()
     check.found = (
-        f"{bodies:,} bodies of {alive:,} messages alive in {queues:,} queues and "
-        f"{settled:,} settled"
+        f"{bodies:,} bodies of {alive:,} live messages in {queues:,} queues and {settled:,} settled"
     )
     bad = [seq for (seq,) in connection.execute(sql["alive_bodies"])]
     if bad:
-        check.problems.append(f"{len(bad):,} messages alive have a bad body: {_list_seqs(bad)}")
+        check.problems.append(f"{len(bad):,} live messages have a damaged body: {_list_seqs(bad)}")
     rows = connection.execute(sql["settled_bodies"]).fetchall()
     old = [seq for seq, is_known in rows if not is_known]
     if old:
-        check.problems.append(f"{len(old):,} settled messages have a bad body: {_list_seqs(old)}")
+        check.problems.append(
+            f"{len(old):,} settled messages have a damaged body: {_list_seqs(old)}"
+        )
     if len(rows) > len(old):
-        check.found += f"; {len(rows) - len(old):,} more died of a bad body, reason crc"
+        check.found += f"; {len(rows) - len(old):,} more died of a damaged body (reason crc)"
 
 
 def _check_tables(connection: sqlite3.Connection, check: Check) -> None:

@@ -157,7 +157,7 @@ class _FrameScan:
             self.frames = number
             self.commits += frame.commit > 0
         else:
-            ends = self._ends(frame, fits=fits, has_salts=has_salts)
+            ends = self._ends_transaction(frame, fits=fits, has_salts=has_salts)
             self._add_after_damage(number, is_good=is_good, ends=ends)
         self.is_ours = has_salts or fits
         self.seeds = self._next_seeds(frame, is_good)
@@ -173,7 +173,7 @@ class _FrameScan:
                 self.last_after = number
             self.is_complete = True  # the next transaction begins
 
-    def _ends(self, frame: WalFrame, *, fits: bool, has_salts: bool) -> bool:
+    def _ends_transaction(self, frame: WalFrame, *, fits: bool, has_salts: bool) -> bool:
         """Return whether a frame certainly ends a transaction, be it good or bad.
 
         If in doubt, the transaction continues, and one commit less is found: a power cut must never
@@ -222,7 +222,7 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
         raise DataDamagedError(f"cannot read {folder.wal}: {error.strerror}") from error
     if not found.is_damaged:
         return found
-    loss = describe(folder.wal.name, found)
+    loss = describe_damage(folder.wal.name, found)
     copies = copy_damaged_files(folder, loss, _sha256(folder.wal))
     if not accept_loss:
         raise DataDamagedError(
@@ -252,7 +252,7 @@ def _check_missing(folder: DataFolder, *, accept_loss: bool) -> None:
         )
 
 
-def describe(name: str, found: WalScan) -> str:
+def describe_damage(name: str, found: WalScan) -> str:
     """Return a message about the frames and commits of a damaged WAL that would be lost."""
     if not found.commits_after:
         return (
@@ -261,7 +261,7 @@ def describe(name: str, found: WalScan) -> str:
         )
     where = "its header" if found.first_bad == 0 else f"frame {found.first_bad}"
     return (
-        f"{name} is damaged at {where}, and {found.commits_after} complete commits behind it, "
+        f"{name} is damaged at {where}, and {found.commits_after} complete commits after it, "
         f"up to frame {found.last_after}, would be lost"
     )
 

@@ -41,7 +41,7 @@ _STATED: Final = {  # member of a block -> its text, if it is plain and complete
 }
 
 
-class DeadLetterCause(NamedTuple):
+class FailureCause(NamedTuple):
     """A worker's error text, with ``*`` where failures differ; ``is_whole``: it is complete."""
 
     text: str
@@ -63,7 +63,7 @@ class DeadLetterGroup:
     reason: str | None
     cause: str | None  # a worker's error text, with * for numbers and ids
     origin: str | None = None
-    said: tuple[tuple[str, str], ...] = ()
+    stated: tuple[tuple[str, str], ...] = ()
     is_whole: bool = True  # the cause; False: it may continue in any way
     records: int = 0
     size: int = 0  # bytes of their bodies
@@ -71,7 +71,7 @@ class DeadLetterGroup:
     last_at: int = 0
     last_seq: int = 0
     sample_id: str = ""  # of the newest record
-    again: int = 0  # died again after a redrive
+    died_again: int = 0  # died again after a redrive
     arrivals: Counter[int] = field(default_factory=Counter)  # by span, 0 the oldest
 
     @property
@@ -85,7 +85,7 @@ class DeadLetterPage:
     """Groups, newest first; ``looked`` of ``total`` records were read."""
 
     groups: list[DeadLetterGroup]
-    looked: int
+    scanned: int
     total: int
 
 
@@ -94,7 +94,7 @@ def strip_numbers(text: str) -> str:
     return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text))
 
 
-def cause_of(block: bytes | None) -> DeadLetterCause | None:
+def cause_of(block: bytes | None) -> FailureCause | None:
     """Return the error text of a worker in a block, or None.
 
     It is matched as bytes: parsing JSON took five times as long, and bodies may be malformed.
@@ -117,8 +117,8 @@ def cause_of(block: bytes | None) -> DeadLetterCause | None:
         bare = text  # only a number: as * it would match any text
     pieces = bare.split("*")
     if len(pieces) > CAUSE_WILDCARDS + 1:
-        return DeadLetterCause("*".join(pieces[: CAUSE_WILDCARDS + 1]), False)
-    return DeadLetterCause(bare, is_whole)
+        return FailureCause("*".join(pieces[: CAUSE_WILDCARDS + 1]), False)
+    return FailureCause(bare, is_whole)
 
 
 def stated_source(block: bytes | None) -> tuple[tuple[str, str], ...]:
@@ -209,11 +209,11 @@ class DeadLetterGroups:
                 made = DeadLetterGroup(queue_id, name, origin, urn, reason, None, first_at=at_ms)
                 if cause is not None:
                     made.cause, made.is_whole = cause
-                made.said = said
+                made.stated = said
                 group = found.setdefault(key, made)
             group.records += 1
             group.size += size
-            group.again += is_again
+            group.died_again += is_again
             group.first_at = min(group.first_at, at_ms)
             group.last_at = max(group.last_at, at_ms)
             group.last_seq = max(group.last_seq, seq)
@@ -229,8 +229,8 @@ class DeadLetterGroups:
         tokens: dict[int, int] = dict(await self._readers.read("messages", "tokens", seqs=seqs))
         for group in groups:
             group.origin = names.get(group.origin_id or 0)
-            if group.said:
-                said = dict(group.said)
+            if group.stated:
+                said = dict(group.stated)
                 group.origin = said.get("original_queue")
                 group.reason = said.get("detail") or said.get("reason")
             group.sample_id = wire_id(group.last_seq, tokens.get(group.last_seq, 0))

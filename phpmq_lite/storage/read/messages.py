@@ -131,12 +131,12 @@ class LinkRow:
 class TrashPage:
     """Deleted messages that can be restored, and the offset to continue from (exclusive).
 
-    ``is_cut``: the page is short because the scan limit was reached.
+    ``is_truncated``: the page is short because the scan limit was reached.
     """
 
     rows: list[MessageRow]
     next: int | None
-    is_cut: bool
+    is_truncated: bool
 
 
 @dataclass(slots=True, frozen=True)

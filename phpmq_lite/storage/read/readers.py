@@ -68,9 +68,9 @@ class FairSlots:
             del self.held[owner]
         self.free += 1
         while self.free and self._waiting:
-            self._hand_over(min(self._waiting, key=lambda waiting: self.held[waiting]))
+            self._grant(min(self._waiting, key=lambda waiting: self.held[waiting]))
 
-    def _hand_over(self, owner: str) -> None:
+    def _grant(self, owner: str) -> None:
         line = self._waiting.pop(owner)
         waiter = line.popleft()
         if line:
@@ -162,7 +162,7 @@ class Readers:
         self._closing = asyncio.Lock()
         self._pools: list[Readers] = []
 
-    def apart(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
+    def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
         """Return further connections to the same database, for slow reads.
 
         They are closed together with these.

@@ -11,8 +11,8 @@ KEPT_S: Final = {MINUTE_S: 25 * 3_600, QUARTER_S: 31 * 86_400}  # how long rows 
 
 # Numbers that stand for several queues.
 ALL: Final = -1  # all queues; ``ready`` and the age exclude dead-letter queues
-RECORDS: Final = -2  # the dead-letter queues
-REST: Final = 0  # queues without rows of their own
+DEAD_LETTERS: Final = -2  # the dead-letter queues
+OTHERS: Final = 0  # queues without rows of their own
 
 COUNTS: Final = (
     "published", "dispatched", "redelivered", "acked", "requeued", "expired", "dead", "deleted",
@@ -45,7 +45,7 @@ class Point(NamedTuple):
     hold: bytes | None = None  # dispatch to settlement
 
     @classmethod
-    def of(cls, numbers: Iterable[int], wait: bytes | None, hold: bytes | None) -> "Point":
+    def create(cls, numbers: Iterable[int], wait: bytes | None, hold: bytes | None) -> "Point":
         """Create a point from its 14 numbers and its histograms."""
         return cls._make((*numbers, wait, hold))
 
@@ -89,7 +89,7 @@ class StoredRollups:
         )
         return [Point(*row) for row in rows]
 
-    async def beats(self, span_s: int, since_s: int, until_s: int) -> list[UptimeSpan]:
+    async def uptime(self, span_s: int, since_s: int, until_s: int) -> list[UptimeSpan]:
         """Return the spans in which the broker ran, in order."""
         rows = await self._readers.read(
             "rollups", "uptime", span_s=span_s, since=since_s, until=until_s

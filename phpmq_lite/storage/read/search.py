@@ -37,7 +37,7 @@ _SLICE_ROWS: Final = 1_000  # the event loop counts them in 2 ms
 _LONG_TAIL: Final = 50_000  # messages that are not indexed yet, as after an upgrade
 _MAX_TRACED: Final = 2_000  # messages of a trace, looked up one by one
 _MAX_SEQS: Final = 500  # seqs per statement
-_URNS: Final = 20  # distinguished in a summary
+_MAX_URNS: Final = 20  # distinguished in a summary
 _URNS_COUNTED: Final = 10_000
 
 MessagePreview = tuple[int, int]  # the highest position when it began, and where to continue
@@ -89,7 +89,7 @@ class _SearchRun:
     high: int
     total: int
     upto: int
-    leap: str = ""  # as in the plan; "": continue without
+    skip_statement: str = ""  # as in the plan; "": continue without
     place: int = 0  # how far was searched
     is_done: bool = False
 
@@ -258,7 +258,7 @@ class Search:
         found = {row.seq: row for row in (MessageRow(*values) for values in rows)}
         return [found[seq] for seq in seqs if seq in found]
 
-    async def lately(self, limit: int = 200) -> list[tuple[str | None, bytes | None]]:
+    async def newest_contents(self, limit: int = 200) -> list[tuple[str | None, bytes | None]]:
         """Return URN and body (None above 4 KiB) of the newest live and settled messages."""
         rows = await self._readers.read("search", "lately", limit=limit)
         return [(urn, content) for urn, content in rows]
@@ -280,7 +280,7 @@ class Search:
                 plan = make_plan(query, queues, others, self._now_ms(), seqs=seqs) if seqs else None
         if plan is None:
             return None
-        if plan.leap == "next_seq" and not has_numbers:
+        if plan.skip_statement == "next_seq" and not has_numbers:
             plan = make_plan(query, queues, others, self._now_ms(), has_numbers=False) or plan
         return _search_range(plan, line, upto, has_queues=queues is not None)
 
@@ -343,7 +343,7 @@ class Search:
                     run.place <= run.low + 1 if is_newest_first else run.place >= run.high - 1
                 )
                 yield rows
-                if run.leap and is_newest_first and not rows and not run.is_done:
+                if run.skip_statement and is_newest_first and not rows and not run.is_done:
                     await self._skip_ahead(run)
                 if full:  # rows after the last one were sorted for nothing
                     width = min(
@@ -364,10 +364,10 @@ class Search:
         asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
         asked |= {"low": run.low, "high": run.place}
         try:
-            [(place,)] = await self._readers.read("search", run.leap, **asked)
+            [(place,)] = await self._readers.read("search", run.skip_statement, **asked)
             run.place = (run.low if place is None else int(place)) + 1
         except ReadTooLongError:
-            run.leap = ""
+            run.skip_statement = ""
 
     async def _slice(
         self, plan: SearchPlan, text: str, low: int, high: int, limit: int
@@ -410,7 +410,7 @@ def _search_range(
         low, high = max(low, plan.low), min(high, plan.high)
     if upto is not None:
         high = min(high, upto + 1)
-    return None if high - low < 2 else _SearchRun(plan, low, high, total, top, plan.leap)
+    return None if high - low < 2 else _SearchRun(plan, low, high, total, top, plan.skip_statement)
 
 
 class _MatchSummary:
@@ -450,7 +450,7 @@ class _MatchSummary:
 
     def by_urn(self) -> dict[str, int]:
         """Return the most frequent URNs, and all others as one."""
-        most = {urn: n for urn, n in self.urns.most_common(_URNS + 1) if urn != "~other"}
-        kept = dict(list(most.items())[:_URNS])
+        most = {urn: n for urn, n in self.urns.most_common(_MAX_URNS + 1) if urn != "~other"}
+        kept = dict(list(most.items())[:_MAX_URNS])
         rest = self.urns.total() - sum(kept.values())
         return kept | ({"~other": rest} if rest else {})

@@ -12,7 +12,7 @@ from typing import Any, Final
 from phpmq_lite.model import ALIVE, State
 from phpmq_lite.storage.statements import parts
 
-WILD: Final = "*?"
+WILDCARDS: Final = "*?"
 _GLOB_MARKS: Final = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
 _QUOTED: Final = re.compile(r'\s|^"|^$|^-')
 
@@ -71,7 +71,7 @@ def escape_pattern(text: str) -> str:
 
 def is_pattern(pattern: str) -> bool:
     """Return whether there is an unescaped ``*`` or ``?``."""
-    return any(mark in WILD for mark in re.sub(r"\\.", "", pattern, flags=re.DOTALL))
+    return any(mark in WILDCARDS for mark in re.sub(r"\\.", "", pattern, flags=re.DOTALL))
 
 
 def as_glob(pattern: str) -> str:
@@ -83,7 +83,7 @@ def as_glob(pattern: str) -> str:
         if mark == "\\" and at + 1 < len(pattern):
             at += 1
             out.append(pattern[at].translate(_GLOB_MARKS))
-        elif mark in WILD:
+        elif mark in WILDCARDS:
             if not (mark == "*" and out and out[-1] == "*"):
                 out.append(mark)
         else:
@@ -92,13 +92,13 @@ def as_glob(pattern: str) -> str:
     return "".join(out)
 
 
-def start_of(pattern: str) -> str:
+def literal_prefix(pattern: str) -> str:
     """Return the literal prefix of a pattern."""
     found = re.match(r"(?:[^*?\\]|\\.)*", pattern, flags=re.DOTALL)
-    return plain_text(found[0]) if found else ""
+    return unescape_pattern(found[0]) if found else ""
 
 
-def end_of(start: str) -> str | None:
+def prefix_end(start: str) -> str | None:
     """Return the smallest text that is greater than every text with this prefix; None: none is."""
     text = start.rstrip("\U0010ffff")
     if not text:
@@ -107,7 +107,7 @@ def end_of(start: str) -> str | None:
     return text[:-1] + chr(0xE000 if 0xD800 <= code < 0xE000 else code)  # no lone surrogates
 
 
-def plain_text(pattern: str) -> str:
+def unescape_pattern(pattern: str) -> str:
     """Return the literal text of a pattern without wildcards."""
     return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
 
@@ -152,7 +152,7 @@ class SearchPlan:
     has_settled: bool
     low: int = 0
     high: int = 1 << 62
-    leap: str = ""
+    skip_statement: str = ""
 
     def text(self, *, is_newest_first: bool) -> str:
         """Return the statement; it takes ``parameters``, ``low``, ``high`` and ``limit``."""
@@ -228,8 +228,8 @@ def make_plan(
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
     """Return ranges that include the query's traces, the end exclusive; empty: any trace."""
     terms = [term for term in query.of("trace") if not term.is_negated]
-    starts = [start_of(term.value) for term in terms]
-    ranges = [(start, end) for start in starts if (end := end_of(start)) is not None]
+    starts = [literal_prefix(term.value) for term in terms]
+    ranges = [(start, end) for start in starts if (end := prefix_end(start)) is not None]
     return ranges if len(ranges) == len(terms) else []
 
 
@@ -238,7 +238,7 @@ def _exact_traces(query: SearchQuery) -> list[str]:
     terms = [term for term in query.of("trace") if not term.is_negated]
     if any(is_pattern(term.value) for term in terms):
         return []
-    return [plain_text(term.value) for term in terms] if trace_ranges(query) else []
+    return [unescape_pattern(term.value) for term in terms] if trace_ranges(query) else []
 
 
 def _sources(
@@ -358,7 +358,7 @@ class _ConditionBuilder:
                 globs = [start + as_glob(term.value) for start in ("", "urn:", "urn:babel:")]
                 return " OR ".join(self._part("urn", glob) for glob in globs)
             case "trace" if not is_pattern(term.value):
-                return self._part("trace_exact", plain_text(term.value))
+                return self._part("trace_exact", unescape_pattern(term.value))
             case "trace" | "meta" | "verdict" | "reason" | "origin" | "client":
                 return self._part(term.kind, as_glob(term.value))
             case "ttl" if term.value == "never":
@@ -370,10 +370,10 @@ class _ConditionBuilder:
         return _PARTS[name].replace("{v}", self.bind(value))
 
     def _text_condition(self, text: str) -> str:
-        return " OR ".join(self._part("text", spelling) for spelling in spellings(text))
+        return " OR ".join(self._part("text", spelling) for spelling in json_spellings(text))
 
     def _member_condition(self, term: SearchTerm) -> str:
-        plain = plain_text(term.value)
+        plain = unescape_pattern(term.value)
         if term.sign:
             then = self._part("member_compared", term.number).replace("{sign}", term.sign)
         elif plain in _WORDS:
@@ -403,7 +403,7 @@ def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
             yield [term]
 
 
-def spellings(text: str) -> Iterable[bytes]:
+def json_spellings(text: str) -> Iterable[bytes]:
     r"""Return the bytes of a text, plain and as JSON may escape it: ``\u00e9``, ``\/``."""
     escaped = json.dumps(text)[1:-1].replace("/", "\\/")
     return dict.fromkeys((text.encode(), escaped.encode()))

@@ -47,7 +47,7 @@ class HistoryIndexer:
         self.has_more = False  # a whole slice is waiting
         self.wal_bytes = 0  # estimate: added by the last step
 
-    def step(self, connection: sqlite3.Connection, now_ms: int, *, is_idle: bool) -> int:
+    def run(self, connection: sqlite3.Connection, now_ms: int, *, is_idle: bool) -> int:
         """Index the next rows in one transaction, if they are enough or have waited long enough.
 
         Runs in the writer's thread, outside of a batch.  Returns the number of settled messages

@@ -77,13 +77,13 @@ class WriterMaintenance:
         if now.steady_ms >= self._clock_due_ms:
             note_clock(store.connection, self._counters(now))
             self._clock_due_ms = now.steady_ms + _CLOCK_EVERY_MS
-        self._indexer.step(store.connection, now.steady_ms, is_idle=is_idle)
+        self._indexer.run(store.connection, now.steady_ms, is_idle=is_idle)
         store.wal_bytes += self._indexer.wal_bytes
         if self._indexer.has_more:
             return True
         if now.steady_ms < self._retention_due_ms:
             return False
-        if retention.sweep_staged(store.connection):
+        if retention.remove_dropped_stages(store.connection):
             return True
         if retention.remove_expired(store.connection, self.bounds, now.steady_ms).has_more:
             return True
@@ -95,7 +95,7 @@ class WriterMaintenance:
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
         if self._live_seal is not None:
             with translate_file_errors():
-                self._live_seal.strike()
+                self._live_seal.erase()
         store.checkpoint_without_waiting("TRUNCATE" if is_large else "RESTART")
         if self._live_seal is not None:
-            self._live_seal.take()
+            self._live_seal.renew()

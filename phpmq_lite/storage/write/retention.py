@@ -43,12 +43,12 @@ class ClockSteps:
         """Read all steps."""
         return cls(connection.execute(load("retention")["clock_steps"]).fetchall())
 
-    def of(self, offset: int) -> int:
+    def at_offset(self, offset: int) -> int:
         """Return the step at which the message with this offset was settled."""
         return self._steps[max(0, bisect_right(self._from, offset) - 1)]
 
     @property
-    def least(self) -> int:
+    def smallest(self) -> int:
         """The smallest step: with it, no row counts as older than it is."""
         return min(self._steps)
 
@@ -86,7 +86,7 @@ class RetentionBounds:
         return self.rows - rows, self.bytes - size
 
 
-class Removed(NamedTuple):
+class RetentionResult(NamedTuple):
     """The result of one step."""
 
     rows: int
@@ -107,11 +107,11 @@ class RetentionSlice:
     bytes: int = 0
 
     def take(self, rows: Iterable[Row]) -> None:
-        """Take rows in order, up to the first one that stays, or about 1 MiB of bodies."""
+        """Add rows in order, up to the first one that stays, or about 1 MiB of bodies."""
         for offset, seq, size, settled_at, is_passed in rows:
             if not is_passed:
                 is_over = self.excess_rows > 0 or self.excess_bytes > 0
-                if not is_over and settled_at - self.steps.of(offset) >= self.cutoff_ms:
+                if not is_over and settled_at - self.steps.at_offset(offset) >= self.cutoff_ms:
                     return
                 if self.offsets and self.bytes + size > _BYTES_AT_ONCE:
                     return
@@ -129,7 +129,7 @@ def remove_expired(
     now_ms: int,
     *,
     timer: Callable[[], float] = time.monotonic,
-) -> Removed:
+) -> RetentionResult:
     """Remove rows past their bounds, at most 1,000 or for 20 ms, in one transaction.
 
     Runs in the writer's thread, outside of a batch, once a second: a step after each batch would
@@ -161,23 +161,23 @@ class _RetentionStep:
         self._has_moved = False
         self._was_cut = False  # a part ended at its own bound
 
-    def run(self, bounds: RetentionBounds, now_ms: int) -> Removed:
+    def run(self, bounds: RetentionBounds, now_ms: int) -> RetentionResult:
         cutoff_ms = now_ms - bounds.age_ms
         steps = self._steps
         # Includes rows that are not indexed: if the disk is full, none are until rows are removed.
         totals = self._execute(load("measures")["totals"]).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
-        self._remove_newest_body(cutoff_ms + steps.least, others, deleted)
+        self._remove_newest_body(cutoff_ms + steps.smallest, others, deleted)
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
-        self._trim_clients(cutoff_ms + steps.least)
+        self._trim_clients(cutoff_ms + steps.smallest)
         audit_ms = now_ms - bounds.audit_age_ms
-        self._trim_audit(bounds.audit_rows, audit_ms + steps.least)
+        self._trim_audit(bounds.audit_rows, audit_ms + steps.smallest)
         self._execute(load("retention")["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
-        return Removed(self._removed, self._was_cut or not self._room)
+        return RetentionResult(self._removed, self._was_cut or not self._rows_left)
 
     @property
-    def _room(self) -> int:
+    def _rows_left(self) -> int:
         """How many more rows may be removed; at least one slice is done on a slow disk."""
         is_late = self._has_moved and self._timer() >= self._ends_at
         return 0 if is_late else max(0, ROWS_PER_STEP - self._removed)
@@ -194,7 +194,7 @@ class _RetentionStep:
         rows, size = total
         fronts: dict[str, int] = dict(self._execute(self._sql["history_fronts"]).fetchall())
         lo = fronts.get(f"{name}_lo", 0)
-        while room := self._room:
+        while room := self._rows_left:
             part = RetentionSlice(lo, rows - most[0], size - most[1], cutoff_ms, self._steps)
             limit = min(room, _ROWS_AT_ONCE)
             part.take(self._execute(self._sql[pick], {"lo": lo, "limit": limit}).fetchall())
@@ -242,7 +242,7 @@ class _RetentionStep:
         So setting the clock never removes a receipt too early.
         """
         ends: tuple[Any, ...] | None = self._execute(self._sql["receipt_ends"]).fetchone()
-        if ends is None or not self._room:
+        if ends is None or not self._rows_left:
             return
         oldest, newest, newest_at = ends
         hi = min(oldest + KEYS_AT_ONCE - 1, newest)
@@ -255,7 +255,7 @@ class _RetentionStep:
 
     def _trim_clients(self, cutoff_ms: int) -> None:
         """Remove connections that closed before the oldest row of the history."""
-        if room := self._room:
+        if room := self._rows_left:
             given = {"cutoff": cutoff_ms, "limit": min(room, _ROWS_AT_ONCE)}
             rows = self._execute(self._sql["remove_clients"], given).rowcount
             self._removed += rows
@@ -264,7 +264,7 @@ class _RetentionStep:
     def _trim_audit(self, most: int, cutoff_ms: int) -> None:
         """Remove the oldest audit rows; they are numbered without gaps."""
         first, last = self._execute(self._sql["audit_ends"]).fetchone()
-        room = self._room
+        room = self._rows_left
         if first is None or not room:
             return
         hi = min(first + room - 1, last)
@@ -281,7 +281,7 @@ SWEEP_STEP_S: Final = 0.002
 _SWEEP_ROWS_AT_ONCE: Final = 20  # between two checks of the time; SQLite reads all pages it frees
 
 
-def sweep_staged(
+def remove_dropped_stages(
     connection: sqlite3.Connection, *, timer: Callable[[], float] = time.monotonic
 ) -> bool:
     """Remove staged rows that were published or dropped, for 2 ms; return whether there are more.

@@ -35,7 +35,7 @@ from phpmq_lite.storage.write import batch_sql
 from phpmq_lite.storage.write.batch_sql import Step, batch_statements, write_statements
 
 
-def remove_unfinished_stages(connection: sqlite3.Connection) -> None:
+def drop_unfinished_stages(connection: sqlite3.Connection) -> None:
     """Drop stages that were incomplete when the broker stopped; inside the start's transaction."""
     execute, sql = connection.execute, load("batch")
     execute(sql["create_history_id"])
@@ -128,7 +128,7 @@ class Store:
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_dispatched"]).rowcount
-        remove_unfinished_stages(self.connection)
+        drop_unfinished_stages(self.connection)
         execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
         execute(sql["interrupt_audit"])
         execute(sql["delete_forgotten_queues"])

@@ -119,7 +119,9 @@ def test_refusals_point_to_paused_queues_only_where_there_are_some() -> None:
 
 def test_want_of_room_is_told_instead_of_how_full_the_disk_is() -> None:
     shortage = Shortage("disk_full", "disk full", "the disk is full")
-    told = found(shortage=shortage, trouble="locked", seen=AttentionFacts(NOW_MS, disk_share=0.94))
+    told = found(
+        shortage=shortage, write_problem="locked", seen=AttentionFacts(NOW_MS, disk_share=0.94)
+    )
     assert [(n.level, n.who, n.text) for n in told] == [
         ("bad", "Storage", "Nothing can be stored: locked"),
         ("bad", "Publishing", "Publishing is stopped: the disk is full"),

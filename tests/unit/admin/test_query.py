@@ -22,8 +22,8 @@ from phpmq_lite.admin.base.search_query import (
     verdict_search,
 )
 from phpmq_lite.storage.read.dead_letter_groups import (
-    DeadLetterCause,
     DeadLetterGroup,
+    FailureCause,
     cause_of,
     stated_source,
     strip_numbers,
@@ -34,7 +34,7 @@ from phpmq_lite.storage.read.search_plan import (
     as_glob,
     escape_pattern,
     is_pattern,
-    plain_text,
+    unescape_pattern,
 )
 
 
@@ -190,7 +190,7 @@ def test_any_text_is_a_query_or_a_problem(text: str) -> None:
 @given(st.text(max_size=20))
 def test_escaped_text_is_no_pattern_and_means_itself(text: str) -> None:
     assert not is_pattern(escape_pattern(text))
-    assert plain_text(escape_pattern(text)) == text
+    assert unescape_pattern(escape_pattern(text)) == text
 
 
 def test_glob_takes_brackets_as_text() -> None:
@@ -205,7 +205,7 @@ def test_search_for_a_queue_reads_back(name: str) -> None:
     query = queue_search(name, ("ready", "dispatched"))
     if len(str(query)) <= QUERY_CHARACTERS:
         assert parse_search(str(query)) == query
-    assert plain_text(query.terms[0].value) == name
+    assert unescape_pattern(query.terms[0].value) == name
 
 
 def test_search_for_ids_and_traces_read_back() -> None:
@@ -253,7 +253,7 @@ _WORDS_ONLY = st.text(st.sampled_from('ab <>"\\?[]/é\u2028'), max_size=9)
 def test_search_for_a_group_finds_what_is_in_it_and_nothing_else(
     texts: list[str], is_ascii: bool
 ) -> None:
-    groups: dict[DeadLetterCause, list[str]] = {}
+    groups: dict[FailureCause, list[str]] = {}
     for text in texts:
         block = json.dumps({"dead_letter": {"error": text}}, ensure_ascii=is_ascii)
         cause = cause_of(block.encode())

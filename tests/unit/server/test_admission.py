@@ -75,7 +75,7 @@ def test_place_is_kept_during_a_handshake() -> None:
     assert door.reserve("10.0.0.1") is None
     assert door.admit("10.0.0.2") == TOO_MANY
     assert door.admit("10.0.0.1") is None  # the handshake is done
-    door.give_up("10.0.0.1")  # does nothing then
+    door.cancel_reservation("10.0.0.1")  # does nothing then
     assert door.connections == 1
     door.leave("10.0.0.1")
     assert door.connections == 0
@@ -85,7 +85,7 @@ def test_place_is_free_again_when_the_handshake_fails() -> None:
     door = gate(total=1)
     assert door.reserve("10.0.0.1") is None
     assert door.reserve("10.0.0.1") == TOO_MANY
-    door.give_up("10.0.0.1")
+    door.cancel_reservation("10.0.0.1")
     assert door.admit("10.0.0.2") is None
 
 
@@ -122,12 +122,12 @@ def test_connections_leave_descriptors_for_the_rest(wanted: int, files: int, mos
 
 def test_settings_make_the_gate() -> None:
     limits = LimitSettings(connections=3, connections_per_loopback_address=2)
-    door = Admission.of(Settings(limits=limits))
+    door = Admission.from_settings(Settings(limits=limits))
     assert [door.admit("127.0.0.1") for _ in range(3)] == [None, None, TOO_MANY_OF_ADDRESS]
     assert [door.admit("10.0.0.1") for _ in range(2)] == [None, TOO_MANY]
 
 
 def test_limit_of_files_is_below_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (SPARE_FILES + 2, SPARE_FILES + 2))
-    door = Admission.of(Settings())
+    door = Admission.from_settings(Settings())
     assert [door.admit("127.0.0.1") for _ in range(3)] == [None, None, TOO_MANY]

@@ -146,7 +146,7 @@ def test_recorder_begins_with_the_next_frame_when_one_is_under_way() -> None:
     peer.side.receive(frame[50:] + CLIENT.consume("mail", 1)[:20])
     peer.side.receive(CLIENT.consume("mail", 1)[20:])
     assert [one.frame.kind for one in recorder.frames] == ["consume"]
-    assert recorder.missed == 1
+    assert recorder.skipped == 1
 
 
 def test_recorder_keeps_the_last_frames() -> None:
@@ -163,7 +163,7 @@ def test_recorder_does_not_copy_a_flood(monkeypatch: pytest.MonkeyPatch) -> None
     side, recorder = watched()
     for _ in range(FRAMES_PER_S + 30):
         side.receive(CLIENT.consume("mail", 1))
-    assert (recorder.count, recorder.missed) == (FRAMES_PER_S, 30)
+    assert (recorder.count, recorder.skipped) == (FRAMES_PER_S, 30)
     seconds[0] = 6.0
     side.receive(CLIENT.consume("mail", 1))  # finds its place again
     side.receive(CLIENT.consume("mail", 2))
@@ -256,7 +256,7 @@ def test_inspector_keeps_the_wrong_byte_with_what_was_expected() -> None:
     side.receive(good)
     side.receive(bad)
     assert side.error is not None
-    inspector.note_error(side.error, 7, "127.0.0.1:5", bad, len(good))
+    inspector.record_error(side.error, 7, "127.0.0.1:5", bad, len(good))
     kept = inspector.errors[0]
     assert (kept.offset, kept.before, kept.found) == (len(good), b"", bad)
     assert kept.expected == "a message header: H and seven digits"
@@ -269,7 +269,7 @@ def test_inspector_names_the_message_receipt_of_an_earlier_revision() -> None:
     data = b"H0100502P0100000000000000000000000000003FooP0300000000000000000000000000001x"
     assert side.receive(data) == []
     assert side.error is not None
-    inspector.note_error(side.error, 7, "127.0.0.1:5", data, 0)
+    inspector.record_error(side.error, 7, "127.0.0.1:5", data, 0)
     (bad,) = inspector.errors
     assert (bad.code, bad.offset, bad.before) == ("bad-packet-count", 6, b"H01005")
     assert "005 has 3 packets, not 2" in bad.detail
@@ -281,7 +281,7 @@ def test_inspector_shows_what_was_right_before_the_wrong_byte() -> None:
     data = CLIENT.consume("mail", 1) + b"H0100x02"
     side.receive(data)
     assert side.error is not None
-    inspector.note_error(side.error, None, "unix", data, 0)
+    inspector.record_error(side.error, None, "unix", data, 0)
     kept = inspector.errors[0]
     assert kept.found == b"x02"
     assert kept.before.endswith(b"1H0100")
@@ -293,7 +293,7 @@ def test_inspector_has_no_bytes_of_an_earlier_read() -> None:
     side.receive(b"mail")
     side.receive(b"P01%029d" % 4)
     assert side.error is not None
-    inspector.note_error(side.error, 1, "a", b"", 80)
+    inspector.record_error(side.error, 1, "a", b"", 80)
     assert (inspector.errors[0].before, inspector.errors[0].found) == (b"", b"")
 
 
@@ -302,5 +302,5 @@ def test_inspector_keeps_the_last_errors() -> None:
     side.receive(b"x")
     assert side.error is not None
     for number in range(ERRORS + 5):
-        inspector.note_error(side.error, number, "a", b"x", 0)
+        inspector.record_error(side.error, number, "a", b"x", 0)
     assert [bad.client for bad in inspector.errors] == list(range(5, ERRORS + 5))

@@ -9,8 +9,8 @@ import pytest
 
 from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.server.backpressure import (
+    CGROUP_SHARE,
     REASON,
-    SHARE_OF_CGROUP,
     MemoryBrake,
     memory_bound,
 )
@@ -41,28 +41,28 @@ async def test_publishers_wait_while_memory_is_short_and_are_read_a_moment_each_
     brake = MemoryBrake(100)
     publisher, worker, idle = FakeSession(3), FakeSession(3, consumes=True), FakeSession(0)
     sessions: Any = [publisher, worker, idle]
-    brake.look(sessions, 100)
+    brake.check(sessions, 100)
     await passed()
     assert not publisher.paused
-    brake.look(sessions, 101)
+    brake.check(sessions, 101)
     await passed()
     assert [bool(one.paused) for one in sessions] == [True, False, False]
-    brake.look(sessions, 150)
+    brake.check(sessions, 150)
     assert (publisher.paused, publisher.was_read) == (set(), 1)
     await passed()
     assert publisher.paused == {REASON}
-    brake.look(sessions, 99)
+    brake.check(sessions, 99)
     await passed()
-    assert (publisher.paused, brake.times, brake.resident_bytes) == (set(), 1, 99)
+    assert (publisher.paused, brake.limit_hits, brake.resident_bytes) == (set(), 1, 99)
 
 
 async def test_publisher_that_begins_to_consume_is_read_on() -> None:
     brake, publisher = MemoryBrake(100), FakeSession(3)
     sessions: Any = [publisher]
-    brake.look(sessions, 101)
+    brake.check(sessions, 101)
     await passed()
     publisher.connection.consumers = {1: 1}
-    brake.look(sessions, 101)
+    brake.check(sessions, 101)
     await passed()
     assert not publisher.paused
 
@@ -75,7 +75,7 @@ def test_bound_is_below_that_of_the_container(tmp_path: Path, text: str | None, 
     if text is not None:
         file.write_text(text)
     assert memory_bound(1_000, [file]) == bound
-    assert SHARE_OF_CGROUP < 1
+    assert CGROUP_SHARE < 1
 
 
 def test_process_knows_its_memory() -> None:

@@ -10,7 +10,7 @@ from phpmq_lite.histogram import BUCKETS, bucket, unpack
 from phpmq_lite.model import QueueRow
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.rollups import HOUR_S, QUEUES_MAX, Rollups
-from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, QUARTER_S, RECORDS, REST, Point
+from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS, MINUTE_S, OTHERS, QUARTER_S, Point
 from phpmq_lite.writes import PutRollup, TrimRollups, Write
 
 START_S = 1_700_000_100  # a full quarter of an hour
@@ -92,7 +92,7 @@ def test_idle_and_empty_queue_has_no_points_but_the_broker_beats() -> None:
     rig = Rig(made())
     rig.slot(3)
     assert rig.rollups.points(1) == []
-    assert [beat.at_s - START_S for beat in rig.rollups.beats()] == [0, 10, 20]
+    assert [beat.at_s - START_S for beat in rig.rollups.uptime()] == [0, 10, 20]
 
 
 def test_queue_that_has_just_become_empty_says_so_once() -> None:
@@ -136,7 +136,7 @@ def test_records_count_apart_from_what_is_ready() -> None:
     rig = Rig(orders, records)
     rig.slot()
     assert [p.ready for p in rig.rollups.points(ALL)] == [4]
-    assert [p.ready for p in rig.rollups.points(RECORDS)] == [3]
+    assert [p.ready for p in rig.rollups.points(DEAD_LETTERS)] == [3]
     assert [p.live_bytes for p in rig.rollups.points(ALL)] == [70]
 
 
@@ -146,7 +146,7 @@ def test_age_is_that_of_the_oldest_ready_message() -> None:
     at_ms = (START_S + 10) * 1_000
     rig.rollups.ages = {1: at_ms - 5_000, 2: at_ms - 9_000, 3: at_ms - 90_000}
     rig.slot()
-    ages = [rig.rollups.points(key)[0].oldest_age_ms for key in (1, 2, ALL, RECORDS)]
+    ages = [rig.rollups.points(key)[0].oldest_age_ms for key in (1, 2, ALL, DEAD_LETTERS)]
     assert ages == [5_000, 9_000, 9_000, 90_000]
 
 
@@ -158,11 +158,11 @@ def test_only_the_busiest_queues_have_points_the_rest_is_one() -> None:
             publish(queue, 1 if queue.queue_id <= QUEUES_MAX else 50)
         rig.slot()
     own = [at for at in range(1, QUEUES_MAX + 11) if rig.rollups.points(at)]
-    assert sum(p.published for p in rig.rollups.points(REST)[:6]) == 6 * 10 * 50
+    assert sum(p.published for p in rig.rollups.points(OTHERS)[:6]) == 6 * 10 * 50
     assert rig.rollups.points(QUEUES_MAX + 1)[0].at_s == START_S + 60
     assert len(own) == QUEUES_MAX + 10  # the ten that lost their place keep their past
-    assert rig.rollups.points(REST)[-1].published == 10
-    assert rig.rollups.beats()[0].has_rest
+    assert rig.rollups.points(OTHERS)[-1].published == 10
+    assert rig.rollups.uptime()[0].has_rest
     whole = sum(p.published for p in rig.rollups.points(ALL))
     assert whole == sum(queue.counters.published for queue in queues)
 

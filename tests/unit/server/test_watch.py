@@ -47,7 +47,7 @@ def verdict(peer: Peer, now_s: float) -> str | None:
 def look(now_s: float, *peers: Peer) -> list[str | None]:
     """Have the watch look once; give why each was ended."""
     sessions = [cast(Session, peer) for peer in peers]
-    SessionMonitor(sessions, BrokerHandle(ConnectionCounters()), LIMITS).look(now_s)
+    SessionMonitor(sessions, BrokerHandle(ConnectionCounters()), LIMITS).check(now_s)
     return [peer.ended for peer in peers]
 
 
@@ -78,13 +78,13 @@ def test_time_stands_still_while_a_peer_is_not_read() -> None:
 
 def test_peer_that_does_not_read_is_ended() -> None:
     assert verdict(Peer(blocked_at=100), 130) is None
-    assert verdict(Peer(blocked_at=100), 130.1) == "it does not read what is sent"
+    assert verdict(Peer(blocked_at=100), 130.1) == "the peer does not read"
 
 
 def test_peer_that_does_not_take_the_rest_is_ended() -> None:
     """Its connection was closed, but a few bytes are still to leave, and its place is taken."""
     assert verdict(Peer(closing_at=100), 130) is None
-    assert verdict(Peer(closing_at=100), 130.1) == "it does not take the rest"
+    assert verdict(Peer(closing_at=100), 130.1) == "the peer does not read the remaining data"
 
 
 @pytest.mark.parametrize("since", ["frame_began_at", "blocked_at", "closing_at"])

@@ -36,7 +36,7 @@ def test_watermark_remembers_the_last_bound_that_was_passed(
     """As a list of all that was seen says, read from its end."""
     mark = Watermark()
     for at, left in enumerate(seen):
-        found = mark.note(left, least, least + gap)
+        found = mark.update(left, least, least + gap)
         passed = (n for n in reversed(seen[: at + 1]) if n < least or n >= least + gap)
         last = next(passed, None)
         assert found is mark.is_short is (last is not None and last < least)
@@ -85,7 +85,7 @@ class Rig:
 
     def trouble(self) -> str | None:
         """Say why nothing is stored."""
-        return self.space.trouble
+        return self.space.write_problem
 
     def has_ballast(self) -> bool:
         """Tell whether there is a reserve."""
@@ -132,10 +132,10 @@ def test_shortage_names_the_setting_and_its_value(rig: Rig) -> None:
     rig.look(0)
     assert rig.detail == (
         "less than storage.free_bytes, 512 MiB, is free on the disk; "
-        "publishing goes on once 768 MiB are"
+        "publishing resumes once 768 MiB are"
     )
     rig.look(1 << 40, 11 << 30)
-    assert "10 GiB, is in use in the database; publishing goes on below 9.4 GiB" in rig.detail
+    assert "10 GiB, is in use in the database; publishing resumes below 9.4 GiB" in rig.detail
 
 
 def test_changed_bounds_count_at_the_next_look(rig: Rig) -> None:
@@ -178,7 +178,7 @@ def test_ballast_that_is_not_wanted_any_more_goes_with_the_next_start(
 ) -> None:
     rig.look(2 * LEAST)
     rig.space.bounds = DiskSpaceBounds()
-    rig.space.begin()
+    rig.space.prepare()
     assert not (tmp_path / BALLAST).exists()
 
 
@@ -201,7 +201,7 @@ def test_full_disk_without_any_reserve_stops_publishing_until_a_batch_has_room(r
     rig.space.wait_after(FULL)
     rig.space.note_stored()  # an acknowledgement
     assert rig.look(0) == rig.look((12 << 20) - 1) == DISK_FULL
-    assert rig.detail == "the disk is full; publishing goes on once 12 MiB are free"
+    assert rig.detail == "the disk is full; publishing resumes once 12 MiB are free"
     assert rig.look(12 << 20) is None
 
 
@@ -214,7 +214,7 @@ def test_full_disk_without_any_reserve_stops_publishing_until_a_batch_has_room(r
         BOUNDS,
     ],
 )
-def test_publishing_goes_on_with_a_reserve_and_more_room_never_stops_it(
+def test_publishing_resumed_with_a_reserve_and_more_room_never_stops_it(
     bounds: DiskSpaceBounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next full disk would find acknowledgements without one."""
@@ -272,14 +272,14 @@ def test_patience_begins_anew_after_something_was_stored(rig: Rig) -> None:
 def test_start_on_a_full_disk_gives_up_the_ballast_and_publishes_nothing(rig: Rig) -> None:
     rig.look(2 * LEAST)
     rig.disk.room = 400 + 199  # of which the ballast has 400
-    rig.space.begin()
+    rig.space.prepare()
     assert not rig.has_ballast()
     assert rig.look(599) == DISK_FULL
 
 
 def test_start_with_room_leaves_the_ballast(rig: Rig) -> None:
     rig.look(2 * LEAST)
-    rig.space.begin()
+    rig.space.prepare()
     assert rig.has_ballast()
 
 

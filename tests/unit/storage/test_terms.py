@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.storage.read.search_plan import end_of, escape_pattern, start_of
+from phpmq_lite.storage.read.search_plan import escape_pattern, literal_prefix, prefix_end
 
 
 @pytest.mark.parametrize(
@@ -13,14 +13,14 @@ from phpmq_lite.storage.read.search_plan import end_of, escape_pattern, start_of
      (r"a\\*", "a\\"), ("a[b]*", "a[b]"), ("é\n*", "é\n")],
 )  # fmt: skip
 def test_pattern_begins_with_the_text_ahead_of_its_first_mark(pattern: str, start: str) -> None:
-    assert start_of(pattern) == start
+    assert literal_prefix(pattern) == start
 
 
 @given(st.text(), st.text())
 def test_range_has_all_that_begins_with_a_text_and_nothing_else(start: str, other: str) -> None:
     """As SQLite compares: by the bytes of UTF-8."""
-    assert start_of(escape_pattern(start)) == start
-    end = end_of(start)
+    assert literal_prefix(escape_pattern(start)) == start
+    end = prefix_end(start)
     if end is None:
         assert not start.strip("\U0010ffff")
         return

@@ -22,7 +22,7 @@ def test_password_has_bounds(length: int, is_taken: bool) -> None:
         check_length("x" * length)
 
 
-async def test_eleventh_at_once_is_turned_away() -> None:
+async def test_eleventh_at_once_is_refused() -> None:
     hasher = Passwords(CHEAP)
     asked = [asyncio.create_task(hasher.is_right(None, "x" * 12)) for _ in range(20)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
