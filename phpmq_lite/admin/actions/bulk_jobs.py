@@ -44,7 +44,7 @@ class BulkWork:
     what: str = ""  # the search, or the queue, in words
     rate: int | None = None  # messages a second
     undo: UndoRecord | None = None  # where this takes something back
-    token: str = ""  # of the selection, where it came from one
+    token: str = ""  # of the selection, if it started from one
 
 
 @dataclass(slots=True)

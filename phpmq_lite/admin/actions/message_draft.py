@@ -70,7 +70,7 @@ def make_bodies(
     """Return the bodies to publish, from the text of the form.
 
     Raises:
-        Problem: 422 where it is not what ``kind`` says; JSON names line and column.
+        Problem: 422 if it is not valid for ``kind``; for JSON with line and column.
     """
     if kind == "base64":
         return [_from_base64(text)] * count

@@ -86,7 +86,7 @@ class SelectionStore:
         """Return the selection of a token, for the user who made it.
 
         Raises:
-            Problem: 410 where it is too old, made room for another, or is somebody else's.
+            Problem: 410 if it has expired, was dropped, or belongs to another user.
         """
         found = self._kept.get(token)
         if found is not None and found.expires_at <= now_ms:

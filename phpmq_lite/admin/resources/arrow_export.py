@@ -49,10 +49,10 @@ def need_arrow() -> None:
 OFFSET_MAX: Final = 1 << 62
 # Without the other side taking anything.  Other slow clients get 30 s, but Spark's tasks read while
 # their sink writes: one that waits for a lock or a commit stands still for longer, and cutting it
-# off fails its job.  Whoever else wants an export waits meanwhile, ``WHOLE_S`` at most.
+# off fails its job.  Other exports wait, at most ``WHOLE_S``.
 STALLED_S: Final = 300.0
 WHOLE_S: Final = 600.0  # a whole export but for our pauses; longer ranges are read in parts
-RETRY_S: Final = 1  # told to whom no export is free
+RETRY_S: Final = 1  # Retry-After while all exports are busy
 NAMES: Final = 1_000  # queues in one request
 
 _log = get_logger(__name__)

@@ -189,12 +189,12 @@ def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, s
 def read_changes(detail: str) -> list[SettingChange]:
     """Read before and after of settings; nothing where the detail is something else."""
     try:
-        told = json.loads(detail) if detail else {}
+        changes = json.loads(detail) if detail else {}
     except ValueError:
         return []
-    if not isinstance(told, dict):
+    if not isinstance(changes, dict):
         return []
-    before, after = told.get("before") or {}, told.get("after") or {}
+    before, after = changes.get("before") or {}, changes.get("after") or {}
     if not isinstance(before, dict) or not isinstance(after, dict):
         return []
     names = dict.fromkeys([*before, *after])

@@ -98,7 +98,7 @@ async def list_backups(request: web.Request) -> web.StreamResponse:
 
 
 async def make_backup(request: web.Request) -> web.StreamResponse:
-    """Make a backup. After 20 s the response is 202: poll until ``is_running`` is false."""
+    """Create a backup. After 20 s the response is 202: poll until ``is_running`` is false."""
     context = context_of(request)
     await begin_backup(request)
     care = maintenance_of(context)
@@ -131,8 +131,8 @@ async def _listed(care: Maintenance) -> BackupsView:
 
 
 def _backup_out(backup: Backup) -> BackupView:
-    told = asdict(backup.manifest)
-    return BackupView(schema_version=told.pop("schema"), path=str(backup.folder), **told)
+    manifest = asdict(backup.manifest)
+    return BackupView(schema_version=manifest.pop("schema"), path=str(backup.folder), **manifest)
 
 
 # -- the scrub
@@ -140,12 +140,12 @@ def _backup_out(backup: Backup) -> BackupView:
 
 async def get_scrub(request: web.Request) -> web.StreamResponse:
     """Return the progress and the findings of the scrub."""
-    told = scrub_view(maintenance_of(context_of(request)))
+    view = scrub_view(maintenance_of(context_of(request)))
     if identity_of(request).queues:
-        for one in (told.now, told.last):
+        for one in (view.now, view.last):
             if one is not None:
                 one.seqs = []
-    return json_response(told)
+    return json_response(view)
 
 
 async def start_scrub(request: web.Request, _asked: None) -> ScrubView:

@@ -46,7 +46,7 @@ def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> Eva
     """Return the function that evaluates a topic for a request, each time with current figures.
 
     Raises:
-        Problem: 422 where there is no such topic.
+        Problem: 422 if the topic is unknown.
     """
     name, colon, argument = topic.partition(":")
     known = TOPICS.get(name)

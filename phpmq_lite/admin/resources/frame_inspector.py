@@ -103,7 +103,7 @@ class FramePageQuery(QueryModel):
 
 
 async def show_frame(request: web.Request) -> web.StreamResponse:
-    """Bytes that somebody pastes, explained: packets, revision, framing, what would be done."""
+    """An explanation of pasted bytes: packets, revision, framing and effect."""
     query = read_query(request, FramePageQuery)
     found, error = None, ""
     pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # as a browser sends a text

@@ -65,7 +65,7 @@ async def put_summary(request: web.Request) -> web.StreamResponse:
 async def get_summary(request: web.Request) -> web.StreamResponse:
     """Return the summary in the form that PUT accepts, limited to the caller's queues.
 
-    One shape, whoever asks: members that ``Summary`` does not name are in the file only.
+    All callers get the same members; those that ``PipelineSummary`` does not name are left out.
     """
     try:
         summary = await visible_summary(request)

@@ -192,7 +192,7 @@ def _no_body(row: MessageRow) -> Problem:
     return Problem(410, "gone_body", f"The body of {row.message_id} is no longer stored.")
 
 
-RELATIVES: Final = 20  # messages told along in the life of one
+RELATIVES: Final = 20  # messages shown in the life of one
 _ROUNDS: Final = 4  # of following their links
 _DELETIONS: Final = ("message.delete", "message.act")
 

@@ -308,11 +308,11 @@ async def _publish(
     undo = make_publish_undo(ids, identity_of(request).actor, name)
     token = context.actions.undos.add(undo, context.now_ms())
     link = (context.urls.to("message", id=ids[0]), f"#{int(ids[0][:16], 16)}")
-    told = f"{formats.count_messages(len(ids))} published to {name}."
+    text = f"{formats.count_messages(len(ids))} published to {name}."
     if refused := Counter(ids.quarantined.values()):
         reasons = ", ".join(f"{reason} {formats.format_number(n)}" for reason, n in refused.items())
-        told += f" Of those {formats.format_number(refused.total())} were quarantined: {reasons}."
-    leave_message(request, FlashMessage(told, token, link))
+        text += f" Of those {formats.format_number(refused.total())} were quarantined: {reasons}."
+    leave_message(request, FlashMessage(text, token, link))
 
 
 def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:

@@ -161,7 +161,7 @@ def _records(request: web.Request, queue: QueueStatus) -> QueueStatus | None:
 async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, int, str]]:
     """Count what the verdict kept from consumers lately: reason, messages, the search for them.
 
-    It is only read where there may be any.
+    It is only read if there may be any.
     """
     if queue.settings.payload_policy != "envelope" and not any(
         reason in REASONS for reason in queue.deaths

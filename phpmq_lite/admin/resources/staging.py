@@ -362,7 +362,7 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
             after += len(rows)
         await run(staging.stage, entry, token, [], after=after, is_whole=True)
     except BaseException as error:
-        # A first slice that is refused may be so because the token is somebody else's.
+        # A first slice may be refused because the token belongs to another user.
         if after or not isinstance(error, RefusedError):
             await asyncio.shield(run(staging.unstage, entry, [token], writer=StageWriter()))
         raise

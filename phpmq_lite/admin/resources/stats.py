@@ -138,7 +138,7 @@ def _queue_id(request: web.Request, name: str) -> int:
     """Return the number of the queue in the query.
 
     Raises:
-        Problem: 404 where there is none, 403 for all queues where not all may be seen.
+        Problem: 404 if there is none, 403 for all queues if the caller is limited to some.
     """
     if not name:
         if allowed_queues(request) is not None:

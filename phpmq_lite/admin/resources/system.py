@@ -137,7 +137,7 @@ def settings_in_force(request: web.Request) -> list[SettingView]:
 
 
 DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # what SIGTERM does
-LINES_SHOWN: Final = 200  # of the log, before somebody asks for all
+LINES_SHOWN: Final = 200  # of the log, unless all are requested
 
 _ADMIN_TABS: Final = ("settings", "log")
 
@@ -253,10 +253,10 @@ async def read_restart_report(request: web.Request) -> system_view.RestartReport
     return _seen_by(request, system_view.describe_restart(found[0]))
 
 
-def _seen_by(request: web.Request, told: system_view.RestartReport) -> system_view.RestartReport:
+def _seen_by(request: web.Request, report: system_view.RestartReport) -> system_view.RestartReport:
     """Return the report without queues that the caller may not see."""
-    expired = [(name, count) for name, count in told.expired if may_use(request, name)]
-    return replace(told, expired=expired)
+    expired = [(name, count) for name, count in report.expired if may_use(request, name)]
+    return replace(report, expired=expired)
 
 
 async def submit_dismissal(request: web.Request) -> web.StreamResponse:

@@ -182,7 +182,7 @@ class QueueTail(FeedState):
         if len(self._known) > KNOWN:
             self._known.popitem(last=False)
 
-    # -- when somebody looks
+    # -- reading
 
     async def take(self) -> tuple[list[TailEvent], int]:
         """Return the events since the last call, in order, and how many were dropped."""

@@ -52,7 +52,7 @@ class WaitPosition:
         """Read a cursor; None for none.
 
         Raises:
-            Problem: 422 where it is malformed.
+            Problem: 422 if it is malformed.
         """
         cursor = responses.decode_cursor(_SCOPE, text)
         if cursor is None:
@@ -81,7 +81,7 @@ class MessageWait:
     query: SearchQuery
     until: WaitCondition
     mark: WaitPosition
-    queues: Callable[[], frozenset[int] | None]  # asked anew with each look
+    queues: Callable[[], frozenset[int] | None]  # read again each time
     search: Search
     tails: RecentActivity
     is_over: Callable[[], bool]
@@ -95,7 +95,7 @@ class MessageWait:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
         while True:
-            woken.clear()  # ahead of the look: what comes meanwhile wakes again
+            woken.clear()  # before reading: messages that arrive now wake it again
             found = await self._look(ends_at)
             if found is not None or self.is_over():
                 return found
