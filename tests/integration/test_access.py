@@ -88,7 +88,7 @@ async def test_login_can_be_asked_for_without_users(tmp_path: Path) -> None:
     always = broker_fixture(tmp_path / "data", admin={"login": "always"})
     async with always as home, HttpUser(home.url) as me:
         assert (await me.get("/queues")).location == "/login?next=/queues"
-        assert "no user yet" in (await me.get("/login")).text
+        assert "There are no users yet" in (await me.get("/login")).text
         assert (await me.get("/metrics")).status == 401
 
 
