@@ -66,7 +66,7 @@ async def test_message_is_moved_and_moved_back(empty_site: Site, chromium: Any) 
     await page.get_by_role("link", name="Move…").click()
     dialog = page.locator("dialog[open]")
     await dialog.get_by_label("Queue").first.fill("mail")
-    await dialog.get_by_text("Make the queue").click()
+    await dialog.get_by_text("Create the queue").click()
     await dialog.get_by_role("button", name=re.compile("Move")).click()
     await page.locator(".note").wait_for()
     assert await bodies(empty_site, "mail") == ['"first"']
