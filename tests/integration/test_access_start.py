@@ -37,7 +37,7 @@ async def test_first_password_comes_from_a_file_and_counts_once(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
-    [(PASSWORD, 0o640, "mode 0640"), (PASSWORD, 0o604, "0600"), ("short", 0o600, "12 to 1024"),
+    [(PASSWORD, 0o640, "mode 0640"), (PASSWORD, 0o604, "chmod 600"), ("short", 0o600, "12 to 1024"),
      (None, 0, "cannot be read")],
 )  # fmt: skip
 async def test_unsafe_first_password_refuses_the_start(

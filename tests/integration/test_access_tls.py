@@ -110,7 +110,7 @@ async def test_unsafe_certificate_or_key_refuses_the_start(
     _, other = authority.make("other")
     old, old_key = authority.make_dated("past", "20200101000000Z", "20210101000000Z")
     tries = {
-        r"admin\.tls_key .*0600": {"tls_cert": cert, "tls_key": readable},
+        r"admin\.tls_key: .*chmod 600": {"tls_cert": cert, "tls_key": readable},
         r"admin\.tls_cert .*cannot be used": {"tls_cert": cert, "tls_key": other},
         r"admin\.tls_cert .*cannot be read": {"tls_cert": tmp_path / "no", "tls_key": key},
         r"admin\.tls_cert .*has expired": {"tls_cert": old, "tls_key": old_key},

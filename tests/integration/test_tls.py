@@ -78,7 +78,7 @@ def test_key_that_others_can_read_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     key = copy_of(server[1], tmp_path, mode)
-    with pytest.raises(SettingsError, match=rf"^tcp\.tls_key .*\(mode {mode:04o}\)"):
+    with pytest.raises(SettingsError, match=rf"^tcp\.tls_key: .*\(mode {mode:04o}\)"):
         server_context(server[0], key)
 
 
