@@ -2,7 +2,7 @@
 
 Lists begin with the busiest entries; ``last24h`` and ``last30d`` are in order of time, and the
 other lists cover the last 30 days. A minute or hour without an entry had no events. Retried
-messages are included in ``acked``, but are no successes. Percentiles are exact, except for
+messages are included in ``acked``, but are not successes. Percentiles are exact, except for
 ``paths``, which are within 1 %. What does not fit into 2 MiB is added up under ``OTHER_QUEUES``,
 which has maxima but no percentiles. Unknown members are ignored.
 """

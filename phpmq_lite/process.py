@@ -64,7 +64,7 @@ _CHOICES: Final = {
 
 
 def limit_malloc() -> None:
-    """Make the C library keep little freed memory; call it before any thread starts.
+    """Limit the freed memory that the C library keeps; call it before any thread starts.
 
     By default it has a heap for each of 16 threads, and allocates blocks of up to 32 MiB there once
     one of that size was freed: each time that the table of keys moved, 5 MiB stayed as a hole.

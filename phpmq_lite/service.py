@@ -448,7 +448,7 @@ def _now_ms() -> int:
 def _import_admin() -> None:
     """Import half of all modules, which takes 200 ms; call it in a thread."""
     import phpmq_lite.admin.app
-    import phpmq_lite.admin.serving  # noqa: F401 - both for those who ask for them later
+    import phpmq_lite.admin.serving  # noqa: F401 - both are imported later by name
 
 
 def _admin_tls(settings: Settings) -> ssl.SSLContext | None:

@@ -230,5 +230,5 @@ def effective_settings(
         values["max_deliveries"] = 0  # its dead letters would have nowhere to go
     values |= row.own
     if is_dead_letter_queue and values["payload_policy"] == "envelope":
-        values["payload_policy"] = "observe"  # records of invalid contents are no envelopes
+        values["payload_policy"] = "observe"  # records of invalid contents are not envelopes
     return QueueSettings(**values)

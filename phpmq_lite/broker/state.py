@@ -280,7 +280,7 @@ class BrokerState:
             queue.window = None
 
     def make_ready(self, message: Message, queue: Queue) -> None:
-        """Make a message ready at its position, in the window or on disk."""
+        """Return a message to its position, in the window or on disk."""
         message.state = READY_AGAIN
         message.is_sent = False
         self.batch.changed[message.seq] = message
@@ -294,7 +294,7 @@ class BrokerState:
             self.messages.pop(message.seq, None)
 
     def make_ready_at_end(self, message: Message, queue: Queue) -> None:
-        """Make a message ready at the end of ``queue``; it keeps its id."""
+        """Move a message to the end of ``queue``; it keeps its id."""
         message.state = READY_AGAIN
         message.is_sent = False
         message.position = self.take_number()

@@ -118,7 +118,7 @@ def _is_running(settings: Settings | None) -> bool:
 
 
 def _request(admin: AdminClient) -> Row:
-    """Let the broker create a backup, and wait for it."""
+    """Request a backup from the broker, and wait for it."""
     state = admin.post("/backups")
     while state["is_running"]:
         print_message("the backup is in progress …")

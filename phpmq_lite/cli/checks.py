@@ -208,7 +208,7 @@ def judge_newest_backup(
     ahead = [name for age_s, name in ages if age_s < -_CLOCKS_DIFFER_S]
     over = [(max(0.0, age_s), name) for age_s, name in ages if name not in ahead]
     if not items:
-        return CRITICAL, "there is no backup"
+        return CRITICAL, "there is not a backup"
     level, text = WARNING, "the age of the newest backup is unknown"
     if over:
         age_s, name = min(over)

@@ -31,16 +31,16 @@ def parse_address(
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         if not path or port is not None:
-            raise ValueError(f"{address!r} is no address: write unix:PATH, without a port")
+            raise ValueError(f"{address!r} is not an address: write unix:PATH, without a port")
         return BrokerAddress(path=path)
     host, given = _split(address)
     if given and port is not None:
         raise ValueError(f"{address!r} has a port, and {port} is another")
     if not host or (given and not (given.isascii() and given.isdigit())):
-        raise ValueError(f"{address!r} is no address: write HOST:PORT or unix:PATH")
+        raise ValueError(f"{address!r} is not an address: write HOST:PORT or unix:PATH")
     number = int(given) if given else port if port is not None else default
     if not 0 < number < 65_536:
-        raise ValueError(f"{number} is no port")
+        raise ValueError(f"{number} is not a port")
     return BrokerAddress(host, number)
 
 

@@ -572,7 +572,9 @@ def client_from_url(
     scheme, sign, rest = url.partition("://")
     if sign:
         if scheme not in _SCHEMES or urlsplit(url).path not in ("", "/"):
-            raise ValueError(f"{url!r} is no broker: write phpmq://HOST:PORT or unix:PATH")
+            raise ValueError(
+                f"{url!r} is not a broker address: write phpmq://HOST:PORT or unix:PATH"
+            )
         address = rest.rstrip("/")
         if _SCHEMES[scheme] and ssl is None:
             ssl = tls.create_default_context()

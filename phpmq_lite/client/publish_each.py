@@ -31,7 +31,7 @@ def publish_each(
     """Publish all messages, in order and pipelined; return the outcome of each.
 
     ``PublishRefusedError``: its queue does not accept it now.  ``LocalProtocolError``: it is not
-    allowed and was not sent.  ``ConnectionLostError``: so many connections ended before an answer
+    allowed and was not sent.  ``ConnectionLostError``: too many connections ended before an answer
     that one of the sent messages may be the cause.  ``NoReplyError``: its outcome is unknown.
     """
     outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)

@@ -277,7 +277,7 @@ class Maintenance:
 
 
 async def _run_again(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Run again after an unexpected error, which is no reason to stop a serving broker."""
+    """Run again after an unexpected error, which must not stop a serving broker."""
     while True:
         try:
             await run()

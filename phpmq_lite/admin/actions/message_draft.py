@@ -81,7 +81,7 @@ def make_bodies(
     for one in made:
         if kind == "json" and (wrong := check_json(one)) is not None:
             raise Problem(
-                422, "not_json", f"The body is no JSON: {wrong}.", field="body",
+                422, "not_json", f"The body is not JSON: {wrong}.", field="body",
                 bound="JSON; or choose text",
             )  # fmt: skip
     encoded = [one.encode() for one in made]
@@ -93,7 +93,7 @@ def _from_base64(text: str) -> bytes:
         return b64decode("".join(text.split()), validate=True)
     except ValueError:
         raise Problem(
-            422, "not_base64", "The body is no base64.", field="body",
+            422, "not_base64", "The body is not base64.", field="body",
             bound="A to Z, a to z, 0 to 9, + and /, padded with =",
         ) from None  # fmt: skip
 
@@ -102,7 +102,7 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
     """Return a BabelQueue envelope with placeholders for its ids and its time.
 
     Raises:
-        Problem: 422 for a blank URN, or data that is no JSON object.
+        Problem: 422 for a blank URN, or data that is not a JSON object.
     """
     urn = urn.strip(_BLANK)
     if not urn:
@@ -111,11 +111,11 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
     wrong = check_json(data)
     if wrong is not None:
         raise Problem(
-            422, "not_json", f"The data is no JSON: {wrong}.", field="data", bound="a JSON object"
+            422, "not_json", f"The data is not JSON: {wrong}.", field="data", bound="a JSON object"
         )
     if not data.startswith("{"):
         raise Problem(
-            422, "invalid", "The data is no JSON object.", field="data", bound="a JSON object"
+            422, "invalid", "The data is not a JSON object.", field="data", bound="a JSON object"
         )
     indented = data.replace("\n", "\n  ")
     return (

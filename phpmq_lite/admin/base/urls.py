@@ -47,7 +47,7 @@ class Urls:
         self._static_version = static_version
 
     def to(self, route: str, /, **values: object) -> str:
-        """Return the URL of a route: values that are no segments become the query.
+        """Return the URL of a route: values that are not path segments become the query.
 
         Values that are None or empty are omitted.
         """

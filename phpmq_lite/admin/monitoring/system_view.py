@@ -182,7 +182,7 @@ def _installed(package: str) -> str:
 def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]:
     """Return the listeners and who may connect."""
     tcp, admin = settings.tcp, settings.admin
-    who = ", ".join(map(str, tcp.allow)) if tcp.allow else "whoever reaches it"
+    who = ", ".join(map(str, tcp.allow)) if tcp.allow else "anyone who reaches it"
     how = {
         "tcp": f"no TLS, {who}",
         "tls": f"TLS{' with a client certificate' if tcp.tls_client_ca else ''}, {who}",

@@ -153,7 +153,7 @@ class AuditRowText:
     level: str  # class of its result: good, warn, bad or none
     link: tuple[str, dict[str, str]] | None  # route and its values
     changes: list[SettingChange]
-    detail: str  # what is no list of changes
+    detail: str  # everything but lists of changes
 
 
 def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[AuditRowText]:

@@ -65,7 +65,10 @@ class DeadLetterGroupView(View):
     bytes: int = Field(validation_alias="size", description="total size of the bodies, bytes")
     first_at: int = Field(description="when the first record arrived, Unix ms")
     last_at: int = Field(description="when the newest record arrived, Unix ms")
-    again: int = Field(description="records that were dead-lettered again after a redrive")
+    again: int = Field(
+        validation_alias="died_again",
+        description="records that were dead-lettered again after a redrive",
+    )
     arrivals: list[int] = Field(
         validation_alias="bars",
         default_factory=list,

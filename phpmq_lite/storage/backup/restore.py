@@ -154,12 +154,12 @@ def check_source(source: Path, tell: ReportStep = lambda step: None) -> Path:
     """Return the database of a backup, checked against its manifest; a bare file has none.
 
     Raises:
-        DataDamagedError: there is no backup, or it was modified.
+        DataDamagedError: there is not a backup, or it was modified.
     """
     if source.is_file():
         wal = source.with_name(f"{source.name}-wal")
         if wal.exists() and wal.stat().st_size:
-            raise DataDamagedError(f"{source} is no backup: {wal.name} beside it has more of it")
+            raise DataDamagedError(f"{source} is not a backup: {wal.name} beside it has more of it")
         return source
     backup: Backup | None = read_backup(source)
     if backup is None:

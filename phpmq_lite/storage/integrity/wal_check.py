@@ -54,7 +54,7 @@ class WalScan:
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether stored commits would be lost; a torn last transaction is no damage."""
+        """Return whether stored commits would be lost; a torn last transaction is not damage."""
         return self.commits_lost > 0
 
     @property

@@ -2,7 +2,7 @@
 
 See https://www.sqlite.org/fileformat2.html#walformat.  The checksum is a sum of 32-bit words
 weighted with Fibonacci numbers, so it is linear: what a frame adds is independent of earlier
-frames, and ``follows`` combines both.  So many frames can be summed in parallel, in the lanes of
+frames, and ``follows`` combines both.  Therefore, frames can be summed in parallel, in the lanes of
 one large int: 13 µs per frame of 4 KiB, where a loop over its words takes 83.
 """
 

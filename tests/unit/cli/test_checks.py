@@ -72,7 +72,7 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("items", "level", "text"),
     [
-        ([], checks.CRITICAL, "there is no backup"),
+        ([], checks.CRITICAL, "there is not a backup"),
         ([_made("a", 5)], checks.OK, "a is 5 s old"),
         ([_made("a", -30)], checks.OK, "a is 0 s old"),  # the clocks of two machines differ
         ([_made("b", 5), _made("a", 60)], checks.OK, "b is 5 s old"),
