@@ -65,7 +65,7 @@ class PublishKeys:
     ) -> list[Any]:
         """Add new keys by queue_id: the first for ``seq``, and so on; 0.4 instead of 0.9 µs a key.
 
-        Returns their rows, flat, as ``recall`` takes them.  Returns nothing, and adds nothing, if a
+        Returns their rows, flat, as ``load`` takes them.  Returns nothing, and adds nothing, if a
         key is known or repeated: call ``find`` for each.
         """
         seen, first = self._seen, seq << _TIME_BITS | now_ms

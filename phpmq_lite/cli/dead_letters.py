@@ -161,7 +161,8 @@ def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
     is_record = found is None or found["origin"] is not None
     if not is_record:
         print_message(
-            f"Error: {escape(message_id)} is not a dead letter; `message delete` deletes any message"
+            f"Error: {escape(message_id)} is not a dead letter; "
+            "`message delete` deletes any message"
         )
     return is_record
 

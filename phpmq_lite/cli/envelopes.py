@@ -331,7 +331,7 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
     said |= {"warning": "; ".join(verdict.warnings)} if verdict.warnings else {}
     whole = said | {"envelope": _parse_json(content)}
     style = output_format(output)
-    write_record(whole if style in ("json", "jsonl") else dict(_members(whole)), style)
+    write_record(whole if style in ("json", "jsonl") else dict(_flat_members(whole)), style)
     if problem is not None:
         ctx.exit(ERROR)
 
@@ -344,7 +344,7 @@ def _parse_json(content: bytes) -> Any:
         return None
 
 
-def _members(whole: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _flat_members(whole: dict[str, Any]) -> Iterator[tuple[str, str]]:
     content = whole.pop("envelope")
     yield from whole.items()
     for key, value in content.items() if isinstance(content, dict) else ():

@@ -35,7 +35,7 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
     ends it with an error.
     """
 
-    async def follow() -> None:
+    async def print_events() -> None:
         left = limit
         async for update in topic_updates(admin, f"tail:{queue}"):
             if update.get("missed"):
@@ -50,7 +50,7 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
                     return
 
     with suppress(KeyboardInterrupt):
-        asyncio.run(follow())
+        asyncio.run(print_events())
 
 
 async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:

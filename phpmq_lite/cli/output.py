@@ -92,7 +92,7 @@ def write_record(found: Row, style: str | None) -> None:
     if style in ("json", "jsonl"):
         click.echo(json.dumps(found, indent=2 if style == "json" else None))
         return
-    rows = [{"what": what, "value": value} for what, value in _members(found)]
+    rows = [{"what": what, "value": value} for what, value in _flatten(found)]
     write_rows(
         rows,
         (Column("what", "WHAT", fit=ColumnOverflow.WHOLE), Column("value", "VALUE")),
@@ -101,10 +101,10 @@ def write_record(found: Row, style: str | None) -> None:
     )
 
 
-def _members(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:
+def _flatten(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:
     for key, value in found.items():
         if isinstance(value, Mapping):
-            yield from _members(value, f"{above}{key}.")
+            yield from _flatten(value, f"{above}{key}.")
         else:
             is_plain = value is None or isinstance(value, str)
             yield above + key, value if is_plain else json.dumps(value, ensure_ascii=False)

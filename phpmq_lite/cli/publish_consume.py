@@ -61,7 +61,7 @@ def publish(
     if lines and count is not None:
         raise click.UsageError("--lines and --count cannot be combined")
     with closing(_open_source(source, body)) as file, client() as broker:
-        groups = read_lines(file) if lines else copies(file.read(), count or 1)
+        groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = _publish(broker, queue, groups, ttl_s, None if lines else count or 1)
     print_message(
         f"{format_message_count(stored)} stored in {queue} by the broker on {broker.target}"
@@ -94,7 +94,7 @@ def _open_source(source: str | None, body: str | None) -> io.BufferedIOBase:
     return cast("io.BufferedIOBase", sys.stdin.buffer)
 
 
-def copies(content: bytes, count: int) -> Iterator[list[bytes]]:
+def repeat_content(content: bytes, count: int) -> Iterator[list[bytes]]:
     """Yield the content ``count`` times, in groups."""
     for done in range(0, count, _AT_ONCE):
         yield [content] * min(_AT_ONCE, count - done)

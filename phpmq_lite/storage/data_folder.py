@@ -229,7 +229,7 @@ class DataFolder:
 
         For fail-stop: it raises nothing and does not wait for the disk.
         """
-        cause = next((e for e in _causes(error) if hasattr(e, "sqlite_errorcode")), None)
+        cause = next((e for e in _exception_chain(error) if hasattr(e, "sqlite_errorcode")), None)
         content = {
             "at_ms": at_ms,
             "error": type(error).__name__,
@@ -473,7 +473,7 @@ def _size_of(path: Path) -> int | None:
         return None
 
 
-def _causes(error: BaseException | None) -> list[BaseException]:
+def _exception_chain(error: BaseException | None) -> list[BaseException]:
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)

@@ -215,7 +215,7 @@ async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
     end = min(start + _slice_size(order), job.total)
     options = order.options
     if order.undo is not None:
-        options = replace(options, places=order.undo.places(start, end))
+        options = replace(options, places=order.undo.positions_of(start, end))
     job.entry.result = str(BulkJobState.DONE if end >= job.total else BulkJobState.RUNNING)
     outcome = await act(job.entry, order.action, order.seqs[start:end], options)
     job.handled = end

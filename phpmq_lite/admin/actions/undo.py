@@ -54,7 +54,7 @@ class UndoRecord:
                 self.queue_ids.append(queue_id)
                 self.positions.append(position)
 
-    def places(self, start: int, end: int) -> dict[int, tuple[int, int]]:
+    def positions_of(self, start: int, end: int) -> dict[int, tuple[int, int]]:
         """Return the places of a slice: seq -> (queue_id, position)."""
         if self.action is not Action.PLACE:
             return {}

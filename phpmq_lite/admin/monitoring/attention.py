@@ -279,12 +279,12 @@ async def read_notices(
             disk_share=1 - disk.free / disk.total if disk.total else 0.0,
             wal_bytes=disk.files["wal"],
             wal_limit_bytes=context.settings.storage.wal_bytes,
-            **_care(context, now_ms),
+            **_maintenance_facts(context, now_ms),
         ),
     )
 
 
-def _care(context: Context, now_ms: int) -> dict[str, Any]:
+def _maintenance_facts(context: Context, now_ms: int) -> dict[str, Any]:
     """Return the facts about backups and scrub."""
     if context.maintenance is None:
         return {}

@@ -94,12 +94,12 @@ def _kernel_names(host: IPv4Address | IPv6Address) -> Iterable[str]:
     """Return an address as the kernel writes it: 32-bit words in native byte order."""
     if isinstance(host, IPv6Address) and host.ipv4_mapped is not None:
         host = host.ipv4_mapped
-    yield _words(host.packed)
+    yield _split_words(host.packed)
     if isinstance(host, IPv4Address):
-        yield _words(IPv6Address(f"::ffff:{host}").packed)
+        yield _split_words(IPv6Address(f"::ffff:{host}").packed)
 
 
-def _words(packed: bytes) -> str:
+def _split_words(packed: bytes) -> str:
     return "".join(packed[at : at + 4][::-1].hex().upper() for at in range(0, len(packed), 4))
 
 

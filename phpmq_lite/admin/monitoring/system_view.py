@@ -333,7 +333,7 @@ async def read_certificates(settings: Settings) -> list[Certificate]:
 
 def _read(section: str, cert: Path, key: Path) -> Certificate:
     try:
-        told = _told(cert, key)
+        told = _certificate_facts(cert, key)
     except ssl.SSLCertVerificationError as error:
         wrong = "has expired" if error.verify_code == _EXPIRED else error.verify_message
         return Certificate(section, str(cert), error=str(wrong))
@@ -349,7 +349,7 @@ def _read(section: str, cert: Path, key: Path) -> Certificate:
     )
 
 
-def _told(cert: Path, key: Path) -> dict[str, Any]:
+def _certificate_facts(cert: Path, key: Path) -> dict[str, Any]:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(cert, key, password=lambda: b"")
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

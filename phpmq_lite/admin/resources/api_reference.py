@@ -302,10 +302,10 @@ def _type(schema: dict[str, Any]) -> str:
         return " | ".join(_type(part) for part in schema["anyOf"])
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}))}"
-    return str(schema.get("type", "any")) + _bounds(schema)
+    return str(schema.get("type", "any")) + _number_bounds(schema)
 
 
-def _bounds(schema: dict[str, Any]) -> str:
+def _number_bounds(schema: dict[str, Any]) -> str:
     """Return the bounds of a number."""
     least, most = schema.get("minimum"), schema.get("maximum")
     if most is not None and most >= _NO_BOUND:

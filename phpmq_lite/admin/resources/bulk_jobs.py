@@ -171,7 +171,7 @@ class BulkInput(StrictInput):
         None, max_length=300, description="one of the selection's to_confirm"
     )
 
-    def asked(self) -> bulk.BulkRequest:
+    def to_request(self) -> bulk.BulkRequest:
         """Return the request of this input."""
         options = ActionOptions(
             ttl_s=self.ttl_s,
@@ -185,7 +185,7 @@ class BulkInput(StrictInput):
 async def start_job(request: web.Request) -> web.StreamResponse:
     """Act on a selection in the background. Its token is the idempotency key."""
     asked = await read_json_model(request, BulkInput)
-    job = await bulk.apply_to_selection(request, asked.token, asked.asked())
+    job = await bulk.apply_to_selection(request, asked.token, asked.to_request())
     return json_response(BulkJobView.of_job(job), 202)
 
 

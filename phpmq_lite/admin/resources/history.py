@@ -146,7 +146,7 @@ async def show_history(request: web.Request) -> web.StreamResponse:
         chip=history_chart.format_chosen(chosen, context_of(request).now_ms())
         if _is_one(request, query)
         else "",
-        brush=await _brush(request, query, chosen),
+        brush=await _draw_chart(request, query, chosen),
     )
 
 
@@ -155,7 +155,7 @@ def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
     return bool(query.queue) or allowed_queues(request) is None
 
 
-async def _brush(
+async def _draw_chart(
     request: web.Request, query: HistoryPageQuery, chosen: history_chart.ChosenPeriod
 ) -> history_chart.HistoryChart | None:
     """Return the chart; None if the caller may not see all of its messages."""

@@ -195,7 +195,7 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):
-        runs = _runs(lines[stored : stored + SLICE])
+        runs = _group_by_queue(lines[stored : stored + SLICE])
         try:
             stored += await context.engine.run(_publish, entry, runs)
         except RefusedError as error:
@@ -209,7 +209,7 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
     return stored
 
 
-def _runs(lines: Sequence[ImportLine]) -> list[ImportRun]:
+def _group_by_queue(lines: Sequence[ImportLine]) -> list[ImportRun]:
     """Put neighbours for the same queue together."""
     return [
         (queue, [message for _, message in run]) for queue, run in groupby(lines, itemgetter(0))

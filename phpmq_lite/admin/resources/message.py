@@ -237,7 +237,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
         steps=message_life.make_timeline(row, life.events[row.seq], context.now_ms(), others),
         relatives=message_life.list_relatives(row, life.links, life.rows),
         last=await _deletion(context, row),
-        copied=_copies(request, row, body),
+        copied=_snippets_of(request, row, body),
         newer=newer,
         older=older,
         query=query,
@@ -290,7 +290,7 @@ async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
     return last if last is not None and last.action in _DELETIONS else None
 
 
-def _copies(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
+def _snippets_of(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
     """Return code that publishes the message again; nothing for large or missing bodies."""
     if body is None or not body.is_whole or body.size > COPY_BYTES or row.queue is None:
         return ()

@@ -258,7 +258,7 @@ def _done(
 def _resource(action: Action) -> Resource:
     definition, is_erase = ACTIONS[action], action is Action.ERASE
 
-    async def act(request: web.Request, asked: ActionInput) -> ActionResultView:
+    async def run_action(request: web.Request, asked: ActionInput) -> ActionResultView:
         row = await find_message(request, context_of(request))
         values: dict[str, Any] = asked.model_dump(exclude={"reason"})
         if "dispatched" in values:
@@ -270,10 +270,10 @@ def _resource(action: Action) -> Resource:
             new_id=done.outcome.new_ids.get(row.seq), undo=done.undo,
         )  # fmt: skip
 
-    act.__doc__ = definition.summary
+    run_action.__doc__ = definition.summary
     path = f"/messages/{{id}}/{action}"
     return Resource(
-        run=act, role=Role.ADMIN if is_erase else Role.OPERATOR, audit=f"message.{action}",
+        run=run_action, role=Role.ADMIN if is_erase else Role.OPERATOR, audit=f"message.{action}",
         input_model=definition.input_model, view_model=ActionResultView,
         page=Page(path, f"message-{action}", done=_done, typed=_typed if is_erase else None,
                   needs_reason=is_erase),

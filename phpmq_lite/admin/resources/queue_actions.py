@@ -326,15 +326,15 @@ async def purge_queue(request: web.Request) -> web.StreamResponse:
 
 async def pause_queue(request: web.Request) -> web.StreamResponse:
     """Pause delivery or publishing of a queue. A restart keeps it paused."""
-    return await _turn(request, is_paused=True)
+    return await _set_paused(request, is_paused=True)
 
 
 async def resume_queue(request: web.Request) -> web.StreamResponse:
     """Resume delivery or publishing of a queue."""
-    return await _turn(request, is_paused=False)
+    return await _set_paused(request, is_paused=False)
 
 
-async def _turn(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
+async def _set_paused(request: web.Request, *, is_paused: bool) -> web.StreamResponse:
     context, asked = context_of(request), await read_json_model(request, PauseInput)
     name = _existing(request)
     entry = audit_entry(request, target=name)

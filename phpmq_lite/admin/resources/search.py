@@ -277,25 +277,25 @@ async def _paths(request: web.Request) -> list[str]:
         return []
     rows = await context_of(request).search.newest_contents()
     bodies = [content for _, content in rows if content]
-    return await asyncio.to_thread(lambda: list(dict.fromkeys(_walk(bodies)))[:_PATHS])
+    return await asyncio.to_thread(lambda: list(dict.fromkeys(_paths_of_bodies(bodies)))[:_PATHS])
 
 
-def _walk(bodies: Iterable[bytes]) -> Iterator[str]:
+def _paths_of_bodies(bodies: Iterable[bytes]) -> Iterator[str]:
     for content in bodies:
         try:
             read = json.loads(content)
         except (ValueError, RecursionError):
             continue
         if isinstance(read, dict) and isinstance(read.get("data"), dict):
-            yield from _members(read["data"], "data", 3)
+            yield from _member_paths(read["data"], "data", 3)
 
 
-def _members(value: dict[str, Any], path: str, left: int) -> Iterator[str]:
+def _member_paths(value: dict[str, Any], path: str, left: int) -> Iterator[str]:
     for key, member in value.items():
         if not key.replace("_", "").isalnum() or not key.isascii() or key[0].isdigit():
             continue
         if isinstance(member, dict) and left:
-            yield from _members(member, f"{path}.{key}", left - 1)
+            yield from _member_paths(member, f"{path}.{key}", left - 1)
         else:
             yield f"{path}.{key}:"
 

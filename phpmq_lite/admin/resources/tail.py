@@ -129,7 +129,7 @@ class QueueTail(FeedState):
             self._of(message)  # where it is now: its events come next
         dead = {seq for (outcome, _), seqs in batch.settled.items() if outcome == State.DEAD
                 for seq in seqs}  # fmt: skip
-        for happening in _turns(batch.events):
+        for happening in _read_events(batch.events):
             if happening.kind != Event.DEAD_LETTER or happening.seq not in dead:
                 self._add_if_ours(happening)
         for (outcome, reason), seqs in batch.settled.items():
@@ -214,7 +214,7 @@ def _delivery(message: Message) -> str:
     return f"delivery {message.deliveries}" if message.deliveries > 1 else ""
 
 
-def _turns(events: list[Any]) -> Iterator[TailEvent]:
+def _read_events(events: list[Any]) -> Iterator[TailEvent]:
     """Read the flat list of a batch: seq, at_ms, kind, detail."""
     for at in range(0, len(events), 4):
         seq, at_ms, kind, detail = events[at : at + 4]

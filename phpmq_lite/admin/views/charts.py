@@ -179,7 +179,7 @@ def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
     newest = next((value for value in reversed(one.values) if value is not None), None)
     is_current = newest is not None and any(value is not None for value in one.values[-3:])
     runs, areas = [], []
-    for start, values in _runs(one.values):
+    for start, values in _split_at_gaps(one.values):
         left = start * STEP + STEP // 2
         if len(values) == 1:  # a line needs two ends
             left, values = start * STEP, values * 2
@@ -192,7 +192,7 @@ def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
     return ChartLine(one.key, one.title, shown, runs, areas, one.is_dashed)
 
 
-def _runs(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
+def _split_at_gaps(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
     """Split values at gaps into runs: the start of each and its values."""
     runs: list[tuple[int, list[float]]] = []
     was_gap = True

@@ -117,7 +117,7 @@ def _field(kind: _Kind, settings: QueueSettings, plain: QueueSettings) -> Settin
         value, target = "forward", value.removeprefix(FORWARD)
     return SettingField(
         kind.name, kind.title, kind.help, kind.kind, kind.choices,
-        _written(value), target, _words(kind, default),
+        _written(value), target, _value_text(kind, default),
         getattr(settings, kind.name) != default, _meaning(kind, value),
     )  # fmt: skip
 
@@ -131,7 +131,7 @@ def _written(value: object) -> str:
     return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
-def _words(kind: _Kind, default: Any) -> str:
+def _value_text(kind: _Kind, default: Any) -> str:
     if kind.kind == "switch":
         return "on" if default else "off"
     if kind.kind == "choice":

@@ -406,13 +406,13 @@ def sweep_purge(
 ) -> None:
     """Settle the messages of a queue as deleted."""
 
-    def act(message: Message, _body: bytes | None) -> bool:
+    def delete(message: Message, _body: bytes | None) -> bool:
         if message.state == State.DISPATCHED and not with_dispatched:
             return False
         transitions.delete(state, message, "purge")
         return True
 
-    QueueSweep(state, queue, act, reply, note, limit=limit)
+    QueueSweep(state, queue, delete, reply, note, limit=limit)
 
 
 def sweep_redrive(
@@ -434,7 +434,7 @@ def sweep_redrive(
     target_id = None if target is None else target.queue_id
     reads: dict[int, redrive.RedriveContent] = {}
 
-    def act(record: Message, body: bytes | None) -> bool | None:
+    def redrive_one(record: Message, body: bytes | None) -> bool | None:
         target_queue = None if target_id is None else state.by_id.get(target_id)
         if target_id is not None and target_queue is None:  # it was removed meanwhile
             return False
@@ -453,7 +453,7 @@ def sweep_redrive(
         target_queue = None if target_id is None else state.by_id.get(target_id)
         redrive.read_in_background(state, page, target_queue, reads, resume)
 
-    QueueSweep(state, queue, act, reply, note, limit=limit, read_ahead=read_ahead)
+    QueueSweep(state, queue, redrive_one, reply, note, limit=limit, read_ahead=read_ahead)
 
 
 def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:

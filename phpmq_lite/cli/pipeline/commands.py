@@ -393,7 +393,7 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
     if lists_gaps:
         write_rows(gap_rows(target, summary or {}), GAP_COLUMNS, style, "no gap was accepted")
         return
-    bounds, problem = _bounds(target)
+    bounds, problem = _history_bounds(target)
     if summary is None:
         raise CommandError(
             f"{target.out} has no summary of a run; start one with `phpmq-lite pipeline run`",
@@ -443,7 +443,7 @@ def _parse_summary(text: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _bounds(target: PipelineTarget) -> tuple[dict[str, Any] | None, str | None]:
+def _history_bounds(target: PipelineTarget) -> tuple[dict[str, Any] | None, str | None]:
     """Return the bounds of the history, or None and the reason."""
     if target.url is None:
         return None, None

@@ -86,7 +86,7 @@ def write_stream(
         .trigger(availableNow=True)
         .start()
     )
-    _follow(query, result, lambda done, latest: report(target.name, done, latest or end))
+    _report_batches(query, result, lambda done, latest: report(target.name, done, latest or end))
     return result
 
 
@@ -113,7 +113,7 @@ def write_batch(
     )
 
 
-def _follow(query: "StreamingQuery", result: StreamResult, report: ReportBatch) -> None:
+def _report_batches(query: "StreamingQuery", result: StreamResult, report: ReportBatch) -> None:
     """Wait for the end of a query and report its batches."""
     seen = -1
     try:

@@ -412,7 +412,7 @@ def json_spellings(text: str) -> Iterable[bytes]:
 def json_paths(path: str) -> list[str]:
     """Convert ``data.items.0.sku`` to SQLite's JSON path syntax: a number is an index.
 
-    ``data`` is a member of an envelope, or else the whole body, because most bodies are no
+    ``data`` is a member of an envelope, or else the whole body, because most bodies are not
     envelopes.
     """
     steps = [

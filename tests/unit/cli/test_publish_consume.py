@@ -45,7 +45,7 @@ def test_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [1, 1_000, 2_001])
 def test_copies_are_as_many_as_asked_for(count: int) -> None:
-    groups = list(module.copies(b"x", count))
+    groups = list(module.repeat_content(b"x", count))
     assert sum(map(len, groups)) == count
     assert max(map(len, groups)) <= 1_000
 

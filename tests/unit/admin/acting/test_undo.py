@@ -27,7 +27,7 @@ def undo(action: Action, *outcomes: ActionOutcome) -> UndoRecord:
 def test_delete_is_taken_back_by_restoring_the_same_messages() -> None:
     made = undo(Action.DELETE, ActionOutcome([3, 1]), ActionOutcome([2]))
     assert (made.action, list(made.seqs)) == (Action.RESTORE, [3, 1, 2])
-    assert made.places(0, 3) == {}
+    assert made.positions_of(0, 3) == {}
 
 
 @pytest.mark.parametrize("action", [Action.REQUEUE, Action.MOVE])
@@ -35,8 +35,8 @@ def test_requeue_and_move_are_taken_back_by_their_old_places(action: Action) -> 
     first = ActionOutcome([1, 2], places={1: (5, 10), 2: (6, 20)})
     made = undo(action, first, ActionOutcome([3], places={3: (5, -30)}))
     assert made.action is Action.PLACE
-    assert made.places(0, 2) == {1: (5, 10), 2: (6, 20)}
-    assert made.places(2, 500) == {3: (5, -30)}
+    assert made.positions_of(0, 2) == {1: (5, 10), 2: (6, 20)}
+    assert made.positions_of(2, 500) == {3: (5, -30)}
 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.RESTORE])

@@ -1,0 +1,127 @@
+"""The words of the project: docstrings name an effect, names and phrases are the field's.
+
+The lists hold what was once written here and read like a translation, or needed an explanation.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parent.parent
+PACKAGE: Final = ROOT / "phpmq_lite"
+SOURCES: Final = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+
+OPENINGS: Final = {"Give", "Gives", "Tell", "Tells", "Take", "Have", "Let", "Say", "Make"}
+
+# Names that say nothing without an explanation; the field has a word for each.
+NAMES: Final = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    act asked aside bear books bounds brush bury call_up care causes copies doing doors doubts
+    driven durable dying endings entrance fed follow gate given gives_way glance go_on heap
+    heed_clock house hungry intake interventions join judging keyed ladder layout let_go lingers
+    link lives look_after members moving patient pauses people places pulse put_in_place quick rare
+    recall resting room rows runs several shares shelves signs strict sweeps systems told traced
+    turn turns visitors walk whole words
+    Answer Asked Judged Lives Looked Rooms Runs Told Turn
+    """,
+    )
+)
+EXCEPTIONS: Final = {
+    "bounds": "lowest and highest offset of the history, or of what a search may read",
+    "rows": "rows of a table, a file or a page",
+}
+
+PHRASES: Final = (
+    r"\banew\b",
+    r"\bbefall",
+    r"\bby hand\b",  # manually
+    r"\bin vain\b",
+    r"\b(?<!there )(?:is|are) no (?!longer\b|more\b)",  # is not a
+    r"\bmeanwhile settled\b",
+    r"\bnot (?:any more|anymore)\b",
+    r"\bslip of the pen\b",
+    r"(?<!or )\bso (?:many|long)\b(?! as\b)",
+    r"\bthat which\b",
+    r"\bthose who\b",
+    r"\bwhat is told\b",
+    r"\b(?:is|are|was|were) told\b",
+    r"\bwhoever\b",
+    r"\bwhat is no\b",
+    r"\bwho is not\b",
+    r"\bgoes by\b",
+    r"\bmakes of\b",
+    r"\btakes along\b",
+)
+PHRASE: Final = re.compile("|".join(PHRASES), re.IGNORECASE)
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(SOURCES[path])):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text
+
+
+def names(path: Path) -> Iterator[str]:
+    yield path.stem if path.stem != "__init__" else path.parent.name
+    for node in ast.walk(ast.parse(SOURCES[path])):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+
+
+def prose() -> Iterator[tuple[Path, int, str]]:
+    """Yield every line of documentation and templates, and all strings and comments of the code."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").rglob("*")]
+    for path in pages:
+        if path.suffix in {".md", ".html", ".js"} and path.name != "CHANGELOG.md":
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                yield path, number, line
+    kinds = {tokenize.STRING, tokenize.COMMENT}
+    for path, text in SOURCES.items():
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type in kinds or tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
+                yield path, token.start[0], " ".join(token.string.split())
+
+
+def test_docstrings_begin_with_an_effect_or_a_result() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in SOURCES
+        for line, text in docstrings(path)
+        if re.split(r"\W", text, maxsplit=1)[0] in OPENINGS
+    ]
+    assert found == []
+
+
+def test_names_are_those_of_the_field() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        for name in names(path)
+        if name.strip("_") in NAMES - set(EXCEPTIONS)
+    }
+    assert found == set()
+    assert set(EXCEPTIONS) <= NAMES
+
+
+def test_phrases_are_idiomatic() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path, number, text in prose()
+        if (match := PHRASE.search(text))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["is no proper one", "started anew", "so many were asked for"])
+def test_phrase_is_found(text: str) -> None:
+    assert PHRASE.search(text)
