@@ -332,7 +332,7 @@ def test_only_records_are_deleted_by_their_ids(run: RunCommand, queue: str) -> N
     record = die(run, queue)
     ids = fill(run, queue)
     said = run("dead-letter", "delete", ids[1], record, ids[0], code=4).stderr
-    assert all(f"{refused} is no dead letter" in said for refused in ids[:2])
+    assert all(f"{refused} is not a dead letter" in said for refused in ids[:2])
     assert (alive(run, queue), alive(run, f"{queue}.dlq")) == (ids, [])
     run("dead-letter", "delete", ids[0], code=4)
     run("dead-letter", "delete", "f" * 32, code=3)
