@@ -7,13 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from phpmq_lite.cli.config import reference_page
-from tests.docs import (
-    reference_api,
-    reference_cli,
-    reference_metrics,
-    reference_tables,
-    structure,
-)
+from tests.docs import reference_api, reference_cli, reference_metrics, reference_tables, structure
 from tests.docs.pages import ROOT
 
 COMMAND: Final = "python -m tests.docs.references"

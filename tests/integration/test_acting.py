@@ -211,7 +211,7 @@ async def test_preview_has_a_form_for_each_action(site: HttpSite, action: str) -
     assert f'name="action" value="{action}"' in page.text
     fits = {"requeue": 2, "release": 1, "move": 1, "delete": 1, "redrive": 1, "restore": 1}[action]
     assert f"{action.capitalize()} {fits} message" in page.text
-    assert f"{3 - fits} of them are not in a state for this" in page.text
+    assert f"{3 - fits} of them have another state and are skipped" in page.text
 
 
 async def test_preview_of_nothing_says_so(site: HttpSite) -> None:

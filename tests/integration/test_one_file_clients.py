@@ -15,8 +15,7 @@ import pytest
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish, Requeue
 from tests.support.fork_server import BrokerProcess, broker_process, broker_with_all_listeners
 from tests.support.php_client import ROOT
-from tests.support.scripted_broker import ScriptedBroker
-from tests.support.scripted_broker import ScriptedPeer as ScriptedPeer
+from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.acceptance

@@ -185,4 +185,4 @@ async def test_broker_that_is_gone_leaves_everything_open(peer: ScriptedBroker) 
             again = publish_each(client, [KeyedMessage("q", b"1", 0, b"k")], 30)
         return [type(outcome).__name__ for outcome in (*outcomes, *again)]
 
-    assert await asyncio.to_thread(send) == ["NoAnswerError"] * 2
+    assert await asyncio.to_thread(send) == ["NoReplyError"] * 2

@@ -17,14 +17,7 @@ from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
-from tests.support.reference_search import (
-    ReferenceRow,
-    all_rows,
-    content_of,
-    fill,
-    is_match,
-    pages,
-)
+from tests.support.reference_search import ReferenceRow, all_rows, content_of, fill, is_match, pages
 from tests.unit.admin.cases import NOW_MS, Database, add_reader_functions
 
 

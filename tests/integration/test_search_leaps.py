@@ -17,14 +17,7 @@ from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
 from phpmq_lite.storage.statements import load
-from tests.support.reference_search import (
-    FIRST,
-    QUEUES,
-    all_rows,
-    index_upto,
-    is_match,
-    pages,
-)
+from tests.support.reference_search import FIRST, QUEUES, all_rows, index_upto, is_match, pages
 from tests.unit.admin.cases import NOW_MS, Database
 
 # -- leaps over what is of other queues

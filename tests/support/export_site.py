@@ -11,10 +11,7 @@ import aiohttp
 
 from phpmq_lite.export.exports import ExportProcesses
 from phpmq_lite.testing import RunningBroker, running_service
-from tests.support.settled_folder import (
-    read_counted,
-    settled_folder,
-)
+from tests.support.settled_folder import read_counted, settled_folder
 
 ROWS = 100_000  # some 25 MiB: more than all pipes and sockets on the way hold
 BROKEN_EXPORT = Path(__file__).with_name("broken_export.py")

@@ -2,8 +2,19 @@
 
 import pytest
 
-from phpmq_lite.client.session import ClientSession, Delivery
-from phpmq_lite.errors import ClientError, LocalProtocolError
+from phpmq_lite.client.session import (
+    Backoff,
+    ClientSession,
+    Delivery,
+    PendingPublishes,
+    PublishBatch,
+)
+from phpmq_lite.errors import (
+    ClientError,
+    ConnectionLostError,
+    LocalProtocolError,
+    PublishRefusedError,
+)
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import (
     Acknowledge,
@@ -223,3 +234,113 @@ def test_name_above_the_bound_is_no_message_that_is_too_long() -> None:
     assert str(session.protocol_problem("mq:9100")).startswith(
         "mq:9100 does not speak PHPMQ: too-large"
     )
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    backoff = Backoff(roll=lambda: 0.0)
+    delays = [backoff.next_s() for _ in range(9)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+
+
+def test_jitter_takes_up_to_half() -> None:
+    backoff = Backoff(first_s=1.0, roll=lambda: 0.5)
+    assert backoff.next_s() == 0.75
+    assert all(0.05 <= Backoff().next_s() <= 0.1 for _ in range(100))
+
+
+def test_delays_begin_again_after_reset() -> None:
+    backoff = Backoff(first_s=1.0, roll=lambda: 0.0)
+    backoff.next_s()
+    backoff.next_s()
+    backoff.reset()
+    assert backoff.next_s() == 1.0
+
+
+def test_ten_thousand_tries_do_not_overflow() -> None:
+    backoff = Backoff(roll=lambda: 0.0)
+    assert max(backoff.next_s() for _ in range(10_000)) == 10.0
+
+
+def filled(answers: Answers, *keys: bytes) -> PendingPublishes:
+    pending = PendingPublishes(max_sends=2)
+    for key in keys:
+        pending.add("orders", b"body", 0, key, answers.append)
+    return pending
+
+
+def test_receipt_answers_its_key_once() -> None:
+    answers: Answers = []
+    pending = filled(answers, b"a", b"b")
+    assert pending.answered("orders", b"a", None)
+    assert not pending.answered("orders", b"a", None)
+    assert answers == [None]
+    assert len(pending) == 1
+
+
+def test_refusal_carries_its_reason() -> None:
+    answers: Answers = []
+    filled(answers, b"a").answered("orders", b"a", "queue is paused")
+    [error] = answers
+    assert isinstance(error, PublishRefusedError)
+    assert error.reason == "queue is paused"
+
+
+def test_receipt_of_another_queue_answers_nobody() -> None:
+    assert not filled([], b"a").answered("mails", b"a", None)
+
+
+def test_key_cannot_wait_twice() -> None:
+    pending = filled([], b"a")
+    with pytest.raises(LocalProtocolError):
+        pending.add("orders", b"other", 0, b"a", Answers().append)
+    pending.add("mails", b"other", 0, b"a", Answers().append)  # keys are per queue
+
+
+def test_unanswered_are_repeated_in_order() -> None:
+    pending = filled([], b"c", b"a", b"b")
+    pending.answered("orders", b"a", None)
+    assert [entry.key for entry in pending.to_repeat()] == [b"c", b"b"]
+
+
+def test_publish_is_given_up_when_connection_after_connection_ends() -> None:
+    answers: Answers = []
+    pending = filled(answers, b"a", b"b")
+    first, _ = pending.to_repeat()
+    first.sent = 2
+    assert [entry.key for entry in pending.to_repeat()] == [b"b"]
+    [error] = answers
+    assert isinstance(error, ConnectionLostError)
+
+
+def test_dropped_publish_is_not_repeated() -> None:
+    pending = filled([], b"a", b"b")
+    pending.forget("orders", b"a")
+    pending.forget("orders", b"never there")
+    assert [entry.key for entry in pending.to_repeat()] == [b"b"]
+
+
+def test_all_of_a_batch_can_be_dropped() -> None:
+    batch = PublishBatch()
+    pending = filled([], b"a")
+    pending.add("orders", b"body", 0, b"b", batch.answered)
+    pending.forget_all(batch.answered)
+    assert [entry.key for entry in pending.to_repeat()] == [b"a"]
+
+
+def test_all_fail_when_the_connection_does_not_come_back() -> None:
+    answers: Answers = []
+    pending = filled(answers, b"a", b"b")
+    pending.fail("gone")
+    assert [str(error) for error in answers] == ["gone", "gone"]
+    assert len(pending) == 0
+
+
+def test_batch_counts_and_keeps_the_first_error() -> None:
+    notified: list[None] = []
+    batch = PublishBatch(lambda: notified.append(None))
+    batch.unanswered = 3
+    first = PublishRefusedError("full")
+    for error in (None, first, PublishRefusedError("paused")):
+        batch.answered(error)
+    assert (batch.stored, batch.unanswered, batch.error) == (1, 0, first)
+    assert len(notified) == 3

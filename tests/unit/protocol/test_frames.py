@@ -2,7 +2,18 @@
 
 import pytest
 
-from phpmq_lite.protocol.frames import Acknowledge, Dispatch, Publish
+from phpmq_lite.protocol import frames
+from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames
+from phpmq_lite.protocol.frames import (
+    Acknowledge,
+    Dispatch,
+    Publish,
+    WireLimits,
+    decode_queue,
+    message_header,
+)
+from phpmq_lite.protocol.parser import Parser
+from phpmq_lite.server.inspector import Dissector
 
 
 def test_frame_has_no_dict() -> None:
@@ -19,3 +30,56 @@ def test_frame_can_be_taken_apart_by_match() -> None:
     match Dispatch("orders", b"x", b"id", 5):
         case Dispatch(queue, content, message_id, ttl_s):
             assert (queue, content, message_id, ttl_s) == ("orders", b"x", b"id", 5)
+
+
+def test_message_header_is_eight_bytes() -> None:
+    assert message_header(frames.PUBLISH, 3) == b"H0100103"
+
+
+def test_no_header_comes_from_both_sides() -> None:
+    assert frames.FROM_CLIENT.keys() & frames.FROM_BROKER.keys() == set()
+
+
+def test_every_frame_names_its_queue_first() -> None:
+    shapes = {**frames.FROM_CLIENT, **frames.FROM_BROKER}
+    assert {packets[0] for packets in shapes.values()} == {frames.QUEUE}
+
+
+def test_only_client_frames_show_a_revision() -> None:
+    assert frames.SHOWS.keys() <= frames.FROM_CLIENT.keys()
+
+
+def frame_of(header: bytes, packets: tuple[int, ...]) -> bytes:
+    return header + b"".join(b"P%02d%029d1" % (packet, 1) for packet in packets)
+
+
+@pytest.mark.parametrize(
+    "table", [frames.FROM_CLIENT, frames.FROM_BROKER], ids=["client", "broker"]
+)
+def test_parser_makes_a_frame_of_every_message(table: frames.Shapes) -> None:
+    whole = FastClientFrames if table is frames.FROM_CLIENT else FastBrokerFrames
+    for header, packets in table.items():
+        parser = Parser(WireLimits(), table, whole)
+        assert (header, len(parser.feed(frame_of(header, packets)))) == (header, 1)
+
+
+def test_dissector_names_every_message() -> None:
+    for header, packets in {**frames.FROM_CLIENT, **frames.FROM_BROKER}.items():
+        [seen] = Dissector().feed(frame_of(header, packets))
+        assert (header, seen.kind != "unknown") == (header, True)
+
+
+def test_limits_have_an_entry_for_every_packet() -> None:
+    assert WireLimits(max_content=5).by_packet() == {1: 259, 2: 5, 3: 64, 4: 19, 5: 19}
+
+
+@pytest.mark.parametrize("name", ["orders", "é", "a b", "\nq", "日本語"])
+def test_queue_name_is_decoded(name: str) -> None:
+    assert decode_queue(name.encode()) == name
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x00", b"a\tb", b"a\r", b"\x1b[31m", b"\x7f", "\x85".encode(), b"\xff", b"\xc3\x28"]
+)
+def test_queue_name_is_refused_when_it_is_not_text(raw: bytes) -> None:
+    assert decode_queue(raw) is None

@@ -1,0 +1,611 @@
+"""What an operator does to single messages, by the rows given by hand; and each reason why not."""
+
+import json
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker import dead_letters
+from phpmq_lite.broker.operator.message_actions import (
+    ACTION_SLICE,
+    Action,
+    ActionOptions,
+    ActionOutcome,
+    act_on_messages,
+)
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Batch, Limits, Loaded, Message, State
+from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
+from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
+from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
+
+
+def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
+    """Give the command in a batch of its own, which asks for the rows."""
+    entry = rig.entry(f"message.{action}")
+    return rig.run(
+        lambda: act_on_messages(
+            rig.core, rig.answers.append, entry, action, seqs, ActionOptions(**options)
+        )
+    )
+
+
+def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+    """Answer to the request for rows, in a batch of its own."""
+    [request] = batch.rows
+    return rig.run(loaded=Loaded(pages=[(request.on_rows, list(rows), is_last)]))
+
+
+def do(rig: CoreRig, action: Action, row: Message, **options: Any) -> Batch:
+    return take(rig, ask(rig, action, row.seq, **options), row)
+
+
+def outcome(rig: CoreRig) -> ActionOutcome:
+    found = rig.answers[-1]
+    assert isinstance(found, ActionOutcome)
+    return found
+
+
+def skipped(rig: CoreRig) -> dict[str, int]:
+    assert outcome(rig).done == []
+    return dict(outcome(rig).skipped)
+
+
+def held_one(rig: CoreRig) -> Message:
+    """Have a consumer hold message 1 of orders."""
+    worker = rig.consumer(credit=1)
+    [held] = sent_messages(rig.publish(b"a"), worker)
+    return held
+
+
+def settled(seq: int, state: State = State.DELETED, **changes: Any) -> Message:
+    row = message(seq, **changes)
+    row.state = state
+    return row
+
+
+def record(rig: CoreRig) -> Message:
+    """Make queue 1 ``orders`` and queue 2 with a record of it, seq 2, on disk; return its row."""
+    rig.publish(b"x", queue="orders")
+    rig.publish(b"r", queue="orders.dlq")
+    row = message(2, body=b"r", queue_id=2)
+    row.source_seq, row.source_queue_id, row.source_reason = 1, 1, "client"
+    return row
+
+
+# -- requeue
+
+
+def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"b", ttl_s=60)
+    row = message(1, deadline_ms=rig.steady_ms + 5_000)
+    batch = do(rig, Action.REQUEUE, row)
+    assert batch.changed == {1: row}
+    assert (row.position, row.deadline_ms) == (3, rig.steady_ms + 5_000)
+    assert event_kinds(batch) == [(1, "requeue")]
+    assert batch.events[3] == "by anna"
+    assert (outcome(rig).done, outcome(rig).places) == ([1], {1: (1, 1)})
+    assert (rig.queue().counters.requeued, rig.queue().counters.requeued_operator) == (1, 1)
+
+
+@pytest.mark.parametrize(("ttl_s", "deadline_ms"), [(0, None), (7, 7_000)])
+def test_requeue_gives_another_ttl(ttl_s: int, deadline_ms: int | None) -> None:
+    rig = CoreRig()
+    rig.publish(b"a", ttl_s=60)
+    row = message(1, deadline_ms=rig.steady_ms + 60_000)
+    do(rig, Action.REQUEUE, row, ttl_s=ttl_s)
+    expected = None if deadline_ms is None else rig.steady_ms + deadline_ms
+    assert row.deadline_ms == expected
+
+
+def test_requeue_takes_a_message_from_its_holder_and_charges_nobody() -> None:
+    rig = CoreRig()
+    held = held_one(rig)
+    held.body = None  # as after its sending
+    batch = do(rig, Action.REQUEUE, message(1))
+    assert (held.position, held.charged) == (2, 0)
+    assert rig.core.state.held == 0
+    assert batch.body_seqs == {1}  # to be dispatched again
+
+
+# -- release
+
+
+def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge() -> None:
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    [held] = sent_messages(rig.publish(b"a"), worker)
+    held.body = None  # as after its sending
+    batch = do(rig, Action.RELEASE, message(1))
+    assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
+    assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert outcomes(batch) == {(State.ACKED, None): [1]}
+
+
+def test_release_skips_what_nobody_holds() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    do(rig, Action.RELEASE, message(1))
+    assert skipped(rig) == {"not dispatched": 1}
+
+
+# -- move
+
+
+def test_move_puts_a_message_at_the_end_of_another_queue() -> None:
+    rig = CoreRig()
+    rig.publish(b"abc")
+    rig.publish(b"x", queue="mails")
+    row = message(1, size=3, deadline_ms=rig.steady_ms + 9)
+    batch = do(rig, Action.MOVE, row, target="mails")
+    assert (row.queue_id, row.position, row.deadline_ms) == (2, 3, rig.steady_ms + 9)
+    assert (event_kinds(batch), batch.events[3]) == ([(1, "move")], "orders to mails")
+    assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
+    assert (rig.queue("mails").row.live_count, rig.queue("mails").row.live_bytes) == (2, 4)
+    assert (rig.queue().counters.moved, outcome(rig).places) == (1, {1: (1, 1)})
+
+
+def test_move_makes_the_target_only_where_that_is_wanted() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    rig.begin()
+    for options in (ActionOptions(target="new"), ActionOptions(), ActionOptions(target="")):
+        with pytest.raises(RefusedError) as caught:
+            act_on_messages(rig.core, rig.answers.append, rig.entry(), Action.MOVE, [1], options)
+        assert caught.value.code == "unknown_queue"
+    assert not rig.finish().loads
+    batch = do(rig, Action.MOVE, message(1), target="new", create=True)
+    assert [row.name for row in batch.new_queues] == ["new"]
+    with pytest.raises(RefusedError, match="control") as caught:
+        ask(rig, Action.MOVE, 1, target="a\0", create=True)
+    assert caught.value.code == "bad_name"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"publishing_paused": True}, "paused"), ({"max_messages": 1}, "queue full")],
+)
+def test_move_skips_where_the_target_takes_nothing(changes: dict[str, Any], reason: str) -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    rig.publish(b"x", queue="mails")
+    rig.run(lambda: rig.configure("mails", changes))
+    do(rig, Action.MOVE, message(1), target="mails")
+    assert skipped(rig) == {reason: 1}
+
+
+def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone() -> None:
+    rig = CoreRig()
+    held_one(rig)
+    rig.publish(b"b")
+    rig.publish(b"x", queue="mails")
+    do(rig, Action.MOVE, message(1), target="mails")
+    assert skipped(rig) == {"dispatched": 1}
+    do(rig, Action.MOVE, message(2), target="orders")
+    assert skipped(rig) == {"there already": 1}
+    batch = ask(rig, Action.MOVE, 2, target="mails")
+    rig.core.state.remove_queue(rig.queue("mails"))
+    take(rig, batch, message(2))
+    assert skipped(rig) == {"queue gone": 1}
+
+
+# -- place
+
+
+def test_place_undoes_a_requeue_in_a_window() -> None:
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    rig.publish(b"a", b"b", b"c")  # a is held
+    do(rig, Action.REQUEUE, message(2))
+    places = outcome(rig).places
+    batch = do(rig, Action.PLACE, message(2), places=places)
+    assert (places, event_kinds(batch), outcome(rig).done) == ({2: (1, 2)}, [(2, "place")], [2])
+    assert [m.seq for m in rig.queue().window or ()] == [2, 3]
+    assert [held.seq for held in worker.consumers[1].held.values()] == [1]
+
+
+def test_place_undoes_a_move() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    rig.publish(b"x", queue="mails")
+    row = message(1)
+    do(rig, Action.MOVE, row, target="mails")
+    batch = do(rig, Action.PLACE, row, places=outcome(rig).places)
+    assert (row.queue_id, row.position, batch.events[3]) == (1, 1, "mails to orders")
+    assert (rig.queue().row.live_count, rig.queue("mails").row.live_count) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("places", "queues", "reason"),
+    [
+        ({}, None, "no place"),
+        ({2: (1, 99)}, None, "no place"),
+        ({2: (1, 2)}, None, "there already"),
+        ({2: (7, 1)}, None, "queue gone"),
+        ({2: (7, 1)}, frozenset({1}), "foreign queue"),
+    ],
+)
+def test_place_skips(
+    places: dict[int, tuple[int, int]], queues: frozenset[int] | None, reason: str
+) -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"b")
+    do(rig, Action.PLACE, message(2), places=places, queues=queues)
+    assert skipped(rig) == {reason: 1}
+
+
+def test_place_skips_what_is_held() -> None:
+    rig = CoreRig()
+    held_one(rig)
+    do(rig, Action.PLACE, message(1), places={1: (1, 1)})
+    assert skipped(rig) == {"dispatched": 1}
+
+
+# -- delete
+
+
+def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise() -> None:
+    rig = CoreRig()
+    held_one(rig)
+    rig.publish(b"b")
+    batch = take(rig, ask(rig, Action.DELETE, 1, 2), message(1), message(2))
+    assert outcomes(batch) == {(State.DELETED, "delete"): [2]}
+    assert (outcome(rig).done, outcome(rig).skipped) == ([2], {"dispatched": 1})
+    batch = do(rig, Action.DELETE, message(1), with_dispatched=True)
+    assert outcomes(batch) == {(State.DELETED, "delete"): [1]}
+    assert rig.core.state.held == 0
+
+
+# -- redrive
+
+
+def test_redrive_makes_a_message_of_a_record() -> None:
+    rig = CoreRig()
+    batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
+    [born] = batch.created
+    assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
+    assert batch.bodies == [3, b"r"]
+    assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
+    assert event_kinds(batch) == [(3, "redrive"), (2, "redrive")]
+    assert outcome(rig).new_ids == {2: born.message_id.decode()}
+    assert rig.queue().counters.published_ui == 1
+
+
+def test_redrive_goes_to_another_queue_where_told() -> None:
+    rig = CoreRig()
+    row = record(rig)
+    rig.publish(b"x", queue="again")
+    assert [m.queue_id for m in do(rig, Action.REDRIVE, row, target="again").created] == [3]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"source_queue_id": None}, "not a record"),
+        ({"state": State.DISPATCHED}, "dispatched"),
+        ({"body": None}, "damaged"),
+        ({"source_queue_id": 9}, "queue gone"),
+        ({"source_queue_id": 2}, "there already"),
+    ],
+)
+def test_redrive_skips(change: dict[str, Any], reason: str) -> None:
+    rig = CoreRig()
+    row = record(rig)
+    for name, value in change.items():
+        setattr(row, name, value)
+    batch = do(rig, Action.REDRIVE, row)
+    assert (skipped(rig), batch.created) == ({reason: 1}, [])
+
+
+def test_redrive_heeds_the_bounds_of_the_origin() -> None:
+    rig = CoreRig()
+    row = record(rig)
+    rig.run(lambda: rig.configure("orders", {"max_bytes": 1}))
+    do(rig, Action.REDRIVE, row)
+    assert skipped(rig) == {"queue full": 1}
+
+
+# -- restore
+
+
+def test_restore_stores_a_new_message_in_the_old_place() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"b")
+    old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
+    batch = do(rig, Action.RESTORE, old)
+    [born] = batch.created
+    assert (born.seq, born.position, born.deadline_ms) == (3, 1, rig.steady_ms + 9)
+    assert (born.published_at, born.deliveries) == (old.published_at, 0)
+    assert event_kinds(batch) == [(1, "restore"), (3, "restore")]
+    assert outcome(rig).new_ids == {1: born.message_id.decode()}
+    assert (rig.queue().row.live_count, rig.queue().counters.restored) == (3, 1)
+    assert batch.bodies == [3, b"a"]
+
+
+def test_restored_message_is_dispatched_before_what_is_behind_it() -> None:
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    rig.publish(b"x", b"b")  # x is held
+    [held] = worker.consumers[1].held.values()
+    do(rig, Action.RESTORE, settled(1, position=1, body=b"a"))
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert bodies(sent_messages(batch, worker)) == [b"a"]
+
+
+def test_restore_lets_a_window_grow_no_further_than_its_limit() -> None:
+    rig = CoreRig(Limits(window=2))
+    rig.consumer(credit=1)
+    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # of those that were deleted
+    rig.publish(b"x", b"b", b"c")
+    rows = [settled(n, body=b"a") for n in (1, 2, 3)]
+    take(rig, ask(rig, Action.RESTORE, 1, 2, 3), *rows)
+    window = rig.queue().window
+    assert window is not None
+    assert [m.position for m in window] == [1, 2]
+    assert {m.seq for m in window} <= rig.core.state.messages.keys()
+    assert len(rig.core.state.messages) == 3  # one is held
+
+
+def test_restore_wants_a_ttl_where_the_deadline_has_passed() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    old = settled(1, body=b"a", deadline_ms=rig.steady_ms)
+    do(rig, Action.RESTORE, old)
+    assert skipped(rig) == {"deadline passed": 1}
+    [born] = do(rig, Action.RESTORE, old, ttl_s=5).created
+    assert (born.ttl_s, born.deadline_ms) == (5, rig.steady_ms + 5_000)
+    [born] = do(rig, Action.RESTORE, old, ttl_s=0).created
+    assert (born.ttl_s, born.deadline_ms) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (settled(1, State.READY, body=b"a"), "restored already"),
+        (settled(1, State.ACKED, body=b"a"), "not deleted"),
+        (settled(1), "body gone"),
+        (settled(1, body=b"a", queue_id=9), "queue gone"),
+    ],
+)
+def test_restore_skips(row: Message, reason: str) -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    do(rig, Action.RESTORE, row)
+    assert skipped(rig) == {reason: 1}
+
+
+def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    rig.run(lambda: rig.pause("orders", "publishing", True))
+    assert do(rig, Action.RESTORE, settled(1, body=b"a")).created != []
+    rig.run(lambda: rig.configure("orders", {"publishing_paused": None, "max_messages": 2}))
+    do(rig, Action.RESTORE, settled(1, body=b"b"))
+    assert skipped(rig) == {"queue full": 1}
+
+
+def test_restore_makes_a_removed_queue_again() -> None:
+    rig = CoreRig()
+    rig.run(lambda: rig.core.state.registry.get_or_create("orders"))
+    rig.run(lambda: rig.core.state.remove_queue(rig.queue()))
+    rig.publish(b"x", queue="mails")
+    [born] = do(rig, Action.RESTORE, settled(1, body=b"a")).created
+    assert (born.queue_id, rig.queue().queue_id) == (1, 1)
+
+
+def test_message_is_restored_once_where_two_ask_at_once() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    first, second = (
+        ask(rig, Action.RESTORE, 1).rows[0].on_rows,
+        ask(rig, Action.RESTORE, 1).rows[0].on_rows,
+    )
+    rows = [settled(1, body=b"a")]
+    batch = rig.run(loaded=Loaded(pages=[(first, rows, True), (second, rows, True)]))
+    assert len(batch.created) == 1
+    assert skipped(rig) == {"gone": 1}
+
+
+# -- erase
+
+
+def test_erase_overwrites_and_removes_the_body() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    batch = do(rig, Action.ERASE, settled(1, State.ACKED))
+    assert batch.writes[0] == EraseBody(1)
+    assert (event_kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
+
+
+# -- all of them
+
+
+@pytest.mark.parametrize("action", Action)
+def test_action_skips_messages_of_other_queues(action: Action) -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    do(rig, action, message(1), queues=frozenset({9}), target="orders")
+    assert skipped(rig) == {"foreign queue": 1}
+
+
+@pytest.mark.parametrize("action", Action)
+def test_action_skips_what_is_not_there(action: Action) -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"b")
+    batch = ask(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
+    assert batch.rows[0].seqs == (1,)  # the others are no numbers of messages, or known already
+    batch = take(rig, batch)
+    assert skipped(rig) == {"gone": 5}
+    assert [type(write) for write in batch.writes] == [InsertAudit]
+
+
+def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", ttl_s=1)
+    rig.advance(1)
+    [request] = ask(rig, Action.REQUEUE, 1).rows
+    loaded = Loaded(pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True)
+    batch = rig.run(loaded=loaded)
+    assert outcomes(batch) == {(State.EXPIRED, None): [1]}
+    assert skipped(rig) == {"gone": 1}
+
+
+def test_action_skips_what_waits_to_be_buried() -> None:
+    rig = CoreRig()
+    held = held_one(rig)
+    held.body = None
+    rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
+    do(rig, Action.DELETE, message(1), with_dispatched=True)
+    assert skipped(rig) == {"gone": 1}
+
+
+def test_action_goes_on_where_large_bodies_come_in_pages() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"b", b"c")
+    batch = take(rig, ask(rig, Action.RESTORE, 1, 2, 3), settled(1, body=b"a"), is_last=False)
+    assert (batch.rows[0].seqs, rig.answers) == ((2, 3), [])
+    [audited] = batch.writes
+    assert isinstance(audited, InsertAudit)
+    assert (audited.number, audited.result) == (1, "running")
+    batch = take(rig, batch, settled(2, body=b"b"))
+    assert (outcome(rig).done, outcome(rig).skipped) == ([1, 2], {"gone": 1})
+    assert batch.writes == [AdvanceAudit(1, "done", 1)]
+
+
+def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"b", b"c")
+    entry = rig.entry("bulk.delete", target="orders", result="running")
+    asked: list[Batch] = []
+    for seqs in ([1], [2]):
+        asked.append(rig.run(
+            lambda seqs=seqs: act_on_messages(  # type: ignore[misc]
+                rig.core, rig.answers.append, entry, Action.DELETE, seqs, ActionOptions()
+            )
+        ))  # fmt: skip
+        batch = take(rig, asked[-1], message(seqs[0]))
+        if seqs == [1]:
+            [audited] = batch.writes
+            assert isinstance(audited, InsertAudit)
+            assert (audited.target, audited.number, audited.result) == ("orders", 1, "running")
+    assert batch.writes == [AdvanceAudit(1, "running", 1)]
+    entry.result = "cancelled"
+    batch = rig.run(
+        lambda: act_on_messages(
+            rig.core, rig.answers.append, entry, Action.DELETE, [], ActionOptions()
+        )
+    )
+    assert batch.writes == [AdvanceAudit(0, "cancelled", 1)]
+    assert (entry.count, outcome(rig)) == (2, ActionOutcome())
+    assert rig.core.audit_counts == {"bulk.delete": 1}
+
+
+def test_more_than_a_slice_is_refused() -> None:
+    rig = CoreRig()
+    with pytest.raises(RefusedError, match="1001") as caught:
+        act_on_messages(
+            rig.core, print, rig.entry(), Action.DELETE, range(ACTION_SLICE + 1), ActionOptions()
+        )
+    assert caught.value.code == "too_many"
+
+
+# -- the way back
+
+
+def act(rig: CoreRig, row: Message, body: bytes | None, options: ActionOptions) -> ActionOutcome:
+    rig.run(
+        lambda: act_on_messages(
+            rig.core, rig.answers.append, rig.entry("dead.redrive"), Action.REDRIVE, [row.seq],
+            options,
+        )
+    )  # fmt: skip
+    [request] = rig.batch.rows
+    row.body = body
+    rig.run(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
+    outcome: ActionOutcome = rig.answers[-1]
+    return outcome
+
+
+def dead_one(rig: CoreRig, content: bytes = BAD) -> tuple[Message, bytes]:
+    """Have one quarantined; return its record as a row on disk, and its content."""
+    batch = rig.publish(content)
+    record = batch.created[1]
+    row = message(record.seq, queue_id=record.queue_id)
+    row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
+    return row, batch.bodies[3]
+
+
+def test_redrive_sends_the_revived_content() -> None:
+    rig = rig_with_strict_queue()
+    row, body = dead_one(rig)
+    rig.run(lambda: rig.configure("orders", {"payload_policy": "observe"}))
+    outcome = act(rig, row, body, ActionOptions())
+    assert rig.batch.bodies == [3, BAD]
+    assert outcomes(rig.batch) == {(State.DELETED, "redriven"): [2]}
+    assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {})
+    assert event_kinds(rig.batch) == [(3, "redrive"), (2, "redrive")]
+
+
+def test_redrive_of_poison_is_quarantined_again_and_said_so() -> None:
+    rig = rig_with_strict_queue()
+    row, body = dead_one(rig)
+    outcome = act(rig, row, body, ActionOptions())
+    assert outcome.poisoned == {"invalid_data": 1}
+    assert outcomes(rig.batch)[State.DEAD, "invalid_data"] == [3]
+
+
+def test_dry_run_tells_and_changes_nothing() -> None:
+    rig = rig_with_strict_queue()
+    row, body = dead_one(rig)
+    outcome = act(rig, row, body, ActionOptions(is_dry_run=True))
+    assert (outcome.targets, outcome.poisoned) == ({"orders": 1}, {"invalid_data": 1})
+    assert not rig.batch.stores
+
+
+def test_redrive_stays_where_poison_would_find_no_room() -> None:
+    rig = rig_with_strict_queue()
+    row, body = dead_one(rig)
+    rig.run(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
+    outcome = act(rig, row, body, ActionOptions())
+    assert outcome.skipped == {"dead-letter queue paused": 1}
+    assert rig.batch.created == []
+
+
+def test_record_that_a_program_published_goes_where_it_says() -> None:
+    rig = rig_with_inspector()
+    rig.publish(GOOD)
+    content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
+    [record] = rig.publish(content, queue="orders.dlq").created
+    row = message(record.seq, queue_id=record.queue_id)
+    assert act(rig, row, content, ActionOptions()).targets == {"orders": 1}
+    assert rig.batch.bodies == [3, b"x"]
+
+
+def test_record_that_a_program_published_waits_for_its_queue() -> None:
+    rig = rig_with_inspector()
+    content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "removed"}}).encode()
+    [record] = rig.publish(content, queue="orders.dlq").created
+    row = message(record.seq, queue_id=record.queue_id)
+    assert act(rig, row, content, ActionOptions(is_dry_run=True)).skipped == {"queue gone": 1}
+
+
+def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
+    rig = rig_with_inspector()
+    [made] = rig.publish(b"{}", queue="orders.dlq").created
+    row = message(made.seq, queue_id=made.queue_id)
+    assert act(rig, row, b"{}", ActionOptions()).skipped == {"not a record": 1}
+    rig.publish(GOOD)
+    assert act(rig, row, b"{}", ActionOptions(target="orders")).targets == {"orders": 1}
+
+
+def test_sweep_revives_too() -> None:
+    rig = rig_with_strict_queue()
+    row, body = dead_one(rig)
+    rig.run(lambda: rig.configure("orders", {"payload_policy": "observe"}))
+    rig.run(lambda: rig.redrive("orders.dlq"))
+    [request] = rig.batch.pages
+    row.body = body
+    rig.run(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
+    assert rig.batch.bodies == [3, BAD]

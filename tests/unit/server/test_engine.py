@@ -1,0 +1,122 @@
+"""Work aside of the batches, when the broker stops because something failed."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.clock import Clock
+from phpmq_lite.model import Batch, Limits, Loaded, Recovered
+from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.server import engine as engines
+from phpmq_lite.server import engine_policies
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.storage.write.writer import Writer
+from tests.support.core_and_store import FakeClock
+
+
+def fail(_core: Broker) -> None:
+    raise ValueError("it failed")
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+async def test_what_is_queued_aside_is_not_begun_when_the_engine_ends(is_failing: bool) -> None:
+    core = Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings())
+    engine = Engine(core, cast(Writer, None), FakeClock())
+    release, begun = threading.Event(), list[Any]()
+    engine._background.run(release.wait, begun.append)
+    engine._background.run(lambda: begun.append("second"), begun.append)
+    await asyncio.sleep(0.05)
+    if is_failing:
+        engine.submit(fail)
+        with pytest.raises(ValueError, match="it failed"):
+            await engine.run()
+    else:
+        await engine.end()
+    release.set()
+    await asyncio.to_thread(engine._background._executor.shutdown, wait=True)
+    assert begun == []
+
+
+class SlowWriter(Writer):
+    """Stores nothing; a batch lies with it until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("never-opened"))
+        self.under_way = asyncio.Event()
+        self.may_end = asyncio.Semaphore(0)
+
+    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+        self.under_way.set()
+        return asyncio.ensure_future(self._store_slowly())
+
+    async def _store_slowly(self) -> None:
+        await self.may_end.acquire()
+        self.under_way.clear()
+
+
+def submit(engine: Engine) -> None:
+    engine.submit(lambda core: core.state.batch.counters.update(x=1))
+
+
+@pytest.fixture
+def writer() -> SlowWriter:
+    return SlowWriter()
+
+
+@pytest.fixture
+def engine(writer: SlowWriter, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(engines, "_MAINTENANCE_S", 1e9)
+    core = Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings())
+    made = Engine(core, writer, Clock())
+    made._maintained_at = 1e12  # none here: it would take the writer's turn
+    return made
+
+
+async def test_without_a_batch_it_comes_back_at_once(engine: Engine) -> None:
+    await engine.pause()
+
+
+async def test_each_batch_is_followed_by_one_piece(
+    engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_policies, "_MAX_DEFER_S", 60.0)
+    order: list[str] = []
+
+    async def page(name: str) -> None:
+        await engine.pause()
+        order.append(name)
+
+    running = asyncio.create_task(engine.run())
+    submit(engine)
+    await writer.under_way.wait()
+    pages = [asyncio.create_task(page(name)) for name in ("one", "two")]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert order == []
+    submit(engine)  # there is a next batch at once
+    writer.may_end.release()
+    await writer.under_way.wait()
+    await asyncio.wait(pages, return_when=asyncio.FIRST_COMPLETED)
+    assert order == ["one"]
+    engine.stop()
+    writer.may_end.release()
+    await asyncio.gather(running, *pages)
+    assert order == ["one", "two"]
+
+
+async def test_a_hung_disk_holds_nobody(
+    engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_policies, "_MAX_DEFER_S", 0.0)
+    running = asyncio.create_task(engine.run())
+    submit(engine)
+    await writer.under_way.wait()
+    await engine.pause()  # the batch is still with the writer
+    assert writer.under_way.is_set()
+    engine.stop()
+    writer.may_end.release()
+    await running

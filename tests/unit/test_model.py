@@ -1,0 +1,772 @@
+"""Who gets the next message, and the bounds of what one batch dispatches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.queue import Connection
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Batch, Limits, Loaded, Message, State
+from phpmq_lite.queue_settings import QueueSettings
+from tests.support.core_rig import (
+    CoreRig,
+    bodies,
+    event_kinds,
+    message,
+    outcomes,
+    sent_messages,
+    sent_receipts,
+)
+
+ABC = (b"a", b"b", b"c")
+
+
+def test_consumers_take_turns_message_by_message() -> None:
+    rig = CoreRig()
+    one, two, three = rig.consumer(), rig.consumer(), rig.consumer()
+    batch = rig.publish(*(b"%d" % n for n in range(7)))
+    assert bodies(sent_messages(batch, one)) == [b"0", b"3", b"6"]
+    assert bodies(sent_messages(batch, two)) == [b"1", b"4"]
+    assert bodies(sent_messages(batch, three)) == [b"2", b"5"]
+
+
+def test_turn_goes_on_where_the_last_batch_ended() -> None:
+    rig = CoreRig()
+    one, two = rig.consumer(), rig.consumer()
+    assert bodies(sent_messages(rig.publish(b"a"), one)) == [b"a"]
+    assert bodies(sent_messages(rig.publish(b"b"), two)) == [b"b"]
+    assert bodies(sent_messages(rig.publish(b"c"), one)) == [b"c"]
+
+
+def test_consumer_without_credit_loses_its_turn_until_it_acknowledges() -> None:
+    rig = CoreRig()
+    one, two = rig.consumer(credit=1), rig.consumer(credit=3)
+    batch = rig.publish(b"a", b"b", b"c", b"d", b"e")
+    assert bodies(sent_messages(batch, one)) == [b"a"]
+    assert bodies(sent_messages(batch, two)) == [b"b", b"c", b"d"]
+    first = sent_messages(batch, one)[0]
+    batch = rig.run(lambda: rig.core.acknowledge(one, "orders", first.message_id))
+    assert bodies(sent_messages(batch, one)) == [b"e"]
+
+
+def test_credit_is_per_queue_of_a_connection() -> None:
+    rig = CoreRig()
+    worker = rig.consumer("orders", credit=1)
+    rig.consume(worker, 2, "mails")
+    assert bodies(sent_messages(rig.publish(*ABC), worker)) == [b"a"]
+    assert bodies(sent_messages(rig.publish(*ABC, queue="mails"), worker)) == [b"a", b"b"]
+
+
+def test_credit_is_clamped_to_the_limit() -> None:
+    rig = CoreRig(Limits(credit=2))
+    worker = rig.consumer(credit=10**18)
+    assert bodies(sent_messages(rig.publish(*ABC), worker)) == [b"a", b"b"]
+
+
+def test_consumer_gets_no_more_bytes_than_its_credit_has_but_always_one_message() -> None:
+    rig = CoreRig(Limits(credit_bytes=10))
+    worker = rig.consumer()
+    batch = rig.publish(b"x" * 30, b"y")
+    assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
+    big = sent_messages(batch, worker)[0]
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
+    assert bodies(sent_messages(batch, worker)) == [b"y"]
+    assert bodies(sent_messages(rig.publish(b"z" * 9, b"z" * 10), worker)) == [b"z" * 9]
+
+
+def test_broker_holds_no_more_messages_than_its_limit() -> None:
+    rig = CoreRig(Limits(held=2))
+    one, two = rig.consumer("orders"), rig.consumer("mails")
+    held = sent_messages(rig.publish(*ABC), one)
+    assert bodies(held) == [b"a", b"b"]
+    assert sent_messages(rig.publish(b"m", queue="mails"), two) == []
+    batch = rig.run(*(
+        lambda m=m: rig.core.acknowledge(one, "orders", m.message_id) for m in held))  # fmt: skip
+    assert bodies(sent_messages(batch, one) + sent_messages(batch, two)) == [b"c", b"m"]
+
+
+def test_broker_holds_no_more_bytes_than_its_limit_but_always_one_message() -> None:
+    rig = CoreRig(Limits(held_bytes=10))
+    worker = rig.consumer()
+    batch = rig.publish(b"x" * 30, b"y")
+    assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
+    big = sent_messages(batch, worker)[0]
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
+    assert bodies(sent_messages(batch, worker)) == [b"y"]
+
+
+def test_batch_writes_no_more_to_one_connection_than_the_limit_and_a_message() -> None:
+    rig = CoreRig(Limits(write_bytes=10))
+    worker = rig.consumer(credit=100)
+    batch = rig.publish(*[b"x" * 4] * 7)
+    assert len(sent_messages(batch, worker)) == 3  # 4 and 8 are below 10, 12 is not
+    assert rig.core.needs_batch
+    assert len(sent_messages(rig.run(), worker)) == 3
+    assert len(sent_messages(rig.run(), worker)) == 1
+    assert not rig.core.needs_batch
+
+
+def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
+    rig = CoreRig(Limits(write_bytes=4))
+    worker = rig.consumer("orders")
+    rig.consume(worker, 10, "mails")
+    publisher = rig.connect()
+    batch = rig.run(
+        lambda: rig.core.publish(publisher, "orders", b"1234", None, None),
+        lambda: rig.core.publish(publisher, "mails", b"5678", None, None),
+    )
+    assert bodies(sent_messages(batch, worker)) == [b"1234"]
+    assert bodies(sent_messages(rig.run(), worker)) == [b"5678"]
+
+
+def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
+    rig = CoreRig()
+    one, two = rig.consumer(), rig.consumer()
+    rig.run(lambda: rig.core.set_blocked(one, is_blocked=True))
+    batch = rig.publish(*ABC)
+    assert (sent_messages(batch, one), bodies(sent_messages(batch, two))) == (
+        [],
+        [b"a", b"b", b"c"],
+    )
+    rig.run(lambda: rig.core.set_blocked(two, is_blocked=True))
+    assert rig.publish(b"d").sends == {}
+    batch = rig.run(lambda: rig.core.set_blocked(one, is_blocked=False))
+    assert bodies(sent_messages(batch, one)) == [b"d"]
+
+
+def test_paused_queue_delivers_nothing_until_it_goes_on() -> None:
+    rig = CoreRig()
+    worker = rig.consumer()
+    rig.run(lambda: rig.pause("orders", "delivery", True))
+    assert rig.publish(b"a").sends == {}
+    batch = rig.run(lambda: rig.pause("orders", "delivery", False))
+    assert bodies(sent_messages(batch, worker)) == [b"a"]
+    assert [answer["delivery_paused"] for answer in rig.answers] == [True, False]
+
+
+def test_message_is_not_dispatched_at_its_deadline() -> None:
+    """Strict at dispatch, nothing is sent at or after its deadline."""
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    held = sent_messages(rig.publish(b"held"), worker)[0]
+    rig.publish(b"late", ttl_s=1)
+    rig.publish(b"good", ttl_s=2)
+    rig.advance(1)
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert bodies(sent_messages(batch, worker)) == [b"good"]
+    assert list(outcomes(batch)) == [(2, None), (3, None)]
+
+
+def test_message_is_dispatched_a_millisecond_before_its_deadline() -> None:
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    held = sent_messages(rig.publish(b"held"), worker)[0]
+    rig.publish(b"good", ttl_s=1)
+    rig.steady_ms += 999
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert bodies(sent_messages(batch, worker)) == [b"good"]
+
+
+def test_expired_message_forwarded_to_an_idle_consumer_leaves_with_the_same_batch() -> None:
+    """The consumer of the target was served already; nothing else would start another batch."""
+    rig = CoreRig()
+    patient = rig.consumer("orders")
+    worker = rig.consumer("orders.retry", credit=1)
+    held = sent_messages(rig.publish(b"held", queue="orders.retry"), worker)[0]
+    rig.publish(b"again", queue="orders.retry", ttl_s=1)
+    rig.advance(1)
+    batch = rig.run(
+        lambda: rig.core.wake_consumers(patient),  # so that orders is served first
+        lambda: rig.core.acknowledge(worker, "orders.retry", held.message_id),
+    )
+    assert bodies(sent_messages(batch, patient)) == [b"again"]
+
+
+def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_batch() -> None:
+    rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
+    clerk = rig.consumer("orders.dlq")
+    worker = rig.consumer("orders", credit=1)
+    held = sent_messages(rig.publish(b"held"), worker)[0]
+    rig.publish(b"late", ttl_s=1)
+    rig.advance(1)
+    batch = rig.run(
+        lambda: rig.core.wake_consumers(clerk),
+        lambda: rig.core.acknowledge(worker, "orders", held.message_id),
+    )
+    assert bodies(sent_messages(batch, clerk)) == [b"late"]
+
+
+# -- pages and bodies
+
+
+def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
+    rig = CoreRig(Limits(window=5, window_bytes=100))
+    worker = rig.connect()
+    request = rig.run(lambda: rig.core.consume(worker, "orders", 3)).windows[0]
+    assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
+    page = [message(n, body=b"%d" % n) for n in range(1, 6)]
+    batch = rig.run(loaded=Loaded(windows=[(1, page, False)]))
+    assert bodies(sent_messages(batch, worker)) == [b"1", b"2", b"3"]
+    assert [(r.after, r.limit) for r in batch.windows] == [(5, 3)]
+
+
+def test_queue_asks_for_one_page_at_a_time() -> None:
+    rig = CoreRig(Limits(window=2))
+    worker = rig.connect()
+    rig.run(lambda: rig.core.consume(worker, "orders", 3))
+    assert rig.core.state.needs_dispatch == {}
+    assert rig.publish(b"a").windows == []
+
+
+def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order() -> None:
+    rig = CoreRig()
+    worker = rig.connect()
+    rig.run(lambda: rig.core.consume(worker, "orders", 10))
+    page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
+    batch = rig.run(loaded=Loaded(windows=[(1, page, True)]))
+    assert bodies(sent_messages(batch, worker)) == [b"1"]
+    assert batch.body_seqs == {2}
+    batch = rig.run(loaded=Loaded(bodies={2: b"2"}))
+    assert bodies(sent_messages(batch, worker)) == [b"2", b"3"]
+
+
+def test_bodies_are_asked_for_together_within_the_bytes_of_the_window() -> None:
+    rig = CoreRig(Limits(window_bytes=25))
+    worker = rig.connect()
+    rig.run(lambda: rig.core.consume(worker, "orders", 10))
+    page = [message(n, size=10) for n in range(1, 9)]
+    batch = rig.run(loaded=Loaded(windows=[(1, page, True)]))
+    assert batch.body_seqs == {1, 2, 3}
+
+
+def test_body_larger_than_the_whole_cache_is_loaded_all_the_same() -> None:
+    rig = CoreRig(Limits(window_bytes=5, bodies_bytes=5))
+    worker = rig.connect()
+    rig.run(lambda: rig.core.consume(worker, "orders", 10))
+    batch = rig.run(loaded=Loaded(windows=[(1, [message(1, size=50)], True)]))
+    assert batch.body_seqs == {1}
+
+
+def test_published_body_stays_in_memory_only_within_the_bytes_of_the_window() -> None:
+    rig = CoreRig(Limits(window_bytes=10))
+    worker = rig.consumer(credit=1)
+    rig.publish(b"held")
+    rig.publish(b"12345", b"67890", b"x", b"")
+    window = rig.queue().window
+    assert window is not None
+    assert bodies(list(window)) == [b"12345", b"67890", None, b""]
+    assert window.body_bytes == rig.core.state.bodies.total_bytes == 10
+    assert sent_messages(rig.run(), worker) == []
+
+
+def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
+    rig = CoreRig(Limits(window_bytes=10, bodies_bytes=15))
+    for name in ("a", "b"):
+        rig.consumer(name, credit=1)
+        rig.publish(b"held", queue=name)
+        rig.publish(b"123456789", queue=name)
+    assert rig.core.state.bodies.total_bytes == 9
+    worker = rig.connect()
+    request = rig.run(lambda: rig.core.consume(worker, "c", 1)).windows[0]
+    assert request.body_bytes == 6
+
+
+def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
+    """What comes back has no body any more; loading it must not go round the bound."""
+    rig = CoreRig(Limits(window_bytes=100, bodies_bytes=100))
+    full = rig.consumer("full", credit=1)
+    rig.publish(b"held", queue="full")
+    rig.publish(*[b"x" * 9] * 11, queue="full")
+    assert rig.core.state.bodies.total_bytes == 99
+    worker = rig.connect()
+    rig.run(lambda: rig.core.consume(worker, "orders", 100))
+    page = [message(n, size=10, queue_id=2) for n in range(101, 109)]
+    batch = rig.run(loaded=Loaded(windows=[(2, page, True)]))
+    assert batch.body_seqs == {101}
+    assert sent_messages(batch, full) == []
+
+
+def test_window_is_given_up_with_its_last_consumer() -> None:
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    rig.publish(*ABC)
+    rig.run(lambda: rig.core.consume(worker, "orders", 0))
+    assert rig.queue().window is None
+    assert rig.core.state.messages == {}
+    assert rig.core.state.bodies.total_bytes == 0
+
+
+def short_of_bytes(rig: CoreRig, ttl_s: int | None = None) -> tuple[Connection, Connection]:
+    """Return a consumer with room for 4 of 10 bytes, and one with none; a message of 5 is next."""
+    one, two = rig.consumer(credit=5), rig.consumer(credit=1)
+    batch = rig.publish(b"123456", b"x")
+    assert (len(sent_messages(batch, one)), len(sent_messages(batch, two))) == (1, 1)
+    assert rig.publish(b"12345", ttl_s=ttl_s).sends == {}
+    return one, two
+
+
+def test_smaller_message_goes_to_who_had_no_room_for_the_one_before_it() -> None:
+    rig = CoreRig(Limits(credit_bytes=10))
+    one, two = short_of_bytes(rig)
+    rig.publish(b"1234")
+    [held] = two.consumers[1].held.values()
+    batch = rig.run(lambda: rig.core.acknowledge(two, "orders", held.message_id))
+    assert bodies(sent_messages(batch, two)) == [b"12345"]
+    assert bodies(sent_messages(batch, one)) == [b"1234"]
+
+
+def test_smaller_message_goes_out_when_the_one_before_it_has_expired() -> None:
+    rig = CoreRig(Limits(credit_bytes=10))
+    one, _ = short_of_bytes(rig, ttl_s=1)
+    rig.publish(b"1234")
+    rig.advance(1)
+    assert bodies(sent_messages(rig.run(), one)) == []
+    row = message(3, deadline_ms=rig.steady_ms)
+    assert bodies(sent_messages(rig.run(loaded=Loaded(due=[row], has_due=True)), one)) == [b"1234"]
+
+
+def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_another() -> None:
+    rig = CoreRig(Limits(credit_bytes=10))
+    one, _ = short_of_bytes(rig)
+    rig.publish(b"1234")
+    first = next(iter(rig.queue().window or ()))
+    stranger = rig.connect()
+    batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", first.message_id))
+    assert bodies(sent_messages(batch, one)) == [b"1234"]
+
+
+def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
+    """A connection ends: what comes back has no bodies, the window behind it is full of them."""
+    rig = CoreRig(Limits(window_bytes=40))
+    worker = rig.consumer(credit=4)
+    held = sent_messages(rig.publish(*[b"x" * 10] * 4), worker)
+    rig.publish(*[b"y" * 10] * 4)
+    for one in held:
+        one.body = None  # as after sending
+    batch = rig.run(lambda: rig.core.consume(worker, "orders", 4))
+    assert batch.body_seqs == {1, 2, 3, 4}
+    window = rig.queue().window
+    assert window is not None
+    assert (window.body_bytes, rig.core.state.bodies.total_bytes) == (0, 0)
+    loaded = Loaded(bodies={one.seq: b"x" * 10 for one in held})
+    assert sent_messages(rig.run(loaded=loaded), worker) == held
+
+
+def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
+    rig = CoreRig(Limits(window=3))
+    one, two = rig.consumer(credit=3), rig.consumer(credit=1)
+    for body in (b"1", b"2", b"3", b"4"):
+        rig.publish(body)
+    rig.publish(b"5", b"6", b"7")
+    assert [m.position for m in rig.queue().window or ()] == [5, 6, 7]
+    rig.run(lambda: rig.core.consume(one, "orders", 0))
+    assert [m.position for m in rig.queue().window or ()] == [1, 3, 4]
+    assert set(rig.core.state.messages) == {1, 2, 3, 4}
+    assert [message.seq for message in two.consumers[1].held.values()] == [2]
+
+
+# -- drain
+
+
+def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held() -> None:
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
+    rig.run(lambda: rig.core.drain(rig.answers.append))
+    assert rig.answers == []
+    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    assert (list(outcomes(batch)), batch.sends) == ([(2, None)], {})
+    assert rig.answers == [None]
+
+
+def test_broker_that_drains_stores_and_receipts_what_still_comes() -> None:
+    rig = CoreRig()
+    worker = rig.consumer()
+    rig.run(lambda: rig.core.drain(rig.answers.append))
+    batch = rig.run(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
+    assert len(batch.created) == 1
+    assert (sent_messages(batch, worker), sent_receipts(batch, worker)) == ([], [(b"k", None)])
+
+
+def test_queues_take_turns_where_the_broker_holds_all_that_it_may() -> None:
+    rig = CoreRig(Limits(held=1))
+    workers = {name: rig.consumer(name) for name in ("orders", "mails")}
+    [held] = sent_messages(rig.publish(*ABC, *ABC), workers["orders"])
+    rig.publish(*ABC, queue="mails")
+    order = ["orders"]
+    for _ in range(6):
+        rig.begin()
+        rig.core.acknowledge(workers[order[-1]], order[-1], held.message_id)
+        [(connection, ([held], _))] = rig.finish().sends.items()
+        order += [name for name, one in workers.items() if one is connection]
+    assert order == ["orders", *["orders", "mails"] * 3]
+
+
+def acknowledged(rig: CoreRig, worker: Connection, name: str, held: list[Message]) -> Batch:
+    """Run a batch in which a consumer acknowledges what it holds."""
+    return rig.run(*(
+        lambda m=m: rig.core.acknowledge(worker, name, m.message_id) for m in held))  # fmt: skip
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%03d" % n for n in range(count)]
+
+
+@pytest.mark.parametrize("limits", [Limits(held=8), Limits(held_bytes=24)])
+def test_queue_goes_on_beside_one_whose_consumer_hangs_with_all_that_may_be_held(
+    limits: Limits,
+) -> None:
+    rig = CoreRig(limits)
+    hung, worker = rig.consumer("hung", credit=100), rig.consumer("orders", credit=100)
+    assert len(sent_messages(rig.publish(*numbered(20), queue="hung"), hung)) == 8  # alone: all
+    batch = rig.publish(*numbered(10))
+    done: list[bytes | None] = []
+    while held := sent_messages(batch, worker):
+        assert sent_messages(batch, hung) == []
+        done += bodies(held)
+        batch = acknowledged(rig, worker, "orders", held)
+    assert done == numbered(10)
+
+
+def test_queue_above_its_share_gets_nothing_until_another_has_its_own() -> None:
+    rig = CoreRig(Limits(held=8))
+    first, second = rig.consumer("first", credit=100), rig.consumer("second", credit=100)
+    held = sent_messages(rig.publish(*numbered(50), queue="first"), first)
+    assert bodies(held) == numbered(8)
+    other = sent_messages(rig.publish(*numbered(50), queue="second"), second)
+    for one in held[:4]:
+        batch = acknowledged(rig, first, "first", [one])
+        other += sent_messages(batch, second)
+        assert sent_messages(batch, first) == []
+    assert bodies(other) == numbered(4)  # half of it
+    batch = acknowledged(rig, first, "first", held[4:5])
+    assert (len(sent_messages(batch, first)), len(sent_messages(batch, second))) == (1, 0)
+
+
+def test_what_one_queue_leaves_of_its_share_is_for_others_in_the_same_batch() -> None:
+    rig = CoreRig(Limits(held=8))
+    first, second = rig.consumer("first", credit=100), rig.consumer("second", credit=100)
+    held = sent_messages(rig.publish(*numbered(50), queue="first"), first)
+    other = sent_messages(
+        rig.publish(*numbered(3), queue="second"), second
+    )  # one waits: it is short
+    assert bodies(other) == numbered(1)
+    batch = acknowledged(rig, first, "first", held[:6])
+    assert bodies(sent_messages(batch, second)) == numbered(3)[1:]
+    assert len(sent_messages(batch, first)) == 8 - 2 - 3
+
+
+def test_each_further_queue_gets_half_of_what_the_ones_before_left() -> None:
+    """However many hang: until less than one message is left of a quarter above the limit."""
+    rig = CoreRig(Limits(held=64))
+    workers = [rig.consumer(f"q{n}", credit=100) for n in range(7)]
+    given = [
+        len(sent_messages(rig.publish(*numbered(100), queue=f"q{n}"), worker))
+        for n, worker in enumerate(workers)
+    ]
+    assert given == [64, 8, 4, 2, 1, 1, 0]
+
+
+def test_message_of_any_size_goes_to_a_queue_that_holds_nothing() -> None:
+    rig = CoreRig(Limits(held_bytes=20))
+    hung, worker = rig.consumer("hung"), rig.consumer("orders")
+    assert len(sent_messages(rig.publish(*[b"x" * 10] * 3, queue="hung"), hung)) == 2
+    assert len(sent_messages(rig.publish(b"y" * 1_000, b"z"), worker)) == 1
+    assert sent_messages(rig.publish(b"y" * 1_000, queue="mails"), rig.consumer("mails")) == []
+
+
+def test_messages_that_a_subscription_holds_are_not_of_the_share() -> None:
+    rig = CoreRig(Limits(held=8))
+    worker = rig.consumer("orders", credit=100)
+    queue = rig.core.state.queues["orders"]
+    queue.held = queue.claimed = 1_000
+    hung = rig.consumer("hung", credit=100)
+    rig.publish(*numbered(20), queue="hung")
+    assert sent_messages(rig.publish(b"a"), worker) != []
+    assert rig.core.state.held == 9
+    assert hung.is_open
+
+
+PURGED = (State.DELETED, "purge")
+
+
+def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> Loaded:
+    """Answer, by hand, to the pages that a batch asks for, in their order."""
+    return Loaded(pages=[
+        (request.on_rows, page, is_last) for request, page in zip(batch.pages, rows, strict=True)
+    ])  # fmt: skip
+
+
+def purge(rig: CoreRig, *, with_dispatched: bool = False) -> Batch:
+    return rig.run(lambda: rig.purge("orders", with_dispatched=with_dispatched))
+
+
+def record(seq: int, source_queue_id: int, body: bytes | None = b"r") -> Message:
+    """Make a row of a dead-letter queue, with number 2, as the writer would."""
+    row = message(seq, body=body, queue_id=2)
+    row.source_seq, row.source_queue_id, row.source_reason = 1, source_queue_id, "client"
+    return row
+
+
+# -- purge
+
+
+def test_purge_deletes_what_is_ready_and_tells_how_much() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"bc")
+    batch = purge(rig)
+    request = batch.pages[0]
+    assert (request.queue_id, request.after, request.upto, request.bodies) == (1, 0, 2, False)
+    batch = rig.run(loaded=pages(batch, [message(1), message(2, size=2)]))
+    assert outcomes(batch) == {PURGED: [1, 2]}
+    assert rig.answers == [2]
+    assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
+    assert rig.queue().counters.deleted == 2
+
+
+def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
+    row = message(1)
+    row.state = State.DISPATCHED
+    batch = rig.run(loaded=pages(purge(rig), [row, message(2)]))
+    assert outcomes(batch) == {PURGED: [2]}
+    batch = rig.run(loaded=pages(purge(rig, with_dispatched=True), [row]))
+    assert outcomes(batch) == {PURGED: [1]}
+    assert rig.answers == [1, 1]
+    assert (rig.core.state.messages, rig.core.state.held) == ({}, 0)
+    assert held.holder is None
+
+
+def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
+    """docs/reference/wire.md, Queues on the wire: flushing a queue."""
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    [held] = sent_messages(rig.publish(b"a"), worker)
+    row = message(1)
+    row.state = State.DISPATCHED
+    rig.run(loaded=pages(purge(rig, with_dispatched=True), [row]))
+    assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]
+    rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id),
+             loaded=Loaded(by_seq={1: None}))  # fmt: skip
+    assert rig.core.ignored == {"settled": 1}
+
+
+def test_purge_goes_on_with_the_next_page() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"b", b"c")
+    batch = rig.run(loaded=pages(purge(rig), [message(1), message(2)], is_last=False))
+    assert (batch.pages[0].after, batch.pages[0].upto, rig.answers) == (2, 3, [])
+    rig.run(loaded=pages(batch, [message(3)]))
+    assert rig.answers == [3]
+
+
+def test_two_purges_at_once_delete_each_message_once() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", b"b")
+    batch = rig.run(
+        lambda: rig.purge("orders", with_dispatched=False),
+        lambda: rig.purge("orders", with_dispatched=True),
+    )
+    rows = [[message(1), message(2)] for _ in "12"]
+    batch = rig.run(loaded=pages(batch, *rows))
+    assert outcomes(batch) == {PURGED: [1, 2]}
+    assert rig.answers == [2, 0]
+    assert rig.queue().row.live_count == 0
+
+
+def test_purge_passes_over_what_expires_at_the_same_time() -> None:
+    rig = CoreRig()
+    rig.publish(b"a", ttl_s=1)
+    rig.publish(b"b")
+    rig.advance(1)
+    batch = purge(rig)
+    loaded = pages(batch, [message(1), message(2)])
+    loaded.due, loaded.has_due = [message(1)], True
+    batch = rig.run(loaded=loaded)
+    assert outcomes(batch) == {(State.EXPIRED, None): [1], PURGED: [2]}
+    assert (rig.answers, rig.queue().row.live_count) == ([1], 0)
+
+
+def test_purge_passes_over_what_is_forwarded_at_the_same_time() -> None:
+    """The page shows it in the old queue; purging it now would take it from the new one."""
+    rig = CoreRig()
+    worker = rig.consumer("orders.done")
+    rig.publish(b"a", queue="orders", ttl_s=1)
+    rig.run(lambda: rig.configure("orders", {"on_expire": "forward:orders.done"}))
+    rig.answers.clear()
+    rig.advance(1)
+    batch = rig.run(lambda: rig.purge("orders", with_dispatched=True))
+    loaded = pages(batch, [message(1, queue_id=2)])
+    loaded.due, loaded.has_due = [message(1, queue_id=2, body=b"a")], True
+    batch = rig.run(loaded=loaded)
+    assert outcomes(batch) == {}
+    assert rig.answers == [0]
+    assert bodies(sent_messages(batch, worker)) == [b"a"]
+
+
+def test_message_on_a_page_of_a_purge_is_not_acknowledged_too() -> None:
+    rig = CoreRig()
+    one = rig.connect()
+    rig.publish(b"a", by=one)
+    loaded = pages(purge(rig), [message(1)])
+    loaded.by_seq = {1: message(1)}
+    batch = rig.run(
+        lambda: rig.core.acknowledge(one, "orders", message(1).message_id), loaded=loaded
+    )
+    assert outcomes(batch) == {PURGED: [1]}
+    assert batch.seqs == {1}
+    assert rig.queue().row.live_count == 0
+
+
+def test_purge_takes_messages_out_of_the_window() -> None:
+    rig = CoreRig()
+    worker = rig.consumer(credit=1)
+    rig.publish(b"a", b"b")
+    rig.run(loaded=pages(purge(rig), [message(2)]))
+    assert list(rig.queue().window or ()) == []
+    assert rig.core.state.bodies.total_bytes == 0
+    assert worker.consumers[1].held != {}
+
+
+def test_purge_wakes_publishers_that_wait_for_room() -> None:
+    rig = CoreRig()
+    one = rig.connect()
+    rig.publish(b"a")
+    rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
+    rig.run(lambda: rig.core.publish(one, "orders", b"b", None, None))
+    assert rig.run(loaded=pages(purge(rig), [message(1)])).to_resume == {one}
+
+
+# -- redrive
+
+
+def with_record(rig: CoreRig) -> Message:
+    """Make queue 1 ``orders`` and queue 2 with a record of it, on disk; return its row."""
+    rig.publish(b"x", queue="orders")
+    rig.publish(b"r", queue="orders.dlq")
+    return record(2, source_queue_id=1)
+
+
+def test_redrive_stores_the_record_again_in_its_origin() -> None:
+    rig = CoreRig()
+    row = with_record(rig)
+    worker = rig.consumer("orders")
+    batch = rig.run(lambda: rig.redrive("orders.dlq", None, 60, None))
+    assert batch.pages[0].bodies
+    batch = rig.run(loaded=pages(batch, [row]))
+    [born] = batch.created
+    assert (born.queue_id, born.ttl_s, born.source_seq) == (1, 60, None)
+    assert bodies(sent_messages(batch, worker)) == [b"r"]
+    assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
+    assert event_kinds(batch) == [(3, "redrive"), (2, "redrive")]
+    assert batch.events[3] == row.message_id.decode()
+    assert batch.events[7] == born.message_id.decode()
+    assert rig.answers == [1]
+    assert (rig.queue().row.live_count, rig.queue("orders.dlq").row.live_count) == (2, 0)
+
+
+def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
+    rig = CoreRig()
+    with_record(rig)
+    rig.publish(b"y", queue="again")
+    rows = [record(2, 1), record(3, 1), record(4, 1)]
+    batch = rig.run(lambda: rig.redrive("orders.dlq", "again", None, 2))
+    batch = rig.run(loaded=pages(batch, rows, is_last=False))
+    assert [m.queue_id for m in batch.created] == [rig.queue("again").queue_id] * 2
+    assert (rig.answers, batch.pages) == ([2], [])
+
+
+def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise() -> None:
+    rig = CoreRig()
+    row = with_record(rig)
+    rig.run(lambda: rig.configure("orders", {"default_ttl_s": 5}))
+    batch = rig.run(lambda: rig.redrive("orders.dlq"))
+    assert rig.run(loaded=pages(batch, [row])).created[0].ttl_s == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda row: setattr(row, "state", State.DISPATCHED), id="dispatched"),
+        pytest.param(lambda row: setattr(row, "body", None), id="damaged"),
+        pytest.param(lambda row: setattr(row, "source_queue_id", None), id="no record"),
+        pytest.param(lambda row: setattr(row, "source_queue_id", 99), id="origin unknown"),
+        pytest.param(lambda row: setattr(row, "source_queue_id", 2), id="origin is this queue"),
+    ],
+)
+def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> None:
+    rig = CoreRig()
+    row = with_record(rig)
+    assert callable(change)
+    change(row)
+    batch = rig.run(lambda: rig.redrive("orders.dlq"))
+    batch = rig.run(loaded=pages(batch, [row]))
+    assert (outcomes(batch), batch.created, rig.answers) == ({}, [], [0])
+
+
+@pytest.mark.parametrize("changes", [{"max_messages": 1}, {"publishing_paused": True}])
+def test_redrive_heeds_the_bounds_of_the_origin(changes: dict[str, Any]) -> None:
+    rig = CoreRig()
+    row = with_record(rig)
+    rig.run(lambda: rig.configure("orders", changes))
+    batch = rig.run(lambda: rig.redrive("orders.dlq"))
+    batch = rig.run(loaded=pages(batch, [row]))
+    assert (outcomes(batch), batch.created, rig.answers[-1]) == ({}, [], 0)
+
+
+@pytest.mark.parametrize(("queues", "count"), [({1, 2}, 1), ({2}, 0)])
+def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int) -> None:
+    rig = CoreRig()
+    row = with_record(rig)
+
+    def redrive() -> None:
+        operations.redrive(
+            rig.core, rig.answers.append, rig.entry("dead.redrive"), "orders.dlq",
+            queues=frozenset(queues),
+        )  # fmt: skip
+
+    batch = rig.run(redrive)
+    assert len(rig.run(loaded=pages(batch, [row])).created) == count
+
+
+# -- what is refused
+
+
+def test_operator_is_refused_what_does_not_exist() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    rig.begin()
+    asked: list[Callable[[], None]] = [
+        lambda: rig.purge("none"),
+        lambda: rig.redrive("none"),
+        lambda: rig.redrive("orders", "none"),
+        lambda: rig.pause("none", "delivery", True),
+        lambda: rig.configure("none", {}),
+    ]
+    for ask in asked:
+        with pytest.raises(RefusedError, match="none") as caught:
+            ask()
+        assert caught.value.code == "unknown_queue"
+    with pytest.raises(RefusedError, match="bad") as caught:
+        rig.pause("orders", "bad", True)
+    assert caught.value.code == "bad_side"
+    with pytest.raises(RefusedError, match="colour") as caught:
+        rig.configure("orders", {"colour": 1})
+    assert caught.value.code == "unknown_setting"
+    assert not rig.finish().stores
+    assert rig.answers == []
+
+
+def test_setting_goes_back_to_the_default() -> None:
+    rig = CoreRig()
+    rig.publish(b"a")
+    rig.run(lambda: rig.configure("orders", {"max_deliveries": 3}))
+    batch = rig.run(lambda: rig.configure("orders", {"max_deliveries": None}))
+    assert [answer["max_deliveries"] for answer in rig.answers] == [3, 20]
+    assert batch.configured == [rig.queue().row]
+    assert rig.queue().row.own == {}
