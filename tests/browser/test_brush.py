@@ -141,5 +141,5 @@ async def test_broker_without_numbers_says_so(empty_site: Site, chromium: Any) -
     client = await empty_site.connect()
     await client.publish_confirmed("orders", b"{}")
     await page.goto(empty_site.url("/history"))
-    await expect(page.locator("#brush p")).to_contain_text("Nothing")
+    await expect(page.locator("#brush p")).to_contain_text("No data")
     assert troubles == []

@@ -21,7 +21,9 @@ from phpmq_lite.storage.read import search_plan
 from tests.fuzz.target import Target
 
 _SCOPE: Final = "list"
-_PROBLEMS: Final = ("The", "There", "Behind")  # how those begin that are about no single value
+_PROBLEMS: Final = {  # what problems say that are not about a value
+    "has no closing quote": "quote", "has no text": "text", "needs a value": "name",
+}  # fmt: skip
 
 
 @cache
@@ -55,8 +57,8 @@ def check_search(data: bytes) -> str:
 
 def _outcome_of(problem: Problem) -> str:
     assert problem.status == 422
-    begins = (problem.detail or "").split(" ", 1)[0]
-    return f"problem-{begins.lower() if begins in _PROBLEMS else 'value'}"
+    kinds = (kind for text, kind in _PROBLEMS.items() if text in (problem.detail or ""))
+    return f"problem-{next(kinds, 'value')}"
 
 
 def _check_cursor(data: bytes) -> None:

@@ -67,7 +67,7 @@ async def test_nothing_expires_by_a_clock_in_doubt_and_a_restart_remembers(
         assert told["doubt_ms"] > DOUBT_MS
         assert told["would_expire"] == 1
         assert "Is the clock right?" in (await browser.get("/system")).text
-        assert "whether it is right" in (await browser.get("/")).text
+        assert "whether this is right" in (await browser.get("/")).text
     async with broker_fixture(data) as home:
         assert (await home.control("GET", "/clock"))["doubt_ms"] == told["doubt_ms"]
         assert await ready(home) == ["short", "long"]

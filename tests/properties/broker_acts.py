@@ -66,7 +66,7 @@ class Acts:
         self.accepted.append(question)
         match question.verb:
             case "act_on_messages":
-                found = [r.take.__self__ for r in turn.batch.rows  # type: ignore[attr-defined]
+                found = [r.on_rows.__self__ for r in turn.batch.rows  # type: ignore[attr-defined]
                          if isinstance(getattr(r.on_rows, "__self__", None), MessageAction)
                 ]  # fmt: skip
                 for act in found:
