@@ -1,5 +1,6 @@
 """Bind the control socket and the addresses of the admin.  Imports nothing heavy."""
 
+import os
 import socket
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
@@ -7,7 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.errors import StartRefusedError, os_reason
-from phpmq_lite.server.addresses import bind_private, bind_tcp, parse_endpoint
+from phpmq_lite.server.addresses import (
+    LONGEST_UNIX_PATH,
+    bind_private,
+    bind_tcp,
+    parse_endpoint,
+)
 
 _BACKLOG: Final = 128  # connections waiting to be accepted
 
@@ -21,8 +27,14 @@ async def bind_sockets(
 
     Raises:
         SettingsError: an address is invalid.
-        StartRefusedError: an address is in use or not of this machine.
+        StartRefusedError: an address is in use or not of this machine, or the path of the control
+            socket is too long.
     """
+    if (size := len(os.fsencode(control))) > LONGEST_UNIX_PATH:
+        raise StartRefusedError(
+            f"the path of the control socket, {control}, has {size} bytes, the limit is "
+            f"{LONGEST_UNIX_PATH}: choose a data folder with a shorter path (--data)"
+        )
     bound = [_bind_unix(stack, control)]
     bound[0].listen(_BACKLOG)
     for text in addresses:

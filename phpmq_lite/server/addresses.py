@@ -16,7 +16,7 @@ from phpmq_lite.settings import Settings
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_LONGEST_UNIX_PATH: Final = 107  # bytes; the kernel's field has 108 with the final zero
+LONGEST_UNIX_PATH: Final = 107  # bytes; the kernel's field has 108 with the final zero
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,9 +72,9 @@ def _unix_endpoint(path: str) -> ListenAddress:
     if not path or "\0" in path:
         raise SettingsError("unix: needs the path of a socket")
     size = len(path.encode(errors="surrogateescape"))
-    if size > _LONGEST_UNIX_PATH:
+    if size > LONGEST_UNIX_PATH:
         raise SettingsError(
-            f"{path!r} has {size} bytes, the limit for the path of a socket is {_LONGEST_UNIX_PATH}"
+            f"{path!r} has {size} bytes, the limit for the path of a socket is {LONGEST_UNIX_PATH}"
         )
     return ListenAddress("unix", path=Path(path))
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from tests.docs.deviations import INSTEAD, NOT_RUN
 from tests.docs.pages import COMMANDS, ROOT, Block, blocks

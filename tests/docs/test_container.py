@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.process import STOP_S

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from phpmq_lite.testing import running_service
 

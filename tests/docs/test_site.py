@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from tests.docs.pages import ROOT
 from tests.docs.test_docs_at_broker import DOCS, MOVED

@@ -177,8 +177,9 @@ def test_benchmark_reports(tmp_path: Path, arguments: str, expected: str) -> Non
     ],
 )
 def test_footprint_names_the_resource_that_is_missing(
-    tmp_path: Path, options: str, expected: str
+    tmp_path_factory: pytest.TempPathFactory, options: str, expected: str
 ) -> None:
+    tmp_path = tmp_path_factory.mktemp("data")  # short: it contains a Unix socket
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "footprint.py"), *options.split(),
          "--settle-seconds", "0", "--data", str(tmp_path)],
