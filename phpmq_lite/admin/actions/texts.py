@@ -57,6 +57,10 @@ REASONS: Final[dict[str, tuple[str, str]]] = {
     ),
     "paused": ("publishing is paused", "Publishing to that queue is paused."),
     "queue full": ("the queue is full", "That queue has reached its limit."),
+    "disk full": ("not stored: the disk is full", "There is no space on the disk."),
+    "database full": (
+        "not stored: the database is full", "The database has reached storage.max_bytes."
+    ),
     "restored already": ("already restored", "It has already been restored."),
     "foreign queue": ("in a queue that you may not use", "You may not use its queue."),
     "body gone": ("without a body", "Its body is no longer stored."),

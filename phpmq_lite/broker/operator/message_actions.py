@@ -194,7 +194,7 @@ class MessageAction:
         if target.queue_id == message.queue_id:
             return "there already"
         if (reason := target.refusal()) is not None:
-            return _refusal_code(reason)
+            return redrive.refusal_code(reason)
         self._record_position(message)
         transitions.move(self._state, message, target)
         return None
@@ -261,7 +261,7 @@ class MessageAction:
         if queue is None:
             return "queue gone"
         if (reason := queue.refusal()) is not None and reason != "paused":
-            return _refusal_code(reason)
+            return redrive.refusal_code(reason)
         ttl_s, deadline_ms = old.ttl_s, old.deadline_ms
         if deadline_ms is not None and deadline_ms <= state.now.steady_ms:
             if self._options.ttl_s is None:
@@ -283,11 +283,6 @@ class MessageAction:
             if create
             else state.queues.get(name)
         )
-
-
-def _refusal_code(refusal: str) -> str:
-    """Return the reason of a refusal without its bound: ``queue full``."""
-    return refusal.partition(":")[0]
 
 
 def act_on_messages(

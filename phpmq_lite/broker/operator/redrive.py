@@ -82,7 +82,7 @@ def find_destination(
     if target is None and queues is not None and origin.queue_id not in queues:
         return "foreign queue"
     if (reason := origin.refusal()) is not None:
-        return _refusal_code(reason)
+        return refusal_code(reason)
     if not origin.validates:
         return RedriveDestination(origin, read.content, None)
     if read.validated is None or read.validated.settings is not origin.settings:
@@ -91,7 +91,7 @@ def find_destination(
     if inspection.reason is not None and not is_dry_run:
         full = state.registry.dead_letter_refusal(origin)
         if full is not None:
-            return _refusal_code(full[1])
+            return refusal_code(full[1])
     return RedriveDestination(origin, read.content, inspection)
 
 
@@ -173,6 +173,6 @@ def _origin_queue(state: BrokerState, record: Message, name: str | None) -> Queu
     return state.queues.get(home_of(name) or name)
 
 
-def _refusal_code(refusal: str) -> str:
+def refusal_code(refusal: str) -> str:
     """Return the reason of a refusal without its bound: ``queue full``."""
-    return refusal.removesuffix(": messages").removesuffix(": bytes")
+    return refusal.partition(":")[0]

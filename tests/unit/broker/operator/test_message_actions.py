@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.admin.actions import texts
 from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.operator.message_actions import (
     ACTION_SLICE,
@@ -13,6 +14,7 @@ from phpmq_lite.broker.operator.message_actions import (
     ActionOutcome,
     act_on_messages,
 )
+from phpmq_lite.broker.registry import PublishingStop
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, Loaded, Message, State
 from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
@@ -305,6 +307,18 @@ def test_redrive_heeds_the_bounds_of_the_origin() -> None:
     rig.run(lambda: rig.configure("orders", {"max_bytes": 1}))
     do(rig, Action.REDRIVE, row)
     assert skipped(rig) == {"queue full": 1}
+
+
+@pytest.mark.parametrize("action", [Action.REDRIVE, Action.MOVE])
+def test_reason_of_a_full_disk_does_not_name_its_bound(action: Action) -> None:
+    """Results are counted by reason, and the admin has a sentence for each."""
+    rig = CoreRig()
+    row = record(rig)
+    stop = PublishingStop("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
+    rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
+    do(rig, action, row, target="orders")
+    assert skipped(rig) == {"disk full": 1}
+    assert texts.describe_reason("disk full") != "disk full"
 
 
 # -- restore
