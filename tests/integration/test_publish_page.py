@@ -56,7 +56,7 @@ async def test_copies_are_numbered(site: HttpSite) -> None:
     ("fields", "status", "says"),
     [
         ({"body": '{\n "a": 1,}'}, 422, "line 2, column"),
-        ({"kind": "base64", "body": "?"}, 422, "no base64"),
+        ({"kind": "base64", "body": "?"}, 422, "not base64"),
         ({"count": "1001"}, 422, "count is not an integer in that range"),
         ({"count": "0"}, 422, "count is not an integer in that range"),
         ({"count": "1000", "body": "x" * 70_000, "kind": "text"}, 413, "66.8 MiB in all"),
