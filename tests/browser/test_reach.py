@@ -73,7 +73,7 @@ async def test_every_control_is_in_reach_at_each_width(
             wrong[name] = found
     if role == "operator":  # a selection belongs to whom it was made for
         await page.goto(site.url("/messages?q=queue:orders"))
-        await page.get_by_role("button", name="that match").click()
+        await page.get_by_role("button", name="matching messages").click()
         wrong |= {"selection": found} if (found := await out_of_reach(page)) else {}
     assert (wrong, troubles) == ({}, [])
 
