@@ -152,7 +152,10 @@ def test_bench_ends_its_processes_when_it_is_interrupted(
         ("profile_paths.py --rounds 2 --batch 5 --path history", "rows with bodies"),
     ],
 )
-def test_benchmark_reports(tmp_path: Path, arguments: str, expected: str) -> None:
+def test_benchmark_reports(
+    tmp_path_factory: pytest.TempPathFactory, arguments: str, expected: str
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("data")  # short: it contains a Unix socket
     script, *options = arguments.split()
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), *options, "--data", str(tmp_path)],
