@@ -30,6 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity import seal
@@ -248,7 +249,7 @@ def _start(filled: Filled, outcome: Outcome, data: Path, mutant: str) -> None:
     broker = BrokerProcess(data, ["--admin", "none"], program=program)
     try:
         broker.start()
-    except RuntimeError as error:
+    except StartFailedError as error:
         outcome.by, outcome.detail = START, str(error).partition("\n")[0][:200]
         if "(exit code 65)" not in outcome.detail:
             outcome.wrong.append(f"the start ended with {outcome.detail}")
