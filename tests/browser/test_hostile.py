@@ -42,8 +42,9 @@ SIGNS: Final = (
 )  # fmt: skip
 STRINGS: Final = tuple(dict.fromkeys(TAGS + BREAKS + SIGNS))
 FOREIGN: Final = (
-    "document.querySelectorAll('main img, main iframe, main object, main embed, main video, "
-    "main math, main marquee, base, meta[http-equiv], main style, svg script, "
+    'document.querySelectorAll(\'main img:not([src*="/docs/images/"]), main iframe, main object, '
+    "main embed, main video, main math, main marquee, base, meta[http-equiv], main style, "
+    "svg script, "
     'script:not([src^="/static/"]), link[href^="//"], form[action^="//"], '
     'a[href^="javascript:"], [onload], [onerror], [onclick], [onmouseover], [onfocus]\').length'
 )
