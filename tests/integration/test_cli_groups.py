@@ -303,7 +303,7 @@ def test_settings_take_texts_that_look_like_numbers(run: RunCommand) -> None:
 
 
 def die(run: RunCommand, queue: str) -> str:
-    """Make the one record of a message that expired; gives its id."""
+    """Create one record of an expired message and return its id."""
     run("queue", "create", queue)
     run("queue", "set", queue, "on_expire=dead_letter")
     run("publish", queue, "--body", "{}", "--ttl", "1s")

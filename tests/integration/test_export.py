@@ -315,7 +315,7 @@ async def test_killed_process_breaks_the_connection(large: Path) -> None:
 
 
 async def test_messages_that_pass_slow_an_export_down(site: ExportSite) -> None:
-    """By what the pauses are told: ``tests/unit/export/test_exports.py`` has the rest."""
+    """The reasons of pauses; ``tests/unit/export/test_exports.py`` covers the rest."""
     before = site.exports._pace._passed()
     await site.read()
     assert site.exports._pace._passed() == before

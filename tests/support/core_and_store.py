@@ -493,7 +493,7 @@ MakeDriver = Callable[..., Driver]
 
 @contextmanager
 def drivers_in(folder: Path) -> Iterator[MakeDriver]:
-    """Give what makes a driver on the file in ``folder``; in the end all of them are closed."""
+    """Return a factory of drivers on the file in ``folder``; all are closed at the end."""
     with ExitStack() as stack:
 
         def make(*given: Any, **named: Any) -> Driver:
@@ -514,7 +514,7 @@ def stored_bodies(driver: Driver, queue: str = "orders") -> list[bytes]:
 
 
 def consume_all(driver: Driver, worker: Client) -> list[bytes]:
-    """Let a client acknowledge whatever it gets; return the bodies in their order."""
+    """Acknowledge everything a client receives; return the bodies in order."""
     got = []
     while deliveries := worker.take():
         got += [delivery.body for delivery in deliveries]
@@ -525,7 +525,7 @@ def consume_all(driver: Driver, worker: Client) -> list[bytes]:
 
 
 def run_operation(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
-    """Give a command, come to rest, and return the answer; a refusal as its code."""
+    """Submit a command, run until idle, and return the reply; a refusal as its code."""
     question = driver.ask(verb, *arguments, **options)
     driver.step()
     answer = question.answer

@@ -19,7 +19,7 @@ from tests.support.engine_driver import EngineClient, EngineDriver, disable_time
 
 WINDOW = 400
 ROOM = 300  # a fourth is kept for the least of some batches
-QUIET_BATCHES = 20  # whoever has acknowledged nothing in them is not at work
+QUIET_BATCHES = 20  # a consumer without an acknowledgement in these is idle
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def line_up(
     count: int = MAX_PER_PUBLISHER,
     at_front: bool = False,
 ) -> list[str]:
-    """Have publishers wait; each puts its name into the list when it is called up."""
+    """Make publishers wait; each appends its name to the list when its turn comes."""
     called: list[str] = []
     for name in who:
 
@@ -344,7 +344,7 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 def publish_by_turns(publisher: EngineClient, rounds: int) -> None:
-    """Give the queues one message after the other, in one piece."""
+    """Publish one message to each queue in turn, in one write."""
     frames = [publisher._wire.publish(queue, b"x", 0, None) for queue in QUEUES]
     publisher.session.data_received(b"".join(frames) * rounds)
 

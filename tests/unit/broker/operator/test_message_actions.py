@@ -543,7 +543,7 @@ def act(rig: CoreRig, row: Message, body: bytes | None, options: ActionOptions) 
 
 
 def dead_one(rig: CoreRig, content: bytes = BAD) -> tuple[Message, bytes]:
-    """Have one quarantined; return its record as a row on disk, and its content."""
+    """Quarantine a message; return its record as a row on disk, and its content."""
     batch = rig.publish(content)
     record = batch.created[1]
     row = message(record.seq, queue_id=record.queue_id)
