@@ -174,7 +174,7 @@ UndoToken = Annotated[
 class QueryModel(BaseModel):
     """Base of query strings; empty values count as absent, unknown keys are ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 class FormatQuery(QueryModel):
@@ -199,7 +199,7 @@ class ListQuery(FormatQuery):
 class StrictInput(BaseModel):
     """Base of JSON bodies; unknown members are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
 class EmptyInput(StrictInput):

@@ -76,7 +76,7 @@ _CSV_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 class View(BaseModel):
     """Base of the models of responses."""
 
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True, defer_build=True)
 
     @classmethod
     def of(cls, source: object, **values: Any) -> Self:

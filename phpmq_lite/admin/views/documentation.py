@@ -7,11 +7,13 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 from posixpath import dirname, normpath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markupsafe import Markup
+
+if TYPE_CHECKING:  # 1 MB and 0.1 s that a broker whose documentation nobody opens can do without
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 INDEX: Final = "index"
 PICTURE_TYPES: Final = {".png": "image/png", ".svg": "image/svg+xml"}
@@ -80,9 +82,15 @@ class Documentation:
         self._folder = folder
         self._url_of = url_of
         self._rendered: dict[str, Markup] = {}
-        self._markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-        self._markdown.add_render_rule("fence", _render_code)
-        self._markdown.add_render_rule("code_block", _render_code)
+
+    @cached_property
+    def _markdown(self) -> "MarkdownIt":
+        from markdown_it import MarkdownIt
+
+        markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+        markdown.add_render_rule("fence", _render_code)
+        markdown.add_render_rule("code_block", _render_code)
+        return markdown
 
     @cached_property
     def _files(self) -> dict[str, Path]:
@@ -167,7 +175,7 @@ class Documentation:
             self._rendered[name] = Markup(html)  # noqa: S704 - raw HTML of the page is escaped
         return self._rendered[name]
 
-    def _changed(self, name: str, tokens: list[Token]) -> Iterator[Token]:
+    def _changed(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
         """Yield the tokens of a page with anchors, our addresses, and no inline style."""
         headings = iter(self.outlines[name])
         for token in tokens:
@@ -185,7 +193,7 @@ class Documentation:
             if token.type == "table_close":
                 yield _raw("</div>\n")
 
-    def _linked(self, name: str, tokens: list[Token]) -> Iterator[Token]:
+    def _linked(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
         """Yield the parts of a line; a link to a file outside the folder becomes its text."""
         is_dropped = False
         for token in tokens:
@@ -213,11 +221,13 @@ class Documentation:
         return self._url_of(f"images/{picture}") if picture in self.pictures else None
 
 
-def _raw(html: str) -> Token:
+def _raw(html: str) -> "Token":
+    from markdown_it.token import Token
+
     return Token("html_block", "", 0, content=html)
 
 
-def _render_code(_renderer: Any, tokens: list[Token], index: int, *_: Any) -> str:
+def _render_code(_renderer: Any, tokens: "list[Token]", index: int, *_: Any) -> str:
     """Return a block of code; it scrolls by keyboard too."""
     text = escape(tokens[index].content, quote=False)
     return f'<pre class="code" tabindex="0"><code>{text}</code></pre>\n'
