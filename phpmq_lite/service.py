@@ -21,9 +21,10 @@ from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegistryError
 from phpmq_lite.errors import SettingsError, StartRefusedError, os_reason
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Recovered
+from phpmq_lite.model import Limits, Recovered
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import (
     ListenAddress,
     bind_tcp,
@@ -39,13 +40,6 @@ from phpmq_lite.server.backpressure import (
 )
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.limits_mapping import (
-    broker_limits,
-    disk_space_bounds,
-    queue_defaults,
-    retention_bounds,
-    set_limits,
-)
 from phpmq_lite.server.listeners import Listeners
 from phpmq_lite.server.maintenance import DiskSpaceMonitor, Maintenance
 from phpmq_lite.server.rollups import Rollups, RollupSampler
@@ -59,17 +53,77 @@ from phpmq_lite.settings.reload import reload_settings
 from phpmq_lite.shutdown import fail_stop, record_stop, run_engine, seal_at_end
 from phpmq_lite.storage import migrate
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message, locking_pid
-from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.integrity.seal import LiveSeal
 from phpmq_lite.storage.integrity.startup import StartRecorder, check_files
 from phpmq_lite.storage.integrity.stopped_database import has_admin
 from phpmq_lite.storage.read.readers import Readers
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
+from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import Store, note_clock
 from phpmq_lite.storage.write.writer import Writer
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
+
+
+def broker_limits(settings: Settings) -> Limits:
+    """Return the limits of the core."""
+    limits, receipts = settings.limits, settings.receipts
+    return Limits(
+        queues=limits.max_queues,
+        window=limits.window,
+        bodies_bytes=limits.body_cache,
+        credit=limits.credit,
+        credit_bytes=limits.credit_bytes,
+        held=limits.held,
+        held_bytes=limits.held_bytes,
+        batch_commands=limits.batch_commands,
+        batch_bytes=limits.batch_bytes,
+        receipts=receipts.limit,
+        receipt_window_ms=receipts.window_s * 1_000,
+    )
+
+
+def set_limits(core: Broker, limits: Limits) -> None:
+    """Change the limits of a running core, except those of windows and receipts, set at start.
+
+    If more messages are held than the new limit allows, nothing is dispatched until fewer are.
+    """
+    core.limits = core.state.limits = limits
+
+
+def queue_defaults(settings: Settings) -> QueueSettings:
+    """Return the settings of a queue that sets none itself."""
+    return QueueSettings(**settings.queues.model_dump())
+
+
+def retention_bounds(settings: Settings) -> RetentionBounds:
+    """Return how much history, how many receipts and how much of the audit log are kept."""
+    history, receipts = settings.history, settings.receipts
+    return RetentionBounds(
+        age_ms=int(history.days * 86_400_000),
+        rows=history.rows,
+        bytes=history.bytes,
+        deleted_share=history.deleted_share,
+        receipt_window_ms=receipts.window_s * 1_000,
+        receipts=receipts.limit,
+        audit_age_ms=int(settings.audit.days * 86_400_000),
+        audit_rows=settings.audit.rows,
+    )
+
+
+def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
+    """Return when publishing stops for lack of space, and the size of the reserve."""
+    limits, storage = settings.limits, settings.storage
+    # What one batch needs: its space in the write-ahead log, and again in the database.
+    least = 2 * (limits.batch_bytes + limits.max_content)
+    return DiskSpaceBounds(
+        free_bytes=storage.free_bytes,
+        max_bytes=storage.max_bytes,
+        ballast_bytes=max(storage.ballast_bytes, least) if storage.ballast_bytes else 0,
+    )
+
 
 DRAIN_S: Final = 5.0  # for acknowledgements of held messages
 _COMMAND_CHARS: Final = 80  # characters of the command that uses our port

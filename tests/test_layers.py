@@ -143,6 +143,7 @@ OURS: Final[dict[str, set[str]]] = {
         "logs",
         "model",
         "protocol",
+        "queue_settings",
         "installation",
         "server",
         "settings",

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.errors import StartRefusedError, os_reason
-from phpmq_lite.server.addresses import (
-    LONGEST_UNIX_PATH,
-    bind_private,
-    bind_tcp,
-    parse_endpoint,
-)
+from phpmq_lite.server.addresses import LONGEST_UNIX_PATH, bind_private, bind_tcp, parse_endpoint
 
 _BACKLOG: Final = 128  # connections waiting to be accepted
 

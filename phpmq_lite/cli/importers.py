@@ -18,12 +18,16 @@ from phpmq_lite.cli.output import Column, output_option, print_message, write_ro
 from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.client.address import BrokerAddress, parse_address
-from phpmq_lite.client.blocking_client import BlockingClient
-from phpmq_lite.client.publish_each import KeyedMessage, NoReplyError, publish_each
+from phpmq_lite.client.blocking_client import (
+    BlockingClient,
+    KeyedMessage,
+    NoReplyError,
+    publish_each,
+)
 from phpmq_lite.envelopes.sqlite_file import wall_ms
 from phpmq_lite.importers import beanstalkd, initphp
 from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdJob
-from phpmq_lite.importers.import_run import ImportJournal
+from phpmq_lite.importers.import_journal import ImportJournal
 from phpmq_lite.importers.initphp import Kind, PlannedMessage, TableMapping
 from phpmq_lite.logs import escape
 

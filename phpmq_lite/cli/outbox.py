@@ -15,8 +15,7 @@ from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_FILE, duration
 from phpmq_lite.cli.signals import StopRequest
-from phpmq_lite.client.blocking_client import BlockingClient
-from phpmq_lite.client.publish_each import publish_each
+from phpmq_lite.client.blocking_client import BlockingClient, publish_each
 from phpmq_lite.envelopes import outbox as tables
 from phpmq_lite.envelopes import sqlite_file
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore

@@ -25,7 +25,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from phpmq_lite.client.publish_each import KeyedMessage
+from phpmq_lite.client.blocking_client import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record, read_block
 from phpmq_lite.envelopes.verdict import validate
 from phpmq_lite.errors import PhpmqError

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from phpmq_lite.spark import columns
-from phpmq_lite.spark.catalog_options import (
+from phpmq_lite.spark.columns import (
     add_table_options,
     read_table_options,
     remove_table_options,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.client import Client, connect, connect_blocking
-from phpmq_lite.client.publish_each import KeyedMessage, NoReplyError, publish_each
+from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, publish_each
 from phpmq_lite.client.session import Backoff
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer

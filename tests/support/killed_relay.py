@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from phpmq_lite.cli import outbox as command
 from phpmq_lite.cli.main import main
-from phpmq_lite.client.publish_each import KeyedMessage, PublishOutcome, publish_each
+from phpmq_lite.client.blocking_client import KeyedMessage, PublishOutcome, publish_each
 from phpmq_lite.envelopes import outbox_relay
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 

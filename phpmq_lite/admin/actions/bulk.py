@@ -20,11 +20,7 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import Identity, identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.search_query import queue_search
-from phpmq_lite.broker.operator.message_actions import (
-    Action,
-    ActionOptions,
-    act_on_messages,
-)
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, act_on_messages
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm

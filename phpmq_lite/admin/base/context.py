@@ -9,7 +9,9 @@ from typing import Any, Final, Protocol
 import jinja2
 from aiohttp import web
 
-from phpmq_lite.admin.actions.state import ActionState
+from phpmq_lite.admin.actions.bulk_jobs import BulkJobs
+from phpmq_lite.admin.actions.selections import SelectionStore
+from phpmq_lite.admin.actions.undo import UndoStore
 from phpmq_lite.admin.auth.services import AuthServices
 from phpmq_lite.admin.auth.sessions import BrowserSessions
 from phpmq_lite.admin.base.http_memory import HttpMemory
@@ -33,6 +35,17 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.readers import FairSlots, Readers
 from phpmq_lite.storage.read.search import Search
+
+
+class ActionState:
+    """Selections, bulk work and what can be taken back; all of it ends with the process."""
+
+    __slots__ = ("jobs", "selections", "undos")
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.selections = SelectionStore()
+        self.jobs = BulkJobs(now_ms)
+        self.undos = UndoStore()
 
 
 def is_match(name: str, globs: Iterable[str]) -> bool:

@@ -12,10 +12,7 @@ from pydantic import Field
 from phpmq_lite.admin.base import responses
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import (
-    ListQuery,
-    read_query,
-)
+from phpmq_lite.admin.base.input import ListQuery, read_query
 from phpmq_lite.admin.base.responses import ListPage, View, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views.rendering import render_page

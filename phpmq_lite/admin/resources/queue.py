@@ -18,12 +18,7 @@ from phpmq_lite.admin.auth.permissions import (
 )
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of, status_of
-from phpmq_lite.admin.base.input import (
-    Form,
-    read_form,
-    read_json_model,
-    read_query,
-)
+from phpmq_lite.admin.base.input import Form, read_form, read_json_model, read_query
 from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.admin.base.responses import json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route

@@ -15,13 +15,7 @@ from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
-from phpmq_lite.admin.base.input import (
-    ListQuery,
-    OutputFormat,
-    QueryModel,
-    read_form,
-    read_query,
-)
+from phpmq_lite.admin.base.input import ListQuery, OutputFormat, QueryModel, read_form, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route

@@ -10,13 +10,7 @@ from phpmq_lite.admin.auth.passwords import SHORTEST
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import (
-    ActionInput,
-    Form,
-    FormatQuery,
-    StrictInput,
-    path_name,
-)
+from phpmq_lite.admin.base.input import ActionInput, Form, FormatQuery, StrictInput, path_name
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage, View
 from phpmq_lite.admin.base.route import Role, Route

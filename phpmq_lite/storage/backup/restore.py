@@ -31,13 +31,7 @@ from phpmq_lite.storage.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.integrity.stopped_database import open_stopped
 from phpmq_lite.storage.integrity.verify import Check, check_all, check_log, verify
-from phpmq_lite.storage.read.accounts import (
-    ApiToken,
-    StoredAccounts,
-    User,
-    accounts_of,
-    globs_text,
-)
+from phpmq_lite.storage.read.accounts import ApiToken, StoredAccounts, User, accounts_of, globs_text
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write.batch_sql import execute_write
 from phpmq_lite.storage.write.store import Store

@@ -12,13 +12,7 @@ from typing import Any, Final, get_args
 from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import MultiRow, load, many
-from phpmq_lite.writes import (
-    CopyStagedRows,
-    DropStage,
-    EraseBody,
-    RecordHistoryReader,
-    Write,
-)
+from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, RecordHistoryReader, Write
 
 
 def message_of(row: tuple[Any, ...]) -> Message:

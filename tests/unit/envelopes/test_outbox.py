@@ -9,7 +9,7 @@ import pytest
 from babelqueue.outbox import Outbox as SdkOutbox
 from babelqueue.outbox import OutboxRelay, OutboxStore
 
-from phpmq_lite.client.publish_each import KeyedMessage, NoReplyError, PublishOutcome
+from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, PublishOutcome
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.outbox import (
     Outbox,

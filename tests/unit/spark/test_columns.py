@@ -5,6 +5,13 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from phpmq_lite.spark import columns
+from phpmq_lite.spark.columns import (
+    QUEUE_COLUMNS,
+    add_table_options,
+    read_table_options,
+    remove_table_options,
+    table_options,
+)
 from phpmq_lite.spark.errors import OptionError
 from phpmq_lite.storage import arrow
 
@@ -15,7 +22,7 @@ ARROW = {"int64": "bigint", "int32": "int", "string": "string", "binary": "binar
 def test_history_and_queue_have_the_columns_that_the_broker_sends() -> None:
     for ours, theirs in (
         (columns.history_columns(body=True), (*arrow.COLUMNS, arrow.BODY)),
-        (columns.QUEUE_COLUMNS, arrow.CLAIM_COLUMNS),
+        (QUEUE_COLUMNS, arrow.CLAIM_COLUMNS),
     ):
         assert [(field.name, field.dataType.simpleString()) for field in ours] == [
             (column.name, ARROW[column.type]) for column in theirs
@@ -55,3 +62,25 @@ def test_batch_is_brought_to_the_columns_and_types_of_spark() -> None:
     batch = columns.conform_batch(sent, wanted)
     assert batch.schema.equals(wanted)
     assert batch.column("settled_at").cast(pa.int64()).to_pylist() == [1_000, None]
+
+
+def test_table_options_are_the_properties_with_a_prefix() -> None:
+    properties = {
+        "provider": "phpmq",
+        "owner": "root",
+        "location": "/tmp/x",
+        "comment": "c",
+        "queue": "a property of the table",
+        "url": "http://a",
+        "option.url": "http://a",
+    }
+    assert table_options(properties) == {"url": "http://a"}
+    assert table_options({"url": "http://a"}) is None
+
+
+def test_columns_carry_options_but_no_token() -> None:
+    marked = add_table_options(QUEUE_COLUMNS, {"url": "http://a", "Token": "geheim"})
+    assert marked.names == QUEUE_COLUMNS.names
+    assert read_table_options(marked) == {"url": "http://a"}
+    assert read_table_options(QUEUE_COLUMNS) == {}
+    assert remove_table_options(marked) == QUEUE_COLUMNS
