@@ -57,7 +57,7 @@ from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.integrity.seal import LiveSeal
 from phpmq_lite.storage.integrity.startup import StartRecorder, check_files
 from phpmq_lite.storage.integrity.stopped_database import has_admin
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import Store, note_clock

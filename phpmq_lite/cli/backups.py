@@ -37,7 +37,6 @@ from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync
 from phpmq_lite.storage.backup.backups import (
     Backup,
     BackupMaker,
-    check_copy,
     check_space,
     is_id,
     list_backups,
@@ -46,6 +45,7 @@ from phpmq_lite.storage.backup.backups import (
 )
 from phpmq_lite.storage.backup.restore import WithdrawnAccess, drill
 from phpmq_lite.storage.backup.restore import restore as put_back
+from phpmq_lite.storage.backup.verification import verify_backup
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start
 from phpmq_lite.storage.integrity.wal_check import check_wal
 
@@ -169,7 +169,7 @@ def _copy(source: Path, to: Path) -> Backup:
             os.close(create_private(place / file.name))
             shutil.copyfile(file, place / file.name)
             sync_file(place / file.name)
-        check_copy(Backup(place, made.manifest))
+        verify_backup(Backup(place, made.manifest))
         place.rename(target)
     finally:
         shutil.rmtree(place, ignore_errors=True)

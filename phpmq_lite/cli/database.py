@@ -21,11 +21,12 @@ from phpmq_lite.cli.settings_options import (
 )
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage import migrate as migrations
-from phpmq_lite.storage.backup.backups import MANIFEST, check_copy, read_backup
+from phpmq_lite.storage.backup.backups import MANIFEST, read_backup
+from phpmq_lite.storage.backup.verification import verify_backup
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
+from phpmq_lite.storage.integrity.database_check import DatabaseCheck
+from phpmq_lite.storage.integrity.database_check import verify as verify_files
 from phpmq_lite.storage.integrity.startup import check_files
-from phpmq_lite.storage.integrity.verify import Check
-from phpmq_lite.storage.integrity.verify import verify as verify_files
 
 _COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found", "Found"))
 
@@ -56,7 +57,7 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
             raise CommandError(
                 f"{path / MANIFEST} cannot be read, or its database is missing", DAMAGED
             )
-        check_copy(backup)
+        verify_backup(backup)
         path = backup.database
     if _has_no_history(path):
         raise CommandError(f"there is no database in {path}", NOT_FOUND)
@@ -73,7 +74,7 @@ def _has_no_history(path: Path) -> bool:
     return not read_meta(path).has_messages
 
 
-def print_checks(checks: list[Check], output: str | None) -> None:
+def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:
     """Write one row for each check and each problem."""
     rows = []
     for check in checks:

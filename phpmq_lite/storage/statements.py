@@ -46,7 +46,7 @@ def _read(name: str) -> tuple[dict[str, str], dict[str, str]]:
     return parts, statements
 
 
-class MultiRow:
+class MultiRowStatement:
     """A statement over many rows, executed in fixed sizes on flat parameter lists.
 
     One multi-row statement binds while it holds the interpreter lock and steps without it;
@@ -103,6 +103,6 @@ class MultiRow:
 
 
 @cache
-def many(name: str, statement: str) -> MultiRow:
+def many(name: str, statement: str) -> MultiRowStatement:
     """Return a statement with ``{rows:}``."""
-    return MultiRow(load(name)[statement])
+    return MultiRowStatement(load(name)[statement])

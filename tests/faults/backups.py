@@ -23,7 +23,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.backup.backups import read_backup
 from phpmq_lite.storage.backup.restore import drill
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.integrity.verify import verify
+from phpmq_lite.storage.integrity.database_check import verify
 from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import SocketClient
 

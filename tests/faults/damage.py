@@ -34,7 +34,7 @@ from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity import seal
-from phpmq_lite.storage.integrity.verify import verify
+from phpmq_lite.storage.integrity.database_check import verify
 from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import SocketClient
 

@@ -24,7 +24,7 @@ from phpmq_lite.clock import Clock
 from phpmq_lite.errors import StorageFullError
 from phpmq_lite.model import Batch, Loaded, Message, Now
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.write import writer
 from phpmq_lite.storage.write.store import Store
 

@@ -11,7 +11,7 @@ from yarl import URL
 
 from phpmq_lite.storage.read import audit as audit_module
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
 from phpmq_lite.testing import RunningBroker, running_service

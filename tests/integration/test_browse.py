@@ -15,7 +15,7 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read import dead_letter_groups, messages
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups, DeadLetterPage
 from phpmq_lite.storage.read.messages import MessageReader, MessageRow
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.statements import load
 from tests.unit.admin.cases import NOW_MS, Database, add_reader_functions
 

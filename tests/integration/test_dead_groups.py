@@ -5,7 +5,7 @@ from pathlib import Path
 
 from phpmq_lite.admin.base.search_query import group_search, parse_search
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
 from tests.unit.admin.cases import NOW_MS, Database
 

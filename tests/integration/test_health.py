@@ -12,7 +12,7 @@ from phpmq_lite.admin.app import create_app
 from phpmq_lite.admin.auth.browser_security import HEADERS
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from tests.unit.admin.cases import Database, FakeEngine, broker_status
 
 

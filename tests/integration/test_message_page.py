@@ -19,7 +19,7 @@ from yarl import URL
 
 from phpmq_lite.admin.views.bodies import HEX_BYTES
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.readers import _Reader
+from phpmq_lite.storage.read.read_connections import _Reader
 from phpmq_lite.testing import RunningBroker, running_service
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.core_rig import operation
 

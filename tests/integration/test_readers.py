@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.storage.read.readers import Readers, read_owner
+from phpmq_lite.storage.read.read_connections import Readers, read_owner
 
 ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
 HOSTILE = "a" * 1_900 + "b"

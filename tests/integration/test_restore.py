@@ -23,8 +23,8 @@ from phpmq_lite.storage.backup.backups import (
 )
 from phpmq_lite.storage.backup.restore import NUMBER_GAP, WithdrawnAccess, drill, restore
 from phpmq_lite.storage.data_folder import DataFolder, Meta, read_meta
+from phpmq_lite.storage.integrity.database_check import verify
 from phpmq_lite.storage.integrity.startup import check_files
-from phpmq_lite.storage.integrity.verify import verify
 from phpmq_lite.storage.migrate import migrate
 from tests.support.core_and_store import Driver
 from tests.support.stopped_folder import (

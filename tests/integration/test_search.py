@@ -14,7 +14,7 @@ from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.storage.read import search as search_module
 from phpmq_lite.storage.read import search_plan
 from phpmq_lite.storage.read.messages import wire_id
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
 from tests.support.reference_search import ReferenceRow, all_rows, content_of, fill, is_match, pages

@@ -11,7 +11,7 @@ import pytest
 from phpmq_lite.broker.lifecycle import TRANSITIONS
 from phpmq_lite.model import ALIVE, Message, State
 from phpmq_lite.storage import statements
-from phpmq_lite.storage.statements import MultiRow, load
+from phpmq_lite.storage.statements import MultiRowStatement, load
 from phpmq_lite.storage.write.batch_sql import WRITE_STATEMENTS
 from tests.support.core_and_store import empty_database
 from tests.unit.admin.cases import add_reader_functions
@@ -57,7 +57,7 @@ def texts(file: str, name: str) -> list[str]:
     text = load(file)[name]
     if "{rows:" not in text:
         return [text]
-    return list(MultiRow(text)._texts.values())
+    return list(MultiRowStatement(text)._texts.values())
 
 
 def explain(connection: sqlite3.Connection, text: str, how: str) -> list[str]:

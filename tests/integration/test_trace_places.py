@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.storage.read import search as search_module
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.statements import load, many
 from phpmq_lite.storage.write.history_index import MAX_ROWS, HistoryIndexer

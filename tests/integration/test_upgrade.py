@@ -10,7 +10,7 @@ import pytest
 
 from phpmq_lite.broker.pipeline.state import AppId, StageWriter
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.integrity.verify import verify
+from phpmq_lite.storage.integrity.database_check import verify
 from phpmq_lite.storage.migrate import migrate, read_migrations
 from tests.support import core_and_store
 from tests.support.core_and_store import (

@@ -25,7 +25,7 @@ from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import Limits, State
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.integrity.verify import check_all
+from phpmq_lite.storage.integrity.database_check import check_all
 from phpmq_lite.storage.write import store as stores
 from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model

@@ -23,7 +23,7 @@ from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.integrity.verify import check_all
+from phpmq_lite.storage.integrity.database_check import check_all
 from phpmq_lite.storage.write import retention
 from tests.support.core_and_store import Client, Driver, OperatorCommand
 

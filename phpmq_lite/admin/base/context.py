@@ -33,7 +33,7 @@ from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.status import BrokerStatus, QueueStatus, RunOperation
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.readers import FairSlots, Readers
+from phpmq_lite.storage.read.read_connections import FairSlots, Readers
 from phpmq_lite.storage.read.search import Search
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.storage.read.consumers import StoredPipeline
-from phpmq_lite.storage.read.measures import measure_database
+from phpmq_lite.storage.read.database_size import measure_database
 
 BURST_MS: Final = 3_600_000  # a shorter period says little about the future
 

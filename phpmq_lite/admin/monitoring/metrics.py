@@ -35,7 +35,7 @@ from phpmq_lite.errors import StorageError
 from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.storage.disk_space import DATABASE_FULL, DISK_FULL, DISK_LOW, measure_disk
-from phpmq_lite.storage.read.measures import measure_database
+from phpmq_lite.storage.read.database_size import measure_database
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}

@@ -20,7 +20,7 @@ from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start
-from phpmq_lite.storage.read.measures import DatabaseSize
+from phpmq_lite.storage.read.database_size import DatabaseSize
 
 _SAFE_SQLITE: Final = (3, 51, 3)  # older ones let two writers damage a WAL; we have only one
 _PAUSES: Final = {  # reason for not reading a connection -> explanation

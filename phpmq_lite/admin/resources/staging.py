@@ -38,7 +38,7 @@ from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import StoredPipeline
-from phpmq_lite.storage.read.readers import read_owner
+from phpmq_lite.storage.read.read_connections import read_owner
 
 ROWS_MAX: Final = 100_000  # of a token, and of a publish
 SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # others have their turn after each

@@ -39,7 +39,7 @@ from phpmq_lite.storage.atomic_files import (
     write_whole,
 )
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.integrity.verify import integrity_problems
+from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"
@@ -276,24 +276,6 @@ def remove_old(folder: Path, keep: int, made: str) -> list[str]:
         shutil.rmtree(hidden, ignore_errors=True)
         gone.append(backup.manifest.id)
     return gone
-
-
-def check_copy(backup: Backup, tell: Callable[[str], None] = lambda step: None) -> None:
-    """Compare a backup with its manifest.
-
-    Raises:
-        DataDamagedError: it was modified.
-    """
-    size = _size(backup.database)
-    if size != backup.manifest.bytes:
-        raise DataDamagedError(
-            f"{backup.database} has {size:,} bytes, its manifest says {backup.manifest.bytes:,}"
-        )
-    tell("comparing the backup with its manifest")
-    if sha256_of(backup.database) != backup.manifest.sha256:
-        raise DataDamagedError(
-            f"{backup.database} is damaged: its SHA-256 differs from the manifest"
-        )
 
 
 def check_space(folder: Path, need: int) -> None:

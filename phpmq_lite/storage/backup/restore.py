@@ -11,7 +11,6 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,13 +23,14 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Now
 from phpmq_lite.storage import migrate
 from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_file, sync_folder
-from phpmq_lite.storage.backup.backups import Backup, check_copy, check_space, read_backup
+from phpmq_lite.storage.backup.backups import check_space
+from phpmq_lite.storage.backup.verification import ReportStep, verify_source
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity import scrub
+from phpmq_lite.storage.integrity.database_check import DatabaseCheck, check_all, check_log, verify
 from phpmq_lite.storage.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.integrity.stopped_database import open_stopped
-from phpmq_lite.storage.integrity.verify import Check, check_all, check_log, verify
 from phpmq_lite.storage.read.accounts import ApiToken, StoredAccounts, User, accounts_of, globs_text
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write.batch_sql import execute_write
@@ -50,8 +50,6 @@ NUMBER_GAP: Final = 1_000_000  # added to the backup's numbers, so that none is 
 _STAGED_NAME: Final = ".restored.new"
 _CACHE_BYTES: Final = 8 << 20
 
-ReportStep = Callable[[str], None]
-
 
 @dataclass(slots=True)
 class WithdrawnAccess:
@@ -69,7 +67,7 @@ class RestoreResult:
 
     database: Path
     replaced_files: Path | None = None  # folder of the replaced files
-    checks: list[Check] = field(default_factory=list)
+    checks: list[DatabaseCheck] = field(default_factory=list)
     migrated: list[str] = field(default_factory=list)  # of a drill: the applied migrations
     withdrawn: WithdrawnAccess | None = None  # access that was revoked
 
@@ -98,7 +96,7 @@ def restore(
         StartRefusedError: a broker runs there; or the backup is of a newer version.
         StorageFullError: there is no space for it.
     """
-    database = check_source(source, tell)
+    database = verify_source(source, tell)
     folder = DataFolder.open(data, allow_network_fs=allow_network_fs, is_replaced=True)
     with closing(folder):
         staged = folder.path / _STAGED_NAME
@@ -144,26 +142,6 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
     return done
 
 
-def check_source(source: Path, tell: ReportStep = lambda step: None) -> Path:
-    """Return the database of a backup, checked against its manifest; a bare file has none.
-
-    Raises:
-        DataDamagedError: there is not a backup, or it was modified.
-    """
-    if source.is_file():
-        wal = source.with_name(f"{source.name}-wal")
-        if wal.exists() and wal.stat().st_size:
-            raise DataDamagedError(f"{source} is not a backup: {wal.name} beside it has more of it")
-        return source
-    backup: Backup | None = read_backup(source)
-    if backup is None:
-        raise DataDamagedError(
-            f"{source} is not a backup: it has no {DATABASE} with a readable manifest.json"
-        )
-    check_copy(backup, tell)
-    return backup.database
-
-
 def _copy_to_staging(database: Path, staged: Path) -> None:
     check_space(staged.parent, database.stat().st_size)
     staged.unlink(missing_ok=True)
@@ -171,7 +149,7 @@ def _copy_to_staging(database: Path, staged: Path) -> None:
     shutil.copyfile(database, staged)
 
 
-def _check_and_renumber(staged: Path) -> list[Check]:
+def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
     """Check the copy, then assign its new numbers and history id."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         migrate.pending(connection, migrations_folder())  # refuses a foreign or newer database

@@ -16,7 +16,7 @@ from typing import Any, Final
 from phpmq_lite.errors import DataDamagedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import write_whole
-from phpmq_lite.storage.integrity.verify import integrity_problems
+from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.sqlite_errors import is_damage
 from phpmq_lite.storage.statements import load
 

@@ -15,11 +15,11 @@ from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Recovered
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.integrity.seal import break_seal, checksum_of
-from phpmq_lite.storage.integrity.verify import integrity_problems
 from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, copy_damaged_files
 from phpmq_lite.storage.migrate import schema_problems
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.statements import load
 
 CHECKED_BYTES: Final = 256 << 20  # the scrub checks a larger database while it is served

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from phpmq_lite.storage.read.readers import Readers, Row
+from phpmq_lite.storage.read.read_connections import Readers, Row
 from phpmq_lite.writes import SaveItem
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from phpmq_lite.storage.read.readers import Readers, Row
+from phpmq_lite.storage.read.read_connections import Readers, Row
 
 SLICE: Final = 500  # rows per read
 COUNT_LIMIT: Final = 2_000  # newest deaths and expiries: a count that reaches it means "at least"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from phpmq_lite.storage.read.readers import Readers, Row
+from phpmq_lite.storage.read.read_connections import Readers, Row
 
 PAGE_ROWS: Final = 200  # at most
 _SLICE: Final = 100_000  # audit_ids per read; filters have no index

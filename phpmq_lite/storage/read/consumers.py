@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phpmq_lite.storage.arrow import HistoryBounds
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 
 CLIENT_ROWS: Final = 200  # at most
 _LATEST: Final = (1 << 62, 1 << 62)

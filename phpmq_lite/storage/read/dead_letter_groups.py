@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from phpmq_lite.storage.read.messages import wire_id
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 
 RECORDS_SCANNED: Final = 50_000  # records of all queues together
 LIMIT_S: Final = 0.04

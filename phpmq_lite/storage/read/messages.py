@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.model import State, checksum
-from phpmq_lite.storage.read.readers import Readers, Row
+from phpmq_lite.storage.read.read_connections import Readers, Row
 
 PAGE_ROWS: Final = 200  # at most
 BODY_WHOLE_BYTES: Final = 256 * 1024  # shown completely up to this size

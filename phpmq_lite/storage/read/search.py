@@ -15,7 +15,7 @@ from typing import Any, Final
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
-from phpmq_lite.storage.read.readers import Readers, Row
+from phpmq_lite.storage.read.read_connections import Readers, Row
 from phpmq_lite.storage.read.search_plan import (
     SearchPlan,
     SearchQuery,

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.queue_settings import COLUMNS
-from phpmq_lite.storage.statements import MultiRow, load, many
+from phpmq_lite.storage.statements import MultiRowStatement, load, many
 from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, RecordHistoryReader, Write
 
 
@@ -135,7 +135,7 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
 
 # A statement with one row of values; or one over many rows with the flat values of all rows, and
 # the values that precede the rows.
-Step = tuple[str | MultiRow, Any, tuple[Any, ...]]
+Step = tuple[str | MultiRowStatement, Any, tuple[Any, ...]]
 
 _ACKED: Final = (int(State.ACKED), None)
 

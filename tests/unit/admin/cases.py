@@ -132,7 +132,7 @@ class FakeEngine:
 
 
 def add_reader_functions(connection: sqlite3.Connection) -> None:
-    """Add the functions of ``readers.py``, for EXPLAIN."""
+    """Add the functions of ``read_connections.py``, for EXPLAIN."""
     for name, count in (("body_part", 3), ("in_time", 0), ("has_text", 2), ("matches_glob", 2)):
         connection.create_function(name, count, lambda *_: None)
 

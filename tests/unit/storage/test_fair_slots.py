@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from phpmq_lite.storage.read.readers import FairSlots
+from phpmq_lite.storage.read.read_connections import FairSlots
 
 
 async def hold(slots: FairSlots, owner: str, served: list[str]) -> None:

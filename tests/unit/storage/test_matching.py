@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.storage.read import readers
-from phpmq_lite.storage.read.readers import PIECE, has_text, matches_glob
+from phpmq_lite.storage.read import read_connections
+from phpmq_lite.storage.read.read_connections import PIECE, has_text, matches_glob
 from phpmq_lite.storage.read.search_plan import as_glob
 
 TEXTS = st.text("ab\u00e9[?*", max_size=12)
@@ -18,7 +18,7 @@ TEXTS = st.text("ab\u00e9[?*", max_size=12)
 def small_pieces() -> Iterator[None]:
     """Pieces of three characters: what is looked for lies across their borders."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "PIECE", 3)
+        patch.setattr(read_connections, "PIECE", 3)
         yield
 
 
@@ -56,7 +56,7 @@ def test_work_grows_with_the_body_and_not_with_the_pattern(
     glob: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each piece is looked at once for each part, and the time is checked ahead of it."""
-    monkeypatch.setattr(readers, "PIECE", PIECE)
+    monkeypatch.setattr(read_connections, "PIECE", PIECE)
     pieces, parts = 4, glob.count("*")
     checks: list[None] = []
     content = b"a" * (pieces * PIECE)

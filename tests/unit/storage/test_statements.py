@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.storage.statements import SIZES, MultiRow, load, many
+from phpmq_lite.storage.statements import SIZES, MultiRowStatement, load, many
 
 
 class Recorder:
@@ -53,7 +53,9 @@ def test_many_refuses_a_statement_that_repeats_nothing() -> None:
 )
 def test_rows_are_run_in_few_fixed_sizes(count: int, sizes: list[int]) -> None:
     recorder = Recorder()
-    MultiRow("INSERT INTO t VALUES {rows:(?,?)}").run(recorder.execute, list(range(2 * count)))
+    MultiRowStatement("INSERT INTO t VALUES {rows:(?,?)}").run(
+        recorder.execute, list(range(2 * count))
+    )
     assert [parameters // 2 for _, parameters in recorder.calls] == sizes
 
 
@@ -61,7 +63,9 @@ def test_rows_are_run_in_few_fixed_sizes(count: int, sizes: list[int]) -> None:
 def test_number_of_texts_stays_small(count: int) -> None:
     """So that the statement cache hits."""
     recorder = Recorder()
-    MultiRow("DELETE FROM t WHERE a IN ({rows:?})").run(recorder.execute, list(range(count)))
+    MultiRowStatement("DELETE FROM t WHERE a IN ({rows:?})").run(
+        recorder.execute, list(range(count))
+    )
     assert {parameters for _, parameters in recorder.calls} <= set(SIZES)
     assert sum(parameters for _, parameters in recorder.calls) == count
     assert len(recorder.calls) <= count // 500 + 4 + 4 + 3 + 4
@@ -71,7 +75,7 @@ def test_number_of_texts_stays_small(count: int) -> None:
 def test_all_rows_arrive_once_and_in_order(rows: list[tuple[int, bytes]]) -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, tag, a, b)")
-    statement = MultiRow(
+    statement = MultiRowStatement(
         "INSERT INTO t (tag, a, b) SELECT ?, column1, column2 FROM (VALUES {rows:(?,?)})"
         " RETURNING tag, a, b"
     )

@@ -1,4 +1,4 @@
-"""A database that is unlinked or replaced under a running broker: nothing more is confirmed."""
+"""After the database of a running broker is unlinked or replaced, nothing is confirmed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The look at the files ahead of a start tells damage from what only looks like it."""
+"""The file check before a start distinguishes damage from states that are valid."""
 
 import shutil
 import sqlite3

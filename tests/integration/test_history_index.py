@@ -1,4 +1,4 @@
-"""Places of settled messages: filled behind, in slices, while pages of queues are read."""
+"""The history index of settled messages is filled in slices while pages of queues are read."""
 
 import itertools
 import signal
@@ -20,7 +20,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Now, State
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.readers import Readers
+from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write import history_index as module

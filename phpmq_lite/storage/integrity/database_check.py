@@ -39,7 +39,7 @@ _RULES: Final[tuple[tuple[str, int, str], ...]] = (
 
 
 @dataclass(slots=True)
-class Check:
+class DatabaseCheck:
     """One check and its result."""
 
     name: str
@@ -47,7 +47,7 @@ class Check:
     problems: list[str] = field(default_factory=list)
 
 
-def verify(path: Path, migrations: Path | None = None) -> list[Check]:
+def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
     """Verify the data folder of a stopped broker, a backup, or a database file.
 
     ``migrations`` are those that created it, or may be pending; None: those of this version.
@@ -65,7 +65,9 @@ def verify(path: Path, migrations: Path | None = None) -> list[Check]:
         return _verify_files(database, migrations, is_running=is_running)
 
 
-def _verify_files(database: Path, migrations: Path | None, *, is_running: bool) -> list[Check]:
+def _verify_files(
+    database: Path, migrations: Path | None, *, is_running: bool
+) -> list[DatabaseCheck]:
     if not database.is_file():
         raise DataDamagedError(f"there is no database {database}")
     wal = database.with_name(f"{database.name}-wal")
@@ -75,7 +77,9 @@ def _verify_files(database: Path, migrations: Path | None, *, is_running: bool) 
     return checks
 
 
-def check_all(connection: sqlite3.Connection, migrations: Path | None = None) -> list[Check]:
+def check_all(
+    connection: sqlite3.Connection, migrations: Path | None = None
+) -> list[DatabaseCheck]:
     """Verify everything in a database through an open connection."""
     connection.create_function("checksum", 2, _checksum, deterministic=True)
     checks = [
@@ -94,9 +98,9 @@ def check_all(connection: sqlite3.Connection, migrations: Path | None = None) ->
 # -- the checks
 
 
-def check_log(wal: Path, *, is_running: bool) -> Check:
+def check_log(wal: Path, *, is_running: bool) -> DatabaseCheck:
     """Check a write-ahead log; ``is_running``: according to ``meta.json`` there should be one."""
-    check = Check("write-ahead log", "none, the database was closed")
+    check = DatabaseCheck("write-ahead log", "none, the database was closed")
     try:
         found = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
     except FileNotFoundError:
@@ -110,7 +114,7 @@ def check_log(wal: Path, *, is_running: bool) -> Check:
     return check
 
 
-def _check_structure(connection: sqlite3.Connection, check: Check) -> None:
+def _check_structure(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     check.found = f"{pages:,} pages"
     check.problems += integrity_problems(connection)
@@ -133,7 +137,7 @@ def integrity_problems(
     return [text for (text,) in rows if text != "ok"]
 
 
-def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Check) -> None:
+def _check_schema(migrations: Path, connection: sqlite3.Connection, check: DatabaseCheck) -> None:
     check.found = f"version {_version(connection)}"
     try:
         waiting = pending(connection, migrations)
@@ -145,7 +149,7 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Check
         check.found += f", a start brings it to {waiting[-1].number}"
 
 
-def _check_bodies(connection: sqlite3.Connection, check: Check) -> None:
+def _check_bodies(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
     sql = load("verify")
     queues, alive, settled, bodies = connection.execute(sql["counts"]).fetchone()
     check.found = (
@@ -164,7 +168,7 @@ def _check_bodies(connection: sqlite3.Connection, check: Check) -> None:
         check.found += f"; {len(rows) - len(old):,} more died of a damaged body (reason crc)"
 
 
-def _check_tables(connection: sqlite3.Connection, check: Check) -> None:
+def _check_tables(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
     version = _version(connection)
     asked = [rule for rule in _RULES if rule[1] <= version]
     check.found = f"{len(asked)} rules"
@@ -175,10 +179,12 @@ def _check_tables(connection: sqlite3.Connection, check: Check) -> None:
 
 
 def _run_check(
-    name: str, connection: sqlite3.Connection, look: Callable[[sqlite3.Connection, Check], None]
-) -> Check:
+    name: str,
+    connection: sqlite3.Connection,
+    look: Callable[[sqlite3.Connection, DatabaseCheck], None],
+) -> DatabaseCheck:
     """Run a check; what SQLite cannot read is a problem, too."""
-    check = Check(name)
+    check = DatabaseCheck(name)
     try:
         look(connection, check)
     except (sqlite3.Error, OverflowError, TypeError, ValueError) as error:

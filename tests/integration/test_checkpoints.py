@@ -1,4 +1,4 @@
-"""Upkeep on a real file: when the write-ahead log is cut off, and when it is only begun again."""
+"""Checkpoints of a real database: when the WAL is truncated and when it is only restarted."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The database is watched between two checkpoints too, so also behind a crash."""
+"""The database is sealed between two checkpoints, too, so damage is found after a crash."""
 
 import shutil
 import signal

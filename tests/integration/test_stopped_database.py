@@ -1,4 +1,4 @@
-"""A look at a database from outside removes nothing, whatever its WAL is like."""
+"""Reading a database from another process removes nothing, whatever the state of its WAL."""
 
 import sqlite3
 from collections.abc import Callable, Iterator

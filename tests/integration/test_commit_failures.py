@@ -1,4 +1,4 @@
-"""What is stored where a commit fails: nothing, where it is known, and the same batch goes on."""
+"""Failed commits: a known failure stores nothing, and the same batch is retried."""
 
 import asyncio
 import os
