@@ -25,15 +25,15 @@ UnixMs = Annotated[int, Field(ge=0, lt=253_370_764_800_000)]  # Unix ms, before 
 DurationMs = Annotated[float, Field(ge=0, lt=1 << 53, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
+class _DocumentModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Named(_Part):
+class _QueueRow(_DocumentModel):
     queue: str = Field(description="name of the queue; (others): sum of omitted queues")
 
 
-class ArchiveSummary(_Part):
+class ArchiveSummary(_DocumentModel):
     """Contents of the archive."""
 
     offset: NonNegativeCount | None = Field(None, description="last archived offset; null: none")
@@ -45,7 +45,7 @@ class ArchiveSummary(_Part):
     missing: NonNegativeCount = Field(0, description="maximum number of missing rows")
 
 
-class AcceptedGap(_Part):
+class AcceptedGap(_DocumentModel):
     """An accepted gap: rows of ``(lo, hi]`` that retention removed before they were archived."""
 
     at_ms: UnixMs = Field(description="when the gap was accepted, Unix ms")
@@ -56,7 +56,7 @@ class AcceptedGap(_Part):
     )
 
 
-class ArchiveLag(_Part):
+class ArchiveLag(_DocumentModel):
     """How far the archive was behind the history when the document was written."""
 
     offset: NonNegativeCount | None = Field(
@@ -67,7 +67,7 @@ class ArchiveLag(_Part):
     )
 
 
-class PipelineJobState(_Part):
+class PipelineJobState(_DocumentModel):
     """The last run of a job."""
 
     name: str = Field(description="archive, metrics, …")
@@ -78,7 +78,7 @@ class PipelineJobState(_Part):
     error: str | None = Field(None, description="why it failed; null: it did not, or hidden")
 
 
-class StepFigures(_Part):
+class StepFigures(_DocumentModel):
     """Figures of a period; times are None if nothing was dispatched or settled."""
 
     published: NonNegativeCount = Field(0, description="messages published")
@@ -107,18 +107,18 @@ class StepFigures(_Part):
     hold_max: DurationMs | None = Field(None, description="dispatch to end, ms: max; null: none")
 
 
-class _Begun(_Named):
+class _PeriodRow(_QueueRow):
     at_ms: UnixMs = Field(
         validation_alias=AliasChoices("at_ms", "minute", "hour"),
         description="start of the minute or hour, Unix ms",
     )
 
 
-class SummaryStep(StepFigures, _Begun):
+class SummaryStep(StepFigures, _PeriodRow):
     """Figures of one queue in the minute or hour that began at ``at_ms``."""
 
 
-class QueueTotals(StepFigures, _Named):
+class QueueTotals(StepFigures, _QueueRow):
     """Figures of one queue over a span; times are the maxima of its steps."""
 
     @property
@@ -132,7 +132,7 @@ class QueueTotals(StepFigures, _Named):
         return self.acked / self.settled if self.settled else None
 
 
-class UrnTotals(_Named):
+class UrnTotals(_QueueRow):
     """Results of the envelopes of one URN in one queue."""
 
     urn: str | None = Field(None, description="URN of the envelope; null: none")
@@ -153,7 +153,7 @@ class UrnTotals(_Named):
         return self.acked + sum(self.failed.values())
 
 
-class DeadLetterTotals(_Named):
+class DeadLetterTotals(_QueueRow):
     """Dead letters of one queue, URN and reason."""
 
     urn: str | None = Field(None, description="URN of the envelope; null: none")
@@ -166,7 +166,7 @@ class DeadLetterTotals(_Named):
         return self.count
 
 
-class TracePath(_Part):
+class TracePath(_DocumentModel):
     """Traces with the same steps."""
 
     path: tuple[str, ...] = Field(description="steps in order of arrival, each queue:urn")
@@ -175,7 +175,7 @@ class TracePath(_Part):
     p95_ms: DurationMs | None = Field(None, description="duration, ms: p95; null: unknown")
 
 
-class ExpiryTotals(_Named):
+class ExpiryTotals(_QueueRow):
     """Expired messages of one queue."""
 
     dispatched: NonNegativeCount = Field(0, description="expired messages that had been dispatched")
@@ -187,7 +187,7 @@ class ExpiryTotals(_Named):
         return self.dispatched + self.never
 
 
-class PipelineSummary(_Part):
+class PipelineSummary(_DocumentModel):
     """The whole document."""
 
     version: Literal[1] = Field(description="version of this format: always 1")
@@ -208,7 +208,7 @@ class PipelineSummary(_Part):
 
     def queues(self) -> list[str]:
         """Return the names of all queues in the document, ``OTHER_QUEUES`` last."""
-        named: tuple[_Named, ...] = (
+        named: tuple[_QueueRow, ...] = (
             *self.last24h,
             *self.last30d,
             *self.urns,

@@ -33,7 +33,7 @@ from phpmq_lite.server.addresses import (
 )
 from phpmq_lite.server.admission import Admission, max_open_files, open_files, open_files_problem
 from phpmq_lite.server.backpressure import (
-    MemoryBrake,
+    MemoryLimiter,
     ReadBackpressure,
     SlowPeerLimits,
     memory_bound,
@@ -398,7 +398,7 @@ class Service:
             self.handle.figures,
             SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
         )
-        brake = MemoryBrake(memory_bound(limits.memory))
+        brake = MemoryLimiter(memory_bound(limits.memory))
         self.handle.pressure, self.handle.gate, self.handle.brake = shared.pressure, gate, brake
         watch = SessionMonitor(
             shared.sessions,

@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import Any
 
-from phpmq_lite.envelopes.app import connect
+from phpmq_lite.envelopes.worker_app import connect
 from phpmq_lite.envelopes.handlers import JobContext, NextHandler
 
 # The app connects when the worker receives its first message. A message runs at most four times,

@@ -5,7 +5,7 @@ Usage: python produce.py ORDER_ID [TOTAL [HOST:PORT]]
 
 import sys
 
-from phpmq_lite.envelopes.app import connect
+from phpmq_lite.envelopes.worker_app import connect
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def read_valid_registry(folder: Path) -> "SchemaRegistry":
 
 def _validation_row(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool) -> dict[str, Any]:
     from phpmq_lite.envelopes.codec import decode
-    from phpmq_lite.envelopes.verdict import validate
+    from phpmq_lite.envelopes.validation import validate
 
     row: dict[str, Any] = {"file": str(path), "urn": None, "pointer": "", "detail": ""}
     content = read_input(path)
@@ -289,8 +289,8 @@ def check_envelope(
 
 def _problems(content: bytes, schemas: Path | None, mode: Any) -> Iterator[dict[str, Any]]:
     from phpmq_lite.envelopes.codec import decode
-    from phpmq_lite.envelopes.verdict import lint as all_problems
-    from phpmq_lite.envelopes.verdict import validate
+    from phpmq_lite.envelopes.validation import lint as all_problems
+    from phpmq_lite.envelopes.validation import validate
 
     found = list(all_problems(content, mode))
     if schemas is not None and validate(content, mode).problem is None:
@@ -304,7 +304,7 @@ def _problems(content: bytes, schemas: Path | None, mode: Any) -> Iterator[dict[
 
 def layer_of(reason: str) -> str:
     """Return the layer of a reason: A, B, C or ``HINT``."""
-    from phpmq_lite.envelopes.verdict import CONVENTION, REASONS
+    from phpmq_lite.envelopes.validation import CONVENTION, REASONS
 
     if reason == CONVENTION:
         return HINT
@@ -321,7 +321,7 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
 
     Exits with 1 if no consumer may handle it.
     """
-    from phpmq_lite.envelopes.verdict import validate
+    from phpmq_lite.envelopes.validation import validate
 
     content = read_input(path)
     verdict = validate(content, empty_list_data)

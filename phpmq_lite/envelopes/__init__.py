@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from phpmq_lite.lazy_imports import names_of
 
 if TYPE_CHECKING:
-    from phpmq_lite.envelopes.app import connect
     from phpmq_lite.envelopes.codec import continue_trace, decode, encode, from_message, make, urn
     from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
     from phpmq_lite.envelopes.idempotency import (
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     from phpmq_lite.envelopes.indexed_fields import IndexedFields, read_indexed_fields
     from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
     from phpmq_lite.envelopes.producer import AsyncProducer, Producer
-    from phpmq_lite.envelopes.verdict import EnvelopeProblem, Verdict, lint, validate
+    from phpmq_lite.envelopes.validation import EnvelopeProblem, Verdict, lint, validate
+    from phpmq_lite.envelopes.worker_app import connect
     from phpmq_lite.errors import EnvelopeError
 
 __all__ = [

@@ -11,7 +11,7 @@ import msgspec
 
 from phpmq_lite.envelopes import strict_json
 from phpmq_lite.envelopes.json_edit import JsonMember, edit_members, find_members
-from phpmq_lite.envelopes.verdict import validate
+from phpmq_lite.envelopes.validation import validate
 
 _UNSUPPORTED: Final = "unsupported_schema_version"
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")

@@ -106,7 +106,7 @@ class HandlerLoop:
                 future.cancel()
                 ended.wait(_CANCEL_S)
             raise
-        if isinstance(result, _Exit):
+        if isinstance(result, _HandlerExit):
             raise result.error
         return result
 
@@ -131,7 +131,7 @@ class HandlerLoop:
 
 
 @dataclass(slots=True)
-class _Exit:
+class _HandlerExit:
     """Carries an exception out of the loop that would otherwise stop the loop."""
 
     error: BaseException
@@ -141,7 +141,7 @@ async def _run_and_signal(awaitable: Awaitable[Any], ended: threading.Event) -> 
     try:
         return await awaitable
     except (SystemExit, KeyboardInterrupt) as error:
-        return _Exit(error)
+        return _HandlerExit(error)
     finally:
         ended.set()
 

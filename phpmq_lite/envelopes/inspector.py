@@ -6,14 +6,14 @@ from typing import Final, cast
 
 import msgspec
 
-from phpmq_lite.envelopes import dead_letter_record, indexed_fields, verdict
+from phpmq_lite.envelopes import dead_letter_record, indexed_fields, validation
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
 from phpmq_lite.model import DeadLetterCause, Indexed, Inspection, RecordSource
 from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction
-_KNOWN: Final = frozenset(verdict.REASONS)
+_KNOWN: Final = frozenset(validation.REASONS)
 _UNSUPPORTED: Final = "unsupported_schema_version"
 _NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
 
@@ -52,12 +52,12 @@ class BabelQueueInspector:
     def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
         """Check layers A and B, and the payload schema if the queue requires it."""
         is_checked = settings.schema_mode != "off"
-        right = verdict.fast_verdict(content)
+        right = validation.fast_verdict(content)
         if right is None:
-            mode = cast(verdict.EmptyListData, settings.empty_list_data)
-            found = verdict.validate(content, mode)
+            mode = cast(validation.EmptyListData, settings.empty_list_data)
+            found = validation.validate(content, mode)
         elif is_checked:
-            found = verdict.Verdict(None, indexed_fields.IndexedFields(*right))
+            found = validation.Verdict(None, indexed_fields.IndexedFields(*right))
         else:
             return Inspection(right)
         shown, problem = found.index or _NOTHING, found.problem
@@ -73,7 +73,7 @@ class BabelQueueInspector:
 
     def _mismatch(
         self, content: bytes, urn: str | None, *, is_empty: bool
-    ) -> verdict.EnvelopeProblem | None:
+    ) -> validation.EnvelopeProblem | None:
         schemas = self._schemas
         if schemas is None or urn is None or not schemas.is_registered(urn):
             return None
@@ -81,7 +81,7 @@ class BabelQueueInspector:
 
     def read_only_reason(self, content: bytes) -> str | None:
         """Return ``unsupported_schema_version`` if that is the verdict; its record has no block."""
-        problem = verdict.validate(content).problem
+        problem = validation.validate(content).problem
         is_unsupported = problem is not None and problem.reason == _UNSUPPORTED
         return _UNSUPPORTED if is_unsupported else None
 

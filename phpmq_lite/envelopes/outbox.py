@@ -20,7 +20,7 @@ from babelqueue.outbox import OutboxRecord
 from phpmq_lite.client.session import ClientSession
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.sqlite_file import transaction, wall_ms
-from phpmq_lite.envelopes.verdict import validate
+from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import EnvelopeError
 
 TABLE: Final = "phpmq_outbox"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from phpmq_lite.envelopes.verdict import EnvelopeProblem
+from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
 TYPES: Final = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})

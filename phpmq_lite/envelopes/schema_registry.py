@@ -21,7 +21,7 @@ from phpmq_lite.envelopes.payload_schema import (
     read_schema,
     type_name,
 )
-from phpmq_lite.envelopes.verdict import EnvelopeProblem
+from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
 MANIFEST: Final = "registry.json"

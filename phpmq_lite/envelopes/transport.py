@@ -20,7 +20,7 @@ from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
 from phpmq_lite.envelopes.handlers import JobContext
 from phpmq_lite.envelopes.idempotency import IdempotencyDecision, IdempotencyStore, idempotency_key
 from phpmq_lite.envelopes.retry_delays import RetryDelays
-from phpmq_lite.envelopes.verdict import EmptyListData, EnvelopeProblem, Verdict, validate
+from phpmq_lite.envelopes.validation import EmptyListData, EnvelopeProblem, Verdict, validate
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, LocalProtocolError
 

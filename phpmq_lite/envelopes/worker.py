@@ -11,9 +11,9 @@ from typing import Final
 from babelqueue import BabelQueue
 
 from phpmq_lite.client.session import ClientSession
-from phpmq_lite.envelopes.app import App
 from phpmq_lite.envelopes.handlers import Middleware, wrap_handlers
 from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
+from phpmq_lite.envelopes.worker_app import App
 from phpmq_lite.errors import LocalProtocolError, SettingsError
 from phpmq_lite.process_memory import peak_resident_bytes, resident_bytes
 

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal
 
 from phpmq_lite.client.blocking_client import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record, read_block
-from phpmq_lite.envelopes.verdict import validate
+from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import PhpmqError
 
 Kind = Literal["jobs", "failed"]

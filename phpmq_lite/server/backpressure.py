@@ -14,7 +14,7 @@ from phpmq_lite.broker.queue import Connection
 FREE_BYTES: Final = 64 << 10
 
 
-class Reader(Protocol):
+class PausableConnection(Protocol):
     """A connection whose reading can be paused and resumed."""
 
     @property
@@ -45,10 +45,10 @@ class ReadBackpressure:
         self.total_bytes = 0
         self.limit_hits = 0  # the limit was reached
         # Bytes held, by connection; the one that has waited longest comes first.
-        self._waiting: dict[Reader, int] = {}
-        self._held: set[Reader] = set()
+        self._waiting: dict[PausableConnection, int] = {}
+        self._held: set[PausableConnection] = set()
 
-    def report(self, reader: Reader, held_bytes: int) -> None:
+    def report(self, reader: PausableConnection, held_bytes: int) -> None:
         """Record how many bytes ``reader`` holds now; 0 removes it."""
         self.total_bytes += held_bytes - self._waiting.get(reader, 0)
         if held_bytes:
@@ -60,7 +60,7 @@ class ReadBackpressure:
         elif self._held:
             self._release()
 
-    def _apply_limit(self, reader: Reader, held_bytes: int) -> None:
+    def _apply_limit(self, reader: PausableConnection, held_bytes: int) -> None:
         oldest = self._oldest()
         if oldest is not None:
             self._resume(oldest)
@@ -71,14 +71,14 @@ class ReadBackpressure:
             self._held.add(reader)
             reader.pause_reading(self.REASON)
 
-    def _oldest(self) -> Reader | None:
+    def _oldest(self) -> PausableConnection | None:
         """Return the connection that may complete its message; a parked one cannot."""
         for reader, size in self._waiting.items():
             if size >= FREE_BYTES and not reader.is_parked:
                 return reader
         return None
 
-    def _resume(self, reader: Reader) -> None:
+    def _resume(self, reader: PausableConnection) -> None:
         if reader in self._held:
             self._held.discard(reader)
             reader.resume_reading(self.REASON)
@@ -111,13 +111,13 @@ def memory_bound(setting: int, files: Iterable[Path] = _CGROUP_LIMITS) -> int:
     return setting
 
 
-class Publisher(Reader, Protocol):
+class Publisher(PausableConnection, Protocol):
     """A session that ``MemoryBrake`` can pause."""
 
     connection: Connection | None
 
 
-class MemoryBrake:
+class MemoryLimiter:
     """Pauses publishers while the process uses more memory than ``bound_bytes``.
 
     Consumers are still read, because their acknowledgements free memory.  Paused publishers are

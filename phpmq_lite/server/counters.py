@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phpmq_lite.model import Batch
-from phpmq_lite.server.inspector import Inspector
+from phpmq_lite.server.frame_recorder import Inspector
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
 from phpmq_lite.server.counters import CommitCounters
-from phpmq_lite.server.engine_policies import AckCommitDelay, BackgroundThread, YieldedTasks
+from phpmq_lite.server.engine_policies import AckCommitDelay, BackgroundThread, CooperativeTasks
 
 _log = get_logger(__name__)
 Command = Callable[[Broker], None]
@@ -80,7 +80,7 @@ class Engine:
         self.commits = CommitCounters()
         self.is_stopping = False
         self.taps: set[Tap] = set()  # called with each stored batch, before clients are notified
-        self.yielded = YieldedTasks()
+        self.yielded = CooperativeTasks()
         self._writer = writer
         self._maintenance: asyncio.Task[None] | None = None
         self._maintained_at = 0.0  # when maintenance began last, on the event loop's clock

@@ -41,7 +41,7 @@ class AckCommitDelay:
         )
 
 
-class YieldedTasks:
+class CooperativeTasks:
     """Tasks that run a fraction of a millisecond at a time, between two batches.
 
     Beside a commit they would cost more than their own time: the writer's thread needs the

@@ -23,7 +23,12 @@ from phpmq_lite.protocol.frames import (
     WireLimits,
 )
 from phpmq_lite.protocol.frames import Frame as Parsed
-from phpmq_lite.server.inspector import CONTEXT_BYTES, DissectedFrame, Dissector, expected_syntax
+from phpmq_lite.server.frame_recorder import (
+    CONTEXT_BYTES,
+    DissectedFrame,
+    Dissector,
+    expected_syntax,
+)
 
 Encoding = Literal["auto", "raw", "hex", "base64"]
 _HEX: Final = re.compile(rb"(?:(?:0[xX]|\\x)?[0-9a-fA-F]{2}[\s:,]*)+")

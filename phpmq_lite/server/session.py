@@ -22,7 +22,7 @@ from phpmq_lite.server.backpressure import ReadBackpressure, WriteProgress
 from phpmq_lite.server.counters import ConnectionCounters, SmoothedRate
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import FrameLimits, FrameProcessor
-from phpmq_lite.server.inspector import Side
+from phpmq_lite.server.frame_recorder import Side
 
 GUARD_SILENCE_S: Final = 0.02  # then, what may have been a browser is treated as a client
 HALF_CLOSED_BATCHES: Final = 4  # a page and its bodies are loaded within two

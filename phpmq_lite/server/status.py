@@ -17,7 +17,7 @@ from phpmq_lite.model import AuditEntry, Reply
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.backpressure import MemoryBrake, ReadBackpressure
+from phpmq_lite.server.backpressure import MemoryLimiter, ReadBackpressure
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine, Operation, P, T, Tap
 from phpmq_lite.server.session import Session
@@ -195,7 +195,7 @@ class BrokerHandle:
         self.engine: Engine | None = None
         self.pressure: ReadBackpressure | None = None
         self.gate: Admission | None = None
-        self.brake: MemoryBrake | None = None
+        self.brake: MemoryLimiter | None = None
         self.space: DiskSpace | None = None
         self.loop_lag_ms = 0.0
         self._base = BrokerStatus(started_at=time.time_ns() // 1_000_000)

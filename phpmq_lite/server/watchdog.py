@@ -9,7 +9,7 @@ from phpmq_lite.clock import GAP_MS
 from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.server.backpressure import (
     SILENT,
-    MemoryBrake,
+    MemoryLimiter,
     SlowPeerLimits,
     exclude_time,
     idle_sessions,
@@ -31,7 +31,7 @@ class SessionMonitor:
         sessions: Collection[Session],
         front: BrokerHandle,
         limits: SlowPeerLimits,
-        brake: MemoryBrake | None = None,
+        brake: MemoryLimiter | None = None,
     ) -> None:
         self._sessions = sessions
         self._front = front

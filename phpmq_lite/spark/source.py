@@ -27,7 +27,7 @@ from phpmq_lite.spark.reader import (
     QueueStreamReader,
 )
 from phpmq_lite.spark.source_options import (
-    SourceUse,
+    SourceMode,
     check_option_names,
     history_options,
     queue_options,
@@ -70,7 +70,7 @@ class PhpmqSource(DataSource):
         check_option_names(given)
         if read_mode(given) == "queue":
             return columns.QUEUE_COLUMNS
-        options = history_options(_without(given, *_OF_ONE_USE), SourceUse.BATCH_READ)
+        options = history_options(_without(given, *_OF_ONE_USE), SourceMode.BATCH_READ)
         return columns.history_columns(options.columns, body=options.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -85,7 +85,7 @@ class PhpmqSource(DataSource):
                 "a batch read does not consume: use mode=queue with readStream; to view messages"
                 " without consuming them, use the admin or the HTTP API"
             )
-        options = history_options(given, SourceUse.BATCH_READ)
+        options = history_options(given, SourceMode.BATCH_READ)
         columns.check_read_schema(schema, columns.history_columns(body=True))
         kind = FilteringHistoryReader if options.pushes_filters else HistoryReader
         return kind(options, remove_table_options(schema))
@@ -98,12 +98,12 @@ class PhpmqSource(DataSource):
             return QueueStreamReader(queue_options(given), remove_table_options(schema))
         columns.check_read_schema(schema, columns.history_columns(body=True))
         return HistoryStreamReader(
-            history_options(given, SourceUse.HISTORY_STREAM), remove_table_options(schema)
+            history_options(given, SourceMode.HISTORY_STREAM), remove_table_options(schema)
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch."""
-        options = write_options(self.options, SourceUse.BATCH_WRITE)
+        options = write_options(self.options, SourceMode.BATCH_WRITE)
         if overwrite:
             raise OptionError("a queue cannot be overwritten; use mode append")
         check_write_schema(schema, options)
@@ -113,7 +113,7 @@ class PhpmqSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return the writer of a stream."""
-        options = write_options(self.options, SourceUse.STREAM_WRITE)
+        options = write_options(self.options, SourceMode.STREAM_WRITE)
         if overwrite:
             raise OptionError("a queue cannot be overwritten; use output mode append or update")
         check_write_schema(schema, options)

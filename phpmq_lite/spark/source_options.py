@@ -17,7 +17,7 @@ from phpmq_lite.spark.errors import OptionError
 _Value = TypeVar("_Value")
 
 
-class SourceUse(StrEnum):
+class SourceMode(StrEnum):
     """A use of the data source; each has its own options."""
 
     BATCH_READ = "a batch read"
@@ -27,12 +27,14 @@ class SourceUse(StrEnum):
     STREAM_WRITE = "a stream write"
 
 
-_READS: Final = frozenset({SourceUse.BATCH_READ, SourceUse.HISTORY_STREAM, SourceUse.QUEUE_STREAM})
-_HISTORY: Final = frozenset({SourceUse.BATCH_READ, SourceUse.HISTORY_STREAM})
-_WRITES: Final = frozenset({SourceUse.BATCH_WRITE, SourceUse.STREAM_WRITE})
-_BATCH: Final = frozenset({SourceUse.BATCH_READ})
+_READS: Final = frozenset(
+    {SourceMode.BATCH_READ, SourceMode.HISTORY_STREAM, SourceMode.QUEUE_STREAM}
+)
+_HISTORY: Final = frozenset({SourceMode.BATCH_READ, SourceMode.HISTORY_STREAM})
+_WRITES: Final = frozenset({SourceMode.BATCH_WRITE, SourceMode.STREAM_WRITE})
+_BATCH: Final = frozenset({SourceMode.BATCH_READ})
 
-OPTIONS: Final[Mapping[str, frozenset[SourceUse]]] = {
+OPTIONS: Final[Mapping[str, frozenset[SourceMode]]] = {
     "url": _READS | _WRITES,
     "token": _READS | _WRITES,
     "path": _HISTORY,
@@ -45,19 +47,19 @@ OPTIONS: Final[Mapping[str, frozenset[SourceUse]]] = {
     "startingTimestamp": _HISTORY,
     "endingOffsets": _BATCH,
     "endingTimestamp": _BATCH,
-    "maxOffsetsPerTrigger": frozenset({SourceUse.HISTORY_STREAM}),
-    "maxMessagesPerTrigger": frozenset({SourceUse.QUEUE_STREAM}),
-    "maxBytesPerTrigger": frozenset({SourceUse.QUEUE_STREAM}),
-    "subscription": frozenset({SourceUse.QUEUE_STREAM}),
+    "maxOffsetsPerTrigger": frozenset({SourceMode.HISTORY_STREAM}),
+    "maxMessagesPerTrigger": frozenset({SourceMode.QUEUE_STREAM}),
+    "maxBytesPerTrigger": frozenset({SourceMode.QUEUE_STREAM}),
+    "subscription": frozenset({SourceMode.QUEUE_STREAM}),
     "numPartitions": _READS,
     "failOnDataLoss": _READS,
     "includeBody": _HISTORY,
     "columns": _HISTORY,
     "pushFilters": _BATCH,
-    "reader": frozenset({SourceUse.HISTORY_STREAM}),
-    "txnAppId": frozenset({SourceUse.BATCH_WRITE}),
-    "txnVersion": frozenset({SourceUse.BATCH_WRITE}),
-    "checkpointLocation": frozenset({SourceUse.STREAM_WRITE}),  # Spark's own option
+    "reader": frozenset({SourceMode.HISTORY_STREAM}),
+    "txnAppId": frozenset({SourceMode.BATCH_WRITE}),
+    "txnVersion": frozenset({SourceMode.BATCH_WRITE}),
+    "checkpointLocation": frozenset({SourceMode.STREAM_WRITE}),  # Spark's own option
 }
 KAFKA_NAMES: Final[Mapping[str, str]] = {  # name in Kafka's source -> name here
     "kafka.bootstrap.servers": "url",
@@ -205,7 +207,7 @@ class WriteOptions:
     version: int | None = None
 
 
-def history_options(options: Mapping[str, str], use: SourceUse) -> HistoryOptions:
+def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptions:
     """Parse the options of a batch or stream read of the history.
 
     Raises:
@@ -215,7 +217,7 @@ def history_options(options: Mapping[str, str], use: SourceUse) -> HistoryOption
     queue, queues = given.text("queue"), given.queues()
     if sum(map(bool, (queue, queues, given.text("queuePattern")))) > 1:
         raise OptionError("set only one of queue, queues and queuePattern")
-    is_stream = use is SourceUse.HISTORY_STREAM
+    is_stream = use is SourceMode.HISTORY_STREAM
     return HistoryOptions(
         connection=given.connection(),
         queues=queues or ((queue,) if queue else ()),
@@ -239,7 +241,7 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
     Raises:
         OptionError: an option is unknown, malformed, missing or not for this use.
     """
-    given = _OptionParser(options, SourceUse.QUEUE_STREAM)
+    given = _OptionParser(options, SourceMode.QUEUE_STREAM)
     return QueueOptions(
         connection=given.connection(),
         queue=given.required("queue"),
@@ -263,7 +265,7 @@ def _is_json(text: str) -> bool:
     return text.startswith("[") and text.removeprefix("[").lstrip().startswith('"')
 
 
-def write_options(options: Mapping[str, str], use: SourceUse) -> WriteOptions:
+def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
     """Parse the options of a batch or stream write.
 
     Raises:
@@ -296,7 +298,7 @@ def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
 _MODES: Final = ("history", "queue")
 
 
-def check_option_names(options: Mapping[str, str], use: SourceUse | None = None) -> None:
+def check_option_names(options: Mapping[str, str], use: SourceMode | None = None) -> None:
     """Check that options are known and supported by ``use``.
 
     Raises:
@@ -332,7 +334,7 @@ def _nearest(name: str, known: tuple[str, ...]) -> str:
 class _OptionParser:
     """Parses the options of one call one by one."""
 
-    def __init__(self, options: Mapping[str, str], use: SourceUse) -> None:
+    def __init__(self, options: Mapping[str, str], use: SourceMode) -> None:
         check_option_names(options, use)
         self._values = {name.lower(): value for name, value in options.items()}
 

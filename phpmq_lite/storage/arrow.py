@@ -207,7 +207,7 @@ CLAIM_COLUMNS: Final = (
 
 
 @dataclass(slots=True, frozen=True)
-class HistoryBounds:
+class HistoryOffsets:
     """Which offsets the history has."""
 
     history_id: str  # offsets of another history_id have nothing in common with these
@@ -313,10 +313,10 @@ class HistoryRanges:
 
     # -- small reads
 
-    def bounds(self) -> HistoryBounds:
+    def bounds(self) -> HistoryOffsets:
         """Return which offsets the history has."""
         [row] = self._rows(load("arrow")["bounds"])
-        return HistoryBounds(**row)
+        return HistoryOffsets(**row)
 
     def offset_at(self, at_ms: int) -> int:
         """Return the last offset settled before a time, Unix ms; ``bounds().lo``: all are later."""
@@ -433,7 +433,9 @@ def _is_match(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatchcase(name, glob) for glob in globs)
 
 
-def _clipped(selection: RowSelection, bounds: HistoryBounds, *, is_gap_ok: bool) -> tuple[int, int]:
+def _clipped(
+    selection: RowSelection, bounds: HistoryOffsets, *, is_gap_ok: bool
+) -> tuple[int, int]:
     if not 0 <= selection.lo <= selection.hi:
         detail = f"({selection.lo}, {selection.hi}] is not a range: lo <= hi, both from 0"
         raise RefusedError("bad_value", detail)

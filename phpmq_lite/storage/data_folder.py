@@ -112,7 +112,7 @@ _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
 
 @dataclass(slots=True, frozen=True)
-class Meta:
+class DataFolderMetadata:
     """The content of ``meta.json``, from which the loss of the database is detected."""
 
     created_at: int  # Unix ms
@@ -298,24 +298,24 @@ class DataFolder:
         if not self.meta_file.exists():
             self._write_meta(self.meta)
 
-    def _update_meta(self, meta: Meta) -> None:
+    def _update_meta(self, meta: DataFolderMetadata) -> None:
         if meta != self.meta:
             self._write_meta(meta)
 
-    def _write_meta(self, meta: Meta) -> None:
+    def _write_meta(self, meta: DataFolderMetadata) -> None:
         write_whole(self.meta_file, _to_json({"format": 1, **asdict(meta)}))
         self.meta = meta
 
 
-def read_meta(path: Path) -> Meta:
+def read_meta(path: Path) -> DataFolderMetadata:
     """Read ``meta.json``; if it is missing or unreadable, an existing database counts as used."""
     file = path / _META
     content = _read_json(file)
     if content is None:
         may_have = file.exists() or bool(_size_of(path / DATABASE))
-        return Meta(time.time_ns() // 1_000_000, has_messages=may_have)
+        return DataFolderMetadata(time.time_ns() // 1_000_000, has_messages=may_have)
     seal, created_at = content.get("seal"), content.get("created_at")
-    return Meta(
+    return DataFolderMetadata(
         created_at=created_at if isinstance(created_at, int) else 0,
         has_messages=bool(content.get("has_messages", True)),
         is_running=bool(content.get("is_running", False)),

@@ -46,7 +46,7 @@ class Shortage:
     detail: str  # with the bounds, for people
 
 
-class Watermark:
+class LowWatermark:
     """Whether something runs short; with hysteresis, so that it does not flap."""
 
     __slots__ = ("is_short",)
@@ -85,8 +85,8 @@ class DiskSpace:
         self._ballast = folder / BALLAST
         self._timer = timer
         self._sleep = sleep
-        self._disk = Watermark()
-        self._database = Watermark()
+        self._disk = LowWatermark()
+        self._database = LowWatermark()
         self._was_full = False  # the disk was full; until the ballast fits again
         self._trouble_since = 0.0  # when the trouble began
 

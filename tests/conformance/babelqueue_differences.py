@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from babelqueue import EnvelopeCodec
 from babelqueue._envelope_shape import envelope_violation
 
-from phpmq_lite.envelopes.verdict import Verdict, validate
+from phpmq_lite.envelopes.validation import Verdict, validate
 
 Question = Literal["poison_cause", "envelope_violation", "accepts"]
 

@@ -5,9 +5,9 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from phpmq_lite.envelopes import verdict
+from phpmq_lite.envelopes import validation
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
-from phpmq_lite.envelopes.verdict import LANGUAGES, OUTDATED, REASONS
+from phpmq_lite.envelopes.validation import LANGUAGES, OUTDATED, REASONS
 from tests.conformance.babelqueue_differences import TABLE
 from tests.docs import pages
 from tests.support.envelope_cases import MEMBERS, META
@@ -43,7 +43,7 @@ def test_reasons_are_in_their_order() -> None:
 
 
 def test_reasons_of_layer_c_are_all_named() -> None:
-    source = Path(verdict.__file__).read_text(encoding="utf-8")
+    source = Path(validation.__file__).read_text(encoding="utf-8")
     written = set(re.findall(r'Problem\(\s*f?"([a-z_{}]+)"', source)) - set(REASONS)
     written = written - {"missing_{name}"} | {"missing_id", "missing_queue", "missing_lang"}
     sentence = PAGE[PAGE.index("Layer C has") : PAGE.index("The last finding may")]

@@ -60,14 +60,14 @@ def test_source_options_are_those_of_the_source() -> None:
     table = rows("| option | for |")
     assert [row[0].strip("`") for row in table] == list(source_options.OPTIONS)
     uses = {
-        "all": set(source_options.SourceUse),
-        "reads": {use for use in source_options.SourceUse if "read" in use},
-        "history": {source_options.SourceUse.BATCH_READ, source_options.SourceUse.HISTORY_STREAM},
-        "batch reads": {source_options.SourceUse.BATCH_READ},
-        "history streams": {source_options.SourceUse.HISTORY_STREAM},
-        "queue streams": {source_options.SourceUse.QUEUE_STREAM},
-        "batch writes": {source_options.SourceUse.BATCH_WRITE},
-        "stream writes": {source_options.SourceUse.STREAM_WRITE},
+        "all": set(source_options.SourceMode),
+        "reads": {use for use in source_options.SourceMode if "read" in use},
+        "history": {source_options.SourceMode.BATCH_READ, source_options.SourceMode.HISTORY_STREAM},
+        "batch reads": {source_options.SourceMode.BATCH_READ},
+        "history streams": {source_options.SourceMode.HISTORY_STREAM},
+        "queue streams": {source_options.SourceMode.QUEUE_STREAM},
+        "batch writes": {source_options.SourceMode.BATCH_WRITE},
+        "stream writes": {source_options.SourceMode.STREAM_WRITE},
     }
     for name, use, _ in table:
         assert uses[use] == source_options.OPTIONS[name.strip("`")], name

@@ -15,7 +15,7 @@ import re
 from random import Random
 from typing import Any, Final
 
-from phpmq_lite.envelopes import dead_letter_record, indexed_fields, verdict
+from phpmq_lite.envelopes import dead_letter_record, indexed_fields, validation
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.json_edit import find_members
 from phpmq_lite.model import DeadLetterCause, Indexed
@@ -24,27 +24,27 @@ from tests.fuzz.target import LONGEST, Target
 from tests.support.envelope_cases import BLOCK, CASES, MEMBERS, META, to_json
 
 _INTAKE: Final = BabelQueueInspector()
-_MODES: Final[tuple[verdict.EmptyListData, ...]] = ("php", "never", "always")
+_MODES: Final[tuple[validation.EmptyListData, ...]] = ("php", "never", "always")
 _DEATH: Final = DeadLetterCause("orders", b"0" * 32, "max_deliveries", "21 \ud800 deliveries", 1)
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
 
 def check_body(content: bytes) -> str:
     """Check one body."""
-    found = verdict.validate(content)
+    found = validation.validate(content)
     assert indexed_fields.read_indexed(content) == indexed_fields._read_unusual(content), (
         "two ways of indexing differ"
     )
-    right = verdict.fast_verdict(content)
+    right = validation.fast_verdict(content)
     for mode in _MODES:
-        judged = verdict.validate(content, mode)
+        judged = validation.validate(content, mode)
         if right is not None:
             said = judged.problem, judged.is_tolerated, judged.warnings, judged.index
             assert said == (None, False, (), right), "the quick verdict differs"
         looked = _INTAKE.validate(content, QueueSettings(empty_list_data=mode))
         assert looked.reason == (judged.problem and judged.problem.reason)
         _check_indexed(looked.indexed)
-        assert bool(verdict.lint(content, mode)) or judged.problem is None
+        assert bool(validation.lint(content, mode)) or judged.problem is None
     _INTAKE.origin_queue(content)
     _check_against_json(content, found)
     _check_record(content, found)
@@ -65,7 +65,7 @@ def _as_json(content: bytes) -> Any:
         return None
 
 
-def _check_against_json(content: bytes, found: verdict.Verdict) -> None:
+def _check_against_json(content: bytes, found: validation.Verdict) -> None:
     value = _as_json(content)
     if not isinstance(value, dict):
         assert found.problem is not None, "what is no object for json is right"
@@ -77,7 +77,7 @@ def _check_against_json(content: bytes, found: verdict.Verdict) -> None:
         assert value["meta"]["schema_version"] == 1
         assert type(value["data"]) is dict or (found.is_tolerated and value["data"] == [])
         json.dumps(value["data"], allow_nan=False).encode()
-        assert _levels(value) <= verdict.DEPTH_LIMIT, "what is too deep is right"
+        assert _levels(value) <= validation.DEPTH_LIMIT, "what is too deep is right"
 
 
 def _levels(value: Any) -> int:
@@ -89,7 +89,7 @@ def _levels(value: Any) -> int:
     return levels
 
 
-def _check_record(content: bytes, found: verdict.Verdict) -> None:
+def _check_record(content: bytes, found: validation.Verdict) -> None:
     """See that a record says who died and why, and gives back what died."""
     settings = QueueSettings(payload_policy="envelope")
     made = _INTAKE.make_record(content, settings, _DEATH)
@@ -105,7 +105,7 @@ def _check_record(content: bytes, found: verdict.Verdict) -> None:
     assert isinstance(_as_json(made), dict), "the record is no JSON object"
     back = _INTAKE.redrive_content(made)
     if found.problem is None:
-        assert verdict.validate(back).problem is None, "what was right is not right again"
+        assert validation.validate(back).problem is None, "what was right is not right again"
     elif not _has_block(content):
         assert back in (content, _without_attempts(content)), "what died does not come back"
 
@@ -124,7 +124,7 @@ def _without_attempts(content: bytes) -> bytes:
         return content
 
 
-def _outcome(content: bytes, found: verdict.Verdict, *, is_quick: bool) -> str:
+def _outcome(content: bytes, found: validation.Verdict, *, is_quick: bool) -> str:
     """Say which reason, at which member, or how right it is."""
     problem = found.problem
     if problem is None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from phpmq_lite.admin.base import search_query
-from phpmq_lite.envelopes import json_edit, strict_json, verdict
+from phpmq_lite.envelopes import json_edit, strict_json, validation
 from phpmq_lite.protocol import connection, fast_path, frames, parser
 from phpmq_lite.protocol.frames import ReceiptFrame
 from tests.fuzz.bodies import BODIES
@@ -106,7 +106,7 @@ def goes_too_deep(patch: pytest.MonkeyPatch) -> None:
 
 def is_too_quick(patch: pytest.MonkeyPatch) -> None:
     """Leaves to msgspec what it does not refuse."""
-    patch.setattr(verdict, "_is_plain", lambda _content: True)
+    patch.setattr(validation, "_is_plain", lambda _content: True)
 
 
 def takes_characters_for_bytes(patch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def takes_characters_for_bytes(patch: pytest.MonkeyPatch) -> None:
 
 def passes_over_types(patch: pytest.MonkeyPatch) -> None:
     """Does not look at the types of members."""
-    patch.setattr(verdict, "_type_problems", lambda _body: iter(()))
+    patch.setattr(validation, "_type_problems", lambda _body: iter(()))
 
 
 def counts_beyond_64_bits(patch: pytest.MonkeyPatch) -> None:

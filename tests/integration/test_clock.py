@@ -16,7 +16,7 @@ from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
 from phpmq_lite.errors import NotWritableError
 from phpmq_lite.model import AuditEntry, Now, State
 from phpmq_lite.storage.write import retention
-from phpmq_lite.storage.write.retention import STEPS_KEPT, ClockSteps, RetentionBounds
+from phpmq_lite.storage.write.retention import STEPS_KEPT, ClockJumps, RetentionBounds
 from phpmq_lite.storage.write.store import note_clock
 from tests.support.core_and_store import Driver
 from tests.support.engine_driver import EngineClient, disable_timers
@@ -195,7 +195,7 @@ def test_jumps_are_forgotten_once_nothing_depends_on_them(driver: Driver) -> Non
     assert len(connection.execute("SELECT * FROM clock_step").fetchall()) == 3
     retention.remove_expired(connection, bounds, 500 * DAY_MS)
     assert connection.execute("SELECT step_ms FROM clock_step").fetchall() == [(20_000,)]
-    assert ClockSteps.read(connection).at_offset(1) == 20_000
+    assert ClockJumps.read(connection).at_offset(1) == 20_000
     assert STEPS_KEPT >= 100
 
 

@@ -259,14 +259,16 @@ def test_first_write_that_was_cut_off_is_left_to_sqlite(path: Path) -> None:
 def test_meta_is_kept(path: Path) -> None:
     folder = DataFolder.open(path)
     created_at = folder.meta.created_at
-    assert folder.meta == data_folder.Meta(created_at)
+    assert folder.meta == data_folder.DataFolderMetadata(created_at)
     make_database(folder)
     folder.record(has_messages=True, is_running=True)
     folder.close()
     again = DataFolder.open(path)
-    assert again.meta == data_folder.Meta(created_at, has_messages=True, is_running=True)
+    assert again.meta == data_folder.DataFolderMetadata(
+        created_at, has_messages=True, is_running=True
+    )
     again.record(is_running=False)
-    assert again.meta == data_folder.Meta(created_at, has_messages=True)
+    assert again.meta == data_folder.DataFolderMetadata(created_at, has_messages=True)
     again.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.envelopes import verdict
+from phpmq_lite.envelopes import validation
 from phpmq_lite.envelopes.codec import urn
 from tests.support.envelope_cases import CASES, Case, body, edit, record_of, with_meta
 from tests.support.php_client import PhpClient, PhpError, needs_php
@@ -56,7 +56,7 @@ def test_php_writes_the_record_of_the_table(php: PhpClient, case: Case) -> None:
     assert block["reason"] == ("failed" if case.reason is None else "poison")
     assert block.get("detail") == case.reason
     assert (block["original_queue"], block["message_id"]) == ("orders", "0" * 32)
-    assert verdict.validate(record).problem is None or case.reason is not None
+    assert validation.validate(record).problem is None or case.reason is not None
 
 
 @given(
@@ -69,7 +69,7 @@ def test_php_judges_any_bytes_as_the_broker_does(
     content = case.content[:2_000]
     for at, gone, token in changes:
         content = content[:at] + token + content[at + gone :]
-    problem, ours = php.call("problem", content), verdict.validate(content).problem
+    problem, ours = php.call("problem", content), validation.validate(content).problem
     assert (None if problem is None else problem[0]) == (None if ours is None else ours.reason)
 
 
@@ -137,9 +137,9 @@ def test_record_of_a_block_of_wrong_types_takes_none_of_it(php: PhpClient) -> No
 
 def test_made_envelope_has_nothing_to_complain_about(php: PhpClient) -> None:
     made = php.bytes_of("make", f" {URN} ", {"n": 1.0, "t": "Grüße ☕ /"}, "orders", "trace")
-    assert [problem.reason for problem in verdict.lint(made)] == ["not_uuid"]
+    assert [problem.reason for problem in validation.lint(made)] == ["not_uuid"]
     whole = php.bytes_of("make", URN)
-    assert verdict.lint(whole) == ()
+    assert validation.lint(whole) == ()
     assert (json.loads(made)["job"], json.loads(made)["trace_id"]) == (URN, "trace")
     assert b'{"n":1.0,"t":"Gr\xc3\xbc\xc3\x9fe \xe2\x98\x95 /"}' in made
     assert b'"data":{}' in whole

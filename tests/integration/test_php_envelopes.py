@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.envelopes import app as apps
 from phpmq_lite.envelopes import codec
-from phpmq_lite.envelopes.verdict import validate
+from phpmq_lite.envelopes import worker_app as apps
+from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.envelopes.worker import WorkerLimits, run_worker
 from tests.support.certificates import CertificateAuthority
 from tests.support.envelope_cases import body, edit, with_meta

@@ -200,11 +200,11 @@ def test_what_cannot_be_given_is_refused(
 
 
 def test_bounds_follow_retention_and_outlive_the_rows(ranges: HistoryRanges) -> None:
-    assert ranges.bounds() == module.HistoryBounds(HISTORY_ID, 0, ROWS, 0)
+    assert ranges.bounds() == module.HistoryOffsets(HISTORY_ID, 0, ROWS, 0)
     remove_history_upto(ranges.path, 100)
-    assert ranges.bounds() == module.HistoryBounds(HISTORY_ID, 100, ROWS, 100)
+    assert ranges.bounds() == module.HistoryOffsets(HISTORY_ID, 100, ROWS, 100)
     remove_history_upto(ranges.path, ROWS - 1)  # the newest row stays
-    assert ranges.bounds() == module.HistoryBounds(HISTORY_ID, ROWS - 1, ROWS, ROWS - 1)
+    assert ranges.bounds() == module.HistoryOffsets(HISTORY_ID, ROWS - 1, ROWS, ROWS - 1)
     assert list(ranges.history(RowSelection(ROWS, ROWS))) == []
 
 

@@ -22,7 +22,7 @@ from phpmq_lite.storage.backup.backups import (
     remove_old,
 )
 from phpmq_lite.storage.backup.restore import NUMBER_GAP, WithdrawnAccess, drill, restore
-from phpmq_lite.storage.data_folder import DataFolder, Meta, read_meta
+from phpmq_lite.storage.data_folder import DataFolder, DataFolderMetadata, read_meta
 from phpmq_lite.storage.integrity.database_check import verify
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.migrate import migrate
@@ -443,7 +443,7 @@ def test_manifest_of_another_version_is_no_backup(backup: Backup) -> None:
 
 def test_meta_without_a_seal_is_read(tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text('{"created_at": 5, "seal": "no number"}')
-    assert read_meta(tmp_path) == Meta(5, has_messages=True)
+    assert read_meta(tmp_path) == DataFolderMetadata(5, has_messages=True)
 
 
 # -- who may come in after a restore

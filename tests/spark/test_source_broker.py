@@ -23,7 +23,7 @@ from phpmq_lite.spark.errors import BrokerError
 from phpmq_lite.spark.history import history_bounds
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source import PhpmqSource
-from phpmq_lite.spark.source_options import SourceConnection, SourceUse, write_options
+from phpmq_lite.spark.source_options import SourceConnection, SourceMode, write_options
 from phpmq_lite.spark.writer import BatchWriter
 from tests.spark.queries import Batches, forget_commit, read, run
 from tests.support.settled_folder import settled_folder
@@ -238,7 +238,7 @@ def test_abort_after_a_lost_answer_takes_nothing_back(spark: SparkSession, place
             return "losing"
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            return Losing(write_options(self.options, SourceUse.BATCH_WRITE))
+            return Losing(write_options(self.options, SourceMode.BATCH_WRITE))
 
     spark.dataSource.register(LosingSource)
     options = {"url": place.url, "queue": place.queue, "txnAppId": place.queue, "txnVersion": "1"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phpmq_lite.envelopes import worker
-from phpmq_lite.envelopes.app import connect
+from phpmq_lite.envelopes.worker_app import connect
 
 worker.run_worker = partial(worker.run_worker, reserve_timeout_s=0.2)  # tests wait less
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.actions import confirmation, texts
+from phpmq_lite.admin.actions import confirmation, flash_messages
 from phpmq_lite.admin.actions.bulk_jobs import BulkJob, BulkJobState, BulkWork
+from phpmq_lite.admin.actions.flash_messages import FlashMessage
 from phpmq_lite.admin.actions.selections import MESSAGES_MAX, MessageSelection
-from phpmq_lite.admin.actions.single import check_options
-from phpmq_lite.admin.actions.texts import FlashMessage
+from phpmq_lite.admin.actions.single_message import check_options
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats
@@ -183,7 +183,7 @@ def _detail(asked: BulkRequest, total: int) -> str:
 
 def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessage:
     """Return the message about a finished bulk job, with its undo token."""
-    text = texts.describe_result(job.order.action, job.done, job.skipped)
+    text = flash_messages.describe_result(job.order.action, job.done, job.skipped)
     if job.state is BulkJobState.STOPPED:
         text = f"{text} The job stopped: {job.error}"
     elif job.state is BulkJobState.CANCELLED:

@@ -76,7 +76,7 @@ class SetupToken:
 
 
 @dataclass(slots=True)
-class _Row:
+class _RefusalRow:
     entry: AuditEntry
     more: int = 0  # refused since its row was written last
 
@@ -88,7 +88,7 @@ class RefusedLogins:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], _Row] = {}  # by address and action
+        self._rows: dict[tuple[str, str], _RefusalRow] = {}  # by address and action
         self._minute = 0
         self.total = 0  # since the start
 
@@ -105,7 +105,7 @@ class RefusedLogins:
         if row is not None:
             row.more += 1
             return
-        self._rows[entry.address, entry.action] = _Row(entry)
+        self._rows[entry.address, entry.action] = _RefusalRow(entry)
         await note(entry, 1)
 
     async def flush(self, note: WriteEntry) -> None:

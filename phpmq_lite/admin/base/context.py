@@ -33,7 +33,7 @@ from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.status import BrokerStatus, QueueStatus, RunOperation
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_connections import FairSlots, Readers
+from phpmq_lite.storage.read.read_connections import FairReadSlots, Readers
 from phpmq_lite.storage.read.search import Search
 
 
@@ -125,7 +125,7 @@ class Context:
     live: LiveFeeds = field(default_factory=LiveFeeds)  # streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
     labels: MetricLabels = field(default_factory=MetricLabels)  # of the metrics
-    uploads: FairSlots = field(default_factory=lambda: FairSlots(UPLOADS))
+    uploads: FairReadSlots = field(default_factory=lambda: FairReadSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # results of the pipeline's jobs
     exports: ExportProcesses = field(init=False)  # to Arrow, in processes of their own
     memory: HttpMemory = field(init=False)  # of large requests and responses

@@ -32,24 +32,24 @@ class HttpMemory:
         self.ended = 0  # transfers ended for a faster or older request
         self.parsing = asyncio.Lock()  # for a large body: its parsed form may be much larger
         self.now_s = now_s
-        self._holds: set[MemoryHold] = set()
+        self._holds: set[MemoryReservation] = set()
         self._of: Counter[str] = Counter()  # bytes by identity
         self._freed = asyncio.Event()
 
-    def hold(self, identity: str) -> "MemoryHold":
+    def hold(self, identity: str) -> "MemoryReservation":
         """Return an empty hold; call ``release`` when the request ends."""
-        return MemoryHold(self, identity)
+        return MemoryReservation(self, identity)
 
-    def _is_over_share(self, hold: "MemoryHold", more: int) -> bool:
+    def _is_over_share(self, hold: "MemoryReservation", more: int) -> bool:
         own = self._of[hold.identity]
         return own > hold.bytes and own + more > self.total - self.used - more
 
-    def _fits(self, hold: "MemoryHold", more: int) -> bool:
+    def _fits(self, hold: "MemoryReservation", more: int) -> bool:
         if self.used == hold.bytes:
             return True
         return self.used + more <= self.total and not self._is_over_share(hold, more)
 
-    async def take(self, hold: "MemoryHold", more: int) -> None:
+    async def take(self, hold: "MemoryReservation", more: int) -> None:
         """Add memory to a hold, at the expense of slower and younger transfers.
 
         Raises:
@@ -81,7 +81,7 @@ class HttpMemory:
         except TimeoutError:
             pass
 
-    def _refusal(self, hold: "MemoryHold", more: int) -> Problem:
+    def _refusal(self, hold: "MemoryReservation", more: int) -> Problem:
         self.refused += 1
         if not hold.is_ended and self._is_over_share(hold, more):
             return Problem(
@@ -97,7 +97,7 @@ class HttpMemory:
             field="limits.http_memory", bound=f"{self.total} bytes in all", headers=_RETRY,
         )  # fmt: skip
 
-    def _victim(self, hold: "MemoryHold", more: int) -> "MemoryHold | None":
+    def _victim(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
         """Return the transfer to end for a request: of its own identity, or of a larger user."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)
@@ -121,7 +121,7 @@ class HttpMemory:
         younger = [other for other in candidates if other.began_s > hold.began_s]
         return max(younger, key=lambda other: other.began_s, default=None)
 
-    def give_back(self, hold: "MemoryHold", less: int) -> None:
+    def give_back(self, hold: "MemoryReservation", less: int) -> None:
         """Reduce the memory of a hold and wake those that wait for memory."""
         self.used -= less
         hold.bytes -= less
@@ -133,7 +133,7 @@ class HttpMemory:
         self._freed.set()
 
 
-class MemoryHold:
+class MemoryReservation:
     """The memory of one request, and the speed of its peer."""
 
     __slots__ = (

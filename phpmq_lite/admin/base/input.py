@@ -143,7 +143,9 @@ CursorParameter = Annotated[
 ]
 
 # Types of fields that several models have.
-AppId = Annotated[str, Field(min_length=1, max_length=256, description="name of the publisher")]
+AppIdParameter = Annotated[
+    str, Field(min_length=1, max_length=256, description="name of the publisher")
+]
 AuditReason = Annotated[str, Field(max_length=REASON_MAX, description="reason for the audit")]
 BodySize = Annotated[int, Field(description="size of the body, bytes")]
 Deliveries = Annotated[int, Field(description="number of deliveries")]

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from aiohttp import HttpVersion11, web
 
 from phpmq_lite.admin.base.context import context_of
-from phpmq_lite.admin.base.http_memory import FREE_BYTES, MemoryHold
+from phpmq_lite.admin.base.http_memory import FREE_BYTES, MemoryReservation
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import ROUTE
@@ -123,11 +123,11 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 T = TypeVar("T")
 
-HOLD: Final = web.RequestKey("hold", MemoryHold)
+HOLD: Final = web.RequestKey("hold", MemoryReservation)
 _FORM: Final = web.RequestKey[list[tuple[str, FormValue]]]("form", list)
 
 
-def memory_hold_of(request: web.Request) -> MemoryHold:
+def memory_hold_of(request: web.Request) -> MemoryReservation:
     """Return the memory that a request holds; ``app.py`` gives it back at the end."""
     found = request.get(HOLD)
     if found is None:
@@ -204,7 +204,7 @@ async def _piece(request: web.Request) -> bytes:
         return await request.content.readany()
 
 
-def _late(hold: MemoryHold) -> Problem:
+def _late(hold: MemoryReservation) -> Problem:
     if hold.is_ended:
         return Problem(
             503, "memory",

@@ -73,7 +73,7 @@ def _bad(what: str) -> Problem:
 _CSV_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
-class View(BaseModel):
+class ResponseModel(BaseModel):
     """Base of the models of responses."""
 
     model_config = ConfigDict(populate_by_name=True, defer_build=True)
@@ -91,7 +91,7 @@ class View(BaseModel):
         return cls(**values)
 
 
-class ListPage(View, Generic[Item]):
+class ListPage(ResponseModel, Generic[Item]):
     """A page of a list."""
 
     items: list[Item] = Field(description="items of this page")

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Final, NoReturn
 
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroup
 from phpmq_lite.storage.read.search_plan import (

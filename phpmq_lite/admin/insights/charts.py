@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.views import charts
 from phpmq_lite.admin.views.charts import Chart, ChartSeries, ChartTable
-from phpmq_lite.admin.views.trends import SPANS, Span, Trend, TrendBucket
+from phpmq_lite.admin.views.trends import SPANS, Trend, TrendBucket, TrendPeriod
 from phpmq_lite.insights_document import (
     COUNTS,
     TIMES,
@@ -24,7 +24,7 @@ _SEEN: Final = TrendBucket()
 class InsightsCharts(NamedTuple):
     """The charts of a span and their numbers."""
 
-    span: Span
+    span: TrendPeriod
     charts: tuple[Chart, ...]
     table: ChartTable
     until: str  # the end of the span: "Nov 21, 22:40 UTC"
@@ -42,7 +42,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
     span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
     count = span.length_s // span.step_s
     start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is full
-    sums: list[_Sum] = [_Sum() for _ in range(count)]
+    sums: list[_BucketSums] = [_BucketSums() for _ in range(count)]
     for step in steps_of(summary, key, queue):
         at = (step.at_ms // 1_000 - start_s) // span.step_s
         if 0 <= at < count:
@@ -68,7 +68,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
     )
 
 
-class _Sum:
+class _BucketSums:
     """The sums of a bucket."""
 
     __slots__ = ("counts", "times")
@@ -86,11 +86,11 @@ class _Sum:
                 self.times[name] = max(value, self.times.get(name, 0.0))
 
 
-def _counted(sums: Sequence[_Sum], name: str) -> list[float | None]:
+def _counted(sums: Sequence[_BucketSums], name: str) -> list[float | None]:
     return [one.counts[name] for one in sums]
 
 
-def _came(sums: Sequence[_Sum]) -> list[ChartSeries]:
+def _came(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
     return [
         ChartSeries("in", "Published", _counted(sums, "published"), has_area=True),
         ChartSeries("given", "Dispatched", _counted(sums, "dispatched")),
@@ -98,7 +98,7 @@ def _came(sums: Sequence[_Sum]) -> list[ChartSeries]:
     ]
 
 
-def _lost(sums: Sequence[_Sum]) -> list[ChartSeries]:
+def _lost(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
     return [
         ChartSeries("dead", "Dead", _counted(sums, "dead")),
         ChartSeries("expired", "Expired", _counted(sums, "expired")),
@@ -110,7 +110,7 @@ def _lost(sums: Sequence[_Sum]) -> list[ChartSeries]:
 _LINES: Final = (("p50", "Median"), ("p95", "95 %"), ("p99", "99 %"), ("max", "Longest"))
 
 
-def _times(sums: Sequence[_Sum], what: str) -> list[ChartSeries]:
+def _times(sums: Sequence[_BucketSums], what: str) -> list[ChartSeries]:
     return [
         ChartSeries(
             key, title, [one.times.get(f"{what}_{key}") for one in sums], is_dashed=key == "max"
@@ -124,9 +124,9 @@ def _times(sums: Sequence[_Sum], what: str) -> list[ChartSeries]:
 
 def queue_totals(steps: Iterable[SummaryStep]) -> list[QueueTotals]:
     """Return the totals by queue, the one with the most messages first."""
-    sums: dict[str, _Sum] = {}
+    sums: dict[str, _BucketSums] = {}
     for step in steps:
-        sums.setdefault(step.queue, _Sum()).add(step)
+        sums.setdefault(step.queue, _BucketSums()).add(step)
     rows = [
         QueueTotals.model_validate({"queue": name} | one.counts | one.times)
         for name, one in sums.items()

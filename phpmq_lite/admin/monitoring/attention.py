@@ -10,7 +10,7 @@ from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.search_query import verdict_search
 from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named
 from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
-from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity

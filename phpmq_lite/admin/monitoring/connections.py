@@ -17,7 +17,7 @@ from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.problems import not_found
 from phpmq_lite.admin.monitoring import processes
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.server.inspector import FrameRecorder, watch_client
+from phpmq_lite.server.frame_recorder import FrameRecorder, watch_client
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.accounts import SavedItems
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients

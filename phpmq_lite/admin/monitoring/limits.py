@@ -41,7 +41,7 @@ class HttpUsage:
 
 
 @dataclass(slots=True, frozen=True)
-class Limit:
+class LimitUsage:
     """One limit.  None: there is no such figure, as for limits of each peer."""
 
     key: str  # in the metrics
@@ -105,7 +105,7 @@ def read_http_usage(context: Context) -> HttpUsage:
     )
 
 
-def list_limits(settings: Settings, status: BrokerStatus, http: HttpUsage) -> list[Limit]:
+def list_limits(settings: Settings, status: BrokerStatus, http: HttpUsage) -> list[LimitUsage]:
     """Return all limits with their use."""
     return [
         *_of_connections(settings, status),
@@ -115,29 +115,29 @@ def list_limits(settings: Settings, status: BrokerStatus, http: HttpUsage) -> li
     ]
 
 
-def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
+def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
     most, closed = settings.limits, status.closed or {}
     hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
-    yield Limit(
+    yield LimitUsage(
         "connections", "Connections", status.places or most.connections, _CLOSED,
         max(status.connections, len(status.clients)), status.refused_connections.get(TOO_MANY, 0),
         "limits.connections",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "connections_per_address", "Of one address",
         max(most.connections_per_address, most.connections_per_loopback_address), _CLOSED,
         max(hosts.values(), default=0), status.refused_connections.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.connections_per_address",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "silent", "Silent, once four of five connections are used", IDLE_S, _ENDED,
         reached=closed.get(SILENT, 0), unit="s",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "frame_timeout", "A message begun", most.frame_timeout_s, _ENDED,
         reached=closed.get(TOO_SLOW, 0), setting="limits.frame_timeout_s", unit="s",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "write_timeout", "A reader without progress", most.write_timeout_s,
         "closed; its messages return",
         reached=closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0),
@@ -145,94 +145,94 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[Limit]
     )  # fmt: skip
 
 
-def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
+def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
     most, refused = settings.limits, status.refused or {}
     held = [held for client in status.clients for _, held in client.queues.values()]
-    yield Limit(
+    yield LimitUsage(
         "max_content", "Content of a message", most.max_content, "closed; HTTP 413",
         reached=(status.protocol_errors or {}).get("too-large", 0),
         setting="limits.max_content", unit="bytes",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "max_queues", "Queues", most.max_queues, "a publish to a new one is refused",
         status.queue_count, refused.get("too many queues", 0), "limits.max_queues",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "credit", "Held by one consumer of a queue", most.credit, _NO_DISPATCH,
         max(held, default=0), setting="limits.credit",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "credit_bytes", "The same in bytes", most.credit_bytes, _NO_DISPATCH,
         status.consumer_bytes, setting="limits.credit_bytes", unit="bytes",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "held", "Held by all consumers", most.held, _SHARED,
         status.held, status.held_times, "limits.held",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "held_bytes", "The same in bytes", most.held_bytes, _SHARED,
         status.held_bytes, status.held_times, "limits.held_bytes", "bytes",
     )  # fmt: skip
 
 
-def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[Limit]:
+def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
     most, paused = settings.limits, status.paused
-    yield Limit(
+    yield LimitUsage(
         "memory", "Memory of the process", status.memory_bound or most.memory,
         "publishers are read briefly once a second",
         status.memory_bytes, status.memory_times, "limits.memory", "bytes",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "body_cache", "Bodies in memory", most.body_cache, "others are read in turn",
         status.body_cache_bytes, setting="limits.body_cache", unit="bytes",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "unstored_total", "Read, not stored", most.unstored_total,
         "large messages are read one at a time",
         status.unstored_bytes, status.unstored_times, "limits.unstored_total", "bytes",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "unstored_frames", "The same for one connection", most.unstored_frames,
         "it is not read", reached=paused.get("unstored", 0), setting="limits.unstored_frames",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "unstored_bytes", "In bytes, and a message", most.unstored_bytes,
         "it is not read", reached=paused.get("unstored", 0),
         setting="limits.unstored_bytes", unit="bytes",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "write_buffer", "Unsent data of one connection", most.write_buffer,
         "nothing more is dispatched to it and it is not read",
         status.unsent_bytes, paused.get("receipts", 0), "limits.write_buffer", "bytes",
     )  # fmt: skip
 
 
-def _of_admin(settings: Settings, http: HttpUsage) -> Iterator[Limit]:
+def _of_admin(settings: Settings, http: HttpUsage) -> Iterator[LimitUsage]:
     most, refused = settings.limits, http.refused
-    yield Limit(
+    yield LimitUsage(
         "http_connections", "Connections to the admin", http.places, _CLOSED,
         http.connections, refused.get(TOO_MANY, 0), "limits.http_connections",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "http_connections_per_address", "Of one address", most.http_connections_per_address,
         _CLOSED, http.busiest, refused.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.http_connections_per_address",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "http_memory", "Large requests and responses", most.http_memory,
         "the slowest is closed, others are refused: 429, 503",
         http.memory_bytes, http.memory_reached, "limits.http_memory", "bytes",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "http_slow", "A request begun", http.head_s, "408 and closed; so is a slow body",
         reached=http.ended, unit="s",
     )  # fmt: skip
-    yield Limit(
+    yield LimitUsage(
         "streams", "Pages with live updates", STREAMS, "further pages poll every few seconds",
         http.streams, http.streams_refused,
     )  # fmt: skip
-    yield Limit("waits", "Waits for a message", WAITS, "429", http.waits, http.waits_refused)
-    yield Limit(
+    yield LimitUsage("waits", "Waits for a message", WAITS, "429", http.waits, http.waits_refused)
+    yield LimitUsage(
         "selections", "Frozen selections", selections.BYTES_MAX, "the oldest is dropped",
         http.selections_bytes, http.selections_dropped, unit="bytes",
     )  # fmt: skip

@@ -28,9 +28,9 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.monitoring import limits
 from phpmq_lite.admin.monitoring.http_counters import BOUNDS_S, HttpCounters
-from phpmq_lite.admin.monitoring.limits import Limit
+from phpmq_lite.admin.monitoring.limits import LimitUsage
 from phpmq_lite.admin.monitoring.metric_labels import OTHER, QueueSeries
-from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import StorageError
 from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import BrokerStatus
@@ -92,7 +92,7 @@ class MetricReadings:
     exports: int = 0  # running now
     export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports, by their end
     login_failures: int = 0
-    limits: Sequence[Limit] = ()
+    limits: Sequence[LimitUsage] = ()
     backup_at: int = 0  # Unix ms; 0: no backup yet
     backup_failed: bool = False  # the last one
     scrub_at: int = 0  # Unix ms: end of the last complete scrub; 0: none yet
@@ -434,7 +434,7 @@ def _http(readings: MetricReadings) -> Iterator[Metric]:
     yield _add_counts(_family("exports"), readings.export_ends)
 
 
-def _limits(limits: Sequence[Limit]) -> Iterator[Metric]:
+def _limits(limits: Sequence[LimitUsage]) -> Iterator[Metric]:
     bound, used, reached = map(_family, ("limit", "limit_used", "limit_reached"))
     for limit in limits:
         bound.add_metric([limit.key], limit.bound)

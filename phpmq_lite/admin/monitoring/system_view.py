@@ -15,7 +15,7 @@ from typing import Any, Final
 from phpmq_lite import installation
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.formats import plural
-from phpmq_lite.admin.monitoring.limits import Limit
+from phpmq_lite.admin.monitoring.limits import LimitUsage
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
@@ -263,7 +263,7 @@ def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[Sys
     ]
 
 
-def waiting_facts(status: BrokerStatus, reached: Iterable[Limit] = ()) -> list[SystemFact]:
+def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> list[SystemFact]:
     """Return which connections wait and why, and which limits are reached; empty if none."""
     paused = Counter(
         reason
@@ -282,7 +282,7 @@ def waiting_facts(status: BrokerStatus, reached: Iterable[Limit] = ()) -> list[S
     return [*found, *_full(reached)]
 
 
-def _full(reached: Iterable[Limit]) -> Iterator[SystemFact]:
+def _full(reached: Iterable[LimitUsage]) -> Iterator[SystemFact]:
     for limit in reached:
         if limit.level == "bad":
             text = f"{limit.shown} of {limit.shown_bound}: {limit.then}"

@@ -13,7 +13,7 @@ from phpmq_lite.admin.base import responses
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import ListQuery, read_query
-from phpmq_lite.admin.base.responses import ListPage, View, list_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, AuditRow
@@ -74,7 +74,7 @@ def _ms(at: datetime) -> int:
     return round(at.timestamp() * 1_000)
 
 
-class AuditView(View):
+class AuditView(ResponseModel):
     """One row of the audit."""
 
     audit_id: int = Field(description="number of the audit row")

@@ -16,7 +16,7 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, View, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.system_view import SystemFact
 from phpmq_lite.admin.resource import Api, Page, Resource
@@ -56,7 +56,7 @@ class BackupsView(ListPage[BackupView]):
     error: str | None = Field(description="why the last backup failed; null: it did not")
 
 
-class ScrubRoundView(View):
+class ScrubRoundView(ResponseModel):
     """One check of all bodies."""
 
     began_at: int = Field(description="when it began, Unix ms")

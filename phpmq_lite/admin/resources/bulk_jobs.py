@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, Self
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.actions import bulk, texts
+from phpmq_lite.admin.actions import bulk, flash_messages
 from phpmq_lite.admin.actions.bulk import (
     find_job,
     job_number,
@@ -16,7 +16,7 @@ from phpmq_lite.admin.actions.bulk import (
     visible_jobs,
 )
 from phpmq_lite.admin.actions.bulk_jobs import BulkJob, BulkJobState
-from phpmq_lite.admin.actions.texts import leave_message
+from phpmq_lite.admin.actions.flash_messages import leave_message
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of
@@ -31,7 +31,7 @@ from phpmq_lite.admin.base.input import (
     read_form,
     read_json_model,
 )
-from phpmq_lite.admin.base.responses import ListPage, View, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.resource import Api, Page, Resource
@@ -40,7 +40,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.storage.read.audit import BulkJobRow
 
 
-class BulkJobView(View):
+class BulkJobView(ResponseModel):
     """A bulk job; ``skipped`` counts by reason, ``undo`` is a token for POST /undo/{token}."""
 
     job: int = Field(
@@ -106,7 +106,7 @@ async def show_job(request: web.Request) -> web.StreamResponse:
         row=None,
         back=to,
         left_s=job_time_left_s(context, found),
-        reason_of_many=texts.describe_reason,
+        reason_of_many=flash_messages.describe_reason,
     )
 
 
@@ -135,7 +135,7 @@ async def live_bulk(request: web.Request, argument: str, _ids: object) -> dict[s
         "bulk.done": formats.format_number(found.done),
         "bulk.handled": formats.format_number(found.handled),
         "bulk.state": str(found.state).capitalize(),
-        "bulk.skipped": texts.describe_skipped(found.skipped),
+        "bulk.skipped": flash_messages.describe_skipped(found.skipped),
         "bulk.left": _left(job_time_left_s(context, found)),
     }
     is_over = found.state is not BulkJobState.RUNNING

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import confirmation
 from phpmq_lite.admin.actions.confirmation import Confirmation
-from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry, leave_entry
 from phpmq_lite.admin.base.context import context_of

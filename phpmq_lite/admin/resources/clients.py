@@ -28,7 +28,13 @@ from phpmq_lite.admin.base.input import (
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, PerSecond, View, json_response, list_response
+from phpmq_lite.admin.base.responses import (
+    ListPage,
+    PerSecond,
+    ResponseModel,
+    json_response,
+    list_response,
+)
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring import connections
 from phpmq_lite.admin.monitoring.connections import (
@@ -44,7 +50,7 @@ from phpmq_lite.admin.resources.frame_inspector import FramesView, list_frames, 
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import operations
 from phpmq_lite.queue_settings import LONGEST_NAME
-from phpmq_lite.server.inspector import FrameRecorder
+from phpmq_lite.server.frame_recorder import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
@@ -148,7 +154,7 @@ class ClientPageQuery(QueryModel):
 
 
 @dataclass(slots=True, frozen=True)
-class _Shown(FeedState):
+class _RecordingPosition(FeedState):
     """How far viewers have seen a recording."""
 
     began_at: int  # Unix ms; tells recordings apart
@@ -246,9 +252,11 @@ def _new_frames(
     key = request[FEED]
     before = context.live.states.get(key)
     count, missed = 0, recorder.skipped
-    if isinstance(before, _Shown) and before.began_at == recorder.began_at:
+    if isinstance(before, _RecordingPosition) and before.began_at == recorder.began_at:
         count, missed = before.count, before.missed
-    context.live.states[key] = _Shown(recorder.began_at, recorder.count, recorder.skipped)
+    context.live.states[key] = _RecordingPosition(
+        recorder.began_at, recorder.count, recorder.skipped
+    )
     may_see = frame_inspector.frame_filter(request)
     rows = [
         frame_inspector.frame_row(one, recorder.began_at, may_see)
@@ -304,7 +312,7 @@ class ConsumedView(BaseModel):
     held: int = Field(description="messages of the queue that it holds")
 
 
-class ConnectionView(View):
+class ConnectionView(ResponseModel):
     """A connection; a closed one has its stored fields only."""
 
     client: int = Field(description="number of the connection")
@@ -347,7 +355,7 @@ class ConnectionView(View):
         )
 
 
-class HeldMessageView(View):
+class HeldMessageView(ResponseModel):
     """A message that a connection holds."""
 
     queue: str = Field(description="name of the queue")

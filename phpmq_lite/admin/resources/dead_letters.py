@@ -21,7 +21,7 @@ from phpmq_lite.admin.base.input import (
     read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, View, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import group_search, parse_search, queue_search
 from phpmq_lite.admin.resource import Api, Page, Resource
@@ -53,7 +53,7 @@ class DeadLetterGroupsQuery(DeadLettersPageQuery):
     format: OutputFormat = "json"
 
 
-class DeadLetterGroupView(View):
+class DeadLetterGroupView(ResponseModel):
     """Records with the same original queue, URN, reason and cause."""
 
     queue: str = Field(description="dead-letter queue that contains them")

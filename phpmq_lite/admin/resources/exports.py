@@ -13,7 +13,7 @@ from pydantic import Field
 
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.base.context import Context, context_of
-from phpmq_lite.admin.base.http_memory import MemoryHold
+from phpmq_lite.admin.base.http_memory import MemoryReservation
 from phpmq_lite.admin.base.input import (
     BodySize,
     Deliveries,
@@ -24,7 +24,7 @@ from phpmq_lite.admin.base.input import (
     read_query,
 )
 from phpmq_lite.admin.base.request_body import memory_hold_of
-from phpmq_lite.admin.base.responses import View, csv_cell
+from phpmq_lite.admin.base.responses import ResponseModel, csv_cell
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
 from phpmq_lite.admin.views.bodies import as_content
@@ -50,7 +50,7 @@ class ExportInput(QueryModel):
     format: Literal["jsonl", "csv"] = Field("jsonl", description="JSON lines or CSV")
 
 
-class ExportView(View):
+class ExportView(ResponseModel):
     """One line of an export, as ``import`` accepts it.
 
     The last line of JSON lines is ``{"complete": true, "count": n}``.
@@ -140,7 +140,7 @@ def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
 
 
 async def _messages(
-    context: Context, hold: MemoryHold, seqs: "array[int]"
+    context: Context, hold: MemoryReservation, seqs: "array[int]"
 ) -> AsyncIterator[list[MessageWithBody]]:
     """Yield rows with bodies, page by page below a fixed bound; ``hold`` has memory for one."""
     for at in range(0, len(seqs), PAGE_ROWS):
@@ -163,7 +163,7 @@ async def _with_bodies(context: Context, rows: list[MessageRow]) -> list[Message
     return [(row, bodies.get(row.seq)) for row in rows]
 
 
-async def _write(hold: MemoryHold, response: web.StreamResponse, data: bytes) -> None:
+async def _write(hold: MemoryReservation, response: web.StreamResponse, data: bytes) -> None:
     """Write in pieces, each of which has to make its way in time."""
     for at in range(0, len(data), PIECE_BYTES):
         await send_piece(response, data[at : at + PIECE_BYTES])

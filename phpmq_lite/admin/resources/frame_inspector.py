@@ -20,7 +20,7 @@ from phpmq_lite.admin.monitoring.connections import (
 )
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.server import frame_explanation
-from phpmq_lite.server.inspector import FramePiece, ProtocolErrorRecord, RecordedFrame
+from phpmq_lite.server.frame_recorder import FramePiece, ProtocolErrorRecord, RecordedFrame
 
 # -- the inspector
 

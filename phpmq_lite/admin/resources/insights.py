@@ -18,7 +18,7 @@ from phpmq_lite.admin.base.request_body import parse_large, read_body
 from phpmq_lite.admin.base.responses import json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.insights.charts import draw_insights, queue_totals, steps_of
-from phpmq_lite.admin.insights.readers import (
+from phpmq_lite.admin.insights.history_readers import (
     HistoryBoundsView,
     ReaderView,
     SubscriptionClaimsView,

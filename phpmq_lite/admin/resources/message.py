@@ -40,7 +40,7 @@ from phpmq_lite.admin.views.copy_snippets import (
 from phpmq_lite.admin.views.dead_letter_queues import is_dead_letter_queue
 from phpmq_lite.admin.views.message_life import MessageLife
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.envelopes import verdict
+from phpmq_lite.envelopes import validation
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.audit import AuditLog, AuditRow
 from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
@@ -60,7 +60,7 @@ class ProblemView(BaseModel):
     pointer: str = Field(description="JSON pointer into the envelope; empty: all of it")
 
     @classmethod
-    def of(cls, problem: verdict.EnvelopeProblem) -> Self:
+    def of(cls, problem: validation.EnvelopeProblem) -> Self:
         """Return the view of a problem; long texts are cut."""
         cut = envelope_card.shorten
         return cls(reason=problem.reason, detail=cut(problem.detail), pointer=cut(problem.pointer))

@@ -7,10 +7,10 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.actions import confirmation, single, texts
+from phpmq_lite.admin.actions import confirmation, flash_messages, single_message
 from phpmq_lite.admin.actions.confirmation import Confirmation, FormField
-from phpmq_lite.admin.actions.single import ActionResultView, read_options
-from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.single_message import ActionResultView, read_options
 from phpmq_lite.admin.auth.permissions import find_message
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats
@@ -57,14 +57,14 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
     """Act on the messages selected on a list."""
     context, form = context_of(request), await read_form(request)
     action = _action_of(form)
-    ids = list(dict.fromkeys(form.texts("id", single.AT_ONCE_MAX)))
+    ids = list(dict.fromkeys(form.texts("id", single_message.AT_ONCE_MAX)))
     if not ids:
         raise Problem(
             422, "invalid", "Select at least one message.", field="id", bound="at least one message"
         )
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
     audit_entry(request).action = f"message.{action}"
-    frozen = await single.ticked_messages(request, ids)
+    frozen = await single_message.ticked_messages(request, ids)
     if action is Action.MOVE and not form.raw("target"):
         title = f"Move {formats.count_messages(len(frozen.seqs))}"
         ask = Confirmation(
@@ -83,10 +83,10 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=made.token, action=str(action), next=to)
         )
-    done = await single.act_on_some(
+    done = await single_message.act_on_some(
         request, action, frozen.seqs, read_options(form), _target_of(ids), form.reason()
     )
-    leave_message(request, single.result_message(done))
+    leave_message(request, single_message.result_message(done))
     raise web.HTTPSeeOther(to)
 
 
@@ -223,7 +223,9 @@ def _form_handler(action: Action) -> Handler:
         context = context_of(request)
         urls, row = context.urls, await find_message(request, context)
         here = urls.to("message", id=row.message_id)
-        title = "Erase the body of message" if is_erase else f"{texts.VERBS[action]} message"
+        title = (
+            "Erase the body of message" if is_erase else f"{flash_messages.VERBS[action]} message"
+        )
         ask = Confirmation(
             title=title, number=f"#{row.seq}", queue=row.queue, text=definition.text,
             crumbs=[("Queues", urls.to("queues")), (f"Message #{row.seq}", here)],
@@ -235,7 +237,7 @@ def _form_handler(action: Action) -> Handler:
         )  # fmt: skip
         return await render_page(request, "confirm.html", ask=ask)
 
-    show.__doc__ = f"Ask before a message is {texts.DONE[action]}."
+    show.__doc__ = f"Ask before a message is {flash_messages.DONE[action]}."
     return show
 
 
@@ -248,7 +250,7 @@ def _done(
 ) -> tuple[FlashMessage, str]:
     """Return what was done, with a link to the message or to the new one."""
     urls, seq = context_of(request).urls, int(view.id[:16], 16)
-    text = f"Message #{seq} {texts.DONE[Action(view.action)]}."
+    text = f"Message #{seq} {flash_messages.DONE[Action(view.action)]}."
     there = urls.to("message", id=view.new_id or view.id)
     name = "Message" if view.new_id is None else "New message"
     link = (there, f"{name} #{int((view.new_id or view.id)[:16], 16)}")
@@ -264,7 +266,7 @@ def _resource(action: Action) -> Resource:
         if "dispatched" in values:
             values["with_dispatched"] = values.pop("dispatched")
         options = ActionOptions(**values)
-        done = await single.act_on_one(request, action, row, options, asked.reason)
+        done = await single_message.act_on_one(request, action, row, options, asked.reason)
         return ActionResultView(
             id=row.message_id, action=str(action),
             new_id=done.outcome.new_ids.get(row.seq), undo=done.undo,

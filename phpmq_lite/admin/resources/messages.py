@@ -21,7 +21,7 @@ from phpmq_lite.admin.base.input import (
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import View, list_response
+from phpmq_lite.admin.base.responses import ResponseModel, list_response
 from phpmq_lite.admin.base.search_query import traces_search
 from phpmq_lite.admin.views import trace_view
 from phpmq_lite.admin.views.bodies import as_content, preview
@@ -43,7 +43,7 @@ class SettledQuery(ListQuery):
     outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
 
 
-class MessageView(View):
+class MessageView(ResponseModel):
     """A message without its body."""
 
     id: MessageId = Field(validation_alias="message_id")
@@ -92,7 +92,7 @@ class MessageView(View):
         )
 
 
-class EventView(View):
+class EventView(ResponseModel):
     """An exceptional step in a message's life."""
 
     at: int = Field(validation_alias="at_ms", description="when it happened, Unix ms")

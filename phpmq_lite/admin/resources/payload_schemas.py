@@ -20,7 +20,7 @@ from phpmq_lite.admin.base.input import (
 )
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import parse_large
-from phpmq_lite.admin.base.responses import ListPage, View, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views.rendering import render_page
@@ -38,7 +38,7 @@ from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCou
 DOCUMENT_BYTES: Final = 1 << 20  # of a schema that is compared
 
 
-class SchemaFieldView(View):
+class SchemaFieldView(ResponseModel):
     """One payload field in a schema."""
 
     path: str = Field(description="path in the payload, such as lines[].sku")
@@ -54,7 +54,7 @@ class SchemaFieldView(View):
     title: str = Field(description="title in the schema; usually empty")
 
 
-class SchemaView(View):
+class SchemaView(ResponseModel):
     """A registered schema; counts are since the start, null if you may only see some queues."""
 
     urn: str = Field(description="URN of the schema")

@@ -11,8 +11,8 @@ from aiohttp import web
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 from phpmq_lite.admin.actions import message_draft, saved_items
-from phpmq_lite.admin.actions.single import ActionResultView
-from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.single_message import ActionResultView
 from phpmq_lite.admin.actions.undo import make_publish_undo
 from phpmq_lite.admin.auth.permissions import (
     check_queue_right,

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import (
     check_forward_right,
     check_queue_right,
@@ -23,7 +23,7 @@ from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.admin.base.responses import json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search, verdict_search
-from phpmq_lite.admin.insights.readers import read_claims
+from phpmq_lite.admin.insights.history_readers import read_claims
 from phpmq_lite.admin.monitoring import attention
 from phpmq_lite.admin.resources.messages import (
     MessagePage,
@@ -52,7 +52,7 @@ from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.admin.views.trends import SPANS
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import operations
-from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import home_of
 from phpmq_lite.server.status import ClientStatus, QueueStatus

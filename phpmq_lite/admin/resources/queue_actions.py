@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import bulk, confirmation
 from phpmq_lite.admin.actions.confirmation import Confirmation, FormField
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
 from phpmq_lite.admin.actions.selections import MESSAGES_MAX
-from phpmq_lite.admin.actions.single import read_options
-from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.actions.single_message import read_options
 from phpmq_lite.admin.auth.permissions import (
     check_queue_right,
     find_queue,

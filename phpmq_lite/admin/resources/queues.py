@@ -8,7 +8,7 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin.actions import bulk
-from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.auth.request_source import host_name
@@ -16,7 +16,7 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, Reply, context_of, status_of
 from phpmq_lite.admin.base.input import read_form, read_query
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import PerSecond, View, list_response
+from phpmq_lite.admin.base.responses import PerSecond, ResponseModel, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.admin.base.urls import own_path_or
@@ -38,7 +38,7 @@ from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
 
-class QueueView(View):
+class QueueView(ResponseModel):
     """A queue with its live figures."""
 
     queue_id: int = Field(description="number of the queue")

@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.actions import saved_items
-from phpmq_lite.admin.actions.texts import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
@@ -24,7 +24,7 @@ from phpmq_lite.admin.resources import messages
 from phpmq_lite.admin.resources.messages import MessageView
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
@@ -93,7 +93,7 @@ def search_response(format_: str, found: messages.SearchPage) -> web.Response:
 VIEWS_SHOWN: Final = 50
 
 
-class MessagesPageQuery(ListQuery):
+class SearchPageQuery(ListQuery):
     """A search; empty: the newest messages."""
 
     q: str = Field("", max_length=4 * QUERY_CHARACTERS)
@@ -109,7 +109,7 @@ class SearchChip:
 
 async def show_search(request: web.Request) -> web.StreamResponse:
     """Messages that match a search, alive and settled, newest first."""
-    asked = read_query(request, MessagesPageQuery)
+    asked = read_query(request, SearchPageQuery)
     text = asked.q.strip()
     if asked.format != "html":
         found = await messages.read_search_page(
@@ -130,7 +130,7 @@ async def show_search(request: web.Request) -> web.StreamResponse:
 
 async def _page(
     request: web.Request,
-    asked: MessagesPageQuery,
+    asked: SearchPageQuery,
     query: SearchQuery,
     found: messages.SearchPage | None,
     problem: Problem | None,

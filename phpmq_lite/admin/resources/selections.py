@@ -5,15 +5,15 @@ from typing import Final, Self
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.actions import bulk, redrive, texts
+from phpmq_lite.admin.actions import bulk, flash_messages, redrive
 from phpmq_lite.admin.actions.selections import MessageSelection
-from phpmq_lite.admin.actions.single import read_options
+from phpmq_lite.admin.actions.single_message import read_options
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import StrictInput, check_queue_name, read_form, read_json_model
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import View, json_response
+from phpmq_lite.admin.base.responses import ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.admin.base.urls import own_path_or
@@ -99,7 +99,7 @@ def possible_actions(
     fitting = {action for action, needed in _NEEDS.items() if needed & states}
     if not any(has_records(name, others) for name in frozen.by_queue):
         fitting.discard(Action.REDRIVE)
-    return {str(action): texts.VERBS[action] for action in _NEEDS if action in fitting}
+    return {str(action): flash_messages.VERBS[action] for action in _NEEDS if action in fitting}
 
 
 async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
@@ -133,7 +133,7 @@ class SelectionInput(StrictInput):
     q: str = Field(max_length=1_000, description="search; without state: only live messages")
 
 
-class SelectionView(View):
+class SelectionView(ResponseModel):
     """The selected messages; POST /bulk may require one of ``to_confirm`` as ``confirm``."""
 
     token: str = Field(description="token for POST /bulk, valid for ten minutes")

@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import FormatQuery, read_next_path
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
-from phpmq_lite.admin.base.responses import ListPage, View, redirect_with_session
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel, redirect_with_session
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import is_own_path
 from phpmq_lite.admin.resource import Api, Page, Resource
@@ -139,7 +139,7 @@ async def submit_setup(request: web.Request) -> web.StreamResponse:
     return response
 
 
-class SessionView(View):
+class SessionView(ResponseModel):
     """One login session."""
 
     id: int = Field(validation_alias="session_id", description="number of the session")

@@ -19,7 +19,7 @@ from phpmq_lite.admin.base.context import UPLOADS, Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     TTL_MAX_S,
-    AppId,
+    AppIdParameter,
     QueryModel,
     StrictInput,
     check_queue_name,
@@ -236,7 +236,7 @@ class StageView(BaseModel):
 class PublishStagedInput(StrictInput):
     """Tokens to publish together; the highest ``version`` of each ``app_id`` is stored."""
 
-    app_id: AppId
+    app_id: AppIdParameter
     version: int = Field(
         ge=0, le=(1 << 63) - 1, description="each version of an app_id is published only once"
     )
@@ -277,7 +277,7 @@ class AppIdView(BaseModel):
 class TransferInput(StrictInput):
     """The new owner of an app_id."""
 
-    app_id: AppId
+    app_id: AppIdParameter
     owner: str | None = Field(description="user or token NAME; null: the next publisher")
 
 

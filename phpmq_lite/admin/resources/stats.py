@@ -9,7 +9,7 @@ from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import QueryModel, read_query
 from phpmq_lite.admin.base.problems import Problem, not_found
-from phpmq_lite.admin.base.responses import PerSecond, View, json_response
+from phpmq_lite.admin.base.responses import PerSecond, ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views import queue_list, trends
 from phpmq_lite.admin.views.trends import SPANS, TrendBucket
@@ -18,7 +18,7 @@ from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.rollups import ALL
 
 
-class StatsView(View):
+class StatsView(ResponseModel):
     """The current state of the broker."""
 
     version: str = Field(description="version of the broker")
@@ -49,7 +49,7 @@ class StatsHistoryQuery(QueryModel):
     span: Literal["1h", "24h", "7d", "30d"] = Field("1h", description="period: 1h, 24h, 7d or 30d")
 
 
-class PointView(View):
+class PointView(ResponseModel):
     """One step of the history; null: not measured."""
 
     at: int = Field(description="start of the step, Unix ms")

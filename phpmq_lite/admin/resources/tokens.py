@@ -16,7 +16,7 @@ from phpmq_lite.admin.base.input import (
     read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem, problem_of
-from phpmq_lite.admin.base.responses import ListPage, View, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.resource import Api, Page, Resource, read_form_model
 from phpmq_lite.admin.resources.users import Globs, account_values
@@ -39,7 +39,7 @@ class TokenInput(StrictInput):
     )
 
 
-class TokenView(View):
+class TokenView(ResponseModel):
     """A token without its secret."""
 
     name: str = Field(description="name")

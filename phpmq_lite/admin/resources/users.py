@@ -12,7 +12,7 @@ from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import ActionInput, Form, FormatQuery, StrictInput, path_name
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, View
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views.rendering import render_page
@@ -42,7 +42,7 @@ class UserChangeInput(StrictInput):
     queues: Globs | None = Field(None, description="visible queues; null: unchanged")
 
 
-class UserView(View):
+class UserView(ResponseModel):
     """A user."""
 
     name: str = Field(description="name")

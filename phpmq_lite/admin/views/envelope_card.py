@@ -12,7 +12,7 @@ from phpmq_lite.admin.base.context import Context, status_of
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, read_block, redrive_content
 from phpmq_lite.envelopes.indexed_fields import INDEX_BYTES, IndexedFields
 from phpmq_lite.envelopes.schema_registry import SchemaRegistry
-from phpmq_lite.envelopes.verdict import (
+from phpmq_lite.envelopes.validation import (
     REASONS,
     EmptyListData,
     EnvelopeProblem,

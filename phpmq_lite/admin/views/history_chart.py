@@ -10,8 +10,8 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.views.charts import AxisMark, linear_scale, time_marks
 from phpmq_lite.admin.views.trends import (
-    Span,
     Trend,
+    TrendPeriod,
     first_bucket_s,
     gather_points,
     split_over_buckets,
@@ -22,10 +22,10 @@ OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 SPANS: Final = {
     span.key: span
     for span in (
-        Span("1h", "1 h", 3_600, 180),
-        Span("24h", "24 h", 86_400, 3_600),
-        Span("7d", "7 d", 7 * 86_400, 6 * 3_600),
-        Span("30d", "30 d", 30 * 86_400, 86_400),
+        TrendPeriod("1h", "1 h", 3_600, 180),
+        TrendPeriod("24h", "24 h", 86_400, 3_600),
+        TrendPeriod("7d", "7 d", 7 * 86_400, 6 * 3_600),
+        TrendPeriod("30d", "30 d", 30 * 86_400, 86_400),
     )
 }
 INSET: Final = 5.0  # per cent of the width at the left, for the scale's texts
@@ -78,7 +78,7 @@ class ChosenShade(NamedTuple):
 class HistoryChart:
     """The chart; ``about`` describes it in words."""
 
-    span: Span
+    span: TrendPeriod
     outcomes: Sequence[str]
     sums: Sequence[str]  # totals by outcome
     columns: Sequence[HistoryColumn]
@@ -97,7 +97,7 @@ class ChosenPeriod(NamedTuple):
 
 
 def count_slices(
-    points: Iterable[Point], beats: Iterable[UptimeSpan], span: Span, now_s: int
+    points: Iterable[Point], beats: Iterable[UptimeSpan], span: TrendPeriod, now_s: int
 ) -> list[HistorySlice]:
     """Count settled messages per slice; a point across an edge is split by seconds.
 
@@ -133,7 +133,7 @@ def count_slices(
 
 def draw_history(
     cut: Sequence[HistorySlice],
-    span: Span,
+    span: TrendPeriod,
     now_s: int,
     chosen: ChosenPeriod,
     outcome: str | None = None,
@@ -197,7 +197,7 @@ def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | N
     return ChosenShade(INSET + share * (since - first_ms), share * (until - since))
 
 
-def _times(cut: Sequence[HistorySlice], span: Span) -> list[AxisMark]:
+def _times(cut: Sequence[HistorySlice], span: TrendPeriod) -> list[AxisMark]:
     marks = time_marks(Trend(span, cut[0].start_s, [None] * len(cut)))
     return [mark._replace(at=round(INSET + mark.at * (100 - INSET) / 100, 2)) for mark in marks]
 
@@ -276,7 +276,7 @@ def _clock(at: datetime) -> str:
     return at.strftime("%H:%M:%S" if at.second else "%H:%M")
 
 
-async def read_slices(context: Context, queue_id: int, span: Span) -> list[HistorySlice]:
+async def read_slices(context: Context, queue_id: int, span: TrendPeriod) -> list[HistorySlice]:
     """Return the settled messages per slice of a span that ends now; ALL stands for all queues."""
     now_s = context.now_ms() // 1_000
     points, beats = await gather_points(context, queue_id, first_bucket_s(span, now_s))

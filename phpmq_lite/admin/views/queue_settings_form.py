@@ -24,7 +24,7 @@ from phpmq_lite.queue_settings import (
 from phpmq_lite.server.status import QueueStatus
 
 
-class _Kind(NamedTuple):
+class _FieldKind(NamedTuple):
     """The form field of a setting."""
 
     name: str
@@ -34,7 +34,7 @@ class _Kind(NamedTuple):
     choices: tuple[tuple[str, str], ...] = ()
 
 
-def _kind_of(setting: SettingDefinition) -> _Kind:
+def _kind_of(setting: SettingDefinition) -> _FieldKind:
     if setting.type is bool:
         kind = "switch"
     elif setting.choices:
@@ -45,7 +45,7 @@ def _kind_of(setting: SettingDefinition) -> _Kind:
     else:
         kind = {"note": "area", "link": "link"}.get(setting.name, "text")
     choices = tuple((value.partition(":")[0], label) for value, label in setting.choices.items())
-    return _Kind(setting.name, setting.label, setting.help, kind, choices)
+    return _FieldKind(setting.name, setting.label, setting.help, kind, choices)
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,7 +65,7 @@ class SettingField:
     error: str = ""
 
 
-GROUPS: Final[tuple[tuple[str, tuple[_Kind, ...]], ...]] = tuple(
+GROUPS: Final[tuple[tuple[str, tuple[_FieldKind, ...]], ...]] = tuple(
     (title, tuple(_kind_of(each) for each in DEFINITIONS.values() if each.group == title))
     for title in (ABOUT, MESSAGES, LIMITS, ALERTS)
 )
@@ -110,7 +110,7 @@ def _plain(
     )
 
 
-def _field(kind: _Kind, settings: QueueSettings, plain: QueueSettings) -> SettingField:
+def _field(kind: _FieldKind, settings: QueueSettings, plain: QueueSettings) -> SettingField:
     value, default = getattr(settings, kind.name), getattr(plain, kind.name)
     target = ""
     if kind.name == "on_expire" and value.startswith(FORWARD):
@@ -131,7 +131,7 @@ def _written(value: object) -> str:
     return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
-def _value_text(kind: _Kind, default: Any) -> str:
+def _value_text(kind: _FieldKind, default: Any) -> str:
     if kind.kind == "switch":
         return "on" if default else "off"
     if kind.kind == "choice":
@@ -143,7 +143,7 @@ def _value_text(kind: _Kind, default: Any) -> str:
     return default or "empty"
 
 
-def _meaning(kind: _Kind, value: Any) -> str:
+def _meaning(kind: _FieldKind, value: Any) -> str:
     if not value:
         return ""
     if kind.kind == "seconds":
@@ -187,7 +187,7 @@ def changed_settings(
     return found
 
 
-def _as_sent(kind: _Kind, value: Any) -> Any:
+def _as_sent(kind: _FieldKind, value: Any) -> Any:
     """Return what a browser sends back for an unchanged field.
 
     A field of one line drops line breaks; white space at both ends is removed.
@@ -200,7 +200,7 @@ def _as_sent(kind: _Kind, value: Any) -> Any:
     return text if kind.kind == "choice" else text.strip()
 
 
-def _value(kind: _Kind, read: Callable[[str], str]) -> Any:
+def _value(kind: _FieldKind, read: Callable[[str], str]) -> Any:
     text = read(kind.name)
     if kind.kind == "switch":
         return text == "yes"

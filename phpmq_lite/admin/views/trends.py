@@ -28,7 +28,7 @@ SPARK_SAMPLES: Final = 120  # of a small chart: one hour
 FORECAST_S: Final = 300  # period that a forecast uses
 
 
-class Span(NamedTuple):
+class TrendPeriod(NamedTuple):
     """The period and the steps of a chart."""
 
     key: str  # of the URL
@@ -40,10 +40,10 @@ class Span(NamedTuple):
 SPANS: Final = {
     span.key: span
     for span in (
-        Span("1h", "1 h", 3_600, 20),
-        Span("24h", "24 h", 86_400, 360),
-        Span("7d", "7 d", 7 * 86_400, 2_700),
-        Span("30d", "30 d", 30 * 86_400, 10_800),
+        TrendPeriod("1h", "1 h", 3_600, 20),
+        TrendPeriod("24h", "24 h", 86_400, 360),
+        TrendPeriod("7d", "7 d", 7 * 86_400, 2_700),
+        TrendPeriod("30d", "30 d", 30 * 86_400, 10_800),
     )
 }
 
@@ -77,7 +77,7 @@ class TrendBucket:
 class Trend:
     """The history of a queue, or of all together, over a span; None is a gap."""
 
-    span: Span
+    span: TrendPeriod
     start_s: int  # Unix seconds, a multiple of the step
     buckets: Sequence[TrendBucket | None]
 
@@ -93,7 +93,7 @@ class Trend:
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _BucketSums:
     """The sums of a bucket."""
 
     observed_s: int = 0
@@ -138,7 +138,7 @@ def _percentiles(counts: list[int] | None) -> tuple[int | None, int | None]:
     return histogram.percentile(counts, 0.5), histogram.percentile(counts, 0.95)
 
 
-def first_bucket_s(span: Span, now_s: int) -> int:
+def first_bucket_s(span: TrendPeriod, now_s: int) -> int:
     """Return the start of a chart's first bucket; the last one contains ``now_s``."""
     return (now_s // span.step_s + 1) * span.step_s - span.length_s
 
@@ -146,7 +146,7 @@ def first_bucket_s(span: Span, now_s: int) -> int:
 def make_trend(
     points: Iterable[Point],
     beats: Iterable[UptimeSpan],
-    span: Span,
+    span: TrendPeriod,
     now_s: int,
     *,
     with_times: bool = True,
@@ -157,7 +157,7 @@ def make_trend(
     been one of the rest, there is no data.
     """
     start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
-    gathered = [_Gathered() for _ in range(count)]
+    gathered = [_BucketSums() for _ in range(count)]
     for beat in beats:
         for at, seconds in split_over_buckets(beat, start_s, span.step_s, count):
             bucket = gathered[at]
@@ -293,7 +293,7 @@ _MINUTES_S: Final = 90_000  # retention of minutes
 
 
 async def read_trend(
-    context: Context, queue_id: int, span: Span, *, with_times: bool = False
+    context: Context, queue_id: int, span: TrendPeriod, *, with_times: bool = False
 ) -> Trend:
     """Return the trend of a queue, of ALL or of DEAD_LETTERS, over a span that ends now.
 

@@ -49,7 +49,7 @@ _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
 
 
 @dataclass(slots=True, frozen=True)
-class Manifest:
+class BackupManifest:
     """What a backup contains; counts and numbers are those of its database."""
 
     id: str
@@ -67,7 +67,7 @@ class Manifest:
     last_offset: int
 
 
-_TYPES: Final = {one.name: one.type for one in fields(Manifest)}
+_TYPES: Final = {one.name: one.type for one in fields(BackupManifest)}
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,7 +75,7 @@ class Backup:
     """A complete backup."""
 
     folder: Path
-    manifest: Manifest
+    manifest: BackupManifest
 
     @property
     def database(self) -> Path:
@@ -204,11 +204,13 @@ class BackupMaker:
         sync_folder(self._folder)
         return Backup(folder, manifest)
 
-    def _manifest(self, connection: sqlite3.Connection, copy: Path, began_at: int) -> Manifest:
+    def _manifest(
+        self, connection: sqlite3.Connection, copy: Path, began_at: int
+    ) -> BackupManifest:
         sql = load("verify")
         queues, messages, settled, bodies = connection.execute(sql["counts"]).fetchone()
         last_seq, last_offset = connection.execute(sql["ends"]).fetchone()
-        return Manifest(
+        return BackupManifest(
             _unused_id(self._folder, began_at),
             began_at,
             time_ns() // 1_000_000 - began_at,
@@ -254,7 +256,7 @@ def read_backup(folder: Path) -> Backup | None:
     """Read the manifest of a backup; None if it is invalid, or the database is missing."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
-        manifest = Manifest(**content)
+        manifest = BackupManifest(**content)
     except (OSError, ValueError, TypeError):
         return None
     if not all(type(value) is _TYPES[name] for name, value in asdict(manifest).items()):
@@ -330,7 +332,7 @@ class BackupSchedule:
     ) -> None:
         self._check_files = check_files
         self.folder = folder
-        self.last_manifest: Manifest | None = None
+        self.last_manifest: BackupManifest | None = None
         self.last_id: str | None = None  # id of the last one made since the start
         self.error: str | None = None  # of the last one, if it failed
         self._keep = keep
@@ -450,7 +452,7 @@ class BackupSchedule:
             await asyncio.wait({self._task})
 
 
-def _newest_past(there: list[Backup]) -> Manifest | None:
+def _newest_past(there: list[Backup]) -> BackupManifest | None:
     """Return the newest backup that is not in the future, as after a clock that was ahead."""
     now_ms = time.time_ns() // 1_000_000
     return next((one.manifest for one in there if one.manifest.made_at <= now_ms), None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from phpmq_lite.storage.arrow import HistoryBounds
+from phpmq_lite.storage.arrow import HistoryOffsets
 from phpmq_lite.storage.read.read_connections import Readers
 
 CLIENT_ROWS: Final = 200  # at most
@@ -117,11 +117,11 @@ class StoredPipeline:
             for row in await self._readers.read("consumers", "history_readers")
         ]
 
-    async def history_bounds(self) -> HistoryBounds:
+    async def history_bounds(self) -> HistoryOffsets:
         """Return which offsets the history has."""
-        return HistoryBounds(*(await self._readers.read("arrow", "bounds"))[0])
+        return HistoryOffsets(*(await self._readers.read("arrow", "bounds"))[0])
 
-    async def offset_at(self, bounds: HistoryBounds, at_ms: int) -> int:
+    async def offset_at(self, bounds: HistoryOffsets, at_ms: int) -> int:
         """Return the last offset settled before a time, Unix ms; ``bounds.lo``: all are later."""
         rows = await self._readers.read(
             "arrow", "offset_at", lo=bounds.lo, hi=bounds.hi, at_ms=at_ms

@@ -315,7 +315,7 @@ class MessageReader:
         lowest, highest = (await self._read("history_ends"))[0]
         if lowest is None or highest is None:
             return HistoryPage([], False, None, None, None)
-        ends = _Ends(lowest, highest)
+        ends = _SeqRange(lowest, highest)
         bottom = lowest if since is None else await self._offset_at(since, ends)
         top = highest if until is None else await self._offset_at(until, ends) - 1
         name, parameters = _history_statement(queue_id, outcome)
@@ -344,7 +344,7 @@ class MessageReader:
             highest,
         )
 
-    async def _offset_at(self, at_ms: int, ends: "_Ends") -> int:
+    async def _offset_at(self, at_ms: int, ends: "_SeqRange") -> int:
         """Return the first offset settled at that time or later, by bisection: times only grow."""
         low, high = ends.lowest, ends.highest + 1
         while low < high:
@@ -382,7 +382,7 @@ class MessageReader:
         return TrashPage(rows, None, False)
 
 
-class _Ends(NamedTuple):
+class _SeqRange(NamedTuple):
     lowest: int
     highest: int
 

@@ -25,7 +25,7 @@ read_owner: Final[ContextVar[str]] = ContextVar(
 )  # on whose behalf a task works
 
 
-class FairSlots:
+class FairReadSlots:
     """``count`` slots.  A free slot goes to the owner with the fewest, then in turn.
 
     Alone, an owner may use all of them.  Each owner's requests are served in order of arrival.
@@ -153,7 +153,7 @@ class Readers:
     def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
         self._path = path
         self._limit_s = limit_s
-        self._slots = FairSlots(count)
+        self._slots = FairReadSlots(count)
         self._free: list[aiosqlite.Connection | None] = [None] * count  # None: not opened yet
         self._count = count
         self._busy: set[_Reader] = set()
@@ -279,16 +279,16 @@ class Readers:
 PIECE: Final = 1 << 16  # bytes or characters: 20 µs if searched as bytes
 _GLOB_MARK: Final = re.compile(r"\[(.)\]|(\*)|(\?)|(.)", re.DOTALL)
 
-Check = Callable[[], object]
+DeadlineCheck = Callable[[], object]
 PatternSegment = tuple[str | None, ...]  # the characters between two stars; None: any
 
 
-def has_text(content: bytes, text: bytes, check: Check) -> bool:
+def has_text(content: bytes, text: bytes, check: DeadlineCheck) -> bool:
     """Return whether ``text`` is anywhere in ``content``."""
     return _find(content, text, 0, len(content), check) >= 0
 
 
-def matches_glob(content: bytes, glob: str, check: Check) -> bool:
+def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
     """Return whether ``glob``, as made by ``search_plan.as_glob``, matches all of ``content``.
 
     Each part between two stars is searched once, after the previous part: if there is a match,
@@ -327,13 +327,15 @@ def _is_at(text: str, start: int, segment: PatternSegment) -> bool:
     return all(mark is None or text[at] == mark for at, mark in enumerate(segment, start))
 
 
-def _find_segment(text: str, segment: PatternSegment, start: int, end: int, check: Check) -> int:
+def _find_segment(
+    text: str, segment: PatternSegment, start: int, end: int, check: DeadlineCheck
+) -> int:
     if None not in segment:
         return _find(text, "".join(filter(None, segment)), start, end, check)
     return _find_with_gaps(text, segment, start, end, check)
 
 
-def _find(text: AnyStr, part: AnyStr, start: int, end: int, check: Check) -> int:
+def _find(text: AnyStr, part: AnyStr, start: int, end: int, check: DeadlineCheck) -> int:
     """Return the first index of ``part`` in ``text[start:end]``, or -1."""
     for piece in range(start, end, PIECE):
         check()
@@ -343,7 +345,9 @@ def _find(text: AnyStr, part: AnyStr, start: int, end: int, check: Check) -> int
     return -1 if part else start
 
 
-def _find_with_gaps(text: str, segment: PatternSegment, start: int, end: int, check: Check) -> int:
+def _find_with_gaps(
+    text: str, segment: PatternSegment, start: int, end: int, check: DeadlineCheck
+) -> int:
     """Return the first index of a part with ``?``, or -1 (the Shift-And algorithm).
 
     Bit n of ``state``: the last characters match the first n + 1 of the part.

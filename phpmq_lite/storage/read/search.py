@@ -40,7 +40,7 @@ _MAX_SEQS: Final = 500  # seqs per statement
 _MAX_URNS: Final = 20  # distinguished in a summary
 _URNS_COUNTED: Final = 10_000
 
-MessagePreview = tuple[int, int]  # the highest position when it began, and where to continue
+SearchCursor = tuple[int, int]  # the highest position when it began, and where to continue
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,7 +52,7 @@ class SearchHits:
     """
 
     rows: list[MessageRow]
-    next: MessagePreview | None
+    next: SearchCursor | None
     searched: int
     total: int
     is_done: bool
@@ -121,7 +121,7 @@ class Search:
         query: SearchQuery,
         *,
         queues: frozenset[int] | None = None,
-        place: MessagePreview | None = None,
+        place: SearchCursor | None = None,
         limit: int = 50,
         limit_s: float = SEARCH_LIMIT_S,
     ) -> SearchHits:

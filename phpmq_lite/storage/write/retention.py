@@ -28,7 +28,7 @@ from phpmq_lite.storage.statements import load
 STEPS_KEPT: Final = 1_000  # clock jumps; a clock that is set constantly must not fill the disk
 
 
-class ClockSteps:
+class ClockJumps:
     """How far the wall clock was ahead of the steady scale when a message was settled, in ms."""
 
     __slots__ = ("_from", "_steps")
@@ -39,7 +39,7 @@ class ClockSteps:
         self._steps = [row[1] for row in rows] or [0]
 
     @classmethod
-    def read(cls, connection: sqlite3.Connection) -> "ClockSteps":
+    def read(cls, connection: sqlite3.Connection) -> "ClockJumps":
         """Read all steps."""
         return cls(connection.execute(load("retention")["clock_steps"]).fetchall())
 
@@ -101,7 +101,7 @@ class RetentionSlice:
     excess_rows: int  # above the bound; <= 0: within it
     excess_bytes: int
     cutoff_ms: int  # settled before this, on the steady scale: too old
-    steps: ClockSteps = field(default_factory=lambda: ClockSteps([]))
+    steps: ClockJumps = field(default_factory=lambda: ClockJumps([]))
     offsets: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     bytes: int = 0
@@ -155,7 +155,7 @@ class _RetentionStep:
         self._execute = connection.execute
         self._sql = load("retention")
         self._timer = timer
-        self._steps = ClockSteps.read(connection)
+        self._steps = ClockJumps.read(connection)
         self._ends_at = timer() + STEP_S
         self._removed = 0
         self._has_moved = False

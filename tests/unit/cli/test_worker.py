@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from phpmq_lite import logs
 from phpmq_lite.cli import worker
 from phpmq_lite.cli.main import root_command
-from phpmq_lite.envelopes.app import connect
 from phpmq_lite.envelopes.worker import WorkerLimits
+from phpmq_lite.envelopes.worker_app import connect
 
 
 @pytest.fixture

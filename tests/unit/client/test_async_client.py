@@ -71,7 +71,7 @@ def test_names_of_the_package_are_those_of_the_clients() -> None:
     [
         ("phpmq_lite.client", "asyncio ssl"),
         # the broker imports these two; the SDK and the clients are for programs
-        ("phpmq_lite.envelopes.verdict", "babelqueue phpmq_lite.client asyncio"),
+        ("phpmq_lite.envelopes.validation", "babelqueue phpmq_lite.client asyncio"),
         ("phpmq_lite.envelopes.dead_letter_record", "babelqueue phpmq_lite.client asyncio"),
         ("phpmq_lite.spark", "pyspark pyarrow aiohttp"),
     ],

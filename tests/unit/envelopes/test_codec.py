@@ -11,7 +11,7 @@ import pytest
 
 from phpmq_lite.envelopes.codec import decode, encode, from_message, make, urn
 from phpmq_lite.envelopes.indexed_fields import read_indexed_fields
-from phpmq_lite.envelopes.verdict import DEPTH_LIMIT, lint, validate
+from phpmq_lite.envelopes.validation import DEPTH_LIMIT, lint, validate
 from phpmq_lite.errors import EnvelopeError, PhpmqError
 from tests.support.envelope_cases import CASES, META, Case, body, to_json
 

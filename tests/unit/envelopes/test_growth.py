@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.dead_letter_record import (
     redrive_content,
 )
 from phpmq_lite.envelopes.indexed_fields import read_indexed_fields
-from phpmq_lite.envelopes.verdict import lint, validate
+from phpmq_lite.envelopes.validation import lint, validate
 from tests.support.envelope_cases import body, edit
 
 MIB: Final = 1 << 20

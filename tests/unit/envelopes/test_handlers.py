@@ -10,11 +10,11 @@ import pytest
 from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec, dead_letter_record, worker
-from phpmq_lite.envelopes.app import App, connect
 from phpmq_lite.envelopes.handlers import JobContext, NextHandler, takes_envelope
 from phpmq_lite.envelopes.retry_delays import RetryDelays, parse_delays
 from phpmq_lite.envelopes.transport import WorkerEvents
 from phpmq_lite.envelopes.worker import WorkerLimits
+from phpmq_lite.envelopes.worker_app import App, connect
 from phpmq_lite.errors import LocalProtocolError, SettingsError
 from tests.support.envelope_cases import VALID, Case, body, with_meta
 from tests.unit.envelopes.fake_worker_connection import FakeLink, RecordedEvents, transport_on

@@ -12,10 +12,10 @@ import pytest
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.envelopes import codec, producer
-from phpmq_lite.envelopes.app import App
 from phpmq_lite.envelopes.codec import decode
 from phpmq_lite.envelopes.outbox import TABLE, Outbox, create_tables
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare_publish, receipt_key
+from phpmq_lite.envelopes.worker_app import App
 from phpmq_lite.errors import EnvelopeError
 from tests.unit.envelopes.fake_worker_connection import FakeLink, transport_on
 

@@ -13,7 +13,7 @@ from phpmq_lite.protocol.frames import (
     message_header,
 )
 from phpmq_lite.protocol.parser import Parser
-from phpmq_lite.server.inspector import Dissector
+from phpmq_lite.server.frame_recorder import Dissector
 
 
 def test_frame_has_no_dict() -> None:

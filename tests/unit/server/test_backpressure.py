@@ -13,7 +13,7 @@ from phpmq_lite.server.backpressure import (
     CGROUP_SHARE,
     FREE_BYTES,
     REASON,
-    MemoryBrake,
+    MemoryLimiter,
     ReadBackpressure,
     SlowPeerLimits,
     exclude_time,
@@ -48,7 +48,7 @@ async def passed() -> None:
 
 
 async def test_publishers_wait_while_memory_is_short_and_are_read_a_moment_each_second() -> None:
-    brake = MemoryBrake(100)
+    brake = MemoryLimiter(100)
     publisher, worker, idle = FakeSession(3), FakeSession(3, consumes=True), FakeSession(0)
     sessions: Any = [publisher, worker, idle]
     brake.check(sessions, 100)
@@ -67,7 +67,7 @@ async def test_publishers_wait_while_memory_is_short_and_are_read_a_moment_each_
 
 
 async def test_publisher_that_begins_to_consume_is_read_on() -> None:
-    brake, publisher = MemoryBrake(100), FakeSession(3)
+    brake, publisher = MemoryLimiter(100), FakeSession(3)
     sessions: Any = [publisher]
     brake.check(sessions, 101)
     await passed()

@@ -17,7 +17,7 @@ from phpmq_lite.spark.source_options import (
     OPTIONS,
     HistoryPosition,
     SourceConnection,
-    SourceUse,
+    SourceMode,
     check_option_names,
     history_options,
     nearest_name,
@@ -42,7 +42,7 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
         "failondataloss": "False",
         "pushFilters": "true",
     }
-    options = history_options(given, SourceUse.BATCH_READ)
+    options = history_options(given, SourceMode.BATCH_READ)
     assert options.connection == SourceConnection("http://127.0.0.1:9101", "t")
     assert options.queues == ("a", "b")
     assert options.columns == ("queue", "offset")
@@ -59,7 +59,7 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
 @pytest.mark.parametrize("name", ["a,b", " a ", ",", "~til", 'say "hi"', '["a"]', "[a]", "ä\\"])
 def test_names_of_queues_arrive_as_they_are(name: str) -> None:
     given = URL | {"queues": queues_text(("plain", name))}
-    assert history_options(given, SourceUse.BATCH_READ).queues == ("plain", name)
+    assert history_options(given, SourceMode.BATCH_READ).queues == ("plain", name)
 
 
 @pytest.mark.parametrize(
@@ -67,62 +67,70 @@ def test_names_of_queues_arrive_as_they_are(name: str) -> None:
 )
 def test_list_of_queues_that_is_no_json_is_refused(text: str) -> None:
     with pytest.raises(OptionError) as caught:
-        history_options(URL | {"queues": text}, SourceUse.BATCH_READ)
+        history_options(URL | {"queues": text}, SourceMode.BATCH_READ)
     assert "option 'queues'" in str(caught.value)
     assert "JSON list of names" in str(caught.value)
 
 
 def test_queue_without_a_name_is_not_taken_for_all_queues() -> None:
     with pytest.raises(OptionError, match="an empty name"):
-        history_options(URL | {"queues": queues_text(("",))}, SourceUse.BATCH_READ)
+        history_options(URL | {"queues": queues_text(("",))}, SourceMode.BATCH_READ)
 
 
 def test_defaults_are_kafkas() -> None:
-    batch = history_options(URL, SourceUse.BATCH_READ)
+    batch = history_options(URL, SourceMode.BATCH_READ)
     assert (batch.starting.kind, batch.ending.kind) == ("earliest", "latest")
     assert batch.fails_on_data_loss
-    assert history_options(URL, SourceUse.HISTORY_STREAM).starting.kind == "latest"
+    assert history_options(URL, SourceMode.HISTORY_STREAM).starting.kind == "latest"
 
 
 @pytest.mark.parametrize(
     ("given", "use", "words"),
     [
-        ({"queu": "a"}, SourceUse.BATCH_READ, "unknown option 'queu': did you mean 'queue'"),
-        ({"maxoffsetspertriger": "1"}, SourceUse.BATCH_READ, "did you mean 'maxOffsetsPerTrigger'"),
-        ({"kafka.group.id": "g"}, SourceUse.BATCH_READ, "use subscription"),
-        ({"reader": "r"}, SourceUse.BATCH_READ, "is for a stream read of the history"),
-        ({"endingOffsets": "5"}, SourceUse.HISTORY_STREAM, "is for a batch read, this is a stream"),
+        ({"queu": "a"}, SourceMode.BATCH_READ, "unknown option 'queu': did you mean 'queue'"),
+        (
+            {"maxoffsetspertriger": "1"},
+            SourceMode.BATCH_READ,
+            "did you mean 'maxOffsetsPerTrigger'",
+        ),
+        ({"kafka.group.id": "g"}, SourceMode.BATCH_READ, "use subscription"),
+        ({"reader": "r"}, SourceMode.BATCH_READ, "is for a stream read of the history"),
+        (
+            {"endingOffsets": "5"},
+            SourceMode.HISTORY_STREAM,
+            "is for a batch read, this is a stream",
+        ),
         (
             {"queue": "a", "queues": "b"},
-            SourceUse.BATCH_READ,
+            SourceMode.BATCH_READ,
             "one of queue, queues and queuePattern",
         ),
-        ({"numPartitions": "0"}, SourceUse.BATCH_READ, "from 1 to 10000"),
-        ({"numPartitions": "two"}, SourceUse.BATCH_READ, "an integer"),
+        ({"numPartitions": "0"}, SourceMode.BATCH_READ, "from 1 to 10000"),
+        ({"numPartitions": "two"}, SourceMode.BATCH_READ, "an integer"),
         (
             {"includeBody": "yes"},
-            SourceUse.BATCH_READ,
+            SourceMode.BATCH_READ,
             "'includeBody' is 'yes', it must be true or",
         ),
-        ({"startingOffsets": "latest"}, SourceUse.BATCH_READ, "must be earliest or a number"),
-        ({"endingOffsets": "earliest"}, SourceUse.BATCH_READ, "must be latest or a number"),
-        ({"outcomes": "acked,deletd"}, SourceUse.BATCH_READ, "did you mean 'deleted'"),
-        ({"startingOffsets": "-1"}, SourceUse.BATCH_READ, "must be earliest or a number"),
+        ({"startingOffsets": "latest"}, SourceMode.BATCH_READ, "must be earliest or a number"),
+        ({"endingOffsets": "earliest"}, SourceMode.BATCH_READ, "must be latest or a number"),
+        ({"outcomes": "acked,deletd"}, SourceMode.BATCH_READ, "did you mean 'deleted'"),
+        ({"startingOffsets": "-1"}, SourceMode.BATCH_READ, "must be earliest or a number"),
         (
             {"startingOffsets": "1", "startingTimestamp": "1"},
-            SourceUse.BATCH_READ,
+            SourceMode.BATCH_READ,
             "one of startingOffsets and startingTimestamp",
         ),
-        ({"path": "/db"}, SourceUse.BATCH_READ, "set either url"),
-        ({"txnAppId": "a"}, SourceUse.BATCH_WRITE, "both txnAppId and txnVersion"),
-        ({"path": "/db"}, SourceUse.BATCH_WRITE, "option 'path' is for"),
-        ({"txnVersion": "1", "txnAppId": "a"}, SourceUse.STREAM_WRITE, "is for a batch write"),
+        ({"path": "/db"}, SourceMode.BATCH_READ, "set either url"),
+        ({"txnAppId": "a"}, SourceMode.BATCH_WRITE, "both txnAppId and txnVersion"),
+        ({"path": "/db"}, SourceMode.BATCH_WRITE, "option 'path' is for"),
+        ({"txnVersion": "1", "txnAppId": "a"}, SourceMode.STREAM_WRITE, "is for a batch write"),
     ],
 )
 def test_wrong_option_is_refused_with_a_hint(
-    given: dict[str, str], use: SourceUse, words: str
+    given: dict[str, str], use: SourceMode, words: str
 ) -> None:
-    is_write = use in (SourceUse.BATCH_WRITE, SourceUse.STREAM_WRITE)
+    is_write = use in (SourceMode.BATCH_WRITE, SourceMode.STREAM_WRITE)
     parse = write_options if is_write else history_options
     with pytest.raises(OptionError) as caught:
         parse(URL | given, use)

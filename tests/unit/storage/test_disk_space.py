@@ -17,7 +17,7 @@ from phpmq_lite.storage.disk_space import (
     MAX_TROUBLE_S,
     DiskSpace,
     DiskSpaceBounds,
-    Watermark,
+    LowWatermark,
 )
 
 LEAST = 1_000
@@ -34,7 +34,7 @@ def test_watermark_remembers_the_last_bound_that_was_passed(
     seen: list[int], least: int, gap: int
 ) -> None:
     """As a list of all that was seen says, read from its end."""
-    mark = Watermark()
+    mark = LowWatermark()
     for at, left in enumerate(seen):
         found = mark.update(left, least, least + gap)
         passed = (n for n in reversed(seen[: at + 1]) if n < least or n >= least + gap)

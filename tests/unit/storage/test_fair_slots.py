@@ -3,29 +3,29 @@
 import asyncio
 from collections import Counter
 
-from phpmq_lite.storage.read.read_connections import FairSlots
+from phpmq_lite.storage.read.read_connections import FairReadSlots
 
 
-async def hold(slots: FairSlots, owner: str, served: list[str]) -> None:
+async def hold(slots: FairReadSlots, owner: str, served: list[str]) -> None:
     await slots.acquire(owner)
     served.append(owner)
 
 
-async def begin(slots: FairSlots, owners: str, served: list[str]) -> list[asyncio.Task[None]]:
+async def begin(slots: FairReadSlots, owners: str, served: list[str]) -> list[asyncio.Task[None]]:
     tasks = [asyncio.create_task(hold(slots, owner, served)) for owner in owners]
     await asyncio.sleep(0)
     return tasks
 
 
 async def test_owner_alone_may_hold_all_slots() -> None:
-    slots, served = FairSlots(2), list[str]()
+    slots, served = FairReadSlots(2), list[str]()
     await begin(slots, "aa", served)
     assert served == ["a", "a"]
     assert slots.held == Counter(a=2)
 
 
 async def test_newcomer_waits_for_one_turn_however_many_wait_ahead() -> None:
-    slots, served = FairSlots(1), list[str]()
+    slots, served = FairReadSlots(1), list[str]()
     tasks = await begin(slots, "aaaaab", served)
     for _ in range(5):
         slots.release(served[-1])
@@ -35,7 +35,7 @@ async def test_newcomer_waits_for_one_turn_however_many_wait_ahead() -> None:
 
 
 async def test_freed_slot_goes_to_the_owner_that_holds_fewest() -> None:
-    slots, served = FairSlots(3), list[str]()
+    slots, served = FairReadSlots(3), list[str]()
     tasks = await begin(slots, "aabaab", served)
     assert slots.waiting == Counter(a=2, b=1)
     slots.release("a")  # each of the two holds one now, and "a" came first
@@ -48,7 +48,7 @@ async def test_freed_slot_goes_to_the_owner_that_holds_fewest() -> None:
 
 
 async def test_slot_is_not_lost_when_who_waits_is_cancelled() -> None:
-    slots, served = FairSlots(1), list[str]()
+    slots, served = FairReadSlots(1), list[str]()
     tasks = await begin(slots, "abc", served)
     tasks[1].cancel()  # before the slot is handed over
     slots.release("a")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from phpmq_lite.admin.base import http_memory
-from phpmq_lite.admin.base.http_memory import HttpMemory, MemoryHold
+from phpmq_lite.admin.base.http_memory import HttpMemory, MemoryReservation
 from phpmq_lite.admin.base.problems import Problem
 
 TOTAL = 1_000
@@ -37,7 +37,7 @@ def memory(clock: Clock) -> HttpMemory:
     return HttpMemory(TOTAL, clock)
 
 
-async def upload(memory: HttpMemory, identity: str, size: int) -> MemoryHold:
+async def upload(memory: HttpMemory, identity: str, size: int) -> MemoryReservation:
     """Return the hold of a body under way, whose peer gives its memory back when it is ended."""
     hold = memory.hold(identity)
     hold.begin(hold.release)

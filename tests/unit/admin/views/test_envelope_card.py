@@ -24,7 +24,7 @@ from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_recor
 from phpmq_lite.envelopes.indexed_fields import IndexedFields
 from phpmq_lite.envelopes.payload_schema import read_schema
 from phpmq_lite.envelopes.schema_registry import RegisteredSchema, SchemaRegistry
-from phpmq_lite.envelopes.verdict import REASONS
+from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.statements import parts
 from tests.unit.admin.views.test_message_life import ROW

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.actions import texts
+from phpmq_lite.admin.actions import flash_messages
 from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.operator.message_actions import (
     ACTION_SLICE,
@@ -318,7 +318,7 @@ def test_reason_of_a_full_disk_does_not_name_its_bound(action: Action) -> None:
     rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
     do(rig, action, row, target="orders")
     assert skipped(rig) == {"disk full": 1}
-    assert texts.describe_reason("disk full") != "disk full"
+    assert flash_messages.describe_reason("disk full") != "disk full"
 
 
 # -- restore

@@ -10,7 +10,7 @@ from phpmq_lite.spark.jobs import archive, archive_gaps
 from phpmq_lite.spark.jobs.options import ArchiveOptions
 from phpmq_lite.spark.pipeline_client import HistoryBounds
 from phpmq_lite.spark.results_folder import LocalResultsFolder
-from phpmq_lite.spark.source_options import SourceConnection, SourceUse, history_options
+from phpmq_lite.spark.source_options import SourceConnection, SourceMode, history_options
 
 
 @pytest.mark.parametrize("name", ["a,b", " a ", "~til2", "ä"])
@@ -19,7 +19,7 @@ def test_archive_of_a_queue_asks_for_that_queue_only(tmp_path: Path, name: str) 
         connection=SourceConnection("http://a"), out=str(tmp_path), queues=(name, "plain")
     )
     given = archive.source_options(asked)
-    assert history_options(given, SourceUse.HISTORY_STREAM).queues == (name, "plain")
+    assert history_options(given, SourceMode.HISTORY_STREAM).queues == (name, "plain")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_first_offset_of_an_archive_is_the_one_that_is_named(
         connection=SourceConnection("http://a"), out=str(tmp_path), starting_offsets=word
     )
     assert archive.first_offset(asked, HistoryBounds("a", 3, 9, 0), None) == begin
-    assert history_options(archive.source_options(asked), SourceUse.HISTORY_STREAM).outcomes == ()
+    assert history_options(archive.source_options(asked), SourceMode.HISTORY_STREAM).outcomes == ()
 
 
 @pytest.mark.parametrize("fails", [True, False])

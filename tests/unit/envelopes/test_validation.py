@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from phpmq_lite.envelopes import verdict
+from phpmq_lite.envelopes import validation
 from phpmq_lite.envelopes.indexed_fields import (
     INDEX_BYTES,
     INDEX_CHARACTERS,
@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.indexed_fields import (
     read_indexed,
     read_indexed_fields,
 )
-from phpmq_lite.envelopes.verdict import CONVENTION, REASONS, EmptyListData, lint, validate
+from phpmq_lite.envelopes.validation import CONVENTION, REASONS, EmptyListData, lint, validate
 from tests.support.envelope_cases import (
     CASES,
     MEMBERS,
@@ -322,10 +322,10 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 def agree(content: bytes) -> None:
     assert read_indexed(content) == _read_unusual(content)
-    right = verdict.fast_verdict(content)
+    right = validation.fast_verdict(content)
     if right is not None:
         for mode in ("php", "never", "always"):
-            found = verdict.validate(content, mode)
+            found = validation.validate(content, mode)
             assert (found.problem, found.is_tolerated, found.warnings) == (None, False, ())
             assert found.index == right
 
@@ -349,9 +349,9 @@ def test_shortest_body_with_a_number_beyond_a_double_is_above_the_bound() -> Non
     """Where that is not so, ``_is_plain`` would have to look for it in short bodies too."""
     meta = '"meta":{"id":"i","schema_version":1}'
     least = '{"job":"u","trace_id":"t","data":{"":%s},"attempts":0,' + meta + "}"
-    assert verdict.validate((least % "0").encode()).problem is None
-    assert len(least % ("9" * 309)) > verdict._SHORT_BYTES
-    assert len(nested(verdict.DEPTH_LIMIT + 1)) > verdict._SHORT_BYTES
+    assert validation.validate((least % "0").encode()).problem is None
+    assert len(least % ("9" * 309)) > validation._SHORT_BYTES
+    assert len(nested(validation.DEPTH_LIMIT + 1)) > validation._SHORT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -366,5 +366,5 @@ def test_shortest_body_with_a_number_beyond_a_double_is_above_the_bound() -> Non
     ],
 )
 def test_usual_bodies_go_the_quick_ways(content: bytes) -> None:
-    assert verdict.fast_verdict(content) == read_indexed(content)
+    assert validation.fast_verdict(content) == read_indexed(content)
     assert None not in (read_indexed(content) or (None,))

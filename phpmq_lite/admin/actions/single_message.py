@@ -8,8 +8,8 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.actions import texts
-from phpmq_lite.admin.actions.texts import FlashMessage
+from phpmq_lite.admin.actions import flash_messages
+from phpmq_lite.admin.actions.flash_messages import FlashMessage
 from phpmq_lite.admin.actions.undo import make_undo
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -76,7 +76,7 @@ async def act_on_one(
     """
     states, refusal = _TAKES[action]
     if row.state not in states:
-        texts.check_done(ActionOutcome(skipped=Counter([refusal])), action)
+        flash_messages.check_done(ActionOutcome(skipped=Counter([refusal])), action)
     return await act_on_some(
         request, action, [row.seq], options, row.message_id, reason, is_one=True
     )
@@ -98,7 +98,7 @@ async def act_on_some(
     entry = audit_entry(request, target=target, reason=reason)
     outcome = await context.engine.run(act_on_messages, entry, action, seqs, options)
     if is_one:
-        texts.check_done(outcome, action)
+        flash_messages.check_done(outcome, action)
     undo = make_undo(action, identity_of(request).actor, target)
     if undo is not None:
         undo.note(outcome)
@@ -114,7 +114,8 @@ async def ticked_messages(request: web.Request, ids: Sequence[str]) -> FrozenSel
 def result_message(done: ActionResult) -> FlashMessage:
     """Return the message about a result, with its undo token."""
     return FlashMessage(
-        texts.describe_result(done.action, len(done.outcome.done), done.outcome.skipped), done.undo
+        flash_messages.describe_result(done.action, len(done.outcome.done), done.outcome.skipped),
+        done.undo,
     )
 
 

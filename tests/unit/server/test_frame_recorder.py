@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import WireLimits
-from phpmq_lite.server.inspector import (
+from phpmq_lite.server.frame_recorder import (
     CUT_BYTES,
     ERRORS,
     FRAMES,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from phpmq_lite.admin.insights.readers import HistoryExtent, ReaderLag, measure_lag
+from phpmq_lite.admin.insights.history_readers import HistoryExtent, ReaderLag, measure_lag
 
 NOW = 1_000_000_000
 DAY = 86_400_000

@@ -18,7 +18,7 @@ from phpmq_lite.envelopes.transport import (
     WorkerEvents,
     log_event,
 )
-from phpmq_lite.envelopes.verdict import EmptyListData
+from phpmq_lite.envelopes.validation import EmptyListData
 from phpmq_lite.envelopes.worker_connection import WorkerConnection
 
 DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
