@@ -33,7 +33,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl, PublishQuota
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Limits, Loaded, Message, Now, Receipt
+from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame, Dispatch, WireLimits
 from phpmq_lite.queue_settings import QueueSettings
@@ -154,7 +154,7 @@ class Walk:
         self.store = Store(connection)
         self.store.configure(16 << 20)
         migrate(connection, migrations_folder())
-        stored = self.store.recover(Now(0, 0), 0, 100_000)
+        stored = self.store.recover(ClockReading(0, 0), 0, 100_000)
         self.core = Broker(stored, Limits(queues=queues), QueueSettings())
         self.queues = [QUEUE] if queues == 1 else [f"{QUEUE}{at:05}" for at in range(queues)]
         self.turns = cycle(self.queues)
@@ -165,7 +165,7 @@ class Walk:
         self.publishing: Connection
         self.consuming: Connection
         self.keys = iter(range(1 << 62))
-        self.loaded: Loaded | None = None
+        self.loaded: LoadedRows | None = None
         self._batch(self._connect)
         self.store.execute = self._timed(self.store.execute)
 

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from phpmq_lite.model import Now
+from phpmq_lite.model import ClockReading
 
 JUMP_MS: Final = 2_000  # the wall clock was set if it differs this much from its expected value
 GAP_MS: Final = 3_000  # without a reading, of which there is one a second: the process stood still
@@ -80,7 +80,7 @@ class Clock:
             return seen_ms
         return max(guess_ms, seen_ms)
 
-    def now(self) -> Now:
+    def now(self) -> ClockReading:
         """Read the clocks; ``steady_ms`` never decreases."""
         wall_ms, running_ms = self._read()
         jump_ms = wall_ms - running_ms - self._wall_offset_ms
@@ -94,7 +94,7 @@ class Clock:
             self._gap_ms += running_ms - self._seen_ms
             self.is_disturbed = True
         self._seen_ms = running_ms
-        return Now(wall_ms, running_ms + self._base_ms)
+        return ClockReading(wall_ms, running_ms + self._base_ms)
 
     def take_disturbance(self) -> ClockDisturbance:
         """Return what happened since the last call."""
@@ -110,7 +110,7 @@ class Clock:
         self.doubt_number = next_number
         return {"clock_doubt_ms": self.doubt_ms, "clock_doubt_number": next_number}
 
-    def counters(self, now: Now) -> dict[str, int]:
+    def counters(self, now: ClockReading) -> dict[str, int]:
         """Return the counters that the next start needs to continue from this reading."""
         return {
             "last_seen_ms": now.steady_ms,

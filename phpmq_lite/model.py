@@ -15,7 +15,7 @@ from phpmq_lite.writes import QuarantinedRows, Write
 ROW_BITS: Final = 17  # of stage_row.row_id, for the index of a row among those of its token
 
 
-class Now(NamedTuple):
+class ClockReading(NamedTuple):
     """One reading of the clocks, in milliseconds."""
 
     wall_ms: int  # Unix time, for people: published_at, settled_at
@@ -213,7 +213,7 @@ class RowsRequest:
 Indexed = tuple[str | None, str | None, str | None, int | None]
 
 
-class Inspection(NamedTuple):
+class EnvelopeInspection(NamedTuple):
     """Indexed fields of a content, and what is wrong with it."""
 
     indexed: Indexed
@@ -222,11 +222,11 @@ class Inspection(NamedTuple):
     record: tuple[bytes, bytes] | None = None  # made ahead: placeholder id in it, and content
 
 
-class Validated(NamedTuple):
+class ValidatedPublish(NamedTuple):
     """A content that was validated before its batch, because it is large."""
 
     settings: QueueSettings  # used; if the queue has others now, the result is ignored
-    inspection: Inspection
+    inspection: EnvelopeInspection
 
 
 class RecordSource(NamedTuple):
@@ -253,7 +253,7 @@ class EnvelopeInspector(Protocol):
     def index(self, content: bytes) -> Indexed | None:
         """Return the indexed fields only, or None if there are none."""
 
-    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
+    def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
         """Return the verdict, with the indexed fields."""
 
     def read_only_reason(self, content: bytes) -> str | None:
@@ -485,7 +485,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedRows:
     """What the writer read right after a commit, and so with every change of the batch."""
 
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
@@ -517,7 +517,7 @@ class PipelineRows:
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredState:
     """What the writer reads at the start: all that must be in memory, nothing per message."""
 
     queues: list[QueueRow]

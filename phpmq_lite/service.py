@@ -21,7 +21,7 @@ from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegistryError
 from phpmq_lite.errors import SettingsError, StartRefusedError, os_reason
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Limits, Recovered
+from phpmq_lite.model import Limits, RecoveredState
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
 from phpmq_lite.queue_settings import QueueSettings
@@ -300,7 +300,7 @@ class Service:
 
     async def _recover(
         self, folder: DataFolder, writer: Writer, starting: StartRecorder
-    ) -> tuple[Recovered, Clock]:
+    ) -> tuple[RecoveredState, Clock]:
         """Check the files, migrate and recover; return what the core needs to start."""
         settings, front = self.settings, self.handle
         starting.note_error(folder.read_last_error())
@@ -330,7 +330,7 @@ class Service:
         folder: DataFolder,
         writer: Writer,
         starting: StartRecorder,
-        stored: Recovered,
+        stored: RecoveredState,
         clock: Clock,
     ) -> Engine:
         """Create the core from what was stored; from here on the folder counts as in use."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from phpmq_lite.broker_process import BrokerProcess, StartFailedError, broker_process
 from phpmq_lite.clock import Clock
-from phpmq_lite.model import Now
+from phpmq_lite.model import ClockReading
 from phpmq_lite.service import Service
 from phpmq_lite.settings import Settings
 
@@ -31,9 +31,9 @@ class FakeClock(Clock):
         super().__init__()
         self.wall_ms = self.steady_ms = start_ms
 
-    def now(self) -> Now:
+    def now(self) -> ClockReading:
         """Return the time that was set."""
-        return Now(self.wall_ms, self.steady_ms)
+        return ClockReading(self.wall_ms, self.steady_ms)
 
     def advance(self, seconds: float) -> None:
         """Advance both clocks."""

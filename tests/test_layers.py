@@ -63,7 +63,7 @@ OURS: Final[dict[str, set[str]]] = {
         "writes",
         "broker.broker",
         "histogram",
-        "broker.lifecycle",
+        "broker.state_table",
         "broker.operator",
         "broker.pipeline",
         "broker.queue",

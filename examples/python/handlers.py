@@ -10,8 +10,8 @@ import asyncio
 import time
 from typing import Any
 
-from phpmq_lite.envelopes.worker_app import connect
 from phpmq_lite.envelopes.handlers import JobContext, NextHandler
+from phpmq_lite.envelopes.worker_app import connect
 
 # The app connects when the worker receives its first message. A message runs at most four times,
 # with delays of 1, 2 and 4 s after failures; then it is moved to orders.dlq.

@@ -18,8 +18,8 @@ from hmac import compare_digest
 from typing import Any
 
 from phpmq_lite.broker import dead_letters, dispatching, transitions, validation
+from phpmq_lite.broker.ack_timeouts import AckTimeouts
 from phpmq_lite.broker.dead_letters import ClientRecords, settle_dead_in_background
-from phpmq_lite.broker.deadlines import AckTimeouts
 from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
@@ -29,23 +29,23 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
+    ClockReading,
+    EnvelopeInspection,
     EnvelopeInspector,
-    Inspection,
     Limits,
-    Loaded,
+    LoadedRows,
     Message,
-    Now,
     Peer,
     Receipt,
-    Recovered,
+    RecoveredState,
     Reply,
     State,
-    Validated,
+    ValidatedPublish,
 )
 from phpmq_lite.queue_settings import QueueSettings, check_name
 
 
-def add_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
+def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
     """Add what was loaded to memory; return the rows that this batch's commands requested by seq.
 
     Windows come first, before anything is appended to them.  Bodies come last: a message that waits
@@ -75,7 +75,7 @@ def add_loaded(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
     return named
 
 
-def _loaded_by_seq(state: BrokerState, loaded: Loaded) -> dict[int, Message | None]:
+def _loaded_by_seq(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
     """Return the rows loaded by seq that are not in memory and not used otherwise in this batch."""
     others = {row.seq for row in loaded.due}
     for _, page, _ in loaded.pages:
@@ -124,7 +124,7 @@ def _extend_window(
     state.needs_dispatch[queue.queue_id] = queue
 
 
-class Result(IntEnum):
+class CommandResult(IntEnum):
     """Result of a command of a connection."""
 
     DONE = 0
@@ -140,7 +140,7 @@ class Broker:
 
     def __init__(
         self,
-        stored: Recovered,
+        stored: RecoveredState,
         limits: Limits,
         defaults: QueueSettings,
         envelopes: EnvelopeInspector | None = None,
@@ -184,7 +184,7 @@ class Broker:
         """Return whether another batch should start immediately, even without new commands."""
         return bool(self.state.batch_limited)
 
-    def begin(self, now: Now, loaded: Loaded | None = None) -> Batch:
+    def begin(self, now: ClockReading, loaded: LoadedRows | None = None) -> Batch:
         """Open a batch: add what was loaded, and request what is due."""
         state = self.state
         batch = Batch(now.wall_ms, state.next_number)
@@ -199,7 +199,7 @@ class Broker:
             self.staging.drop_old(state)
         return batch
 
-    def update_clock(self, now: Now) -> None:
+    def update_clock(self, now: ClockReading) -> None:
         """Advance the clock of the open batch."""
         self.state.now = now
         self.state.batch.wall_ms = now.wall_ms
@@ -317,8 +317,8 @@ class Broker:
         body: bytes,
         ttl_s: int | None,
         key: bytes | None,
-        validated: Validated | None = None,
-    ) -> Result:
+        validated: ValidatedPublish | None = None,
+    ) -> CommandResult:
         """Store a message; one with a key only once, with a receipt after the commit.
 
         ``validated`` is the result of ``validate_in_background`` for this content.
@@ -332,14 +332,14 @@ class Broker:
         ):
             queue.counters.deduplicated += 1
             self._receipts_for(connection).append(Receipt(name, (key,)))
-            return Result.DONE
+            return CommandResult.DONE
         if queue.is_bounded and (reason := queue.refusal()) is not None:
             return self._refuse(connection, name, key, reason, queue)
-        inspection: Inspection | None = None
+        inspection: EnvelopeInspection | None = None
         if queue.validates:
             inspection = validation.validate(state, queue, body, validated)
             if inspection is None:
-                return Result.VALIDATE
+                return CommandResult.VALIDATE
             if (
                 inspection.reason is not None
                 and (full := state.registry.dead_letter_refusal(queue)) is not None
@@ -352,7 +352,7 @@ class Broker:
             self.publish_keys.add(queue.queue_id, key, message.seq, now_ms)
             state.batch.keys += (queue.queue_id, key, message.seq, now_ms)
             self._receipts_for(connection).append(Receipt(name, (key,)))
-        return Result.DONE
+        return CommandResult.DONE
 
     def unchecked_queue(self, name: str) -> Queue | None:
         """Return a queue that accepts messages without checks, or None if this one needs some."""
@@ -400,21 +400,21 @@ class Broker:
     def _refuse(
         self, connection: Connection, name: str, key: bytes | None, reason: str,
         queue: Queue | None,
-    ) -> Result:  # fmt: skip
+    ) -> CommandResult:  # fmt: skip
         if key is None and queue is not None:
             connection.parked = queue
             queue.parked.add(connection)
-            return Result.PARK
+            return CommandResult.PARK
         self.refused[reason] += 1
         if queue is not None:
             queue.counters.refused += 1
         if key is None:
-            return Result.CLOSE
+            return CommandResult.CLOSE
         self._receipts_for(connection).append(Receipt(name, (key,), reason))
-        return Result.DONE
+        return CommandResult.DONE
 
     def validate_in_background(
-        self, name: str, body: bytes, give: Callable[[Validated], None]
+        self, name: str, body: bytes, give: Callable[[ValidatedPublish], None]
     ) -> None:
         """Validate a content in the background, after Result.VALIDATE; ``give`` gets the result."""
         work = validation.background_validation(self.state, self.state.queues[name], body)
@@ -426,8 +426,8 @@ class Broker:
         name: str,
         body: bytes,
         ttl_s: int | None,
-        validated: Validated | None = None,
-    ) -> Result:
+        validated: ValidatedPublish | None = None,
+    ) -> CommandResult:
         """Store a message although its queue is full: a consumer's acknowledgements wait behind it.
 
         It is still refused if the disk is full: other acknowledgements need the remaining space.
@@ -436,32 +436,32 @@ class Broker:
             self.state.registry.publishing_stop is not None
             and self.state.registry.publishing_stop.is_bare
         ):
-            return Result.PARK
+            return CommandResult.PARK
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is not None:
-            inspection: Inspection | None = None
+            inspection: EnvelopeInspection | None = None
             if queue.validates:
                 inspection = validation.validate(self.state, queue, body, validated)
                 if inspection is None:
-                    return Result.VALIDATE
+                    return CommandResult.VALIDATE
             if connection.parked is not None:  # the queue, or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1
             transitions.publish(self.state, queue, body, ttl_s, connection.number, inspection)
-        return Result.DONE
+        return CommandResult.DONE
 
-    def consume(self, connection: Connection, name: str, count: int) -> Result:
+    def consume(self, connection: Connection, name: str, count: int) -> CommandResult:
         """Set the credit on a queue, and return what was held under the previous one.  0 pauses."""
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is None:
-            return Result.CLOSE
+            return CommandResult.CLOSE
         former = connection.consumers.get(queue.queue_id)
         if former is not None:
             transitions.remove_consumer(
                 self.state, former, "credit replaced", is_leaving=count == 0
             )
         if count == 0:
-            return Result.DONE
+            return CommandResult.DONE
         consumer = Consumer(connection, queue, min(count, self.limits.credit))
         connection.consumers[queue.queue_id] = queue.consumers[connection] = consumer
         consumer.is_waiting = True
@@ -469,16 +469,16 @@ class Broker:
         if queue.window is None:
             queue.window = ReadyWindow(self.limits.window, self.state.bodies)
         self.state.needs_dispatch[queue.queue_id] = queue
-        return Result.DONE
+        return CommandResult.DONE
 
-    def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> Result:
+    def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
         """Settle a message as acked that this connection, or no connection, holds."""
         found = self._find(connection, name, message_id)
-        if isinstance(found, Result):
+        if isinstance(found, CommandResult):
             return found
         connection.acked += 1
         transitions.acknowledge(self.state, found, self.state.by_id[found.queue_id])
-        return Result.DONE
+        return CommandResult.DONE
 
     def acknowledge_run(self, connection: Connection, ends: Iterable[tuple[str, bytes]]) -> int:
         """Acknowledge messages that this connection holds, by queue and id, in order.
@@ -490,23 +490,35 @@ class Broker:
         connection.acked += count
         return count
 
-    def requeue(self, connection: Connection, name: str, message_id: bytes, ttl_s: int) -> Result:
+    def requeue(
+        self, connection: Connection, name: str, message_id: bytes, ttl_s: int
+    ) -> CommandResult:
         """Move a message that this connection, or no connection, holds to the end of its queue."""
         found = self._find(connection, name, message_id)
-        if isinstance(found, Result):
+        if isinstance(found, CommandResult):
             return found
         transitions.requeue(self.state, found, ttl_s)
-        return Result.WAIT if self.state.pending.delays(connection, found.seq) else Result.DONE
+        return (
+            CommandResult.WAIT
+            if self.state.pending.delays(connection, found.seq)
+            else CommandResult.DONE
+        )
 
-    def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> Result:
+    def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
         """Dead-letter a message that this connection, or no connection, holds."""
         found = self._find(connection, name, message_id)
-        if isinstance(found, Result):
+        if isinstance(found, CommandResult):
             return found
         dead_letters.dead_letter(self.state, found, "client")
-        return Result.WAIT if self.state.pending.delays(connection, found.seq) else Result.DONE
+        return (
+            CommandResult.WAIT
+            if self.state.pending.delays(connection, found.seq)
+            else CommandResult.DONE
+        )
 
-    def _find(self, connection: Connection, name: str, message_id: bytes) -> Message | Result:
+    def _find(
+        self, connection: Connection, name: str, message_id: bytes
+    ) -> Message | CommandResult:
         """Return the message that a command names, or a result: repeat it, or ignore it."""
         try:
             seq = int(message_id[:16], 16)
@@ -520,7 +532,7 @@ class Broker:
         if message is None:
             if seq not in self._loaded:
                 self.state.batch.seqs.add(seq)
-                return Result.LOAD
+                return CommandResult.LOAD
             message = self._loaded[seq]
         if message is None:
             return self._ignore("settled")
@@ -533,9 +545,9 @@ class Broker:
         self._loaded.pop(seq, None)  # its row changes with this batch: load it again
         return message
 
-    def _ignore(self, reason: str) -> Result:
+    def _ignore(self, reason: str) -> CommandResult:
         self.ignored[reason] += 1
-        return Result.DONE
+        return CommandResult.DONE
 
     def preload(self, message_ids: list[bytes]) -> None:
         """Request messages that the next commands name, so that all of them wait for one batch."""

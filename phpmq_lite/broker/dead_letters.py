@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from phpmq_lite.broker.lifecycle import DEAD, Event
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
+from phpmq_lite.broker.state_table import DEAD, StateEvent
 from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Message
 
 ClientRecords = Sequence[tuple[bytes, bytes]]  # id and content of records, oldest first
@@ -65,7 +65,7 @@ def settle_dead(
     queue.count_dead_letter(reason)
     state.settle(message, DEAD, reason)
     if own is not None:
-        state.record_event(message, Event.DEAD_LETTER, record_id.decode())
+        state.record_event(message, StateEvent.DEAD_LETTER, record_id.decode())
     elif body is not None and not queue.is_dead_letter_queue:
         if content is None:
             content = _record_content(state, message, queue, body, reason, detail)
@@ -85,7 +85,7 @@ def _store_record(
     record.source_seq = message.seq
     record.source_queue_id = queue.queue_id
     record.source_reason = reason
-    state.record_event(message, Event.DEAD_LETTER, record.message_id.decode())
+    state.record_event(message, StateEvent.DEAD_LETTER, record.message_id.decode())
 
 
 def settle_dead_in_background(

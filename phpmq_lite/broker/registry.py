@@ -15,7 +15,7 @@ _DEAD_LETTER_SETTINGS: Final = frozenset(
 REMOVED: Final = "removed"  # stored with the settings in the row of a removed queue
 
 
-class PublishingStop(NamedTuple):
+class PublishBlock(NamedTuple):
     """Why the broker accepts no messages in any queue."""
 
     code: str  # of a RefusedError
@@ -31,7 +31,7 @@ class QueueRegistry:
         self.batch = Batch(0)
         self.queues: dict[str, Queue] = {}
         self.by_id: dict[int, Queue] = {}
-        self.publishing_stop: PublishingStop | None = None
+        self.publishing_stop: PublishBlock | None = None
         self.removed: dict[str, QueueRow] = {}  # the history still refers to them
         self.created: Counter[str] = Counter()  # queues that count towards the limit, by creator
         self.next_queue_id = 1
@@ -205,7 +205,7 @@ class QueueRegistry:
 
     # -- waiting publishers
 
-    def stop_publishing(self, stop: PublishingStop | None) -> None:
+    def stop_publishing(self, stop: PublishBlock | None) -> None:
         """Refuse messages to all queues, for lack of space; None: accept them again."""
         self.publishing_stop = stop
         for queue in self.queues.values():

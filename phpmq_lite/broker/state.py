@@ -18,14 +18,14 @@ from struct import unpack
 from typing import Final
 from zlib import crc32
 
-from phpmq_lite.broker.deadlines import deadline_of
-from phpmq_lite.broker.lifecycle import ACKED, DISPATCHED, READY_AGAIN
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.broker.registry import QueueRegistry
+from phpmq_lite.broker.state_table import ACKED, DISPATCHED, READY_AGAIN
+from phpmq_lite.broker.ttl import deadline_of
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
-from phpmq_lite.model import Batch, EnvelopeInspector, Limits, Message, Now, State
-from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
+from phpmq_lite.model import Batch, ClockReading, EnvelopeInspector, Limits, Message, State
+from phpmq_lite.queue_settings import QueueSettings
 
 BACKGROUND_BYTES: Final = 64 << 10  # longer content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # of all contents that one batch inspects inline
@@ -93,7 +93,7 @@ class BrokerState:
         self.registry = QueueRegistry(limits, defaults, has_inspector=inspector is not None)
         self.queues = self.registry.queues
         self.by_id = self.registry.by_id
-        self.now = Now(0, 0)
+        self.now = ClockReading(0, 0)
         self.batch = self.registry.batch
         self.needs_dispatch: dict[int, Queue] = {}  # may have both ready messages and credit
         self.batch_limited: set[Connection] = set()  # received as much as one batch may send them
@@ -109,7 +109,7 @@ class BrokerState:
         self.transitioned: set[int] = set()  # seqs of loaded rows that changed in this batch
         self._tokens: list[int] = []  # of 63 random bits each
 
-    def open_batch(self, batch: Batch, now: Now) -> None:
+    def open_batch(self, batch: Batch, now: ClockReading) -> None:
         """Record changes in ``batch`` from now on."""
         self.now = now
         self.batch = self.registry.batch = batch
@@ -199,11 +199,8 @@ class BrokerState:
             queue_id, default_s, total = queue.queue_id, queue.settings.default_ttl_s, 0
             for body, given_s in islice(pieces, count):
                 ttl_s = default_s if given_s is None else given_s
-                bounded_s: int | None = None
-                deadline_ms: int | None = None
-                if ttl_s:
-                    bounded_s = min(ttl_s, LONGEST_TTL_S)
-                    deadline_ms = steady_ms + bounded_s * 1_000
+                bounded_s, deadline_ms = deadline_of(ttl_s, steady_ms) if ttl_s else (None, None)
+                if deadline_ms is not None:  # a call per message less
                     self.note_deadline(deadline_ms)
                 size = len(body)
                 crc = crc32(body, crc32(seq.to_bytes(8, "big")))  # model.checksum, inlined

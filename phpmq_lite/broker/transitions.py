@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from phpmq_lite.broker.dead_letters import dead_letter, settle_dead
-from phpmq_lite.broker.lifecycle import DELETED, EXPIRED, Event
 from phpmq_lite.broker.queue import Consumer, Queue
 from phpmq_lite.broker.state import BrokerState, QueueRun
+from phpmq_lite.broker.state_table import DELETED, EXPIRED, StateEvent
 from phpmq_lite.broker.validation import index_content
-from phpmq_lite.model import Inspection, Message, State, checksum
+from phpmq_lite.model import EnvelopeInspection, Message, State, checksum
 from phpmq_lite.writes import EraseBody
 
 NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues does not allow the target queue
@@ -27,7 +27,7 @@ def publish(
     body: bytes,
     ttl_s: int | None,
     publisher: int | None,
-    inspection: Inspection | None = None,
+    inspection: EnvelopeInspection | None = None,
 ) -> Message:
     """Store a new message at the end of ``queue``; ``ttl_s`` None: the queue's default.
 
@@ -115,7 +115,7 @@ def return_message(state: BrokerState, message: Message, detail: str, *, is_char
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.returned += 1
-    state.record_event(message, Event.RETURN, detail)
+    state.record_event(message, StateEvent.RETURN, detail)
     if is_charged and _charge(state, message, queue):
         dead_letter(state, message, "max_deliveries")
     else:
@@ -140,7 +140,7 @@ def release(state: BrokerState, message: Message, detail: str) -> None:
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.returned += 1
-    state.record_event(message, Event.RELEASE, detail)
+    state.record_event(message, StateEvent.RELEASE, detail)
     state.make_ready(message, queue)
 
 
@@ -150,7 +150,7 @@ def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
     was_held = message.holder is not None
     state.detach(message, queue)
     queue.counters.requeued += 1
-    state.record_event(message, Event.REQUEUE)
+    state.record_event(message, StateEvent.REQUEUE)
     if was_held and _charge(state, message, queue):
         dead_letter(state, message, "max_deliveries")
         return
@@ -164,7 +164,7 @@ def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, d
     state.detach(message, queue)
     queue.counters.requeued += 1
     queue.counters.requeued_operator += 1
-    state.record_event(message, Event.REQUEUE, detail)
+    state.record_event(message, StateEvent.REQUEUE, detail)
     if ttl_s is not None:
         state.set_ttl(message, ttl_s)
     state.make_ready_at_end(message, queue)
@@ -215,7 +215,7 @@ def forward(state: BrokerState, message: Message, target: Queue) -> None:
     state.detach(message, queue)
     state.subtract_counts(message, queue)
     queue.counters.forwarded += 1
-    state.record_event(message, Event.FORWARD, f"{queue.name} to {target.name}")
+    state.record_event(message, StateEvent.FORWARD, f"{queue.name} to {target.name}")
     state.set_ttl(message, target.settings.default_ttl_s)
     _add_counts(state, message, target)
     state.make_ready_at_end(message, target)
@@ -227,7 +227,7 @@ def move(state: BrokerState, message: Message, target: Queue) -> None:
     state.detach(message, queue)
     state.subtract_counts(message, queue)
     queue.counters.moved += 1
-    state.record_event(message, Event.MOVE, f"{queue.name} to {target.name}")
+    state.record_event(message, StateEvent.MOVE, f"{queue.name} to {target.name}")
     _add_counts(state, message, target)
     state.make_ready_at_end(message, target)
 
@@ -237,7 +237,7 @@ def move_back(state: BrokerState, message: Message, target: Queue, position: int
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     state.subtract_counts(message, queue)
-    state.record_event(message, Event.PLACE, f"{queue.name} to {target.name}")
+    state.record_event(message, StateEvent.PLACE, f"{queue.name} to {target.name}")
     _add_counts(state, message, target)
     message.queue_id, message.position = target.queue_id, position
     state.make_ready(message, target)

@@ -10,16 +10,22 @@ from typing import Final
 from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
-from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Inspection, Message, Validated
+from phpmq_lite.model import (
+    DeadLetterCause,
+    EnvelopeInspection,
+    EnvelopeInspector,
+    Message,
+    ValidatedPublish,
+)
 from phpmq_lite.queue_settings import QueueSettings
 
 INSPECTED_BYTES_MAX: Final = 1 << 20  # longer content is not indexed, unless it is validated
-NOT_INDEXED: Final = Inspection((None, None, None, None))
+NOT_INDEXED: Final = EnvelopeInspection((None, None, None, None))
 
 
 def validate(
-    state: BrokerState, queue: Queue, body: bytes, validated: Validated | None = None
-) -> Inspection | None:
+    state: BrokerState, queue: Queue, body: bytes, validated: ValidatedPublish | None = None
+) -> EnvelopeInspection | None:
     """Return the verdict on a content; None: it is too large, validate it in the background.
 
     ``validated`` counts only while the queue has the settings that were applied.
@@ -35,7 +41,9 @@ def validate(
     return inspection
 
 
-def background_validation(state: BrokerState, queue: Queue, body: bytes) -> Callable[[], Validated]:
+def background_validation(
+    state: BrokerState, queue: Queue, body: bytes
+) -> Callable[[], ValidatedPublish]:
     """Return a function for a thread that validates a content, and makes its record."""
     name, settings, at_ms = queue.name, queue.settings, state.now.wall_ms
     placeholder = placeholder_id(state)
@@ -54,21 +62,25 @@ def validate_with(
     body: bytes,
     at_ms: int,
     placeholder: bytes,
-) -> Validated:
+) -> ValidatedPublish:
     """Validate a content by the settings of a queue; make its record if it is invalid."""
     if inspector is None:
-        return Validated(settings, NOT_INDEXED)
+        return ValidatedPublish(settings, NOT_INDEXED)
     inspection = inspector.validate(body, settings)
     if inspection.reason is not None:
         cause = DeadLetterCause(name, placeholder, inspection.reason, inspection.detail, at_ms)
         record = inspector.make_record(body, settings, cause)
         inspection = inspection._replace(record=(placeholder, record))
-    return Validated(settings, inspection)
+    return ValidatedPublish(settings, inspection)
 
 
 def index_content(
-    state: BrokerState, message: Message, queue: Queue, body: bytes, known: Inspection | None
-) -> Inspection | None:
+    state: BrokerState,
+    message: Message,
+    queue: Queue,
+    body: bytes,
+    known: EnvelopeInspection | None,
+) -> EnvelopeInspection | None:
     """Set what a new message is found by; return the verdict, if there is one.
 
     ``known``: its content was inspected already.

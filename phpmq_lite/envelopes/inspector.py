@@ -8,7 +8,7 @@ import msgspec
 
 from phpmq_lite.envelopes import dead_letter_record, indexed_fields, validation
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
-from phpmq_lite.model import DeadLetterCause, Indexed, Inspection, RecordSource
+from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Indexed, RecordSource
 from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
@@ -49,7 +49,7 @@ class BabelQueueInspector:
         """Return the indexed fields; None if the content is too long or not a JSON object."""
         return indexed_fields.read_indexed(content)
 
-    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
+    def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
         """Check layers A and B, and the payload schema if the queue requires it."""
         is_checked = settings.schema_mode != "off"
         right = validation.fast_verdict(content)
@@ -59,16 +59,16 @@ class BabelQueueInspector:
         elif is_checked:
             found = validation.Verdict(None, indexed_fields.IndexedFields(*right))
         else:
-            return Inspection(right)
+            return EnvelopeInspection(right)
         shown, problem = found.index or _NOTHING, found.problem
         if problem is None and is_checked:
             problem = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
             if settings.schema_mode != "quarantine":
                 problem = None  # it is only counted
         return (
-            Inspection(shown)
+            EnvelopeInspection(shown)
             if problem is None
-            else Inspection(shown, problem.reason, problem.detail)
+            else EnvelopeInspection(shown, problem.reason, problem.detail)
         )
 
     def _mismatch(

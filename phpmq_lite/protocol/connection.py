@@ -20,14 +20,14 @@ HTTP: Final = "http"
 OTHER: Final = "other"
 
 
-class HttpGuard:
+class HttpRequestDetector:
     """Detects HTTP requests in the first bytes of a connection."""
 
     __slots__ = ("_has_target", "_look", "_version", "verdict")
 
     def __init__(self) -> None:
         self.verdict: str = UNDECIDED
-        self._look: Callable[[HttpGuard, bytes], bytes] = HttpGuard._method
+        self._look: Callable[[HttpRequestDetector, bytes], bytes] = HttpRequestDetector._method
         self._has_target = False
         self._version = b""
 
@@ -44,7 +44,7 @@ class HttpGuard:
         if other[0] != _BLANK:
             self.verdict = OTHER
             return b""
-        self._look = HttpGuard._target
+        self._look = HttpRequestDetector._target
         return data[data.index(b" ") + 1 :]
 
     def _target(self, data: bytes) -> bytes:
@@ -55,7 +55,7 @@ class HttpGuard:
         if other[0] != _BLANK or not (self._has_target or data[0] != _BLANK):
             self.verdict = OTHER
             return b""
-        self._look = HttpGuard._http
+        self._look = HttpRequestDetector._http
         return data[data.index(b" ") + 1 :]
 
     def _http(self, data: bytes) -> bytes:
@@ -123,7 +123,7 @@ class ServerSide(_ConnectionEnd):
         super().__init__(Parser(limits, frames.FROM_CLIENT, FastClientFrames, pinned))
         self._default = dispatch
         self._encoder: BrokerEncoder | None = None  # set by the first dispatch
-        self._guard = HttpGuard() if http_guard else None  # None: decided, or disabled
+        self._guard = HttpRequestDetector() if http_guard else None  # None: decided, or disabled
         self._held: list[ClientFrame] = []  # frames that wait for the guard
         self._inspected_bytes = 0  # bytes that it has seen
 
@@ -150,7 +150,7 @@ class ServerSide(_ConnectionEnd):
             return self._receive_guarded(self._guard, data)
         return cast("list[ClientFrame]", self._parser.feed(data))
 
-    def _receive_guarded(self, guard: HttpGuard, data: bytes) -> list[ClientFrame]:
+    def _receive_guarded(self, guard: HttpRequestDetector, data: bytes) -> list[ClientFrame]:
         self._held += cast("list[ClientFrame]", self._parser.feed(data))
         self._inspected_bytes += len(data)
         verdict = guard.inspect(data)

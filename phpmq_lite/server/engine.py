@@ -22,7 +22,7 @@ from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import Batch, Loaded, Message, Now, Receipt
+from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, Receipt
 from phpmq_lite.server.counters import CommitCounters
 from phpmq_lite.server.engine_policies import AckCommitDelay, BackgroundThread, CooperativeTasks
 
@@ -46,7 +46,7 @@ class BatchStore(Protocol):
     def needs_maintenance(self) -> bool:
         """Whether maintenance should run before its next time."""
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store a batch in one transaction, then load what it requests.
 
         The future raises OutcomeUnknownError if the batch may or may not be stored.
@@ -55,7 +55,7 @@ class BatchStore(Protocol):
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
         """Store a jump of the wall clock before the batches that follow."""
 
-    async def maintain(self, now: Now, *, is_idle: bool) -> bool:
+    async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
         """Do a slice of maintenance between two batches; return True to be called again."""
 
     def check_files(self) -> None:
@@ -66,7 +66,7 @@ class _Commit(NamedTuple):
     """A batch that the writer is storing."""
 
     batch: Batch
-    done: asyncio.Future[Loaded | None]
+    done: asyncio.Future[LoadedRows | None]
     began_at: float  # of time.perf_counter
 
 
@@ -95,7 +95,7 @@ class Engine:
         self._ack_delay = AckCommitDelay()
         self._commit: _Commit | None = None  # what the writer stores
         self._took_s = 0.0  # the last commit that ended
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedRows | None = None
         self._background = BackgroundThread(self.submit)
 
     @property
@@ -354,7 +354,7 @@ class Engine:
         if batch.sends:
             self._send_stored(batch)
 
-    def _handle_clock_change(self, now: Now) -> None:
+    def _handle_clock_change(self, now: ClockReading) -> None:
         """Store a clock jump before later decisions; exclude time in which the process stood."""
         gap_ms, jump_ms = self.clock.take_disturbance()
         if gap_ms:
@@ -476,7 +476,7 @@ class Engine:
             self._handle_clock_change(now)
         self._maintenance = asyncio.create_task(self._maintain_until_done(now, is_idle=is_idle))
 
-    async def _maintain_until_done(self, now: Now, *, is_idle: bool) -> None:
+    async def _maintain_until_done(self, now: ClockReading, *, is_idle: bool) -> None:
         while await self._writer.maintain(now, is_idle=is_idle):
             if self.is_stopping:
                 return

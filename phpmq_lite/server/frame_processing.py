@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
-from phpmq_lite.broker.broker import Broker, Result
+from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.state import QueueRun
-from phpmq_lite.model import Validated
+from phpmq_lite.model import ValidatedPublish
 from phpmq_lite.protocol.frames import (
     Acknowledge,
     ClientFrame,
@@ -91,7 +91,7 @@ class FrameProcessor:
         self._is_queued = False  # ``process`` is in the engine's inbox, or in a line
         self._waits_for: str | None = None  # the queue of that line
         self._is_forced = False  # store the next parked publish although its queue is full
-        self._validated: Validated | None = None  # result for the first frame
+        self._validated: ValidatedPublish | None = None  # result for the first frame
 
     def __bool__(self) -> bool:
         """Return whether there are frames."""
@@ -167,7 +167,7 @@ class FrameProcessor:
                     )
                     break
                 result = apply_frame(core, connection, frame, self._validated)
-                if result is not Result.DONE:
+                if result is not CommandResult.DONE:
                     if self._must_stop(core, connection, frame, result):
                         break
                     continue
@@ -192,28 +192,28 @@ class FrameProcessor:
         self._engine.submit_first(self.process)
 
     def _must_stop(
-        self, core: Broker, connection: Connection, frame: ClientFrame, result: Result
+        self, core: Broker, connection: Connection, frame: ClientFrame, result: CommandResult
     ) -> bool:
         """Handle a frame that was not done; return False if the next one may be processed."""
-        if result is Result.LOAD:
+        if result is CommandResult.LOAD:
             ahead = islice(self._frames, _PRELOADED)
             ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
             core.preload([end.message_id for end in ends])
             self._process_in_next_batch()
             return True
-        if result is Result.WAIT:  # other dead letters may wait together with it
+        if result is CommandResult.WAIT:  # other dead letters may wait together with it
             self._frames.popleft()
             while self._frames and isinstance(other := self._frames[0], DeadLetter):
-                if apply_frame(core, connection, other) is Result.LOAD:
+                if apply_frame(core, connection, other) is CommandResult.LOAD:
                     break
                 self._frames.popleft()
             self._process_in_next_batch()
             return True
-        if result is Result.VALIDATE and isinstance(frame, Publish):
+        if result is CommandResult.VALIDATE and isinstance(frame, Publish):
             self._is_queued = True  # later frames wait for the verdict
             core.validate_in_background(frame.queue, frame.content, self._on_validated)
             return True
-        if result is Result.CLOSE:
+        if result is CommandResult.CLOSE:
             self.clear()
             self._session.finish("refused: too many queues")
             return True
@@ -226,10 +226,10 @@ class FrameProcessor:
         elif self._is_forced:
             piece = (frame.queue, frame.content, frame.ttl_s, self._validated)
             result = core.force_publish(connection, *piece)
-            if result is Result.VALIDATE:
+            if result is CommandResult.VALIDATE:
                 return self._must_stop(core, connection, frame, result)
             self._is_forced = False
-            if result is Result.PARK:
+            if result is CommandResult.PARK:
                 return self._park(core, connection, frame)
         else:
             if connection.consumers and not self.is_parked:
@@ -241,7 +241,7 @@ class FrameProcessor:
         self.content_bytes -= len(frame.content)
         return False
 
-    def _on_validated(self, validated: Validated) -> None:
+    def _on_validated(self, validated: ValidatedPublish) -> None:
         """Continue with a large content that was validated in the background."""
         self._validated = validated
         self.process(self._engine.core)
@@ -254,8 +254,11 @@ class FrameProcessor:
 
 
 def apply_frame(
-    core: Broker, connection: Connection, frame: ClientFrame, validated: Validated | None = None
-) -> Result:
+    core: Broker,
+    connection: Connection,
+    frame: ClientFrame,
+    validated: ValidatedPublish | None = None,
+) -> CommandResult:
     """Pass one frame of a connection to the core, with its content's verdict if there is one."""
     match frame:
         case Publish():

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from phpmq_lite import logs
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import message_actions
-from phpmq_lite.broker.registry import PublishingStop
+from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
@@ -349,5 +349,5 @@ def _set_shortage(core: Broker, shortage: Shortage | None) -> None:
         return
     is_bare = (shortage.code, shortage.reason) == DISK_FULL
     core.state.registry.stop_publishing(
-        PublishingStop(shortage.code, shortage.reason, shortage.detail, is_bare)
+        PublishBlock(shortage.code, shortage.reason, shortage.detail, is_bare)
     )

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.ttl import remaining_ttl_s
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Message, Receipt
@@ -425,12 +426,8 @@ def encode_batch(
         body, holder = message.body, message.holder
         if body is None or holder is None or holder.connection is not connection:
             continue  # sent already, or a later batch detached it
-        deadline_ms = message.deadline_ms
-        if deadline_ms is None:
-            ttl_s = 0
-        elif deadline_ms > now_ms:
-            ttl_s = (deadline_ms - now_ms + 999) // 1_000
-        else:
+        ttl_s = remaining_ttl_s(message.deadline_ms, now_ms)
+        if ttl_s is None:
             expired.append(message)
             continue
         if append is None:

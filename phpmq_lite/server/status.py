@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
@@ -232,7 +232,7 @@ class BrokerHandle:
             if clock is None or not clock.doubt_ms:
                 raise RefusedError("no_doubt", "no decision about the clock is pending")
             away_ms, clock.doubt_ms = clock.doubt_ms, 0
-            operations.decide_clock(
+            queue_operations.decide_clock(
                 core, reply, entry, away_ms, clock.doubt_number, is_right=is_right
             )
 

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from phpmq_lite.broker.lifecycle import TRANSITIONS, Event
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.state_table import TRANSITIONS, StateEvent
 from phpmq_lite.model import QueueRow, State
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
@@ -178,10 +178,12 @@ def touches(box: tuple[float, float, float, float], x: float, y: float) -> bool:
 
 
 def test_words_of_the_picture_are_states_and_events() -> None:
-    events = {event.value.replace("_", " ") for event in Event}
+    events = {event.value.replace("_", " ") for event in StateEvent}
     assert words() == events | {"publish"} | {state.name.lower() for state in State}
 
 
 def test_table_of_turns_has_every_event_once() -> None:
     told = [row[0] for row in rows("| turn |")]
-    assert sorted(told) == sorted(["publish", *(event.value.replace("_", " ") for event in Event)])
+    assert sorted(told) == sorted(
+        ["publish", *(event.value.replace("_", " ") for event in StateEvent)]
+    )

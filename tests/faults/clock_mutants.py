@@ -7,16 +7,16 @@ from typing import Final
 from phpmq_lite import service
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
-from phpmq_lite.model import Now
+from phpmq_lite.model import ClockReading
 
 
 class LiveWallClock(Clock):
     """Expires by the wall clock as it is."""
 
-    def now(self) -> Now:
+    def now(self) -> ClockReading:
         """Read it."""
         wall_ms = super().now().wall_ms
-        return Now(wall_ms, wall_ms)
+        return ClockReading(wall_ms, wall_ms)
 
 
 class BelievesAtTheStart(Clock):

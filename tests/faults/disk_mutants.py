@@ -12,7 +12,7 @@ from typing import Any, Final
 from phpmq_lite import service
 from phpmq_lite.cli.main import main
 from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.model import Batch, Loaded, Now, Recovered
+from phpmq_lite.model import Batch, ClockReading, LoadedRows, RecoveredState
 from phpmq_lite.storage.integrity import seal
 from phpmq_lite.storage.write import store, writer
 from phpmq_lite.storage.write.store import Store
@@ -22,7 +22,7 @@ from tests.faults.mutants import ConfirmsBeforeCommit, Defective
 class DispatchesBeforeCommit(Defective):
     """Sends messages to consumers while they are being stored."""
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Send first."""
         now_ms = self.clock.now().steady_ms
         for connection, (dispatches, _) in batch.sends.items():
@@ -39,7 +39,7 @@ class SettlesLate(Defective):
         super().__init__(*given)
         self._late: deque[dict[tuple[int, str | None], list[int]]] = deque([{}, {}, {}])
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store what is settled later, and now what was before."""
         self._late.append(batch.settled)
         batch.settled = self._late.popleft()
@@ -49,7 +49,7 @@ class SettlesLate(Defective):
 class ForgetsKeys(Defective):
     """Keeps the keys of confirmed publishes in memory only."""
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store the rest."""
         batch.keys.clear()
         return super().commit(batch)
@@ -58,7 +58,9 @@ class ForgetsKeys(Defective):
 class NumbersAnewStore(Store):
     """Takes the next number from what is alive, so that numbers come back."""
 
-    def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Recovered:
+    def recover(
+        self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
+    ) -> RecoveredState:
         """Forget where the numbers had got to."""
         stored = super().recover(now, receipt_window_ms, receipt_limit)
         (highest,) = self.execute("SELECT coalesce(max(seq), 0) FROM message").fetchone()
@@ -69,7 +71,7 @@ class NumbersAnewStore(Store):
 class CarriesOnStore(Store):
     """Takes a failed COMMIT for one that may be repeated."""
 
-    def end(self, batch: Batch) -> Loaded | None:
+    def end(self, batch: Batch) -> LoadedRows | None:
         """Try once more."""
         try:
             return super().end(batch)

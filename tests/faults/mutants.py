@@ -15,14 +15,14 @@ import aiosqlite
 
 from phpmq_lite import service
 from phpmq_lite.broker import broker, transitions
-from phpmq_lite.broker.deadlines import AckTimeouts
+from phpmq_lite.broker.ack_timeouts import AckTimeouts
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import StorageFullError
-from phpmq_lite.model import Batch, Loaded, Message, Now
+from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.write import writer
@@ -41,7 +41,7 @@ class Defective(Engine):
         self._store = self._writer.commit
         setattr(self._writer, "commit", self.commit)  # noqa: B010 - a method is not assigned to
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Have a batch stored."""
         return self._store(batch)
 
@@ -49,7 +49,7 @@ class Defective(Engine):
 class ConfirmsBeforeCommit(Defective):
     """Tells everybody, then stores: a crash in between loses what was confirmed."""
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Tell first."""
         super()._send_results(batch)
         if batch.stores:
@@ -63,7 +63,7 @@ class ConfirmsBeforeCommit(Defective):
 class ForgetsAcknowledgements(Defective):
     """Settles in memory only: after a crash what was done comes again."""
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store the rest."""
         batch.settled.clear()
         return super().commit(batch)
@@ -72,13 +72,13 @@ class ForgetsAcknowledgements(Defective):
 class ForgetsKeys(Defective):
     """Keeps keys in memory only: a publish that is repeated after a crash is stored twice."""
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store the rest, and let nobody know for a while."""
         batch.keys.clear()
         return asyncio.ensure_future(_slowly(super().commit(batch)))
 
 
-async def _slowly(stored: asyncio.Future[Loaded | None]) -> Loaded | None:
+async def _slowly(stored: asyncio.Future[LoadedRows | None]) -> LoadedRows | None:
     loaded = await stored
     await asyncio.sleep(SLOW_DISK_S)
     return loaded
@@ -114,21 +114,21 @@ class CountsGapsTwice(Clock):
     _ahead_ms = 0
     _last_ms = 1 << 62
 
-    def now(self) -> Now:
+    def now(self) -> ClockReading:
         """Read it."""
         now = super().now()
         gap_ms = now.wall_ms - self._last_ms
         self._last_ms = now.wall_ms
         if gap_ms > _GAP_MS:
             self._ahead_ms += gap_ms
-        return Now(now.wall_ms, now.steady_ms + self._ahead_ms)
+        return ClockReading(now.wall_ms, now.steady_ms + self._ahead_ms)
 
 
 def _answer_full_as_stored() -> None:
     """Take a batch for stored that found no room."""
     end = Store.end
 
-    def careless(self: Store, batch: Batch) -> Loaded | None:
+    def careless(self: Store, batch: Batch) -> LoadedRows | None:
         try:
             return end(self, batch)
         except StorageFullError:

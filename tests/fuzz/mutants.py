@@ -86,7 +86,7 @@ def forgets_at_a_cut(patch: pytest.MonkeyPatch) -> None:
 
 def lets_browsers_in(patch: pytest.MonkeyPatch) -> None:
     """Never takes anything for HTTP."""
-    patch.setattr(connection.HttpGuard, "inspect", lambda _self, _data: connection.OTHER)
+    patch.setattr(connection.HttpRequestDetector, "inspect", lambda _self, _data: connection.OTHER)
 
 
 def reads_reasons_strictly(patch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.model import Limits
@@ -327,7 +327,7 @@ def test_only_unusual_commands_of_a_subscription_are_in_the_audit(make: MakeDriv
 
 def note_reader(driver: Driver, name: str, offset: int) -> Any:
     question = driver.ask("record_reader")
-    question.ask = lambda core, answer: operations.record_reader(core, answer, name, offset)
+    question.ask = lambda core, answer: queue_operations.record_reader(core, answer, name, offset)
     driver.step()
     return question.answer.code if question.is_answered else None
 
@@ -348,7 +348,7 @@ def test_history_has_an_identity_and_readers_their_offsets(make: MakeDriver) -> 
 
 def test_readers_that_were_heard_of_long_ago_are_forgotten(make: MakeDriver) -> None:
     driver = make()
-    with patch.object(operations, "READERS", 2):
+    with patch.object(queue_operations, "READERS", 2):
         for name in ("a", "b", "a", "c"):
             note_reader(driver, name, 1)
             driver.clock.advance(1)

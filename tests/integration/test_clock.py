@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite import clock
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.client.async_client import connect
 from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
 from phpmq_lite.errors import NotWritableError
-from phpmq_lite.model import AuditEntry, Now, State
+from phpmq_lite.model import AuditEntry, ClockReading, State
 from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.retention import STEPS_KEPT, ClockJumps, RetentionBounds
 from phpmq_lite.storage.write.store import note_clock
@@ -123,7 +123,7 @@ async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
     entry = AuditEntry("local", "cli", "", "clock.decide")
     number = house.core.state.next_number
     house.engine.submit(
-        lambda core: operations.decide_clock(
+        lambda core: queue_operations.decide_clock(
             core, lambda _: None, entry, 10_000, number, is_right=True
         )
     )
@@ -156,7 +156,7 @@ def kept(driver: Driver) -> list[int]:
 
 
 def at(steady_ms: int, step_ms: int = 0) -> dict[str, int]:
-    return Clock(read=lambda: (0, 0)).counters(Now(steady_ms + step_ms, steady_ms))
+    return Clock(read=lambda: (0, 0)).counters(ClockReading(steady_ms + step_ms, steady_ms))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import operations, publishing
+from phpmq_lite.broker.operator import publishing, queue_operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, act_on_messages
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Batch
@@ -40,7 +40,7 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
         )
         assert (outcome.done, len(seen), other) == ([1], 2, [])
         remove()
-        await front.run(operations.record_only, entry("x"))
+        await front.run(queue_operations.record_only, entry("x"))
         assert len(seen) == 2
         status = front.status()
         assert sum(status.commit_counts) == sum(status.batch_counts) == status.commits - 1
@@ -59,7 +59,7 @@ async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
 
         front.tap(fail)
         for _ in "ab":
-            await front.run(operations.record_only, entry("x"))
+            await front.run(queue_operations.record_only, entry("x"))
         assert len(seen) == 1
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.broker import Result
+from phpmq_lite.broker.broker import CommandResult
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.state import INLINE_BYTES, PENDING_BYTES_MAX, PENDING_MAX
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import DeadLetterCause, Inspection, Limits
+from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Limits
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_and_store import Client, Delivery, Driver
 from tests.support.envelope_cases import body
@@ -27,7 +27,7 @@ class Counting(BabelQueueInspector):
         super().__init__()
         self.bytes = 0
 
-    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
+    def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
         self.bytes += len(content)
         return super().validate(content, settings)
 
@@ -134,14 +134,14 @@ def test_forced_publish_of_a_large_one_is_judged_ahead(make: Make) -> None:
     large, connection = padded(100_000), client.connection
     core = driver.core
     core.begin(driver.clock.now())
-    assert core.publish(connection, "orders", large, None, None) is Result.PARK
-    assert core.force_publish(connection, "orders", large, None) is Result.VALIDATE
+    assert core.publish(connection, "orders", large, None, None) is CommandResult.PARK
+    assert core.force_publish(connection, "orders", large, None) is CommandResult.VALIDATE
     judged: list[Any] = []
     core.validate_in_background("orders", large, judged.append)
     [(work, give)] = core.finish().background
     give(work())
     core.begin(driver.clock.now())
-    assert core.force_publish(connection, "orders", large, None, judged[0]) is Result.DONE
+    assert core.force_publish(connection, "orders", large, None, judged[0]) is CommandResult.DONE
     assert len(core.finish().created) == 1
 
 

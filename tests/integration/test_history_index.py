@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Now, State
+from phpmq_lite.model import ClockReading, State
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_connections import Readers
@@ -147,13 +147,13 @@ def test_upkeep_places_whatever_retention_does(ledger: Ledger) -> None:
     )
     upkeep._indexer = HistoryIndexer(timer=lambda: 0.0)  # however slow the machine is
     ledger.fill(MAX_ROWS * 2 + 5)
-    assert upkeep(store, Now(1, 1), False)
-    assert not upkeep(store, Now(1, 1), False)
+    assert upkeep(store, ClockReading(1, 1), False)
+    assert not upkeep(store, ClockReading(1, 1), False)
     assert ledger.upto() == MAX_ROWS * 2
     ledger.settle(1, 2)
-    assert not upkeep(store, Now(1, 2), False)
+    assert not upkeep(store, ClockReading(1, 2), False)
     assert ledger.upto() == MAX_ROWS * 2
-    assert not upkeep(store, Now(1, 3), True)
+    assert not upkeep(store, ClockReading(1, 3), True)
     assert ledger.upto() == MAX_ROWS * 2 + 6
     assert store.wal_bytes > 0
 

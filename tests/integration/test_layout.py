@@ -9,7 +9,7 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits, Loaded, Now
+from phpmq_lite.model import ClockReading, Limits, LoadedRows
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import FakeClock
@@ -27,9 +27,9 @@ class Batches:
     def __init__(self, store: Store, is_split: bool) -> None:
         self.store = store
         self.is_split = is_split  # where a batch may end or go on, it ends
-        self.core = Broker(store.recover(Now(0, 0), 0, 10), Limits(), QueueSettings())
+        self.core = Broker(store.recover(ClockReading(0, 0), 0, 10), Limits(), QueueSettings())
         self.clock = FakeClock()
-        self.loaded: Loaded | None = None
+        self.loaded: LoadedRows | None = None
         self.core.begin(self.clock.now())
         self.publisher = self.connect()
         self.worker = self.connect()

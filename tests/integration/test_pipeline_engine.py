@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.broker.operator import operations
-from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
+from phpmq_lite.broker.operator import queue_operations
+from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatus
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline
@@ -26,18 +26,20 @@ async def test_claims_and_tokens_outlive_the_process(tmp_path: Path) -> None:
         await ask(running, "create_queue", "strict")
         await ask(running, "configure", "strict", envelope)
         rows = [("orders", b"%d" % n, None) for n in range(5)]
-        assert await ask(running, "stage", "t", rows, after=0, is_whole=True) == Staged(5, 5)
+        assert await ask(running, "stage", "t", rows, after=0, is_whole=True) == StagingStatus(5, 5)
         mixed = [("strict", b"bad", None), ("orders", b"5", None)]
-        assert await ask(running, "stage", "u", mixed, after=0, is_whole=True) == Staged(2, 4)
+        assert await ask(running, "stage", "u", mixed, after=0, is_whole=True) == StagingStatus(
+            2, 4
+        )
         done = await ask(running, "publish_staged", "app", 0, ["t"])
-        assert done == PublishedStage(5, False, 0)
+        assert done == StagedPublishResult(5, False, 0)
         assert await ask(running, "claim", "s", "orders", 3, 1 << 20) == 3
     async with running_service(data) as running:
         both = await asyncio.gather(
             ask(running, "publish_staged", "app", 1, ["u"]),
             ask(running, "publish_staged", "app", 1, ["u"]),
         )
-        assert sorted(both) == [PublishedStage(0, True, 0), PublishedStage(2, False, 1)]
+        assert sorted(both) == [StagedPublishResult(0, True, 0), StagedPublishResult(2, False, 1)]
         assert await ask(running, "claim", "s", "orders", 9, 1 << 20, after=0) == 3
         assert await ask(running, "ack_claims", "s", 2) == 2
         assert await ask(running, "claim", "s", "orders", 9, 1 << 20, after=3) == 6
@@ -53,7 +55,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "claim", "s", "orders", 2, 1 << 20)
         await ask(running, "claim", "empty", "orders", 1, 1 << 20)
         await ask(running, "release_claims", "empty")
-        await running.service.handle.run(operations.record_reader, "archive", 7)
+        await running.service.handle.run(queue_operations.record_reader, "archive", 7)
         readers = Readers(tmp_path / "data" / DATABASE, count=1)
         pipeline = StoredPipeline(readers)
         try:

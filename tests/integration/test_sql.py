@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.broker.lifecycle import TRANSITIONS
+from phpmq_lite.broker.state_table import TRANSITIONS
 from phpmq_lite.model import ALIVE, Message, State
 from phpmq_lite.storage import statements
 from phpmq_lite.storage.statements import MultiRowStatement, load

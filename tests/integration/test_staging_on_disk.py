@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from phpmq_lite.broker.pipeline import staging, state
-from phpmq_lite.broker.pipeline.staging import ANY_WRITER, PublishedStage, Staged
+from phpmq_lite.broker.pipeline.staging import ANY_WRITER, StagedPublishResult, StagingStatus
 from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.model import Limits, checksum
@@ -80,10 +80,10 @@ def tokens(driver: Driver) -> list[str]:
 def test_staged_rows_are_published_behind_what_is_there(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a")
-    assert stage(driver, "t1", b"b", b"c") == Staged(2, 2)
-    assert stage(driver, "t2", b"d") == Staged(1, 1)
+    assert stage(driver, "t1", b"b", b"c") == StagingStatus(2, 2)
+    assert stage(driver, "t2", b"d") == StagingStatus(1, 1)
     assert (stored_bodies(driver), tokens(driver)) == ([b"a"], ["t1", "t2"])
-    assert publish(driver, 0, "t2", "t1") == PublishedStage(3, False, 0)
+    assert publish(driver, 0, "t2", "t1") == StagedPublishResult(3, False, 0)
     assert (stored_bodies(driver), tokens(driver)) == ([b"a", b"d", b"b", b"c"], [])
     assert driver.live() == (4, 4)
     driver.publish(b"e")
@@ -114,16 +114,18 @@ def test_version_is_published_once(make: MakeDriver) -> None:
     driver = make()
     for token in "abcd":
         stage(driver, token, token.encode())
-    assert publish(driver, 5, "a") == PublishedStage(1, False, 0)
-    assert publish(driver, 5, "b") == PublishedStage(0, True, 0)
-    assert publish(driver, 4, "c", "gone") == PublishedStage(0, True, 0)
+    assert publish(driver, 5, "a") == StagedPublishResult(1, False, 0)
+    assert publish(driver, 5, "b") == StagedPublishResult(0, True, 0)
+    assert publish(driver, 4, "c", "gone") == StagedPublishResult(0, True, 0)
     assert tokens(driver) == ["d"]  # those of a repeated version are dropped
     driver.kill_and_restart()
-    assert publish(driver, 5, "d") == PublishedStage(0, True, 0)
+    assert publish(driver, 5, "d") == StagedPublishResult(0, True, 0)
     stage(driver, "e", b"e")
-    assert publish(driver, 5, "e", app_id="other") == PublishedStage(1, False, 0)
-    assert publish(driver, 6) == PublishedStage(0, False, 0)  # a version without rows counts too
-    assert publish(driver, 6) == PublishedStage(0, True, 0)
+    assert publish(driver, 5, "e", app_id="other") == StagedPublishResult(1, False, 0)
+    assert publish(driver, 6) == StagedPublishResult(
+        0, False, 0
+    )  # a version without rows counts too
+    assert publish(driver, 6) == StagedPublishResult(0, True, 0)
     assert stored_bodies(driver) == [b"a", b"e"]
 
 
@@ -138,21 +140,21 @@ def test_kill_before_the_commit_publishes_nothing_and_keeps_the_token(make: Make
     driver.record()  # stored, but nobody is told
     driver.kill_and_restart()
     assert (stored_bodies(driver), tokens(driver)) == ([b"a", b"b"], [])
-    assert publish(driver, 1, "t") == PublishedStage(0, True, 0)
+    assert publish(driver, 1, "t") == StagedPublishResult(0, True, 0)
     assert driver.live() == (2, 2)
 
 
 def test_rows_come_in_chunks(make: MakeDriver) -> None:
     driver = make()
-    assert stage(driver, "t", b"a", is_whole=False) == Staged(1, 1)
+    assert stage(driver, "t", b"a", is_whole=False) == StagingStatus(1, 1)
     assert stage(driver, "t", b"x") == "token_staged"
     assert stage(driver, "t", b"x", after=2) == "gap"
     assert stage(driver, "other", b"x", after=2) == "unknown_token"
     assert publish(driver, 1, "t") == "token_open"
-    assert stage(driver, "t", b"b", queue="mails", after=1, is_whole=False) == Staged(2, 2)
-    assert stage(driver, "t", after=2) == Staged(2, 2)
+    assert stage(driver, "t", b"b", queue="mails", after=1, is_whole=False) == StagingStatus(2, 2)
+    assert stage(driver, "t", after=2) == StagingStatus(2, 2)
     assert stage(driver, "t", b"x", after=2) == "token_staged"
-    assert publish(driver, 1, "t") == PublishedStage(2, False, 0)
+    assert publish(driver, 1, "t") == StagedPublishResult(2, False, 0)
     assert (stored_bodies(driver), stored_bodies(driver, "mails")) == ([b"a"], [b"b"])
 
 
@@ -164,7 +166,7 @@ def test_what_was_not_whole_goes_with_a_restart(make: MakeDriver) -> None:
     driver.kill_and_restart()
     assert tokens(driver) == ["whole"]
     assert driver.core.staging.stages["whole"].queues == parts
-    assert stage(driver, "open", b"c") == Staged(1, 1)
+    assert stage(driver, "open", b"c") == StagingStatus(1, 1)
     while retention.remove_dropped_stages(driver.store.connection):
         pass
     assert driver.rows("SELECT content FROM stage_row") == [(b"b",), (b"c",)]
@@ -236,10 +238,10 @@ def test_upkeep_removes_what_nobody_published_within_a_day(make: MakeDriver) -> 
 def test_staged_rows_of_one_user_leave_room_for_those_of_another(make: MakeDriver) -> None:
     driver = make()
     with patch.object(staging, "STAGED_ROWS", 8):
-        assert stage(driver, "t", *[b"x"] * 8) == Staged(8, 8)
+        assert stage(driver, "t", *[b"x"] * 8) == StagingStatus(8, 8)
         assert stage(driver, "u", b"x") == "stage_full"
         driver.core.staging.stages["t"].actor = "somebody else"
-        assert stage(driver, "u", b"x") == Staged(1, 1)
+        assert stage(driver, "u", b"x") == StagingStatus(1, 1)
         assert stage(driver, "v", b"x") == "stage_full"  # as much is left as "u" has
 
 
@@ -265,7 +267,7 @@ def test_publish_is_bounded(make: MakeDriver, name: str, code: str) -> None:
     stage(driver, "u", b"b")
     with patch.object(staging, name, 1):
         assert publish(driver, 1, "t", "u") == code
-        assert publish(driver, 1, "u") == PublishedStage(1, False, 0)
+        assert publish(driver, 1, "u") == StagedPublishResult(1, False, 0)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -286,7 +288,7 @@ def test_publish_of_more_than_a_transaction_takes_goes_out_in_parts_and_once(
     with patch.object(staging, "PUBLISH_ROWS", 4):
         assert publish(driver, 1, "a", "b", "c", "d", "e") == "too_many"
         first = publish(driver, 1, "a", "b", "c", "d", "e", in_parts=True)
-        assert first == PublishedStage(4, False, 0, remaining=6)
+        assert first == StagedPublishResult(4, False, 0, remaining=6)
         pause()
         # The rest cannot be dropped, and no other version goes before it.
         assert run_operation(driver, "unstage", ["c", "d", "e"]) == 0
@@ -296,18 +298,18 @@ def test_publish_of_more_than_a_transaction_takes_goes_out_in_parts_and_once(
         # Repeated with rows in another order, it goes on with what was staged first.
         stage(driver, "z", b"e1", b"a0")
         again = publish(driver, 1, "z", in_parts=True)
-        assert again == PublishedStage(4, False, 0, remaining=2, is_resumed=True)
+        assert again == StagedPublishResult(4, False, 0, remaining=2, is_resumed=True)
         assert "z" not in driver.core.staging.stages
         pause()
         last = publish(driver, 1, in_parts=True)
-        assert last == PublishedStage(2, False, 0, is_resumed=True)
+        assert last == StagedPublishResult(2, False, 0, is_resumed=True)
         pause()
-        assert publish(driver, 1, in_parts=True) == PublishedStage(0, True, 0)
+        assert publish(driver, 1, in_parts=True) == StagedPublishResult(0, True, 0)
         assert contents() == [b"%s%d" % (t, n) for t in (b"a", b"b", b"c", b"d", b"e")
                               for n in range(2)]  # fmt: skip
     assert driver.core.staging.sealed == {}
     stage(driver, "next", b"next")
-    assert publish(driver, 2, "next") == PublishedStage(1, False, 0)
+    assert publish(driver, 2, "next") == StagedPublishResult(1, False, 0)
 
 
 def test_rest_of_a_publish_is_dropped_after_thirty_days(make: MakeDriver) -> None:
@@ -340,21 +342,21 @@ def known(driver: Driver) -> dict[str, str | None]:
 def test_app_id_belongs_to_who_wrote_first(make: MakeDriver) -> None:
     """Its rightful writer would publish nothing any more: each version of theirs is lower."""
     driver = make()
-    assert publish(driver, 1, app_id="ann's", writer=ANN) == PublishedStage(0, False, 0)
+    assert publish(driver, 1, app_id="ann's", writer=ANN) == StagedPublishResult(0, False, 0)
     assert publish(driver, (1 << 63) - 1, app_id="ann's", writer=BOB) == "foreign_app_id"
     assert known(driver) == {"ann's": "ann"}
     assert publish(driver, 1, app_id="ann's", writer=BOB) == "foreign_app_id"
     stage(driver, "t", b"a")
-    assert publish(driver, 2, "t", app_id="ann's", writer=ANN) == PublishedStage(1, False, 0)
+    assert publish(driver, 2, "t", app_id="ann's", writer=ANN) == StagedPublishResult(1, False, 0)
 
 
 def test_machine_without_accounts_owns_all_app_ids(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1, app_id="ours")
     publish(driver, 1, app_id="ann's", writer=ANN)
-    assert publish(driver, 2, app_id="ann's") == PublishedStage(0, False, 0)
+    assert publish(driver, 2, app_id="ann's") == StagedPublishResult(0, False, 0)
     assert known(driver) == {"ours": None, "ann's": "ann"}
-    assert publish(driver, 1, app_id="ours", writer=BOB) == PublishedStage(0, True, 0)
+    assert publish(driver, 1, app_id="ours", writer=BOB) == StagedPublishResult(0, True, 0)
     assert known(driver) == {"ours": "bob", "ann's": "ann"}  # the first who writes with a login
 
 
@@ -364,10 +366,10 @@ def test_app_id_is_transferred(make: MakeDriver) -> None:
     assert run_operation(driver, "transfer_app_id", "none", "bob") == "unknown_app_id"
     assert run_operation(driver, "transfer_app_id", "a", "bob") is None
     assert publish(driver, 2, app_id="a", writer=ANN) == "foreign_app_id"
-    assert publish(driver, 1, app_id="a", writer=BOB) == PublishedStage(0, True, 0)
+    assert publish(driver, 1, app_id="a", writer=BOB) == StagedPublishResult(0, True, 0)
     assert run_operation(driver, "transfer_app_id", "a", None) is None
     assert known(driver) == {"a": None}
-    assert publish(driver, 2, app_id="a", writer=ANN) == PublishedStage(0, False, 0)
+    assert publish(driver, 2, app_id="a", writer=ANN) == StagedPublishResult(0, False, 0)
 
 
 def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeDriver) -> None:
@@ -381,13 +383,13 @@ def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeD
         for app_id in ("c", "d", "e"):
             assert publish(driver, 1, app_id=app_id, writer=ANN) == "too_many_app_ids"
         assert run_operation(driver, "transfer_app_id", "a", "ann") is None  # nothing new
-        assert publish(driver, 1, app_id="bob's", writer=BOB) == PublishedStage(0, False, 0)
+        assert publish(driver, 1, app_id="bob's", writer=BOB) == StagedPublishResult(0, False, 0)
         assert known(driver).keys() == {"a", "b", "bob's"}
-        assert publish(driver, 1, app_id="a", writer=ANN) == PublishedStage(0, True, 0)
+        assert publish(driver, 1, app_id="a", writer=ANN) == StagedPublishResult(0, True, 0)
         driver.clock.advance(20 * DAY_S + 2)
-        assert publish(driver, 1, app_id="c", writer=ANN) == PublishedStage(0, False, 0)
+        assert publish(driver, 1, app_id="c", writer=ANN) == StagedPublishResult(0, False, 0)
         assert known(driver).keys() == {"a", "c", "bob's"}
-        assert publish(driver, 1, app_id="x", writer=BOB) == PublishedStage(0, False, 0)
+        assert publish(driver, 1, app_id="x", writer=BOB) == StagedPublishResult(0, False, 0)
         assert run_operation(driver, "transfer_app_id", "a", "bob") == "too_many_app_ids"
 
 
@@ -399,7 +401,7 @@ def test_app_ids_of_one_publish_make_room_for_each_other(make: MakeDriver) -> No
         for app_id in ("x", "y", "z"):
             publish(driver, 0, app_id=app_id, writer=ANN, is_single=True)
             driver.clock.advance(1)
-        assert publish(driver, 0, app_id="z", writer=ANN) == PublishedStage(0, True, 0)
+        assert publish(driver, 0, app_id="z", writer=ANN) == StagedPublishResult(0, True, 0)
         assert known(driver).keys() == {"stream", "y", "z"}
         assert publish(driver, 0, "gone", app_id="x", writer=ANN, is_single=True) == (
             "unknown_token"
@@ -413,7 +415,7 @@ def test_writer_publishes_and_drops_tokens_of_their_queues_only(make: MakeDriver
     assert run_operation(driver, "unstage", ["t"], writer=limited) == 0
     assert publish(driver, 1, "t", writer=limited) == "foreign_queue"
     publish(driver, 1, writer=limited)
-    assert publish(driver, 1, "t", writer=limited) == PublishedStage(0, True, 0)
+    assert publish(driver, 1, "t", writer=limited) == StagedPublishResult(0, True, 0)
     assert tokens(driver) == ["t"]
 
 
@@ -438,7 +440,7 @@ def test_queue_that_takes_not_all_takes_nothing(
         ["t", "u"],
     )
     run_operation(driver, "configure", "orders", dict.fromkeys(settings))
-    assert publish(driver, 1, "u", "t") == PublishedStage(3, False, 0)
+    assert publish(driver, 1, "u", "t") == StagedPublishResult(3, False, 0)
 
 
 def test_removed_queue_is_made_again(make: MakeDriver) -> None:
@@ -446,7 +448,7 @@ def test_removed_queue_is_made_again(make: MakeDriver) -> None:
     stage(driver, "t", b"a")
     run_operation(driver, "remove_queue", "orders")
     driver.kill_and_restart()
-    assert publish(driver, 1, "t") == PublishedStage(1, False, 0)
+    assert publish(driver, 1, "t") == StagedPublishResult(1, False, 0)
     assert (stored_bodies(driver), driver.core.state.queues["orders"].row.live_count) == ([b"a"], 1)
 
 
@@ -503,7 +505,7 @@ def test_what_is_no_envelope_is_dead_at_once(make: MakeDriver) -> None:
     first = driver.rows("SELECT outcome, reason FROM history")
     stage(driver, "t", body(), b"worse", body(), b"{}")
     driver.kill_and_restart()
-    assert publish(driver, 1, "t") == PublishedStage(4, False, 2)
+    assert publish(driver, 1, "t") == StagedPublishResult(4, False, 2)
     assert stored_bodies(driver) == [body()] * 3
     rows = driver.rows("SELECT outcome FROM history")
     assert (rows, first[0][0]) == ([(4,)] * 3, 4)
@@ -535,7 +537,7 @@ def test_publish_of_bad_rows_is_done_once_though_it_takes_two_batches(make: Make
     again = driver.ask("publish_staged", "app", 1, ["t"])
     driver.step()
     assert (first.answer, again.answer) == (
-        PublishedStage(2, False, 1), PublishedStage(0, True, 0),
+        StagedPublishResult(2, False, 1), StagedPublishResult(0, True, 0),
     )  # fmt: skip
     assert driver.live() == (1, len(body()))
 
@@ -550,7 +552,7 @@ def test_token_that_is_staged_anew_while_its_bad_rows_are_read(make: MakeDriver)
     driver.ask("unstage", ["t"])
     driver.ask("stage", "t", [("mails", b"new", None)], after=0, is_whole=True)
     driver.step()
-    assert publishing.answer == PublishedStage(1, False, 0)
+    assert publishing.answer == StagedPublishResult(1, False, 0)
     assert (stored_bodies(driver, "mails"), stored_bodies(driver, "orders.dlq")) == ([b"new"], [])
 
 
@@ -560,7 +562,7 @@ def test_settings_that_change_while_it_is_judged_refuse_the_publish(make: MakeDr
     question = driver.ask("stage", "t", rows, after=0, is_whole=True)
     driver.ask("configure", "orders", {"payload_policy": "observe"})
     driver.step()
-    assert question.answer == Staged(1, 3)
+    assert question.answer == StagingStatus(1, 3)
     assert publish(driver, 1, "t") == "queue_changed"
 
 

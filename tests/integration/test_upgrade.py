@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker.pipeline.state import AppId, StageWriter
+from phpmq_lite.broker.pipeline.state import KnownAppId, StageWriter
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.integrity.database_check import verify
 from phpmq_lite.storage.migrate import migrate, read_migrations
@@ -123,8 +123,9 @@ def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
         upgraded = start()
         found = upgraded.core.staging.app_ids.known
         assert found == {
-            "stream": AppId(0, None, START_MS), single: AppId(0, None, START_MS, is_single=True),
-        }  # fmt: skip
+            "stream": KnownAppId(0, None, START_MS),
+            single: KnownAppId(0, None, START_MS, is_single=True),
+        }
         assert run_operation(
             upgraded, "publish_staged", "stream", 0, (), writer=StageWriter("bob")
         ).is_repeated

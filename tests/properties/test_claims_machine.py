@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.pipeline import claims
-from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
+from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatus
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
@@ -416,7 +416,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
             if token in self.staged or (n and not count):
                 assert answer == "token_staged"
             else:
-                assert answer == Staged((n + 1) * count, sum(len(m.body) for m in
+                assert answer == StagingStatus((n + 1) * count, sum(len(m.body) for m in
                                                              rows[: (n + 1) * count]))  # fmt: skip
         if not count and chunks > 1 and token not in self.staged:
             assert self.ask("unstage", [token]) == 1
@@ -439,12 +439,12 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
             self.driver.step()
             answer = question.answer
             if version <= self.version:
-                assert answer == PublishedStage(0, True, 0)
+                assert answer == StagedPublishResult(0, True, 0)
             elif not is_known:
                 assert answer.code == "unknown_token"
                 return
             else:
-                assert answer == PublishedStage(len(rows), False, 0)
+                assert answer == StagedPublishResult(len(rows), False, 0)
         else:
             if kill:
                 self.driver.record()

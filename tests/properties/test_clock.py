@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from phpmq_lite.clock import DOUBT_MS, JUMP_MS, Clock
-from phpmq_lite.model import Now
+from phpmq_lite.model import ClockReading
 
 SECOND, DAY = 1_000, 86_400_000
 SEEN_EACH_MS = 60 * SECOND
@@ -175,22 +175,22 @@ TestClockAgainstTrueTime.settings = settings(max_examples=150, stateful_step_cou
 class LiveWallClock(Clock):
     """Expires by the wall clock as it is."""
 
-    def now(self) -> Now:
+    def now(self) -> ClockReading:
         wall_ms, _ = self._read()
-        return Now(wall_ms, wall_ms)
+        return ClockReading(wall_ms, wall_ms)
 
 
 class ForgetsTheBoot(Clock):
     """Believes the wall clock at each start."""
 
-    def counters(self, now: Now) -> dict[str, int]:
+    def counters(self, now: ClockReading) -> dict[str, int]:
         return super().counters(now) | {"clock_boot": 0}
 
 
 class FollowsSmallSteps(Clock):
     """Compares each reading with the one before only, so a clock that stands still stops it."""
 
-    def now(self) -> Now:
+    def now(self) -> ClockReading:
         wall_ms, running_ms = self._read()
         if abs(wall_ms - running_ms - self._wall_offset_ms) <= JUMP_MS:
             self._base_ms += wall_ms - running_ms - self._wall_offset_ms

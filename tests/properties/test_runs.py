@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Batch, Limits, Loaded
+from phpmq_lite.model import Batch, Limits, LoadedRows
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
 from phpmq_lite.server.frame_processing import apply_frame, apply_frames
 from tests.support.core_rig import CoreRig
@@ -46,7 +46,7 @@ class Twin:
         self.rig.run(lambda: core.consume(self.one, "plain", 4))
         self.rig.run(lambda: core.consume(self.two, "plain", 2))
         self.rig.run(lambda: core.consume(self.two, "other", 3))
-        self.rig.run(loaded=Loaded(windows=[(1, [], True), (2, [], True)]))
+        self.rig.run(loaded=LoadedRows(windows=[(1, [], True), (2, [], True)]))
 
     def frames_of(self, commands: list[Any]) -> list[tuple[Connection, ClientFrame]]:
         """Give the frames; an acknowledgement names what is held now, or nothing."""

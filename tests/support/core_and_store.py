@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.broker.broker import Broker, Result
+from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError, StartRefusedError
@@ -20,14 +20,14 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
+    ClockReading,
     EnvelopeInspector,
     Limits,
-    Loaded,
+    LoadedRows,
     Message,
-    Now,
     Receipt,
     State,
-    Validated,
+    ValidatedPublish,
 )
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
@@ -39,7 +39,7 @@ START_MS = 1_700_000_000_000  # steady
 CLOCK_STEP_MS = 5_000_000  # between the two scales, so that mixing them up shows
 MAX_CYCLES = 300  # more, and something goes round in circles
 
-Action = Callable[[Broker, Connection], Result]
+Action = Callable[[Broker, Connection], CommandResult]
 
 
 class FakeClock(Clock):
@@ -49,8 +49,8 @@ class FakeClock(Clock):
         super().__init__()
         self.steady_ms = START_MS
 
-    def now(self) -> Now:
-        return Now(self.steady_ms + CLOCK_STEP_MS, self.steady_ms)
+    def now(self) -> ClockReading:
+        return ClockReading(self.steady_ms + CLOCK_STEP_MS, self.steady_ms)
 
     def advance(self, seconds: float) -> None:
         self.steady_ms += round(seconds * 1_000)
@@ -118,13 +118,15 @@ class Client:
     def publish(
         self, queue: str, body: bytes, ttl_s: int | None = None, key: bytes | None = None
     ) -> "Command":
-        judged: list[Validated] = []  # where it is large, as server/session.py has it judged ahead
+        judged: list[
+            ValidatedPublish
+        ] = []  # where it is large, as server/session.py has it judged ahead
 
-        def publish(core: Broker, me: Connection) -> Result:
+        def publish(core: Broker, me: Connection) -> CommandResult:
             result = core.publish(me, queue, body, ttl_s, key, judged[-1] if judged else None)
-            if result is Result.VALIDATE:
+            if result is CommandResult.VALIDATE:
                 core.validate_in_background(queue, body, judged.append)
-                return Result.LOAD
+                return CommandResult.LOAD
             return result
 
         return self._give(publish, "publish", queue, body, ttl_s, key)
@@ -151,17 +153,17 @@ class Client:
         )  # fmt: skip
 
     def disconnect(self) -> "Command":
-        def leave(core: Broker, me: Connection) -> Result:
+        def leave(core: Broker, me: Connection) -> CommandResult:
             core.disconnect(me, "compact", "ttl", "closed by the peer")
-            return Result.DONE
+            return CommandResult.DONE
 
         self.is_leaving, self.is_parked = True, False
         return self._give(leave, "disconnect")
 
     def choke(self, *, is_blocked: bool) -> "Command":
-        def choke(core: Broker, me: Connection) -> Result:
+        def choke(core: Broker, me: Connection) -> CommandResult:
             core.set_blocked(me, is_blocked=is_blocked)
-            return Result.DONE
+            return CommandResult.DONE
 
         return self._give(choke, "choke", is_blocked)
 
@@ -212,7 +214,7 @@ class Command:
     action: Action
     verb: str
     arguments: tuple[Any, ...] = ()
-    result: Result | None = None  # None: no turn has tried it yet
+    result: CommandResult | None = None  # None: no turn has tried it yet
     number: int = 0  # the next of the number line when it was tried last
 
 
@@ -255,7 +257,7 @@ class BatchSnapshot:
 class Cycle:
     """What one turn did."""
 
-    now: Now
+    now: ClockReading
     batch: Batch
     begun: BatchSnapshot  # before any command
     taken_back: list[int]  # seqs that the last turn did not send
@@ -294,7 +296,7 @@ class Driver:
         self.returned = stored.returned
         self.core = Broker(stored, self.limits, self.defaults, self.envelopes)
         self._aside: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedRows | None = None
         self._late: list[tuple[Connection, list[Message]]] = []
         self._opening: list[Client] = []
 
@@ -396,11 +398,11 @@ class Driver:
                 kept.append(item)
             elif item.client.is_open:
                 self._try(core, item)
-                if item.result in (Result.DONE, Result.WAIT):
+                if item.result in (CommandResult.DONE, CommandResult.WAIT):
                     done.append(item)
-                    if item.result is Result.WAIT:
+                    if item.result is CommandResult.WAIT:
                         waiting.add(item.client)
-                elif item.result is Result.LOAD or item.client.is_parked:
+                elif item.result is CommandResult.LOAD or item.client.is_parked:
                     waiting.add(item.client)
                     kept.append(item)
         self.inbox = kept
@@ -410,8 +412,8 @@ class Driver:
         client = command.client
         command.number = core.state.next_number
         command.result = command.action(core, client.connection)
-        client.is_parked = command.result is Result.PARK and not client.is_leaving
-        client.is_refused = client.is_refused or command.result is Result.CLOSE
+        client.is_parked = command.result is CommandResult.PARK and not client.is_leaving
+        client.is_refused = client.is_refused or command.result is CommandResult.CLOSE
         if command.verb == "disconnect":
             client.is_open = False
 

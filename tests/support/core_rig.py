@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from phpmq_lite.broker.broker import Broker, Result
-from phpmq_lite.broker.operator import message_actions, operations, publishing
+from phpmq_lite.broker.broker import Broker, CommandResult
+from phpmq_lite.broker.operator import message_actions, publishing, queue_operations
 from phpmq_lite.broker.pipeline import claims, staging
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
+    ClockReading,
     EnvelopeInspector,
     Limits,
-    Loaded,
+    LoadedRows,
     Message,
-    Now,
     Receipt,
-    Recovered,
+    RecoveredState,
     State,
     checksum,
 )
@@ -32,7 +32,7 @@ STEADY_MS = 1_600_000_000_000  # another scale than the wall clock's
 
 def operation(name: str) -> Any:
     """Return an operation of an operator or of the pipeline."""
-    modules = (operations, message_actions, publishing, claims, staging)
+    modules = (queue_operations, message_actions, publishing, claims, staging)
     return next(vars(module)[name] for module in modules if name in vars(module))
 
 
@@ -84,14 +84,14 @@ class CoreRig:
 
     def __post_init__(self) -> None:
         self.core = Broker(
-            Recovered([], [], {}, None, 0), self.limits, self.defaults, self.envelopes
+            RecoveredState([], [], {}, None, 0), self.limits, self.defaults, self.envelopes
         )
         self.batch = Batch(0)
         self.answers: list[Any] = []
 
-    def begin(self, loaded: Loaded | None = None) -> Batch:
+    def begin(self, loaded: LoadedRows | None = None) -> Batch:
         """Open a batch."""
-        now = Now(self.steady_ms + WALL_MS - STEADY_MS, self.steady_ms)
+        now = ClockReading(self.steady_ms + WALL_MS - STEADY_MS, self.steady_ms)
         self.batch = self.core.begin(now, loaded)
         return self.batch
 
@@ -108,7 +108,7 @@ class CoreRig:
             answer(value)
         return batch
 
-    def run(self, *commands: Callable[[], Any], loaded: Loaded | None = None) -> Batch:
+    def run(self, *commands: Callable[[], Any], loaded: LoadedRows | None = None) -> Batch:
         """Run a whole batch."""
         self.begin(loaded)
         for command in commands:
@@ -127,7 +127,7 @@ class CoreRig:
 
     def purge(self, name: str, *, with_dispatched: bool = False) -> None:
         """Call ``operations.purge`` in an open batch; as the next ones."""
-        operations.purge(
+        queue_operations.purge(
             self.core, self.answers.append, self.entry(), name, with_dispatched=with_dispatched
         )
 
@@ -138,18 +138,18 @@ class CoreRig:
         ttl_s: int | None = None,
         limit: int | None = None,
     ) -> None:
-        operations.redrive(
+        queue_operations.redrive(
             self.core, self.answers.append, self.entry("dead.redrive"), name,
             target=target, ttl_s=ttl_s, limit=limit,
         )  # fmt: skip
 
     def pause(self, name: str, side: str, paused: bool) -> None:
         entry = self.entry("queue.pause")
-        operations.pause(self.core, self.answers.append, entry, name, side, paused)
+        queue_operations.pause(self.core, self.answers.append, entry, name, side, paused)
 
     def configure(self, name: str, changes: dict[str, Any]) -> None:
         entry = self.entry("queue.configure")
-        operations.configure(self.core, self.answers.append, entry, name, changes)
+        queue_operations.configure(self.core, self.answers.append, entry, name, changes)
 
     # -- Spark
 
@@ -179,7 +179,7 @@ class CoreRig:
         batch = self.run(lambda: self.core.consume(connection, queue, credit))
         if not batch.windows:
             return batch
-        return self.run(loaded=Loaded(windows=[(r.queue_id, [], True) for r in batch.windows]))
+        return self.run(loaded=LoadedRows(windows=[(r.queue_id, [], True) for r in batch.windows]))
 
     # -- what happened
 
@@ -198,7 +198,7 @@ class CoreRig:
         publisher = by or self.connect()
         self.begin()
         for body in bodies:
-            assert self.core.publish(publisher, queue, body, ttl_s, None) is Result.DONE
+            assert self.core.publish(publisher, queue, body, ttl_s, None) is CommandResult.DONE
         return self.finish()
 
 

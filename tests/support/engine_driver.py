@@ -14,7 +14,7 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.model import Batch, Limits, Loaded, Message
+from phpmq_lite.model import Batch, Limits, LoadedRows, Message
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
 from phpmq_lite.queue_settings import QueueSettings
@@ -40,18 +40,18 @@ class ManualWriter(Writer):
         super().__init__(path)
         self.batches: list[Batch] = []
         self._steered = store
-        self._under_way_now: tuple[Batch, Any, asyncio.Future[Loaded | None]] | None = None
+        self._under_way_now: tuple[Batch, Any, asyncio.Future[LoadedRows | None]] | None = None
 
     @property
     def batch(self) -> Batch | None:
         """What it has and has not stored yet."""
         return None if self._under_way_now is None else self._under_way_now[0]
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Take a batch; see ``Writer.commit``."""
         assert self._under_way_now is None, "a batch before the last one was stored"
         self.batches.append(batch)
-        done: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
         self._under_way_now = batch, batch_statements(batch) if batch.stores else [], done
         return done
 

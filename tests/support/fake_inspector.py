@@ -3,7 +3,14 @@
 import json
 from typing import Any
 
-from phpmq_lite.model import DeadLetterCause, Indexed, Inspection, Limits, Message, RecordSource
+from phpmq_lite.model import (
+    DeadLetterCause,
+    EnvelopeInspection,
+    Indexed,
+    Limits,
+    Message,
+    RecordSource,
+)
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_rig import CoreRig
 
@@ -24,12 +31,12 @@ class FakeInspector:
         except ValueError:
             return None
 
-    def validate(self, content: bytes, settings: QueueSettings) -> Inspection:
+    def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
         indexed = self.index(content) or (None, "t", "i", 3)
         reason = "poison"
         if content.startswith(b"{"):
             reason = json.loads(content).get("bad")
-        return Inspection(indexed, reason, "because" if reason else "")
+        return EnvelopeInspection(indexed, reason, "because" if reason else "")
 
     def read_only_reason(self, content: bytes) -> str | None:
         reason: str | None = json.loads(content).get("unread")

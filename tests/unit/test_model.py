@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, Loaded, Message, State
+from phpmq_lite.model import Batch, Limits, LoadedRows, Message, State
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_rig import (
     CoreRig,
@@ -207,7 +207,7 @@ def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
     request = rig.run(lambda: rig.core.consume(worker, "orders", 3)).windows[0]
     assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
     page = [message(n, body=b"%d" % n) for n in range(1, 6)]
-    batch = rig.run(loaded=Loaded(windows=[(1, page, False)]))
+    batch = rig.run(loaded=LoadedRows(windows=[(1, page, False)]))
     assert bodies(sent_messages(batch, worker)) == [b"1", b"2", b"3"]
     assert [(r.after, r.limit) for r in batch.windows] == [(5, 3)]
 
@@ -225,10 +225,10 @@ def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order() -
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 10))
     page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
-    batch = rig.run(loaded=Loaded(windows=[(1, page, True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
     assert bodies(sent_messages(batch, worker)) == [b"1"]
     assert batch.body_seqs == {2}
-    batch = rig.run(loaded=Loaded(bodies={2: b"2"}))
+    batch = rig.run(loaded=LoadedRows(bodies={2: b"2"}))
     assert bodies(sent_messages(batch, worker)) == [b"2", b"3"]
 
 
@@ -237,7 +237,7 @@ def test_bodies_are_asked_for_together_within_the_bytes_of_the_window() -> None:
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 10))
     page = [message(n, size=10) for n in range(1, 9)]
-    batch = rig.run(loaded=Loaded(windows=[(1, page, True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
     assert batch.body_seqs == {1, 2, 3}
 
 
@@ -245,7 +245,7 @@ def test_body_larger_than_the_whole_cache_is_loaded_all_the_same() -> None:
     rig = CoreRig(Limits(window_bytes=5, bodies_bytes=5))
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 10))
-    batch = rig.run(loaded=Loaded(windows=[(1, [message(1, size=50)], True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[(1, [message(1, size=50)], True)]))
     assert batch.body_seqs == {1}
 
 
@@ -283,7 +283,7 @@ def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 100))
     page = [message(n, size=10, queue_id=2) for n in range(101, 109)]
-    batch = rig.run(loaded=Loaded(windows=[(2, page, True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[(2, page, True)]))
     assert batch.body_seqs == {101}
     assert sent_messages(batch, full) == []
 
@@ -324,7 +324,9 @@ def test_smaller_message_goes_out_when_the_one_before_it_has_expired() -> None:
     rig.advance(1)
     assert bodies(sent_messages(rig.run(), one)) == []
     row = message(3, deadline_ms=rig.steady_ms)
-    assert bodies(sent_messages(rig.run(loaded=Loaded(due=[row], has_due=True)), one)) == [b"1234"]
+    assert bodies(sent_messages(rig.run(loaded=LoadedRows(due=[row], has_due=True)), one)) == [
+        b"1234"
+    ]
 
 
 def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_another() -> None:
@@ -350,7 +352,7 @@ def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
     window = rig.queue().window
     assert window is not None
     assert (window.body_bytes, rig.core.state.bodies.total_bytes) == (0, 0)
-    loaded = Loaded(bodies={one.seq: b"x" * 10 for one in held})
+    loaded = LoadedRows(bodies={one.seq: b"x" * 10 for one in held})
     assert sent_messages(rig.run(loaded=loaded), worker) == held
 
 
@@ -492,9 +494,9 @@ def test_messages_that_a_subscription_holds_are_not_of_the_share() -> None:
 PURGED = (State.DELETED, "purge")
 
 
-def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> Loaded:
+def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> LoadedRows:
     """Answer, by hand, to the pages that a batch asks for, in their order."""
-    return Loaded(pages=[
+    return LoadedRows(pages=[
         (request.on_rows, page, is_last) for request, page in zip(batch.pages, rows, strict=True)
     ])  # fmt: skip
 
@@ -552,7 +554,7 @@ def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
     assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]
     rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id),
-             loaded=Loaded(by_seq={1: None}))  # fmt: skip
+             loaded=LoadedRows(by_seq={1: None}))  # fmt: skip
     assert rig.core.ignored == {"settled": 1}
 
 
@@ -725,7 +727,7 @@ def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int
     row = with_record(rig)
 
     def redrive() -> None:
-        operations.redrive(
+        queue_operations.redrive(
             rig.core, rig.answers.append, rig.entry("dead.redrive"), "orders.dlq",
             queues=frozenset(queues),
         )  # fmt: skip

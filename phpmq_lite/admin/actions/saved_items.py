@@ -9,7 +9,7 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.search_query import parse_search
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.accounts import SavedItem, SavedItems, saved_item_write
 from phpmq_lite.writes import DeleteSavedItem
@@ -65,12 +65,12 @@ async def save_item(
 ) -> None:
     """Save a view, a template or a label under a name, replacing the one of that name."""
     row = saved_item_write(kind, name, content, context.now_ms(), entry.actor)
-    await context.engine.run(operations.write, entry, [row])
+    await context.engine.run(queue_operations.write, entry, [row])
 
 
 async def forget_item(context: Context, entry: AuditEntry, kind: str, name: str) -> None:
     """Remove a saved view, template or label."""
-    await context.engine.run(operations.write, entry, [DeleteSavedItem(kind, name)])
+    await context.engine.run(queue_operations.write, entry, [DeleteSavedItem(kind, name)])
 
 
 def _may_see(request: web.Request, kind: str, content: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
@@ -382,7 +382,7 @@ class Accounts:
                 done()
                 reply(count)
 
-            operations.write(core, stored, entry, tuple(rows))
+            queue_operations.write(core, stored, entry, tuple(rows))
 
         await self._engine.run(store)
 

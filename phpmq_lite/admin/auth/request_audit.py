@@ -11,7 +11,7 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import path_name
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Route
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import AuditEntry
 
@@ -89,7 +89,7 @@ async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> Non
         return
     try:
         async with asyncio.timeout(NOTE_S):
-            await context.engine.run(operations.record_only, entry, more)
+            await context.engine.run(queue_operations.record_only, entry, more)
     except Exception as error:
         if not is_quiet("audit_row_not_written"):
             _log.warning("audit_row_not_written", action=entry.action, reason=repr(error))

@@ -22,7 +22,7 @@ from phpmq_lite.admin.base.input import (
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.exports import RunningExport
 from phpmq_lite.installation import install_command
@@ -130,7 +130,7 @@ async def get_bounds(request: web.Request) -> web.StreamResponse:
         # A GET that writes: no page of another site may have a browser send it.
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
-        await context.engine.run(operations.record_reader, reader, position)
+        await context.engine.run(queue_operations.record_reader, reader, position)
     return json_response(ExportBoundsView(**asdict(bounds), offset=offset, queues=names))
 
 

@@ -21,7 +21,7 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.system_view import SystemFact
 from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.storage.backup.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.integrity.scrub import ScrubRound, ScrubState
@@ -116,7 +116,7 @@ async def begin_backup(request: web.Request) -> None:
     context = context_of(request)
     entry = audit_entry(request, target="backup")
     await maintenance_of(context).backups.start_after(
-        lambda: context.engine.run(operations.record_only, entry, 1)
+        lambda: context.engine.run(queue_operations.record_only, entry, 1)
     )
 
 
@@ -154,7 +154,7 @@ async def start_scrub(request: web.Request, _asked: None) -> ScrubView:
     context = context_of(request)
     entry = audit_entry(request, target="scrub")
     await maintenance_of(context).scrub.start(
-        lambda: context.engine.run(operations.record_only, entry, 1)
+        lambda: context.engine.run(queue_operations.record_only, entry, 1)
     )
     return scrub_view(maintenance_of(context))
 
@@ -165,7 +165,7 @@ async def stop_scrub(request: web.Request, _asked: None) -> ScrubView:
     context = context_of(request)
     entry = audit_entry(request, target="scrub")
     await maintenance_of(context).scrub.stop(
-        lambda: context.engine.run(operations.record_only, entry, 1)
+        lambda: context.engine.run(queue_operations.record_only, entry, 1)
     )
     return scrub_view(maintenance_of(context))
 
@@ -226,7 +226,7 @@ async def download_backup(request: web.Request) -> web.StreamResponse:
     if backup is None:
         raise Problem(404, "unknown_backup", "There is no such backup.")
     await context.engine.run(
-        operations.record_only, audit_entry(request), 1
+        queue_operations.record_only, audit_entry(request), 1
     )  # ahead of the first byte
     return web.FileResponse(backup.database, headers=download_headers(f"phpmq-{name}.db"))
 

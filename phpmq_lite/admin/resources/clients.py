@@ -48,7 +48,7 @@ from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.resources import frame_inspector
 from phpmq_lite.admin.resources.frame_inspector import FramesView, list_frames, show_frame
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.frame_recorder import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
@@ -418,7 +418,7 @@ async def disconnect_client(request: web.Request, asked: ActionInput) -> Disconn
     number = parse_client_number(request.match_info["client"])
     entry = audit_entry(request, target=str(number), reason=asked.reason)
     count = await context.engine.run(
-        operations.disconnect, entry, number, queues=allowed_queues(request)
+        queue_operations.disconnect, entry, number, queues=allowed_queues(request)
     )
     return DisconnectedView(client=number, returned=count)
 

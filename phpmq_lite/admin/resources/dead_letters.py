@@ -28,7 +28,7 @@ from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views import dead_letter_queues
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.admin.views.rendering import collect_in_slices
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.storage.read.dead_letter_groups import (
     DEEP_LIMIT_S,
@@ -202,7 +202,7 @@ async def redrive_queue(request: web.Request) -> web.StreamResponse:
         job = await bulk.act_on_search(request, name, order, query, asked.limit)
         return json_response(RedrivenView(redriven=job.done, job=job.number))
     count = await context.engine.run(
-        operations.redrive, audit_entry(request, target=name), name,
+        queue_operations.redrive, audit_entry(request, target=name), name,
         target=asked.target, ttl_s=asked.ttl_s, limit=asked.limit, queues=allowed_queues(request),
     )  # fmt: skip
     return json_response(RedrivenView(redriven=count))

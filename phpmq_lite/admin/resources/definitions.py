@@ -17,7 +17,7 @@ from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.views.queue_settings_form import SettingsInput
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import check_name, check_no_cycle, check_settings
 from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_write
 
@@ -100,16 +100,18 @@ async def import_definitions(request: web.Request) -> web.StreamResponse:
         for name, content in _checked(member, getattr(asked, member)).items()
     ]
     await _check_saved(request, asked)
-    operations.check_rows(rows)  # what is refused within the batch is refused before any change
+    queue_operations.check_rows(
+        rows
+    )  # what is refused within the batch is refused before any change
 
     def run(core: Broker, reply: Reply) -> None:
         core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
         _check_circles(core, queues)
         for name, settings in queues.items():
-            operations.create_queue(core, _nobody, entry, name)
+            queue_operations.create_queue(core, _nobody, entry, name)
             changes = dict.fromkeys(core.state.queues[name].row.own) | settings
-            operations.configure(core, _nobody, entry, name, changes)
-        operations.write(core, reply, entry, rows)
+            queue_operations.configure(core, _nobody, entry, name, changes)
+        queue_operations.write(core, reply, entry, rows)
 
     await context.engine.run(run)
     return json_response(await _read(request))

@@ -51,7 +51,7 @@ from phpmq_lite.admin.views.queue_settings_form import (
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.admin.views.trends import SPANS
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import home_of
@@ -269,7 +269,7 @@ async def submit_settings(request: web.Request) -> web.StreamResponse:
         if changes:
             check_forward_right(request, changes.get("on_expire"))
             await context.engine.run(
-                operations.configure, audit_entry(request), queue.name, changes
+                queue_operations.configure, audit_entry(request), queue.name, changes
             )
     except BadFieldError as error:
         return await _again(request, queue, form, error.field, str(error))
@@ -340,7 +340,7 @@ async def configure_queue(request: web.Request) -> web.StreamResponse:
     if target := changes.get("dead_letter_queue"):
         check_queue_right(request, target, "dead_letter_queue")
     made = await context.engine.run(
-        operations.configure, audit_entry(request, target=name), name, changes,
+        queue_operations.configure, audit_entry(request, target=name), name, changes,
         check=check_etag(request, name),
     )  # fmt: skip
     response = json_response(SettingsView(**made))

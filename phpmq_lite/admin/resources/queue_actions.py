@@ -42,7 +42,7 @@ from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queue_of
 from phpmq_lite.admin.views.queue_list import QueueQuery
 from phpmq_lite.admin.views.queue_settings_form import SettingsInput, SettingsView
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.broker.operator import operations, publishing
+from phpmq_lite.broker.operator import publishing, queue_operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.audit import BulkJobLog
@@ -71,7 +71,7 @@ async def _submit_turn(request: web.Request, *, is_paused: bool) -> web.StreamRe
     if side not in _SIDES:
         raise Problem(422, "invalid", "side: unknown.", field="side", bound=" or ".join(_SIDES))
     entry = audit_entry(request, target=queue.name, reason=form.reason())
-    await context.engine.run(operations.pause, entry, queue.name, side, is_paused)
+    await context.engine.run(queue_operations.pause, entry, queue.name, side, is_paused)
     leave_message(request, FlashMessage(f"{side.capitalize()} of {queue.name} was "
                         f"{'paused' if is_paused else 'resumed'}."))  # fmt: skip
     raise web.HTTPSeeOther(_back(request, form, queue))
@@ -247,7 +247,7 @@ async def submit_removal(request: web.Request) -> web.StreamResponse:
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     confirmation.check_typed_text([queue.name], form.raw("confirm"))
     entry = audit_entry(request, target=queue.name, reason=form.reason())
-    await context.engine.run(operations.remove_queue, entry, queue.name)
+    await context.engine.run(queue_operations.remove_queue, entry, queue.name)
     leave_message(
         request,
         FlashMessage(f"{queue.name} was removed. Its history stays for the retention time."),
@@ -300,7 +300,7 @@ async def create_queue(request: web.Request) -> web.StreamResponse:
     check_queue_name(name)
     check_queue_right(request, name)
     is_new = await context.engine.run(
-        operations.create_queue, audit_entry(request, target=name), name
+        queue_operations.create_queue, audit_entry(request, target=name), name
     )
     return json_response(CreatedView(queue=name, is_new=is_new), status=201 if is_new else 200)
 
@@ -309,7 +309,9 @@ async def remove_queue(request: web.Request) -> web.StreamResponse:
     """Remove a queue that is empty, not pinned and has no consumers. Its history stays."""
     context, name = context_of(request), require_queue(request).name
     entry = audit_entry(request, target=name)
-    await context.engine.run(operations.remove_queue, entry, name, check=check_etag(request, name))
+    await context.engine.run(
+        queue_operations.remove_queue, entry, name, check=check_etag(request, name)
+    )
     return web.Response(status=204)
 
 
@@ -318,7 +320,7 @@ async def purge_queue(request: web.Request) -> web.StreamResponse:
     context, asked = context_of(request), await read_json_model(request, PurgeInput)
     name = _existing(request)
     count = await context.engine.run(
-        operations.purge, audit_entry(request, target=name), name,
+        queue_operations.purge, audit_entry(request, target=name), name,
         with_dispatched=asked.dispatched, limit=asked.limit,
     )  # fmt: skip
     return json_response(PurgedView(settled=count))
@@ -339,7 +341,7 @@ async def _set_paused(request: web.Request, *, is_paused: bool) -> web.StreamRes
     name = _existing(request)
     entry = audit_entry(request, target=name)
     side = "publishing" if asked.side == "publish" else asked.side
-    await context.engine.run(operations.pause, entry, name, side, is_paused)
+    await context.engine.run(queue_operations.pause, entry, name, side, is_paused)
     return json_response(PausedView(queue=name, side=asked.side, paused=is_paused))
 
 

@@ -31,7 +31,7 @@ from phpmq_lite.admin.views.queue_list import (
 )
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
@@ -222,7 +222,7 @@ async def pause_queues(
     def run(core: Broker, reply: Reply) -> None:
         known = [name for name in names if name in core.state.queues]
         for name in known:
-            operations.pause(core, _nobody, entry, name, side, is_paused)
+            queue_operations.pause(core, _nobody, entry, name, side, is_paused)
         if not known:
             raise RefusedError("unknown_queue", "these queues no longer exist")
         core.state.batch.replies.append((reply, len(known)))
@@ -237,7 +237,7 @@ async def remove_queues(
     done, refused = 0, []
     for name in names:
         try:
-            await context.engine.run(operations.remove_queue, entry, name)
+            await context.engine.run(queue_operations.remove_queue, entry, name)
             done += 1
         except RefusedError as error:
             refused.append(str(error))

@@ -30,7 +30,7 @@ from phpmq_lite.admin.monitoring.health import run_checks
 from phpmq_lite.admin.monitoring.system_view import read_certificates
 from phpmq_lite.admin.resource import Api, Page, Resource, check_reason
 from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
 from phpmq_lite.storage.integrity.startup import Start, StoredStarts
@@ -270,7 +270,7 @@ async def submit_dismissal(request: web.Request) -> web.StreamResponse:
         raise Problem(404, "unknown_start", f"There is no start {number}.", field="start")
     entry = audit_entry(request, target=number)
     rows = [DismissStartReport(entry.actor, int(number))]
-    await context.engine.run(operations.write, entry, rows)
+    await context.engine.run(queue_operations.write, entry, rows)
     raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("overview")))
 
 
@@ -311,7 +311,7 @@ async def submit_drain(request: web.Request) -> web.StreamResponse:
     if stop is None:
         raise Problem(503, "no_drain", "This broker cannot be stopped from here.")
     entry = audit_entry(request, target="broker", reason=form.reason())
-    await context.engine.run(operations.record_only, entry, 1)
+    await context.engine.run(queue_operations.record_only, entry, 1)
     context.sessions.store_message(
         request, "The broker is draining: it accepts nothing new and stops soon."
     )

@@ -20,7 +20,7 @@ from phpmq_lite.admin.monitoring.feed_viewers import FEED, feed_key
 from phpmq_lite.admin.monitoring.live_feeds import STREAMS, FeedState
 from phpmq_lite.admin.views import bodies
 from phpmq_lite.admin.views.rendering import collect_in_slices, render_page
-from phpmq_lite.broker.lifecycle import Event
+from phpmq_lite.broker.state_table import StateEvent
 from phpmq_lite.model import Batch, CopiedRows, Message, State
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.activity import MessageEvent, MessagePreview, RecentActivity
@@ -44,7 +44,7 @@ _OUTCOMES: Final[dict[int, str]] = {
     State.DELETED: "delete",
 }
 _TOLD_TWICE: Final = {"redriven"}  # reasons of a deletion that an event tells too
-_WAYS: Final = {Event.FORWARD, Event.MOVE, Event.PLACE}  # detail: "orders to mail"
+_WAYS: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # detail: "orders to mail"
 
 
 @dataclass(slots=True, frozen=True)
@@ -130,7 +130,7 @@ class QueueTail(FeedState):
         dead = {seq for (outcome, _), seqs in batch.settled.items() if outcome == State.DEAD
                 for seq in seqs}  # fmt: skip
         for happening in _read_events(batch.events):
-            if happening.kind != Event.DEAD_LETTER or happening.seq not in dead:
+            if happening.kind != StateEvent.DEAD_LETTER or happening.seq not in dead:
                 self._add_if_ours(happening)
         for (outcome, reason), seqs in batch.settled.items():
             if reason not in _TOLD_TWICE or outcome != State.DELETED:

@@ -6,7 +6,7 @@ from typing import Final
 
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.formats import client_name
-from phpmq_lite.broker.lifecycle import Event
+from phpmq_lite.broker.state_table import StateEvent
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_message_id
 
@@ -39,10 +39,10 @@ class RelatedMessage:
 
 
 _TITLES: Final[dict[str, tuple[str, str]]] = {
-    Event.REQUEUE: ("Requeued to the end of its queue", "ready"),
-    Event.RETURN: ("Returned to its position", "ready"),
-    Event.FORWARD: ("Forwarded", "ready"),
-    Event.DEAD_LETTER: ("Dead-letter record written", "dead"),
+    StateEvent.REQUEUE: ("Requeued to the end of its queue", "ready"),
+    StateEvent.RETURN: ("Returned to its position", "ready"),
+    StateEvent.FORWARD: ("Forwarded", "ready"),
+    StateEvent.DEAD_LETTER: ("Dead-letter record written", "dead"),
     "release": ("Released to its position", "ready"),
     "move": ("Moved", "ready"),
     "place": ("Put back", "ready"),

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
-from phpmq_lite.broker import dead_letters, deadlines, transitions
+from phpmq_lite.broker import dead_letters, transitions, ttl
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit, redrive
 from phpmq_lite.broker.queue import Queue
@@ -266,7 +266,7 @@ class MessageAction:
         if deadline_ms is not None and deadline_ms <= state.now.steady_ms:
             if self._options.ttl_s is None:
                 return "deadline passed"
-            ttl_s, deadline_ms = deadlines.deadline_of(self._options.ttl_s, state.now.steady_ms)
+            ttl_s, deadline_ms = ttl.deadline_of(self._options.ttl_s, state.now.steady_ms)
         made = transitions.restore(state, old, body, queue, ttl_s, deadline_ms)
         self._changed_queues[queue.queue_id] = queue
         self.outcome.new_ids[old.seq] = made.message_id.decode()
@@ -332,7 +332,7 @@ ActOnRow = Callable[
 CountPage = Callable[[int, bool], None]  # how many of a page were done; is it the last?
 
 
-class QueueSweep:
+class WholeQueueAction:
     """One action on the messages of a queue; ``reply`` gets their number."""
 
     def __init__(
@@ -407,7 +407,7 @@ def sweep_purge(
         transitions.delete(state, message, "purge")
         return True
 
-    QueueSweep(state, queue, delete, reply, note, limit=limit)
+    WholeQueueAction(state, queue, delete, reply, note, limit=limit)
 
 
 def sweep_redrive(
@@ -448,7 +448,7 @@ def sweep_redrive(
         target_queue = None if target_id is None else state.by_id.get(target_id)
         redrive.read_in_background(state, page, target_queue, reads, resume)
 
-    QueueSweep(state, queue, redrive_one, reply, note, limit=limit, read_ahead=read_ahead)
+    WholeQueueAction(state, queue, redrive_one, reply, note, limit=limit, read_ahead=read_ahead)
 
 
 def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:

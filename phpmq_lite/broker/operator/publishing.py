@@ -9,7 +9,14 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Inspection, Message, Reply, RowsRequest, Validated
+from phpmq_lite.model import (
+    AuditEntry,
+    EnvelopeInspection,
+    Message,
+    Reply,
+    RowsRequest,
+    ValidatedPublish,
+)
 from phpmq_lite.writes import LinkMessages
 
 NewMessage = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default, 0: never expires
@@ -38,7 +45,7 @@ def publish(
     key: bytes | None = None,
     source: tuple[int, str] | None = None,
     create: bool = True,
-    validated: Mapping[int, Validated] | None = None,
+    validated: Mapping[int, ValidatedPublish] | None = None,
 ) -> None:
     """Store messages at the end of a queue, all or none.  Replies with ``Published``.
 
@@ -87,12 +94,15 @@ def publish(
 
 
 def _validate_inline(
-    core: Broker, queue: Queue, messages: Sequence[NewMessage], validated: Mapping[int, Validated]
-) -> list[Inspection | None] | None:
+    core: Broker,
+    queue: Queue,
+    messages: Sequence[NewMessage],
+    validated: Mapping[int, ValidatedPublish],
+) -> list[EnvelopeInspection | None] | None:
     """Validate contents if the queue does; None: too large for this batch, use a thread."""
     if not queue.validates:
         return [None] * len(messages)
-    found: list[Inspection | None] = []
+    found: list[EnvelopeInspection | None] = []
     for at, (body, _) in enumerate(messages):
         inspection = validation.validate(core.state, queue, body, validated.get(at))
         if inspection is None:
@@ -105,7 +115,7 @@ def _invalid_reasons(
     core: Broker,
     queue: Queue,
     messages: Sequence[NewMessage],
-    inspections: Sequence[Inspection | None],
+    inspections: Sequence[EnvelopeInspection | None],
 ) -> dict[int, str]:
     """Return the reasons of the invalid messages, by index in the list.
 
@@ -137,7 +147,7 @@ def _validate_in_background(
         for at, (body, _) in enumerate(messages)
     }
 
-    def resume(validated: dict[int, Validated]) -> None:
+    def resume(validated: dict[int, ValidatedPublish]) -> None:
         try:
             again(validated=validated)
         except RefusedError as error:

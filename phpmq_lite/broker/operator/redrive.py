@@ -7,7 +7,7 @@ from typing import Final
 from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
-from phpmq_lite.model import Inspection, Message, State, Validated
+from phpmq_lite.model import EnvelopeInspection, Message, State, ValidatedPublish
 from phpmq_lite.queue_settings import home_of
 
 
@@ -17,7 +17,7 @@ class RedriveContent:
 
     origin: str | None  # the queue that the record names
     content: bytes  # as it is published again
-    validated: Validated | None  # None: its queue did not validate at that time
+    validated: ValidatedPublish | None  # None: its queue did not validate at that time
 
 
 NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # nothing was read in advance
@@ -29,7 +29,7 @@ class RedriveDestination:
 
     queue: Queue
     content: bytes
-    inspection: Inspection | None  # None: inspected when it is stored
+    inspection: EnvelopeInspection | None  # None: inspected when it is stored
 
     @property
     def poison(self) -> str | None:

@@ -10,10 +10,10 @@ from typing import Final
 
 from phpmq_lite.broker import transitions
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.lifecycle import Event, next_state
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.pipeline.state import Subscription
 from phpmq_lite.broker.queue import SUBSCRIPTION, Queue
+from phpmq_lite.broker.state_table import StateEvent, next_state
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply, State
@@ -22,8 +22,8 @@ from phpmq_lite.queue_settings import name_problem
 CLAIM_SLICE: Final = 1_000  # rows per batch
 CLAIM_MAX: Final = 100_000  # messages per claim
 
-_CLAIMED: Final = next_state(State.READY, Event.DISPATCH)
-_ACKED: Final = next_state(State.DISPATCHED, Event.ACKNOWLEDGE)
+_CLAIMED: Final = next_state(State.READY, StateEvent.DISPATCH)
+_ACKED: Final = next_state(State.DISPATCHED, StateEvent.ACKNOWLEDGE)
 
 
 def claim(

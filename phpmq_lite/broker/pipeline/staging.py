@@ -14,11 +14,18 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
-from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, Stage, StageQueue, StageWriter
+from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, StageQueue, StageState, StageWriter
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, CopiedRows, EnvelopeInspector, Inspection, Reply, has_room
+from phpmq_lite.model import (
+    AuditEntry,
+    CopiedRows,
+    EnvelopeInspection,
+    EnvelopeInspector,
+    Reply,
+    has_room,
+)
 from phpmq_lite.queue_settings import LONGEST_TTL_S
 from phpmq_lite.writes import (
     CopyStagedRows,
@@ -43,7 +50,7 @@ PUBLISH_BAD_BYTES: Final = 16 << 20  # and bytes of their bodies; these pass thr
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 _MIXED_POLICIES: Final = "several"  # no queue has this policy
 ANY_WRITER: Final = StageWriter()
-_NOT_INDEXED: Final = Inspection((None, None, None, None))
+_NOT_INDEXED: Final = EnvelopeInspection((None, None, None, None))
 
 StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None: default, 0: never expires
 
@@ -55,14 +62,14 @@ class _GivenRow(NamedTuple):
     ttl_s: int | None
 
 
-class Staged(NamedTuple):
+class StagingStatus(NamedTuple):
     """What a token has now."""
 
     rows: int
     bytes: int
 
 
-class PublishedStage(NamedTuple):
+class StagedPublishResult(NamedTuple):
     """Result of a publish."""
 
     published: int  # rows, including quarantined ones
@@ -77,7 +84,7 @@ class PublishedStage(NamedTuple):
 
 def stage(
     core: Broker,
-    reply: Callable[[Staged], None],
+    reply: Callable[[StagingStatus], None],
     entry: AuditEntry,
     token: str,
     rows: Sequence[StagedRow],
@@ -110,7 +117,7 @@ def stage(
         return
     works = [_background_inspection(core, row.queue, row.body) for row in given]
 
-    def resume(found: list[Inspection]) -> None:
+    def resume(found: list[EnvelopeInspection]) -> None:
         try:
             _check_stage(core, entry.actor, token, rows, after)
             _store(core, entry.actor, token, given, found, reply, is_whole=is_whole)
@@ -151,7 +158,7 @@ def _check_stage(
         detail = f"{total} bytes of bodies under {token!r}, the limit is {TOKEN_BYTES}"
         raise RefusedError("too_large", detail)
     names = len({row[0] for row in rows})  # some of them may be counted already
-    bounds: tuple[tuple[str, int, int, int, Callable[[Stage], int]], ...] = (
+    bounds: tuple[tuple[str, int, int, int, Callable[[StageState], int]], ...] = (
         ("tokens", len(staging.stages), int(known is None), TOKENS, lambda _: 1),
         ("bytes", staging.bytes, size, STAGED_BYTES, lambda stage: stage.bytes),
         ("rows", staging.rows, len(rows), STAGED_ROWS, lambda stage: stage.rows),
@@ -179,7 +186,7 @@ def _get_or_create_queues(core: Broker, names: Sequence[str], creator: str) -> d
     return {name: queue for name, queue in found.items() if queue is not None}
 
 
-def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> Inspection:
+def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> EnvelopeInspection:
     """Inspect a content as ``transitions.publish`` does."""
     if (
         envelopes is None
@@ -189,7 +196,7 @@ def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> 
     ):
         return _NOT_INDEXED
     indexed = envelopes.index(body)
-    return _NOT_INDEXED if indexed is None else Inspection(indexed)
+    return _NOT_INDEXED if indexed is None else EnvelopeInspection(indexed)
 
 
 def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:
@@ -205,7 +212,7 @@ def _store(
     actor: str,
     token: str,
     rows: Sequence[_GivenRow],
-    inspections: Sequence[Inspection],
+    inspections: Sequence[EnvelopeInspection],
     reply: Reply,
     *,
     is_whole: bool,
@@ -214,7 +221,7 @@ def _store(
     writes = state.batch.writes
     stage = staging.stages.get(token)
     if stage is None:
-        stage = staging.stages[token] = Stage(
+        stage = staging.stages[token] = StageState(
             staging.next_id, token, state.now.steady_ms + STAGE_KEPT_MS, actor=actor
         )
         staging.next_id += 1
@@ -248,7 +255,7 @@ def _store(
             part.min_ttl_s, part.policy,
         ))  # fmt: skip
     writes.append(UpdateStage(stage.rows, stage.bytes, int(is_whole), stage.stage_id))
-    state.batch.replies.append((reply, Staged(stage.rows, stage.bytes)))
+    state.batch.replies.append((reply, StagingStatus(stage.rows, stage.bytes)))
 
 
 def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
@@ -294,7 +301,7 @@ def unstage(
     answers.append((reply, count))
 
 
-def _foreign_queue(core: Broker, writer: StageWriter, stage: Stage) -> str | None:
+def _foreign_queue(core: Broker, writer: StageWriter, stage: StageState) -> str | None:
     """Return a queue of a token that the writer may not use, or None."""
     for queue_id in stage.queues:
         queue = core.state.by_id.get(queue_id)
@@ -337,7 +344,7 @@ class _StagedPublish:
             app_ids.record_use(state, self.writer, self.app_id)
             unstage(core, lambda _count: None, self.entry, self.tokens, writer=self.writer)
             audit.record(core, self.entry, 0)
-            state.batch.replies.append((self.reply, PublishedStage(0, True, 0)))
+            state.batch.replies.append((self.reply, StagedPublishResult(0, True, 0)))
             return
         unfinished = core.staging.unfinished(self.app_id)
         rest = unfinished.get(self.version)
@@ -368,7 +375,7 @@ class _StagedPublish:
         except RefusedError as error:
             self.core.state.batch.replies.append((self.reply, error))
 
-    def _stages(self) -> list[Stage]:
+    def _stages(self) -> list[StageState]:
         stages = []
         for token in dict.fromkeys(self.tokens):
             stage = self.core.staging.stages.get(token)
@@ -379,7 +386,7 @@ class _StagedPublish:
             stages.append(stage)
         return stages
 
-    def _check_rights(self, stages: Sequence[Stage]) -> None:
+    def _check_rights(self, stages: Sequence[StageState]) -> None:
         for stage in stages:
             foreign = _foreign_queue(self.core, self.writer, stage)
             if foreign is not None:
@@ -422,10 +429,10 @@ class _StagedPublish:
 
     def _store(
         self,
-        stages: list[Stage],
+        stages: list[StageState],
         parts: dict[int, StageQueue],
         queues: dict[int, Queue],
-        whole: list[Stage],
+        whole: list[StageState],
     ) -> None:
         """Publish ``stages``, the first of ``whole``; the others wait for the next call."""
         core, state = self.core, self.core.state
@@ -435,7 +442,7 @@ class _StagedPublish:
         for row in self.bad:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
             made = None if record is None else (record_id, record)
-            inspection = Inspection(tuple(indexed), reason, detail or "", made)
+            inspection = EnvelopeInspection(tuple(indexed), reason, detail or "", made)
             transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, inspection)
         first = state.next_number
         for stage in stages:
@@ -456,10 +463,10 @@ class _StagedPublish:
             state, self.writer, self.app_id, version, total, is_single=self.is_single
         )
         audit.record(core, self.entry, total)
-        done = PublishedStage(total, False, len(self.bad), remaining, is_resumed)
+        done = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)
         state.batch.replies.append((self.reply, done))
 
-    def _copy(self, stage: Stage, client: int) -> None:
+    def _copy(self, stage: StageState, client: int) -> None:
         """Copy the valid rows to messages in the writer; other numbers stay unused."""
         state = self.core.state
         first, state.next_number = state.next_number, state.next_number + stage.rows
@@ -484,7 +491,7 @@ class _StagedPublish:
             state.needs_dispatch[queue.queue_id] = queue
 
 
-def _first_stages(stages: Sequence[Stage]) -> list[Stage]:
+def _first_stages(stages: Sequence[StageState]) -> list[StageState]:
     """Return as many tokens from the front as fit in one publish, but at least one."""
     sums = (0, 0, 0, 0)
     for count, stage in enumerate(stages):
@@ -494,7 +501,7 @@ def _first_stages(stages: Sequence[Stage]) -> list[Stage]:
     return list(stages)
 
 
-def _check_bounds(stages: Sequence[Stage]) -> None:
+def _check_bounds(stages: Sequence[StageState]) -> None:
     sums = (0, 0, 0, 0)
     for stage in stages:
         sums = _add_sums(sums, stage)
@@ -505,7 +512,7 @@ def _check_bounds(stages: Sequence[Stage]) -> None:
 _RowSums = tuple[int, int, int, int]  # rows and bytes, and those of bad rows
 
 
-def _add_sums(sums: _RowSums, stage: Stage) -> _RowSums:
+def _add_sums(sums: _RowSums, stage: StageState) -> _RowSums:
     rows, size, bad, bad_size = sums
     bad += sum(part.bad_rows for part in stage.queues.values())
     bad_size += sum(part.bad_bytes for part in stage.queues.values())
@@ -528,7 +535,7 @@ def _limit_error(sums: _RowSums) -> RefusedError | None:
     return None
 
 
-def _queue_sums(stages: Sequence[Stage]) -> dict[int, StageQueue]:
+def _queue_sums(stages: Sequence[StageState]) -> dict[int, StageQueue]:
     """Return the sums of what tokens have, by queue."""
     sums: dict[int, StageQueue] = {}
     for stage in stages:
@@ -545,7 +552,7 @@ def _queue_sums(stages: Sequence[Stage]) -> dict[int, StageQueue]:
     return sums
 
 
-def _has_invalid_rows(stage: Stage) -> bool:
+def _has_invalid_rows(stage: StageState) -> bool:
     return any(part.bad_rows for part in stage.queues.values())
 
 
@@ -555,7 +562,7 @@ def _json(spans: list[list[int]]) -> str:
 
 def publish_staged(
     core: Broker,
-    reply: Callable[[PublishedStage], None],
+    reply: Callable[[StagedPublishResult], None],
     entry: AuditEntry,
     app_id: str,
     version: int,

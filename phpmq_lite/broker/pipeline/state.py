@@ -148,7 +148,7 @@ class StageQueue:
 
 
 @dataclass(slots=True)
-class Stage:
+class StageState:
     """The rows staged under one token."""
 
     stage_id: int
@@ -178,7 +178,7 @@ class StageWriter:
 
 
 @dataclass(slots=True)
-class AppId:
+class KnownAppId:
     """What is known about an app_id."""
 
     version: int  # the highest one that was published
@@ -187,7 +187,7 @@ class AppId:
     is_single: bool = False  # for one publish: forgetting it cannot store anything twice
 
 
-class AppIds:
+class KnownAppIds:
     """The highest version of each app_id, and its owner.
 
     The table ``published`` is the source of truth; this is its copy.  Forgetting an app_id ends
@@ -195,15 +195,15 @@ class AppIds:
     """
 
     def __init__(self, stored: PipelineRows) -> None:
-        self.known: dict[str, AppId] = {}
+        self.known: dict[str, KnownAppId] = {}
         # By owner, for several publishes and for one; least recently used first.
-        self._groups: dict[tuple[str | None, bool], dict[str, AppId]] = defaultdict(dict)
+        self._groups: dict[tuple[str | None, bool], dict[str, KnownAppId]] = defaultdict(dict)
         for app_id, version, owner, used_ms, is_single in stored.published:
-            self._put(app_id, AppId(version, owner, used_ms, bool(is_single)))
+            self._put(app_id, KnownAppId(version, owner, used_ms, bool(is_single)))
 
     def check(
         self, writer: StageWriter, app_id: str, now_ms: int, *, is_single: bool
-    ) -> AppId | None:
+    ) -> KnownAppId | None:
         """Return what is known about an app_id, None for a new one.
 
         Raises:
@@ -234,7 +234,7 @@ class AppIds:
         """Store a published version."""
         known, now_ms = self.known.get(app_id), state.now.steady_ms
         owner = (known.owner if known else None) or writer.owner or None
-        made = AppId(version, owner, now_ms, known.is_single if known else is_single)
+        made = KnownAppId(version, owner, now_ms, known.is_single if known else is_single)
         self._make_room(state, owner, now_ms, is_single=made.is_single)
         self._put(app_id, made)
         state.batch.writes.append(RecordPublishedVersion(
@@ -259,7 +259,7 @@ class AppIds:
             self._check_room(owner, state.now.steady_ms)
         self._move(state, app_id, owner)
 
-    def _put(self, app_id: str, made: AppId) -> None:
+    def _put(self, app_id: str, made: KnownAppId) -> None:
         self._take(app_id)
         self.known[app_id] = self._groups[made.owner, made.is_single][app_id] = made
 
@@ -270,7 +270,7 @@ class AppIds:
 
     def _move(self, state: BrokerState, app_id: str, owner: str | None) -> None:
         known, now_ms = self.known[app_id], state.now.steady_ms
-        self._put(app_id, AppId(known.version, owner, now_ms, known.is_single))
+        self._put(app_id, KnownAppId(known.version, owner, now_ms, known.is_single))
         state.batch.writes.append(RecordAppIdUse(owner, now_ms, app_id))
 
     def _check_room(self, owner: str | None, now_ms: int) -> None:
@@ -305,13 +305,15 @@ class StagingArea:
     """
 
     def __init__(self, stored: PipelineRows) -> None:
-        self.stages: dict[str, Stage] = {}
-        self.sealed: dict[str, dict[int, list[Stage]]] = {}
+        self.stages: dict[str, StageState] = {}
+        self.sealed: dict[str, dict[int, list[StageState]]] = {}
         self.next_id = stored.next_stage_id
-        by_id: dict[int, Stage] = {}
+        by_id: dict[int, StageState] = {}
         sealed = []
         for stage_id, token, until_ms, rows, size in stored.staged:
-            stage = by_id[stage_id] = Stage(stage_id, token, until_ms, rows, size, is_whole=True)
+            stage = by_id[stage_id] = StageState(
+                stage_id, token, until_ms, rows, size, is_whole=True
+            )
             if " " in token:
                 sealed.append(stage)
             else:
@@ -324,7 +326,7 @@ class StagingArea:
         self.bytes = sum(stage.bytes for stage in by_id.values())
         self.rows = sum(stage.rows for stage in by_id.values())
         self.parts = sum(len(stage.queues) for stage in by_id.values())
-        self.app_ids = AppIds(stored)
+        self.app_ids = KnownAppIds(stored)
 
     @property
     def due_ms(self) -> int | None:
@@ -345,11 +347,13 @@ class StagingArea:
                 if rest[0].until_ms <= now_ms:
                     self.unseal(state, app_id, version, len(rest))
 
-    def unfinished(self, app_id: str) -> dict[int, list[Stage]]:
+    def unfinished(self, app_id: str) -> dict[int, list[StageState]]:
         """Return the remaining tokens of partial publishes, by version."""
         return self.sealed.get(_key(app_id), {}) if self.sealed else {}
 
-    def seal(self, state: BrokerState, app_id: str, version: int, rest: Sequence[Stage]) -> None:
+    def seal(
+        self, state: BrokerState, app_id: str, version: int, rest: Sequence[StageState]
+    ) -> None:
         """Keep tokens as the rest of a partial publish; no client can drop or publish them."""
         key, until_ms = _key(app_id), state.now.steady_ms + APP_ID_KEPT_MS
         for number, stage in enumerate(rest):
@@ -378,7 +382,7 @@ class StagingArea:
         self._remove(state, stage)
         return True
 
-    def _remove(self, state: BrokerState, stage: Stage) -> None:
+    def _remove(self, state: BrokerState, stage: StageState) -> None:
         self.bytes -= stage.bytes
         self.rows -= stage.rows
         self.parts -= len(stage.queues)

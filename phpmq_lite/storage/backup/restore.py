@@ -20,7 +20,7 @@ from typing import Final
 
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Now
+from phpmq_lite.model import ClockReading
 from phpmq_lite.storage import migrate
 from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_file, sync_folder
 from phpmq_lite.storage.backup.backups import check_space
@@ -224,7 +224,7 @@ def _start_once(database: Path, migrations: Path) -> list[str]:
         store.configure(_CACHE_BYTES)
         applied = migrate.migrate(connection, migrations)
         now_ms = time_ns() // 1_000_000
-        stored = store.recover(Now(now_ms, now_ms), 0, 0)
+        stored = store.recover(ClockReading(now_ms, now_ms), 0, 0)
         for _ in stored.receipts:
             pass
         store.checkpoint("TRUNCATE")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Recovered
+from phpmq_lite.model import RecoveredState
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.integrity.seal import break_seal, checksum_of
@@ -161,7 +161,7 @@ class StartRecorder:
         self.report.expired = sum(count for _, count in late)
         self.report.expired_by_queue = {name or "?": count for name, count in late[:QUEUES_NAMED]}
 
-    def note_recovered(self, stored: Recovered, now_ms: int) -> None:
+    def note_recovered(self, stored: RecoveredState, now_ms: int) -> None:
         """Record what was recovered into memory."""
         report = self.report
         report.queues = len(stored.queues)

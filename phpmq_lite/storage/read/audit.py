@@ -1,6 +1,6 @@
 """The audit log, read for pages: newest first, filtered, with a cursor.
 
-Its rows are written in the transaction of the change (``broker/operator/operations.py``).
+Its rows are written in the transaction of the change (``broker/operator/queue_operations.py``).
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
-from phpmq_lite.model import Now
+from phpmq_lite.model import ClockReading
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.integrity.seal import LiveSeal
 from phpmq_lite.storage.sqlite_errors import translate_errors, translate_file_errors
@@ -36,7 +36,7 @@ class WriterMaintenance:
         database: Path,
         bounds: RetentionBounds,
         wal_limit_bytes: int,
-        counters: Callable[[Now], Mapping[str, int]],
+        counters: Callable[[ClockReading], Mapping[str, int]],
         space: DiskSpace | None = None,
         live_seal: LiveSeal | None = None,
     ) -> None:
@@ -50,7 +50,7 @@ class WriterMaintenance:
         self._retention_due_ms = 0  # steady
         self._clock_due_ms = 0  # steady
 
-    def __call__(self, store: Store, now: Now, is_idle: bool) -> bool:
+    def __call__(self, store: Store, now: ClockReading, is_idle: bool) -> bool:
         """Do what is due; return True if more is to be done soon.
 
         Raises:
@@ -70,7 +70,7 @@ class WriterMaintenance:
             return has_more
         return False
 
-    def _step(self, store: Store, now: Now, is_idle: bool) -> bool:
+    def _step(self, store: Store, now: ClockReading, is_idle: bool) -> bool:
         if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
             self._checkpoint(store, is_idle)
             self._clock_due_ms = 0

@@ -16,14 +16,14 @@ from typing import Any, Final
 from phpmq_lite.errors import NotWritableError, StartRefusedError, StorageFullError
 from phpmq_lite.model import (
     Batch,
-    Loaded,
+    ClockReading,
+    LoadedRows,
     Message,
-    Now,
     PageKind,
     PageRequest,
     PipelineRows,
     QueueRow,
-    Recovered,
+    RecoveredState,
     RowsRequest,
     WindowRequest,
     checksum,
@@ -123,7 +123,9 @@ class Store:
         self.execute(f"PRAGMA cache_size=-{cache_bytes // 1024}")
         self.connection.create_function("checksum", 2, checksum, deterministic=True)
 
-    def recover(self, now: Now, receipt_window_ms: int, receipt_limit: int) -> Recovered:
+    def recover(
+        self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
+    ) -> RecoveredState:
         """Release messages that connections held, and read what the core keeps in memory."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
@@ -133,7 +135,7 @@ class Store:
         execute(sql["interrupt_audit"])
         execute(sql["delete_forgotten_queues"])
         execute("COMMIT")
-        return Recovered(
+        return RecoveredState(
             queues=[_queue_row(row) for row in execute(sql["queues"])],
             receipts=self._receipts(now.steady_ms - receipt_window_ms, receipt_limit),
             counters=self.counters(),
@@ -170,7 +172,7 @@ class Store:
 
     # -- one batch
 
-    def commit(self, batch: Batch) -> Loaded | None:
+    def commit(self, batch: Batch) -> LoadedRows | None:
         """Store a batch in one transaction, then load what it requests.
 
         Raises:
@@ -208,7 +210,7 @@ class Store:
             raise
         return True
 
-    def end(self, batch: Batch) -> Loaded | None:
+    def end(self, batch: Batch) -> LoadedRows | None:
         """Commit the transaction of ``begin``, then load what the batch requests.
 
         Raises:
@@ -235,8 +237,8 @@ class Store:
 
     # -- loading
 
-    def _load(self, batch: Batch) -> Loaded:
-        loaded = Loaded()
+    def _load(self, batch: Batch) -> LoadedRows:
+        loaded = LoadedRows()
         for request in batch.windows:
             loaded.windows.append(self._window(request))
         for page_request in batch.pages:

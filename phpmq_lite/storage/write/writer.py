@@ -17,7 +17,7 @@ from phpmq_lite.errors import (
     StorageError,
     StorageFullError,
 )
-from phpmq_lite.model import Batch, Loaded, Now
+from phpmq_lite.model import Batch, ClockReading, LoadedRows
 from phpmq_lite.storage.data_folder import OpenedFiles
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite_errors import translate_errors
@@ -56,7 +56,9 @@ class Writer:
         self.path = path
         self.space = space or DiskSpace(path.parent)
         self.files = OpenedFiles(path)
-        self.maintenance: Callable[[Store, Now, bool], bool] = lambda _store, _now, _is_idle: False
+        self.maintenance: Callable[[Store, ClockReading, bool], bool] = (
+            lambda _store, _now, _is_idle: False
+        )
         self._on_fatal = on_fatal
         self._failed: Fatal | None = None  # then nothing more is written: no second fsync
         self._connection: _DirectConnection | None = None
@@ -84,7 +86,7 @@ class Writer:
         """Whether the WAL is long enough for a checkpoint."""
         return self._store is not None and self._store.wal_bytes >= LONG_WAL_BYTES
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store a batch as it is now and load what it requests; the batch may change afterwards.
 
         The statements of a short batch are executed here, and only its COMMIT, which waits for the
@@ -120,7 +122,7 @@ class Writer:
 
     def _store_with_retry(
         self, store: Store, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
-    ) -> Loaded | None:
+    ) -> LoadedRows | None:
         """Store a batch; retry while it is known that nothing of it is stored."""
         while True:
             try:
@@ -136,7 +138,7 @@ class Writer:
 
     def _commit_in_loop(
         self, store: Store, steps: Sequence[Step], batch: Batch
-    ) -> asyncio.Future[Loaded | None]:
+    ) -> asyncio.Future[LoadedRows | None]:
         """Commit in the event loop's thread, which is idle: two thread switches less.
 
         1.2 times the confirmed messages/s of 8 publishers that wait for each receipt.
@@ -149,13 +151,13 @@ class Writer:
         except OutcomeUnknownError as error:
             self._fail(error)
             raise
-        done: asyncio.Future[Loaded | None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
         done.set_result(loaded)
         return done
 
     def _commit_in_thread(
         self, steps: Sequence[Step], batch: Batch
-    ) -> asyncio.Future[Loaded | None]:
+    ) -> asyncio.Future[LoadedRows | None]:
         """Commit a batch in the thread, and wait until the thread has begun.
 
         Otherwise the event loop would continue with the next batch and keep the interpreter for up
@@ -164,7 +166,7 @@ class Writer:
         begun = Lock()
         begun.acquire()
 
-        def end(store: Store) -> Loaded | None:
+        def end(store: Store) -> LoadedRows | None:
             begun.release()
             return self._store_with_retry(store, steps, batch, has_begun=True)
 
@@ -224,7 +226,7 @@ class Writer:
         """Store where the clocks are after a jump, before the batches that follow."""
         return self.start(lambda store: note_clock(store.connection, counters, has_jumped=True))
 
-    async def maintain(self, now: Now, *, is_idle: bool) -> bool:
+    async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
         """Run ``maintenance`` in the thread; return True if it should run again soon."""
         return await self.run(lambda store: self.maintenance(store, now, is_idle))
 

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from phpmq_lite.broker.broker import Result
-from phpmq_lite.broker.operator.operations import create_queue
+from phpmq_lite.broker.broker import CommandResult
+from phpmq_lite.broker.operator.queue_operations import create_queue
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Limits, Loaded, Message, State
+from phpmq_lite.model import AuditEntry, Limits, LoadedRows, Message, State
 from phpmq_lite.writes import EraseBody
 from tests.support.core_rig import (
     STEADY_MS,
@@ -86,7 +86,7 @@ def test_credit_of_zero_without_a_consumer_changes_nothing() -> None:
     rig = CoreRig()
     one = rig.connect()
     assert rig.begin() is not None
-    assert rig.core.consume(one, "orders", 0) is Result.DONE
+    assert rig.core.consume(one, "orders", 0) is CommandResult.DONE
     assert rig.finish().sends == {}
 
 
@@ -94,7 +94,7 @@ def test_consumer_of_one_queue_too_many_is_closed() -> None:
     rig = CoreRig(Limits(queues=1))
     worker = rig.consumer("orders")
     rig.begin()
-    assert rig.core.consume(worker, "mails", 1) is Result.CLOSE
+    assert rig.core.consume(worker, "mails", 1) is CommandResult.CLOSE
 
 
 # -- redelivery
@@ -232,10 +232,10 @@ def test_message_is_acknowledged_once() -> None:
     [held] = held_by(rig, worker, b"a")
     rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     rig.begin()
-    assert rig.core.acknowledge(worker, "orders", held.message_id) is Result.LOAD
+    assert rig.core.acknowledge(worker, "orders", held.message_id) is CommandResult.LOAD
     assert rig.finish().seqs == {1}
-    rig.begin(Loaded(by_seq={1: None}))
-    assert rig.core.acknowledge(worker, "orders", held.message_id) is Result.DONE
+    rig.begin(LoadedRows(by_seq={1: None}))
+    assert rig.core.acknowledge(worker, "orders", held.message_id) is CommandResult.DONE
     assert outcomes(rig.finish()) == {}
     assert rig.core.ignored == {"settled": 1}
     assert rig.queue().row.live_count == 0
@@ -263,9 +263,9 @@ def test_id_that_is_none_or_never_was_is_ignored_without_a_look_at_the_disk() ->
     ]  # fmt: skip
     rig.begin()
     for message_id in strange:
-        assert rig.core.acknowledge(worker, "orders", message_id) is Result.DONE
-        assert rig.core.requeue(worker, "orders", message_id, 0) is Result.DONE
-        assert rig.core.dead_letter(worker, "orders", message_id) is Result.DONE
+        assert rig.core.acknowledge(worker, "orders", message_id) is CommandResult.DONE
+        assert rig.core.requeue(worker, "orders", message_id, 0) is CommandResult.DONE
+        assert rig.core.dead_letter(worker, "orders", message_id) is CommandResult.DONE
     batch = rig.finish()
     assert (outcomes(batch), batch.changed, batch.loads) == ({}, {}, False)
     assert rig.core.ignored == {"unknown": 3 * len(strange)}
@@ -277,12 +277,14 @@ def test_message_on_disk_is_loaded_before_it_is_acknowledged() -> None:
     rig.publish(b"a", by=one)
     row = message(1)
     rig.begin()
-    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD
+    assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.LOAD
     rig.core.preload([row.message_id, b"x" * 32, b"f" * 32])
     assert rig.finish().seqs == {1}
-    rig.begin(Loaded(by_seq={1: row}))
-    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.DONE
-    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD  # it has gone since
+    rig.begin(LoadedRows(by_seq={1: row}))
+    assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.DONE
+    assert (
+        rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.LOAD
+    )  # it has gone since
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
     assert rig.queue().row.live_count == 0
 
@@ -296,12 +298,12 @@ def test_named_message_that_came_with_a_page_is_acknowledged_once() -> None:
     one = rig.connect()
     rig.publish(b"a", by=one)
     page, named = message(1, body=b"a"), message(1)
-    rig.begin(Loaded(by_seq={1: named}))
+    rig.begin(LoadedRows(by_seq={1: named}))
     rig.core.consume(one, "orders", 5)
     rig.finish()
-    rig.begin(Loaded(windows=[(1, [page], True)], by_seq={1: named}))
-    assert rig.core.acknowledge(one, "orders", page.message_id) is Result.DONE
-    assert rig.core.acknowledge(one, "orders", page.message_id) is Result.LOAD
+    rig.begin(LoadedRows(windows=[(1, [page], True)], by_seq={1: named}))
+    assert rig.core.acknowledge(one, "orders", page.message_id) is CommandResult.DONE
+    assert rig.core.acknowledge(one, "orders", page.message_id) is CommandResult.LOAD
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
     assert rig.queue().row.live_count == 0
 
@@ -312,8 +314,8 @@ def test_named_message_that_is_due_expires_and_is_not_acknowledged_too() -> None
     rig.publish(b"a", by=one, ttl_s=1)
     rig.advance(1)
     due, named = (message(1, deadline_ms=STEADY_MS + 1_000) for _ in "12")
-    rig.begin(Loaded(by_seq={1: named}, due=[due], has_due=True))
-    assert rig.core.acknowledge(one, "orders", due.message_id) is Result.LOAD
+    rig.begin(LoadedRows(by_seq={1: named}, due=[due], has_due=True))
+    assert rig.core.acknowledge(one, "orders", due.message_id) is CommandResult.LOAD
     assert outcomes(rig.finish()) == {(State.EXPIRED, None): [1]}
     assert rig.queue().row.live_count == 0
 
@@ -323,12 +325,12 @@ def test_named_message_that_was_requeued_can_be_acknowledged_in_the_same_batch()
     one = rig.connect()
     rig.publish(b"a", by=one)
     row = message(1)
-    rig.begin(Loaded(by_seq={1: row}))
-    assert rig.core.requeue(one, "orders", row.message_id, 0) is Result.DONE
-    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.LOAD
+    rig.begin(LoadedRows(by_seq={1: row}))
+    assert rig.core.requeue(one, "orders", row.message_id, 0) is CommandResult.DONE
+    assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.LOAD
     rig.finish()
-    rig.begin(Loaded(by_seq={1: message(1, position=2)}))
-    assert rig.core.acknowledge(one, "orders", row.message_id) is Result.DONE
+    rig.begin(LoadedRows(by_seq={1: message(1, position=2)}))
+    assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.DONE
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
 
 
@@ -371,7 +373,7 @@ def test_requeue_of_what_nobody_holds_is_not_charged() -> None:
 # -- confirmed publishing
 
 
-def publish(rig: CoreRig, by: Connection, body: bytes, key: bytes | None) -> Result:
+def publish(rig: CoreRig, by: Connection, body: bytes, key: bytes | None) -> CommandResult:
     return rig.core.publish(by, "orders", body, None, key)
 
 
@@ -428,7 +430,7 @@ def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
     rig.begin()
     made = [rig.core.publish(stranger, f"q{n}", b"", None, None) for n in range(50)]
     rig.finish()
-    assert made.count(Result.DONE) == 40  # alone: all
+    assert made.count(CommandResult.DONE) == 40  # alone: all
     for name, count in (("anna", 5), ("bert", 3), ("carl", 1)):
         for number in range(count):
             create_queue(rig.core, rig.answers.append, AuditEntry(name, "ui", "", "queue.create"),
@@ -445,9 +447,9 @@ def test_publisher_to_one_queue_too_many_is_closed_or_refused() -> None:
     rig = CoreRig(Limits(queues=1))
     one = rig.connect()
     rig.begin()
-    assert publish(rig, one, b"a", None) is Result.DONE
-    assert rig.core.publish(one, "mails", b"a", None, None) is Result.CLOSE
-    assert rig.core.publish(one, "mails", b"a", None, b"k") is Result.DONE
+    assert publish(rig, one, b"a", None) is CommandResult.DONE
+    assert rig.core.publish(one, "mails", b"a", None, None) is CommandResult.CLOSE
+    assert rig.core.publish(one, "mails", b"a", None, b"k") is CommandResult.DONE
     assert sent_receipts(rig.finish(), one) == [(b"k", "too many queues")]
     assert rig.core.refused == {"too many queues": 2}
 
@@ -461,12 +463,12 @@ def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() ->
     rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
     [held] = held_by(rig, worker, b"a")
     rig.begin()
-    assert publish(rig, one, b"b", None) is Result.PARK
+    assert publish(rig, one, b"b", None) is CommandResult.PARK
     assert rig.finish().to_resume == set()
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert batch.to_resume == {one}
     rig.begin()
-    assert publish(rig, one, b"b", None) is Result.DONE
+    assert publish(rig, one, b"b", None) is CommandResult.DONE
     assert bodies(sent_messages(rig.finish(), worker)) == [b"b"]
 
 

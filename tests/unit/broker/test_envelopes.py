@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from phpmq_lite.broker import dead_letters
-from phpmq_lite.broker.broker import Result
+from phpmq_lite.broker.broker import CommandResult
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Limits, Loaded, Message, State
+from phpmq_lite.model import Limits, LoadedRows, Message, State
 from tests.support.core_rig import (
     CoreRig,
     event_kinds,
@@ -161,7 +161,7 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
     rig.run(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
     publisher = rig.connect()
     rig.begin()
-    assert rig.core.publish(publisher, "orders", BAD, 0, None) is Result.PARK
+    assert rig.core.publish(publisher, "orders", BAD, 0, None) is CommandResult.PARK
     assert rig.finish().created == []
     batch = rig.run(lambda: rig.configure("orders.dlq", {"publishing_paused": False}))
     assert batch.to_resume == {publisher}
@@ -182,7 +182,7 @@ def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:
     publisher = rig.connect()
     large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     rig.begin()
-    assert rig.core.publish(publisher, "orders", large, 0, b"k") is Result.VALIDATE
+    assert rig.core.publish(publisher, "orders", large, 0, b"k") is CommandResult.VALIDATE
     judged: list[Any] = []
     rig.core.validate_in_background("orders", large, judged.append)
     [(work, give)] = rig.finish().background
@@ -208,7 +208,7 @@ def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> N
     rig.run(lambda: rig.configure("orders", {"note": "new"}))
     rig.begin()
     result = rig.core.publish(publisher, "orders", large, 0, None, judged[0])
-    assert result is Result.VALIDATE
+    assert result is CommandResult.VALIDATE
 
 
 # -- publishing without a connection
@@ -273,7 +273,7 @@ def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes])
     assert batch.body_seqs == {held.seq}
     place = 0 if target is None else target.queue_id
     assert batch.record_seqs == {held.seq: (place, place, worker.number)}
-    return rig.run(loaded=Loaded(bodies={held.seq: GOOD}, records={held.seq: list(written)}))
+    return rig.run(loaded=LoadedRows(bodies={held.seq: GOOD}, records={held.seq: list(written)}))
 
 
 def test_bare_006_leaves_a_record_with_a_block() -> None:
@@ -291,7 +291,7 @@ def test_bare_006_of_what_nobody_here_may_change_says_so() -> None:
     worker, held = dispatched(rig)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
-    batch = rig.run(loaded=Loaded(bodies={held.seq: body}))
+    batch = rig.run(loaded=LoadedRows(bodies={held.seq: body}))
     assert outcomes(batch) == {(State.DEAD, "unsupported_schema_version"): [1]}
 
 
@@ -352,7 +352,7 @@ def test_record_of_a_large_message_is_made_in_a_thread() -> None:
     large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     worker, held = dispatched(rig, large)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
-    batch = rig.run(loaded=Loaded(bodies={1: large}))
+    batch = rig.run(loaded=LoadedRows(bodies={1: large}))
     assert outcomes(batch) == {}
     assert list(rig.core.state.pending) == [1]
     [(work, give)] = batch.background

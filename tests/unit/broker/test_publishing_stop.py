@@ -2,18 +2,18 @@
 
 import pytest
 
-from phpmq_lite.broker.broker import Result
+from phpmq_lite.broker.broker import CommandResult
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
-from phpmq_lite.broker.registry import PublishingStop
+from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import RefusedError
 from tests.support.core_rig import CoreRig, bodies, sent_messages, sent_receipts
 
-LOW = PublishingStop("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
+LOW = PublishBlock("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
 FULL = LOW._replace(reason="disk full", is_bare=True)
 
 
-def shut(rig: CoreRig, why: PublishingStop | None) -> None:
+def shut(rig: CoreRig, why: PublishBlock | None) -> None:
     rig.run(lambda: rig.core.state.registry.stop_publishing(why))
 
 
@@ -48,12 +48,12 @@ def test_publisher_without_a_key_waits_until_there_is_room(rig: CoreRig, name: s
     one = rig.connect()
     shut(rig, LOW)
     rig.begin()
-    assert rig.core.publish(one, name, b"b", None, None) is Result.PARK
+    assert rig.core.publish(one, name, b"b", None, None) is CommandResult.PARK
     assert rig.finish().to_resume == set()
     batch = rig.run(lambda: rig.core.state.registry.stop_publishing(None))
     assert batch.to_resume == {one}
     rig.begin()
-    assert rig.core.publish(one, name, b"b", None, None) is Result.DONE
+    assert rig.core.publish(one, name, b"b", None, None) is CommandResult.DONE
     assert len(rig.finish().created) == 1
 
 
@@ -82,13 +82,13 @@ def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: Co
     one = rig.connect()
     shut(rig, LOW)
     rig.begin()
-    assert rig.core.publish(one, "orders", b"b", None, None) is Result.PARK
-    assert rig.core.force_publish(one, "orders", b"b", None) is Result.DONE
+    assert rig.core.publish(one, "orders", b"b", None, None) is CommandResult.PARK
+    assert rig.core.force_publish(one, "orders", b"b", None) is CommandResult.DONE
     assert len(rig.finish().created) == 1
     shut(rig, FULL)
     rig.begin()
-    assert rig.core.publish(one, "orders", b"c", None, None) is Result.PARK
-    assert rig.core.force_publish(one, "orders", b"c", None) is Result.PARK
+    assert rig.core.publish(one, "orders", b"c", None, None) is CommandResult.PARK
+    assert rig.core.force_publish(one, "orders", b"c", None) is CommandResult.PARK
     assert rig.finish().created == []
     assert rig.run(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
 

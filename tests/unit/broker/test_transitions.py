@@ -2,9 +2,9 @@
 
 import pytest
 
-from phpmq_lite.broker.broker import Result
+from phpmq_lite.broker.broker import CommandResult
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits, Loaded, Message, State
+from phpmq_lite.model import Limits, LoadedRows, Message, State
 from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
 from tests.support.core_rig import (
     STEADY_MS,
@@ -20,10 +20,10 @@ from tests.support.core_rig import (
 EXPIRED = (State.EXPIRED, None)
 
 
-def due(rig: CoreRig, *messages: Message, next_deadline_ms: int | None = None) -> Loaded:
+def due(rig: CoreRig, *messages: Message, next_deadline_ms: int | None = None) -> LoadedRows:
     """Answer, by hand, to the core's question for what is due."""
     assert rig.batch.due_at == rig.steady_ms
-    return Loaded(due=list(messages), next_deadline_ms=next_deadline_ms, has_due=True)
+    return LoadedRows(due=list(messages), next_deadline_ms=next_deadline_ms, has_due=True)
 
 
 def configure(rig: CoreRig, queue: str = "orders", **changes: object) -> None:
@@ -289,7 +289,7 @@ def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert (outcomes(batch), batch.body_seqs) == ({}, {1})
     row = message(1, queue_id=1)
-    loaded = Loaded(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
+    loaded = LoadedRows(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
     batch = rig.run(
         lambda: rig.core.acknowledge(stranger, "orders", held.message_id), loaded=loaded
     )
@@ -305,9 +305,9 @@ def test_what_follows_a_dead_letter_waits_only_while_its_body_is_on_disk() -> No
     here, there, poison = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
     there.body = poison.body = None
     rig.begin()
-    assert rig.core.dead_letter(worker, "orders", here.message_id) is Result.DONE
-    assert rig.core.dead_letter(worker, "orders", there.message_id) is Result.WAIT
-    assert rig.core.requeue(worker, "orders", poison.message_id, 0) is Result.WAIT
+    assert rig.core.dead_letter(worker, "orders", here.message_id) is CommandResult.DONE
+    assert rig.core.dead_letter(worker, "orders", there.message_id) is CommandResult.WAIT
+    assert rig.core.requeue(worker, "orders", poison.message_id, 0) is CommandResult.WAIT
     assert outcomes(rig.finish()) == {(State.DEAD, "client"): [1]}
 
 
@@ -319,9 +319,9 @@ def test_dying_message_is_out_of_reach_of_everybody() -> None:
     rig.begin()
     rig.core.dead_letter(worker, "orders", held.message_id)
     for connection in (worker, stranger):
-        assert rig.core.acknowledge(connection, "orders", held.message_id) is Result.DONE
-        assert rig.core.requeue(connection, "orders", held.message_id, 0) is Result.DONE
-        assert rig.core.dead_letter(connection, "orders", held.message_id) is Result.DONE
+        assert rig.core.acknowledge(connection, "orders", held.message_id) is CommandResult.DONE
+        assert rig.core.requeue(connection, "orders", held.message_id, 0) is CommandResult.DONE
+        assert rig.core.dead_letter(connection, "orders", held.message_id) is CommandResult.DONE
     batch = rig.finish()
     assert (outcomes(batch), batch.changed, batch.seqs) == ({}, {}, set())
     assert rig.core.ignored == {"settled": 6}
@@ -338,7 +338,7 @@ def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
         lambda: rig.core.consume(clerk, "orders.dlq", 5),
     )
     [request] = batch.windows
-    loaded = Loaded(windows=[(request.queue_id, [], True)], bodies={1: b"a"})
+    loaded = LoadedRows(windows=[(request.queue_id, [], True)], bodies={1: b"a"})
     assert bodies(sent_messages(rig.run(loaded=loaded), clerk)) == [b"a"]
 
 
@@ -349,7 +349,7 @@ def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
     held = one_held(rig, worker)
     held.body = None
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
-    batch = rig.run(loaded=Loaded(bodies={1: None}))
+    batch = rig.run(loaded=LoadedRows(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
     assert batch.created == []
 
@@ -359,9 +359,9 @@ def test_message_with_a_damaged_body_is_never_delivered() -> None:
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 5))
     page = [message(1), message(2, body=b"2")]
-    batch = rig.run(loaded=Loaded(windows=[(1, page, True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
     assert batch.body_seqs == {1}
-    batch = rig.run(loaded=Loaded(bodies={1: None}))
+    batch = rig.run(loaded=LoadedRows(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
     assert bodies(sent_messages(batch, worker)) == [b"2"]
     assert batch.created == []
@@ -391,7 +391,7 @@ def test_due_message_that_is_dying_is_not_buried_twice() -> None:
     assert outcomes(batch) == {(State.DEAD, "expired"): [1]}
     assert (len(batch.created), rig.core.state.pending) == (1, {})
     assert rig.queue().row.live_count == 0
-    assert outcomes(rig.run(loaded=Loaded(bodies={1: b"a"}))) == {}
+    assert outcomes(rig.run(loaded=LoadedRows(bodies={1: b"a"}))) == {}
 
 
 # -- poison

@@ -8,7 +8,7 @@ from phpmq_lite.protocol.connection import (
     OTHER,
     UNDECIDED,
     ClientSide,
-    HttpGuard,
+    HttpRequestDetector,
     ServerSide,
 )
 from phpmq_lite.protocol.frames import Dispatch, Publish, ReceiptFrame, WireLimits
@@ -211,15 +211,15 @@ LOOKS = [
 
 @pytest.mark.parametrize(("data", "verdict"), LOOKS)
 def test_guard_gives_its_verdict_at_any_cut(data: bytes, verdict: str) -> None:
-    assert HttpGuard().inspect(data) == verdict
+    assert HttpRequestDetector().inspect(data) == verdict
     for size in (1, 3):
-        guard = HttpGuard()
+        guard = HttpRequestDetector()
         for start in range(0, len(data), size):
             guard.inspect(data[start : start + size])
         assert guard.verdict == verdict
 
 
 def test_verdict_stays() -> None:
-    guard = HttpGuard()
+    guard = HttpRequestDetector()
     assert guard.inspect(b"{") == OTHER
     assert guard.inspect(b"GET / HTTP/1.1") == OTHER

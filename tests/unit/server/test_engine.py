@@ -9,7 +9,7 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
-from phpmq_lite.model import Batch, Limits, Loaded, Recovered
+from phpmq_lite.model import Batch, Limits, LoadedRows, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server import engine_policies
@@ -24,7 +24,7 @@ def fail(_core: Broker) -> None:
 
 @pytest.mark.parametrize("is_failing", [True, False])
 async def test_what_is_queued_aside_is_not_begun_when_the_engine_ends(is_failing: bool) -> None:
-    core = Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings())
+    core = Broker(RecoveredState([], [], {}, None, 0), Limits(), QueueSettings())
     engine = Engine(core, cast(Writer, None), FakeClock())
     release, begun = threading.Event(), list[Any]()
     engine._background.run(release.wait, begun.append)
@@ -49,7 +49,7 @@ class SlowWriter(Writer):
         self.under_way = asyncio.Event()
         self.may_end = asyncio.Semaphore(0)
 
-    def commit(self, batch: Batch) -> asyncio.Future[Loaded | None]:
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         self.under_way.set()
         return asyncio.ensure_future(self._store_slowly())
 
@@ -70,7 +70,7 @@ def writer() -> SlowWriter:
 @pytest.fixture
 def engine(writer: SlowWriter, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(engines, "_MAINTENANCE_S", 1e9)
-    core = Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings())
+    core = Broker(RecoveredState([], [], {}, None, 0), Limits(), QueueSettings())
     made = Engine(core, writer, Clock())
     made._maintained_at = 1e12  # none here: it would take the writer's turn
     return made

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.model import AuditEntry, Limits
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
@@ -102,7 +102,9 @@ async def test_queue_is_removed_in_the_batch_that_used_it(
     worker.consume("orders", 0)
     await house.run_until_idle()
     entry = AuditEntry("anna", "http", "127.0.0.1", "queue.remove")
-    removing = asyncio.create_task(house.engine.call(operations.remove_queue, entry, "orders"))
+    removing = asyncio.create_task(
+        house.engine.call(queue_operations.remove_queue, entry, "orders")
+    )
     await house.run_until_idle()
     await house.settle()
     assert await asyncio.wait_for(removing, 10) is True

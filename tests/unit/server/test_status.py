@@ -9,7 +9,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection, QueueCounters
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Limits, Loaded, Message, Now, Receipt, Recovered
+from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, Receipt, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import status as status_module
 from phpmq_lite.server.counters import ConnectionCounters
@@ -17,7 +17,7 @@ from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.status import BrokerHandle, BrokerStatus, Rates
 from phpmq_lite.storage.write.writer import Writer
 
-NOW = Now(wall_ms=2_000_000, steady_ms=1_000_000)
+NOW = ClockReading(wall_ms=2_000_000, steady_ms=1_000_000)
 
 
 class Peer:
@@ -37,7 +37,7 @@ class Peer:
 
 @pytest.fixture
 def core() -> Broker:
-    return Broker(Recovered([], [], {}, None, 0), Limits(), QueueSettings(max_messages=5))
+    return Broker(RecoveredState([], [], {}, None, 0), Limits(), QueueSettings(max_messages=5))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_status_has_what_waits_and_what_is_held(front: BrokerHandle, core:
     client = connect(core)
     core.consume(client, "orders", 3)
     core.finish()
-    core.begin(NOW, Loaded(windows=[(1, [], True)]))  # the page that was asked for
+    core.begin(NOW, LoadedRows(windows=[(1, [], True)]))  # the page that was asked for
     for number in range(5):
         core.publish(client, "orders", b"%d" % number, None, None)
     core.publish(client, "orders", b"one too many", None, b"key")
@@ -156,7 +156,7 @@ async def test_status_has_histograms_and_causes_of_death(front: BrokerHandle, co
     client = connect(core)
     core.consume(client, "orders", 1)
     core.finish()
-    core.begin(NOW, Loaded(windows=[(1, [], True)]))
+    core.begin(NOW, LoadedRows(windows=[(1, [], True)]))
     core.publish(client, "orders", b"", None, None)
     [quiet] = front.status().queues
     assert (quiet.wait, quiet.hold, quiet.deaths) == ((), (), {})

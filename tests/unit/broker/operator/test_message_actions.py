@@ -14,9 +14,9 @@ from phpmq_lite.broker.operator.message_actions import (
     ActionOutcome,
     act_on_messages,
 )
-from phpmq_lite.broker.registry import PublishingStop
+from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, Loaded, Message, State
+from phpmq_lite.model import Batch, Limits, LoadedRows, Message, State
 from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
 from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
 from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
@@ -35,7 +35,7 @@ def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
 def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Answer to the request for rows, in a batch of its own."""
     [request] = batch.rows
-    return rig.run(loaded=Loaded(pages=[(request.on_rows, list(rows), is_last)]))
+    return rig.run(loaded=LoadedRows(pages=[(request.on_rows, list(rows), is_last)]))
 
 
 def do(rig: CoreRig, action: Action, row: Message, **options: Any) -> Batch:
@@ -314,7 +314,7 @@ def test_reason_of_a_full_disk_does_not_name_its_bound(action: Action) -> None:
     """Results are counted by reason, and the admin has a sentence for each."""
     rig = CoreRig()
     row = record(rig)
-    stop = PublishingStop("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
+    stop = PublishBlock("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
     rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
     do(rig, action, row, target="orders")
     assert skipped(rig) == {"disk full": 1}
@@ -417,7 +417,7 @@ def test_message_is_restored_once_where_two_ask_at_once() -> None:
         ask(rig, Action.RESTORE, 1).rows[0].on_rows,
     )
     rows = [settled(1, body=b"a")]
-    batch = rig.run(loaded=Loaded(pages=[(first, rows, True), (second, rows, True)]))
+    batch = rig.run(loaded=LoadedRows(pages=[(first, rows, True), (second, rows, True)]))
     assert len(batch.created) == 1
     assert skipped(rig) == {"gone": 1}
 
@@ -460,7 +460,9 @@ def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
     [request] = ask(rig, Action.REQUEUE, 1).rows
-    loaded = Loaded(pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True)
+    loaded = LoadedRows(
+        pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True
+    )
     batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1]}
     assert skipped(rig) == {"gone": 1}
@@ -537,7 +539,7 @@ def act(rig: CoreRig, row: Message, body: bytes | None, options: ActionOptions) 
     )  # fmt: skip
     [request] = rig.batch.rows
     row.body = body
-    rig.run(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
+    rig.run(loaded=LoadedRows(pages=[(request.on_rows, [row], True)]))
     outcome: ActionOutcome = rig.answers[-1]
     return outcome
 
@@ -621,5 +623,5 @@ def test_sweep_revives_too() -> None:
     rig.run(lambda: rig.redrive("orders.dlq"))
     [request] = rig.batch.pages
     row.body = body
-    rig.run(loaded=Loaded(pages=[(request.on_rows, [row], True)]))
+    rig.run(loaded=LoadedRows(pages=[(request.on_rows, [row], True)]))
     assert rig.batch.bodies == [3, BAD]

@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.broker.operator.publishing import publish
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, Loaded, Message
+from phpmq_lite.model import Batch, Limits, LoadedRows, Message
 from phpmq_lite.writes import InsertAudit, LinkMessages
 from tests.support.core_rig import CoreRig, bodies, event_kinds, sent_messages
 
@@ -101,7 +101,9 @@ def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     """Answer to both requests for rows, alive and settled: all that are left are alive."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
-    rig.run(loaded=Loaded(pages=[(alive.on_rows, list(rows), True), (settled.on_rows, [], True)]))
+    rig.run(
+        loaded=LoadedRows(pages=[(alive.on_rows, list(rows), True), (settled.on_rows, [], True)])
+    )
 
 
 def test_key_again_gives_the_ids_of_the_first_time() -> None:

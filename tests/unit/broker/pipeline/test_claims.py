@@ -8,12 +8,12 @@ from phpmq_lite.broker.pipeline import claims, state
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     Batch,
-    Loaded,
+    LoadedRows,
     Message,
     PageKind,
     PipelineRows,
     QueueRow,
-    Recovered,
+    RecoveredState,
     State,
 )
 from tests.support.core_rig import STEADY_MS, CoreRig, event_kinds, message, outcomes
@@ -36,7 +36,7 @@ def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
 def give(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Answer the one page that a batch asked for."""
     [page] = batch.pages
-    return rig.run(loaded=Loaded(pages=[(page.on_rows, list(rows), is_last)]))
+    return rig.run(loaded=LoadedRows(pages=[(page.on_rows, list(rows), is_last)]))
 
 
 def held(seq: int) -> Message:
@@ -178,7 +178,7 @@ def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_subscriptions_are_known_after_a_start() -> None:
     rig = CoreRig()
     rows = PipelineRows(subscriptions=[(4, "s", 1, 9, 6)], held=[(1, 2, 30)])
-    stored = Recovered([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
+    stored = RecoveredState([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
     rig.core = type(rig.core)(stored, rig.limits, rig.defaults)
     assert (rig.queue().held, rig.queue().held_bytes) == (2, 30)
     claim(rig, after=6)

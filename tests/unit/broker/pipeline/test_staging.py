@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from phpmq_lite.broker.pipeline.staging import PublishedStage, Staged
+from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatus
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS
 from phpmq_lite.model import Batch
 from phpmq_lite.writes import (
@@ -36,7 +36,7 @@ def test_staged_rows_are_numbered_under_their_token() -> None:
     ]  # fmt: skip
     assert writes(batch, CreateStage) == [(2, "u", WALL_MS, STEADY_MS + STAGE_KEPT_MS)]
     assert writes(batch, UpdateStage) == [(2, 3, 1, 2)]
-    assert rig.answers == [Staged(1, 1), Staged(2, 3)]
+    assert rig.answers == [StagingStatus(1, 1), StagingStatus(2, 3)]
     assert (rig.core.staging.bytes, rig.queue().row.live_count) == (4, 0)
 
 
@@ -51,7 +51,7 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
     assert batch.counters["next_number"] == 4
     assert batch.created == []
     assert writes(batch, RecordPublishedVersion) == [("app", 3, WALL_MS, 2, None, STEADY_MS, 0)]
-    assert rig.answers[-1] == PublishedStage(2, False, 0)
+    assert rig.answers[-1] == StagedPublishResult(2, False, 0)
     queue = rig.queue()
     assert (queue.row.live_count, queue.row.live_bytes, queue.counters.published) == (3, 7, 3)
     assert queue.counters.published_ui == 2
@@ -78,7 +78,7 @@ def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
     rig.pipeline("publish_staged", "app", 1, ["t"])
     stage(rig, "t", b"a")
     batch = rig.pipeline("publish_staged", "app", 1, ["t", "unknown"])
-    assert rig.answers[-1] == PublishedStage(0, True, 0)
+    assert rig.answers[-1] == StagedPublishResult(0, True, 0)
     assert (writes(batch, CopyStagedRows), writes(batch, DropStage)) == ([], [(2,)])
     assert (rig.core.staging.stages, rig.core.staging.bytes) == ({}, 0)
 

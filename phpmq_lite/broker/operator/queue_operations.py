@@ -20,7 +20,7 @@ from phpmq_lite.writes import RecordHistoryReader, ShiftDeadlines, Write
 READERS: Final = 200  # history readers to keep; a page shows them all
 DISCONNECTED: Final = "disconnected by an operator"
 
-Check = Callable[[Broker], None]  # a condition, checked in the batch of the change
+Precondition = Callable[[Broker], None]  # a condition, checked in the batch of the change
 
 
 def accept(_core: Broker) -> None:
@@ -97,7 +97,7 @@ def configure(
     name: str,
     changes: Mapping[str, Any],
     *,
-    check: Check = accept,
+    check: Precondition = accept,
 ) -> None:
     """Change settings of a queue; None restores a default.  Replies with all settings.
 
@@ -151,7 +151,7 @@ def remove_queue(
     entry: AuditEntry,
     name: str,
     *,
-    check: Check = accept,
+    check: Precondition = accept,
 ) -> None:
     """Remove an empty queue; its name stays in the history.  Replies True.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.operator import operations
+from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits
 from phpmq_lite.writes import AdvanceAudit, InsertAudit, SaveItem
@@ -25,7 +25,7 @@ def refusal(rig: CoreRig, name: str, *arguments: Any) -> str:
     """Return the code of what refuses an operation; nothing is stored then."""
     rig.begin()
     with pytest.raises(RefusedError) as caught:
-        getattr(operations, name)(rig.core, rig.answers.append, rig.entry(), *arguments)
+        getattr(queue_operations, name)(rig.core, rig.answers.append, rig.entry(), *arguments)
     assert not rig.finish().stores
     return caught.value.code
 
@@ -35,7 +35,7 @@ def run(
 ) -> Batch:
     entry = rig.entry(action, target=target)
     return rig.run(
-        lambda: getattr(operations, name)(rig.core, rig.answers.append, entry, *arguments)
+        lambda: getattr(queue_operations, name)(rig.core, rig.answers.append, entry, *arguments)
     )
 
 
@@ -112,7 +112,7 @@ def test_disconnect_ends_the_connection_after_the_commit() -> None:
     ended: list[str] = []
     vars(worker.peer)["end"] = ended.append
     rig.begin()
-    operations.disconnect(rig.core, rig.answers.append, rig.entry("client.end"), 1)
+    queue_operations.disconnect(rig.core, rig.answers.append, rig.entry("client.end"), 1)
     assert (ended, rig.answers) == ([], [])
     batch = rig.finish()
     assert (ended, rig.answers) == (["disconnected by an operator"], [2])
@@ -125,7 +125,7 @@ def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
     rig.publish(b"a", b"b")
     entry = rig.entry("queue.purge", target="orders")
     batch = rig.run(
-        lambda: operations.purge(rig.core, rig.answers.append, entry, "orders", limit=1)
+        lambda: queue_operations.purge(rig.core, rig.answers.append, entry, "orders", limit=1)
     )
     assert (batch.writes, len(batch.pages)) == ([], 1)
 
@@ -137,7 +137,7 @@ def test_rows_of_the_admin_are_stored_with_their_audit_row() -> None:
     assert batch.writes[:2] == [row, row]
     assert audited(batch) == [("view.save", "", 1, "done")]
     assert rig.answers == [2]
-    batch = rig.run(lambda: operations.write(rig.core, rig.answers.append, None, [row]))
+    batch = rig.run(lambda: queue_operations.write(rig.core, rig.answers.append, None, [row]))
     assert batch.writes == [row]
 
 
@@ -149,10 +149,10 @@ def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
 def test_refusal_is_noted() -> None:
     rig = CoreRig()
     entry = rig.entry("queue.purge", target="a\ud800", result="forbidden")
-    batch = rig.run(lambda: operations.record_only(rig.core, rig.answers.append, entry))
+    batch = rig.run(lambda: queue_operations.record_only(rig.core, rig.answers.append, entry))
     assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]
     assert (batch.counters["next_audit"], entry.audit_id, rig.answers) == (2, 1, [None])
-    batch = rig.run(lambda: operations.record_only(rig.core, rig.answers.append, entry))
+    batch = rig.run(lambda: queue_operations.record_only(rig.core, rig.answers.append, entry))
     assert batch.writes == [AdvanceAudit(0, "forbidden", 1)]
 
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from phpmq_lite.broker.lifecycle import TRANSITIONS, Event, next_state
+from phpmq_lite.broker.state_table import TRANSITIONS, StateEvent, next_state
 from phpmq_lite.errors import TransitionError
 from phpmq_lite.model import ALIVE, State
 
@@ -32,8 +32,8 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
-def test_event_leads_where_the_design_says_or_nowhere(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(State, StateEvent)))
+def test_event_leads_where_the_design_says_or_nowhere(state: State, event: StateEvent) -> None:
     expected = EXPECTED.get(state, {}).get(event.value)
     if expected is None:
         with pytest.raises(TransitionError, match=event.value):
@@ -44,7 +44,7 @@ def test_event_leads_where_the_design_says_or_nowhere(state: State, event: Event
 
 def test_message_that_is_dispatched_does_not_expire() -> None:
     """README, Expiry: only a ready message expires; a dispatched one is judged on its return."""
-    assert (State.DISPATCHED, Event.EXPIRE) not in TRANSITIONS
+    assert (State.DISPATCHED, StateEvent.EXPIRE) not in TRANSITIONS
 
 
 def test_settled_state_is_left_by_nothing() -> None:

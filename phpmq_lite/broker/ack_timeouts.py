@@ -1,18 +1,9 @@
-"""Deadlines: when a message expires, and when a consumer has held one for too long."""
+"""Finds messages that a consumer has held for too long without an acknowledgement."""
 
 from collections.abc import Iterable
 
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.model import Message
-from phpmq_lite.queue_settings import LONGEST_TTL_S
-
-
-def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
-    """Return the bounded TTL and the deadline (steady ms, as ``now_ms``); TTL 0: None and None."""
-    if ttl_s <= 0:
-        return None, None
-    ttl_s = min(ttl_s, LONGEST_TTL_S)
-    return ttl_s, now_ms + ttl_s * 1_000
 
 
 class AckTimeouts:
