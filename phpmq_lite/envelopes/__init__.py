@@ -52,14 +52,14 @@ __all__ = [
 ]
 
 _MODULES: Final = {  # by module
-    "app": ("connect",),
+    "worker_app": ("connect",),
     "codec": ("EnvelopeError", "continue_trace", "decode", "encode", "from_message", "make", "urn"),
     "idempotency": ("IdempotencyDecision", "IdempotencyStore", "SqliteIdempotencyStore"),
     "outbox": ("Outbox", "SqliteOutboxStore", "create_tables"),
     "producer": ("AsyncProducer", "Producer"),
     "dead_letter_record": ("DeadLetterBlock",),
     "indexed_fields": ("IndexedFields", "read_indexed_fields"),
-    "verdict": ("EnvelopeProblem", "Verdict", "validate", "lint"),
+    "validation": ("EnvelopeProblem", "Verdict", "validate", "lint"),
 }
 
 if not TYPE_CHECKING:  # type checkers read the imports above

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from phpmq_lite.envelopes import indexed_fields, strict_json, verdict
-from phpmq_lite.envelopes.verdict import EmptyListData
+from phpmq_lite.envelopes import indexed_fields, strict_json, validation
+from phpmq_lite.envelopes.validation import EmptyListData
 from phpmq_lite.errors import EnvelopeError as EnvelopeError
 
 POINTER_CHARACTERS: Final = 200  # of a pointer in an error message
@@ -69,13 +69,13 @@ def encode(envelope: Mapping[str, Any]) -> bytes:
         raise EnvelopeError(f"the envelope is a {type(envelope).__name__}, not an object")
     copy = dict(envelope)
     _check_values(copy)
-    for container, name in (*verdict.OUTDATED, ("", "urn")):
+    for container, name in (*validation.OUTDATED, ("", "urn")):
         target = copy.get(container) if container else copy
         if isinstance(target, dict) and name in target:
             pointer = f"/{container}/{name}" if container else f"/{name}"
             raise EnvelopeError(f"{pointer} must not be written by producers")
     content = json.dumps(copy, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    problem = verdict.validate(content, "never").problem
+    problem = validation.validate(content, "never").problem
     if problem is not None:
         raise EnvelopeError(f"{problem.pointer or '/'}: {problem.reason}: {problem.detail}")
     return content
@@ -92,8 +92,8 @@ def _check_values(root: dict[str, Any]) -> None:
         if isinstance(value, str):
             _check_surrogates(value, path)
         elif isinstance(value, dict | list | tuple):
-            if level > verdict.DEPTH_LIMIT:  # also ends a value that contains itself
-                raise EnvelopeError(f"{_pointer(path)}: more than {verdict.DEPTH_LIMIT} levels")
+            if level > validation.DEPTH_LIMIT:  # also ends a value that contains itself
+                raise EnvelopeError(f"{_pointer(path)}: more than {validation.DEPTH_LIMIT} levels")
             for name, item in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(value, dict):
                     if not isinstance(name, str):
@@ -138,12 +138,12 @@ def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict
     are kept.
 
     Raises:
-        EnvelopeError: the message has the reason of the verdict.
+        EnvelopeError: the message has the reason of the validation.
     """
     from babelqueue.codec import EnvelopeCodec
 
     content = strict_json.to_bytes(content)
-    result = verdict.validate(content, empty_list_data)
+    result = validation.validate(content, empty_list_data)
     if result.problem is not None:
         where = f" at {result.problem.pointer}" if result.problem.pointer else ""
         raise EnvelopeError(f"{result.problem.reason}{where}: {result.problem.detail}")

@@ -51,7 +51,7 @@ def _assert_history_agrees(model: Model, driver: Driver) -> None:
             "SELECT outcome = 5, count(*), sum(size) FROM history GROUP BY 1"
         )
     }
-    [totals] = driver.rows(load("measures")["totals"])
+    [totals] = driver.rows(load("database_size")["totals"])
     assert totals == (*sizes.get(0, (0, 0)), *sizes.get(1, (0, 0)))
 
 

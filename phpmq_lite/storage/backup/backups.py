@@ -207,7 +207,7 @@ class BackupMaker:
     def _manifest(
         self, connection: sqlite3.Connection, copy: Path, began_at: int
     ) -> BackupManifest:
-        sql = load("verify")
+        sql = load("database_check")
         queues, messages, settled, bodies = connection.execute(sql["counts"]).fetchone()
         last_seq, last_offset = connection.execute(sql["ends"]).fetchone()
         return BackupManifest(

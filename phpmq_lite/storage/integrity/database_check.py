@@ -150,7 +150,7 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Datab
 
 
 def _check_bodies(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
-    sql = load("verify")
+    sql = load("database_check")
     queues, alive, settled, bodies = connection.execute(sql["counts"]).fetchone()
     check.found = (
         f"{bodies:,} bodies of {alive:,} live messages in {queues:,} queues and {settled:,} settled"
@@ -173,7 +173,7 @@ def _check_tables(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
     asked = [rule for rule in _RULES if rule[1] <= version]
     check.found = f"{len(asked)} rules"
     for name, _, text in asked:
-        count = connection.execute(load("verify")[name]).fetchone()[0]
+        count = connection.execute(load("database_check")[name]).fetchone()[0]
         if count:
             check.problems.append(f"{abs(count):,} {text}")
 

@@ -152,7 +152,7 @@ class BulkJobLog:
 
     async def trash(self) -> Trash:
         """Return the size of the trash."""
-        return Trash(*(await self._readers.read("measures", "totals"))[0][2:])
+        return Trash(*(await self._readers.read("database_size", "totals"))[0][2:])
 
     async def next_number(self) -> int:
         """Return the next message number: later messages have this one or a higher one."""

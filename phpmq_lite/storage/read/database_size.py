@@ -36,12 +36,12 @@ async def measure_database(readers: Readers) -> DatabaseSize:
     Raises:
         StorageError: the database cannot be read.
     """
-    counters: dict[str, int] = dict(await readers.read("measures", "counters"))
-    pages = (await readers.read("measures", "pages"))[0]
-    oldest_at, offset = (await readers.read("measures", "history"))[0]
-    audit_at, first, last = (await readers.read("measures", "audit"))[0]
-    (schema,) = (await readers.read("measures", "schema"))[0]
-    rows, size, deleted_rows, deleted_bytes = (await readers.read("measures", "totals"))[0]
+    counters: dict[str, int] = dict(await readers.read("database_size", "counters"))
+    pages = (await readers.read("database_size", "pages"))[0]
+    oldest_at, offset = (await readers.read("database_size", "history"))[0]
+    audit_at, first, last = (await readers.read("database_size", "audit"))[0]
+    (schema,) = (await readers.read("database_size", "schema"))[0]
+    rows, size, deleted_rows, deleted_bytes = (await readers.read("database_size", "totals"))[0]
     return DatabaseSize(
         pages=pages[0],
         pages_free=pages[1],

@@ -165,7 +165,7 @@ class _RetentionStep:
         cutoff_ms = now_ms - bounds.age_ms
         steps = self._steps
         # Includes rows that are not indexed: if the disk is full, none are until rows are removed.
-        totals = self._execute(load("measures")["totals"]).fetchone()
+        totals = self._execute(load("database_size")["totals"]).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
         self._remove_newest_body(cutoff_ms + steps.smallest, others, deleted)

@@ -346,7 +346,7 @@ class Store:
 
     def used_bytes(self) -> int:
         """Return the used size of the database: its pages without free pages."""
-        pages, free, page_bytes = self.execute(load("measures")["pages"]).fetchone()
+        pages, free, page_bytes = self.execute(load("database_size")["pages"]).fetchone()
         return int((pages - free) * page_bytes)
 
     def checkpoint(self, mode: str) -> bool:
