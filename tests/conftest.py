@@ -7,6 +7,7 @@ failure prints its seed and a line that reproduces it.
 import io
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -46,6 +47,16 @@ def pytest_xdist_auto_num_workers() -> int:
     and wait for deadlines.
     """
     return 2 * len(os.sched_getaffinity(0))
+
+
+def pytest_configure() -> None:
+    """Let processes that tests start be interrupted, also if this run started in the background.
+
+    A shell without job control makes its background commands ignore SIGINT, and so do their
+    children.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

@@ -11,7 +11,7 @@ from typing import Any
 from phpmq_lite.envelopes import worker
 from phpmq_lite.envelopes.worker_app import connect
 
-worker.run_worker = partial(worker.run_worker, reserve_timeout_s=0.2)  # tests wait less
+worker.run_worker = partial(worker.run_worker, reserve_timeout_s=0.6)  # tests wait less
 
 app = connect(
     f"phpmq://127.0.0.1:{os.environ['TEST_PORT']}", queue=os.environ["TEST_QUEUE"],
