@@ -24,6 +24,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Limits, RecoveredState
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
+from phpmq_lite.protocol.revisions import Revision
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import (
     ListenAddress,
@@ -40,7 +41,7 @@ from phpmq_lite.server.backpressure import (
 )
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.listeners import Listeners
+from phpmq_lite.server.listeners import Kind, Listeners
 from phpmq_lite.server.maintenance import DiskSpaceMonitor, Maintenance
 from phpmq_lite.server.rollups import Rollups, RollupSampler
 from phpmq_lite.server.session import Session, SessionContext, SessionLimits
@@ -236,7 +237,7 @@ class Service:
             _warn_about_open_files(settings)
             listeners = Listeners(
                 settings.tcp,
-                lambda kind, dispatch: _session(self._session_context, settings, kind, dispatch),
+                lambda kind, revision: _session(self._session_context, settings, kind, revision),
                 gate,
             )
             await listeners.bind()
@@ -606,12 +607,12 @@ def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:
     )
 
 
-def _session(shared: SessionContext, settings: Settings, kind: str, dispatch: str) -> Session:
+def _session(shared: SessionContext, settings: Settings, kind: Kind, revision: Revision) -> Session:
     tcp = settings.tcp
     side = ServerSide(
         WireLimits(max_content=settings.limits.max_content),
         packet_header=tcp.packet_header,
-        dispatch=dispatch,
+        revision=revision,
         http_guard=tcp.http_guard,
     )
     return Session(shared, side, kind)

@@ -9,6 +9,7 @@ from phpmq_lite.protocol.encoder import BrokerEncoder, ClientEncoder, encoder_fo
 from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames
 from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame, WireLimits
 from phpmq_lite.protocol.parser import Parser
+from phpmq_lite.protocol.revisions import Revision
 
 _TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TARGET: Final = bytes(range(0x21, 0x7F))
@@ -95,7 +96,7 @@ class _ConnectionEnd:
         return self._parser.packet_header or 32
 
     @property
-    def revision(self) -> str | None:
+    def revision(self) -> Revision | None:
         """Return ``ttl`` or ``legacy``, whichever was seen first (R7), or None."""
         return self._parser.revision_seen
 
@@ -104,24 +105,24 @@ class ServerSide(_ConnectionEnd):
     """The broker's end: reads publishes, consumes and acknowledgements; writes 003 and 007.
 
     ``packet_header`` sets the width of compact headers (``32`` or ``36``), or ``auto`` learns it
-    from the first packet (R4).  ``dispatch`` is the revision to use if the peer showed none (R7):
+    from the first packet (R4).  ``revision`` is the one to use if the peer showed none (R7):
     ``ttl`` or ``legacy``.  With ``http_guard``, frames are held back while the peer may still be a
     browser: see :attr:`is_waiting`.
     """
 
-    __slots__ = ("_default", "_encoder", "_guard", "_held", "_inspected_bytes")
+    __slots__ = ("_default_revision", "_encoder", "_guard", "_held", "_inspected_bytes")
 
     def __init__(
         self,
         limits: WireLimits,
         *,
         packet_header: str = "auto",
-        dispatch: str = "ttl",
+        revision: Revision = "ttl",
         http_guard: bool = True,
     ) -> None:
         pinned = None if packet_header == "auto" else int(packet_header)
         super().__init__(Parser(limits, frames.FROM_CLIENT, FastClientFrames, pinned))
-        self._default = dispatch
+        self._default_revision = revision
         self._encoder: BrokerEncoder | None = None  # set by the first dispatch
         self._guard = HttpRequestDetector() if http_guard else None  # None: decided, or disabled
         self._held: list[ClientFrame] = []  # frames that wait for the guard
@@ -209,10 +210,10 @@ class ServerSide(_ConnectionEnd):
 
     def _fix_encoder(self) -> BrokerEncoder:
         """Decide the style of dispatches for the rest of the connection (R7)."""
-        self._encoder = self._style(self.revision or self._default)
+        self._encoder = self._style(self.revision or self._default_revision)
         return self._encoder
 
-    def _style(self, revision: str) -> BrokerEncoder:
+    def _style(self, revision: Revision) -> BrokerEncoder:
         return encoder_for(self._parser.line_break or b"", self.packet_header, revision)
 
 

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from phpmq_lite.errors import LocalProtocolError
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.frames import WireLimits
+from phpmq_lite.protocol.revisions import DISPATCH_HEADERS, Revision
 
 _CACHE_ENTRIES: Final = 10_000  # queues and lengths whose bytes are cached, per style
 _ID_BYTES: Final = 32  # of every message id of this broker
@@ -29,6 +30,7 @@ class BrokerEncoder:
     __slots__ = (
         "_break",
         "_digits",
+        "_dispatch_header",
         "_heads",
         "_id_head",
         "_keys",
@@ -38,10 +40,11 @@ class BrokerEncoder:
         "_with_ttl",
     )
 
-    def __init__(self, line_break: bytes, packet_header: int, revision: str) -> None:
+    def __init__(self, line_break: bytes, packet_header: int, revision: Revision) -> None:
         self._break = line_break
         self._digits = packet_header - 3
         self._with_ttl = revision == "ttl"
+        self._dispatch_header = DISPATCH_HEADERS[revision]
         self._id_head = line_break + self._header(frames.ID, _ID_BYTES)
         self._heads: dict[str, bytes] = {}  # up to the length of the content
         self._lengths: dict[int, bytes] = {}  # content length -> digits and break
@@ -99,8 +102,8 @@ class BrokerEncoder:
         return self._header(packet, len(content)) + content + self._break
 
     def _head(self, queue: str) -> bytes:
-        header = frames.message_header(frames.DISPATCH, 4 if self._with_ttl else 3)
-        head = header + self._break + self._packet(frames.QUEUE, queue.encode()) + b"P02"
+        name = self._packet(frames.QUEUE, queue.encode())
+        head = self._dispatch_header + self._break + name + b"P02"
         return _cache(self._heads, queue, head)
 
     def _receipt_head(self, queue: str) -> bytes:
@@ -128,7 +131,7 @@ def _cache(kept: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
 
 
 @cache
-def encoder_for(line_break: bytes, packet_header: int, revision: str) -> BrokerEncoder:
+def encoder_for(line_break: bytes, packet_header: int, revision: Revision) -> BrokerEncoder:
     """Return the encoder of a style; there are twelve."""
     return BrokerEncoder(line_break, packet_header, revision)
 

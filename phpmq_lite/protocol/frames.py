@@ -68,15 +68,6 @@ def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
     return detail
 
 
-# R7: what a frame shows about the revision of its sender.  002 and 004 show nothing.
-SHOWS: Final = {
-    message_header(PUBLISH, 2): "legacy",
-    message_header(PUBLISH, 3): "ttl",
-    message_header(PUBLISH, 4): "ttl",
-    message_header(REQUEUE, 3): "ttl",
-    message_header(DEAD_LETTER, 2): "ttl",
-}
-
 # Codes of RemoteProtocolError, for counters.
 BAD_HEADER: Final = "bad-header"
 BAD_VERSION: Final = "bad-version"

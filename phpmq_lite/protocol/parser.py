@@ -22,6 +22,7 @@ from phpmq_lite.protocol.frames import (
     Requeue,
     WireLimits,
 )
+from phpmq_lite.protocol.revisions import REVISION_OF_HEADER, Revision
 
 _H: Final = 0x48
 _P: Final = 0x50
@@ -99,7 +100,7 @@ class Parser:
         self.framing: str | None = None
         self.line_break: bytes | None = None
         self.packet_header: int | None = pinned
-        self.revision_seen: str | None = None  # "legacy" or "ttl": the first evidence (R7)
+        self.revision_seen: Revision | None = None  # shown by the first frame that differs (R7)
         self._shapes = shapes
         self._limits = limits.by_packet()
         self._max_queue = limits.max_queue
@@ -375,7 +376,7 @@ class Parser:
         self._in_frame = False
         self._step = Parser._message_header
         if self.revision_seen is None:
-            self.revision_seen = frames.SHOWS.get(self._header)
+            self.revision_seen = REVISION_OF_HEADER.get(self._header)
 
     # -- what the steps share
 

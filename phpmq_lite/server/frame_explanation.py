@@ -23,6 +23,7 @@ from phpmq_lite.protocol.frames import (
     WireLimits,
 )
 from phpmq_lite.protocol.frames import Frame as Parsed
+from phpmq_lite.protocol.revisions import DESCRIPTIONS, Revision
 from phpmq_lite.server.frame_recorder import (
     CONTEXT_BYTES,
     DissectedFrame,
@@ -139,20 +140,13 @@ def _framing(framing: str | None, data: bytes) -> str:
     return "line framing, " + ("CR LF" if data[8:10] == b"\r\n" else "LF")
 
 
-def _revision(frames: list[Parsed], shown: str | None) -> str:
+def _revision(frames: list[Parsed], shown: Revision | None) -> str:
     if shown is None and any(isinstance(frame, Dispatch) for frame in frames):
         first = next(frame for frame in frames if isinstance(frame, Dispatch))
         shown = "legacy" if first.ttl_s is None else "ttl"
     if any(isinstance(frame, ReceiptFrame) for frame in frames):
         return "newer, with confirmed publishing (007 is an extension of this broker)"
-    match shown:
-        case "ttl":
-            return "newer: with TTL; dispatches have 4 packets"
-        case "legacy":
-            return "older: without TTL; dispatches have 3 packets"
-    return (
-        "not shown: the listener decides, tcp.listen for newer, tcp.legacy_listen for older clients"
-    )
+    return DESCRIPTIONS[shown]
 
 
 def _outcome(frame: Parsed) -> str:

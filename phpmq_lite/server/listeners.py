@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from phpmq_lite.errors import StartRefusedError, os_reason
 from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.protocol.revisions import Revision
 from phpmq_lite.server.addresses import (
     ListenAddress,
     PhpmqListener,
@@ -29,11 +30,10 @@ from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.settings.model import TcpSettings
 
-__all__ = ["Dispatch", "Factory", "Kind", "Listeners", "check_exposed_listeners"]
+__all__ = ["Factory", "Kind", "Listeners", "check_exposed_listeners"]
 
 Kind = Literal["tcp", "tls", "unix"]
-Dispatch = Literal["ttl", "legacy"]  # the protocol revision that a listener's clients speak
-Factory = Callable[[str, str], asyncio.Protocol]  # (kind, dispatch) -> a new connection's protocol
+Factory = Callable[[Kind, Revision], asyncio.Protocol]  # the protocol of a new connection
 
 _BACKLOG: Final = 1_024  # the kernel may use less
 _SHUTDOWN_S: Final = 5.0  # for a TLS peer to answer the close
@@ -57,7 +57,7 @@ class _Listener:
     socket: socket.socket
     address: str  # with the actual port
     kind: Kind
-    dispatch: Dispatch
+    revision: Revision
     file: tuple[int, int] | None = None  # device and inode of a Unix socket
     accepting: asyncio.Task[None] | None = None
 
@@ -65,7 +65,7 @@ class _Listener:
 class Listeners:
     """All PHPMQ listeners of the settings: optionally ``bind``, ``open`` once, ``close`` once.
 
-    ``factory(kind, dispatch)`` returns the protocol of a connection.  With ``gate``, a TLS
+    ``factory(kind, revision)`` returns the protocol of a connection.  With ``gate``, a TLS
     connection reserves a place before its handshake; the protocol always calls ``gate.admit`` in
     ``connection_made`` and ``gate.leave`` in ``connection_lost``.
     """
@@ -76,7 +76,7 @@ class Listeners:
         self._gate = gate
         self.tls: ssl.SSLContext | None = None  # after ``bind``, if it is configured
         self._is_bound = False
-        self._unix: list[tuple[int, ListenAddress, Dispatch]] = []  # with their index in _listeners
+        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # with their index in _listeners
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
@@ -90,7 +90,7 @@ class Listeners:
         """Open listeners in the order of ``addresses``, with what clients must know about each."""
         return [
             PhpmqListener(
-                _absolute(listener.address), listener.kind, has_ttl=listener.dispatch == "ttl"
+                _absolute(listener.address), listener.kind, has_ttl=listener.revision == "ttl"
             )
             for listener in self._listeners
         ]
@@ -106,7 +106,7 @@ class Listeners:
             StartRefusedError: an address is in use or not local.
         """
         tcp = self._settings
-        wanted: list[tuple[ListenAddress, Dispatch]] = [
+        wanted: list[tuple[ListenAddress, Revision]] = [
             *((endpoint, "ttl") for endpoint in read_endpoints("tcp.listen", tcp.listen)),
             *(
                 (endpoint, "legacy")
@@ -116,8 +116,8 @@ class Listeners:
         if tcp.tls_cert is not None and tcp.tls_key is not None:
             self.tls = server_context(tcp.tls_cert, tcp.tls_key, tcp.tls_client_ca)
         try:
-            for endpoint, dispatch in wanted:
-                await self._bind(endpoint, dispatch)
+            for endpoint, revision in wanted:
+                await self._bind(endpoint, revision)
         except BaseException:
             await self.close()
             raise
@@ -132,9 +132,9 @@ class Listeners:
         if not self._is_bound:
             await self.bind()
         try:
-            for at, endpoint, dispatch in reversed(self._unix):
+            for at, endpoint, revision in reversed(self._unix):
                 with _refuse_start(endpoint):
-                    self._listeners.insert(at, _bind_unix(endpoint.path, dispatch))
+                    self._listeners.insert(at, _bind_unix(endpoint.path, revision))
             for listener in self._listeners:
                 with _refuse_start(listener.address):  # another program may listen there by now
                     listener.socket.listen(_BACKLOG)
@@ -159,19 +159,19 @@ class Listeners:
 
     # -- binding
 
-    async def _bind(self, endpoint: ListenAddress, dispatch: Dispatch) -> None:
+    async def _bind(self, endpoint: ListenAddress, revision: Revision) -> None:
         with _refuse_start(endpoint):
             if endpoint.kind == "unix":
                 remove_stale(endpoint.path)
-                self._unix.append((len(self._listeners), endpoint, dispatch))
+                self._unix.append((len(self._listeners), endpoint, revision))
             else:
-                await self._bind_tcp(endpoint, dispatch)
+                await self._bind_tcp(endpoint, revision)
 
-    async def _bind_tcp(self, endpoint: ListenAddress, dispatch: Dispatch) -> None:
+    async def _bind_tcp(self, endpoint: ListenAddress, revision: Revision) -> None:
         kind: Kind = "tcp" if self.tls is None else "tls"
         for bound in await bind_tcp(endpoint):
             host, port = bound.getsockname()[:2]
-            self._listeners.append(_Listener(bound, address_text(host, port), kind, dispatch))
+            self._listeners.append(_Listener(bound, address_text(host, port), kind, revision))
 
     # -- accepting
 
@@ -217,7 +217,7 @@ class Listeners:
         """Attach a protocol to a connection; return whether ``connection_made`` was called."""
         try:
             _set_options(connection)
-            protocol = self._factory(listener.kind, listener.dispatch)
+            protocol = self._factory(listener.kind, listener.revision)
         except Exception as error:  # keep accepting others
             connection.close()
             if not is_quiet("session_failed"):
@@ -251,12 +251,12 @@ def _refuse_start(endpoint: ListenAddress | str) -> Iterator[None]:
         raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
 
 
-def _bind_unix(path: Path, dispatch: Dispatch) -> _Listener:
+def _bind_unix(path: Path, revision: Revision) -> _Listener:
     """Bind a Unix socket of mode 0600.  Clients can connect only after ``listen``."""
     bound = bind_private(path)
     status = path.stat()
     file = (status.st_dev, status.st_ino)
-    return _Listener(bound, f"unix:{path}", "unix", dispatch, file)
+    return _Listener(bound, f"unix:{path}", "unix", revision, file)
 
 
 def _absolute(address: str) -> str:

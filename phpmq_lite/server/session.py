@@ -18,6 +18,7 @@ from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Message, Receipt
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
+from phpmq_lite.protocol.revisions import LISTENER_HINT
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import ReadBackpressure, WriteProgress
 from phpmq_lite.server.counters import ConnectionCounters, SmoothedRate
@@ -503,6 +504,5 @@ def hint_at_revision(
         "consumer_left_after_first_dispatch",
         address=address,
         client=connection.number,
-        hint="if it speaks the older revision, point it at a listener of tcp.legacy_listen; "
-        "if the newer one, at tcp.listen",
+        hint=LISTENER_HINT,
     )

@@ -15,6 +15,7 @@ import pytest
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, Frame, ReceiptFrame, WireLimits
+from phpmq_lite.protocol.revisions import Revision
 from tests.fuzz import grammar
 
 Case = dict[str, Any]
@@ -132,8 +133,8 @@ def server_side_like(case: Case) -> ServerSide:
         b"P04%0*d" % (digits, 1),
         b"5",
     ]
-    revision = "legacy" if sent.startswith(b"H0100303") else "ttl"
-    side = ServerSide(LIMITS, dispatch=revision, http_guard=False)
+    revision: Revision = "legacy" if sent.startswith(b"H0100303") else "ttl"
+    side = ServerSide(LIMITS, revision=revision, http_guard=False)
     assert len(side.receive(line_break.join(consume))) == 1
     return side
 

@@ -76,7 +76,7 @@ def written(frame: Dispatch | ReceiptFrame) -> bytes:
         side = ServerSide(WireLimits())
         side.append_receipt(parts, frame.queue, frame.key, frame.reason)
     else:
-        side = ServerSide(WireLimits(), dispatch="legacy" if frame.ttl_s is None else "ttl")
+        side = ServerSide(WireLimits(), revision="legacy" if frame.ttl_s is None else "ttl")
         side.append_dispatch(parts, frame.queue, frame.content, frame.message_id, frame.ttl_s or 0)
     return b"".join(parts)
 

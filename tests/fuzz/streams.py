@@ -134,7 +134,7 @@ def check_answers(data: bytes) -> str:
     """Check what the broker sends, as clients read it."""
     whole = check_reading(data, lambda: ClientSide(LIMITS), grammar.FROM_BROKER, None)
     for revision in ("ttl", "legacy"):
-        server = ServerSide(WireLimits(), dispatch=revision, http_guard=False)
+        server = ServerSide(WireLimits(), revision=revision, http_guard=False)
         said = cast("list[BrokerFrame]", whole.frames)
         frames = [frame for frame in said if _can_say(frame, revision)]
         parts: list[bytes] = []

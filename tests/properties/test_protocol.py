@@ -18,6 +18,7 @@ from phpmq_lite.protocol.frames import (
     WireLimits,
     decode_queue,
 )
+from phpmq_lite.protocol.revisions import Revision
 from tests.support.frame_bytes import encode_frame, forever, packets_of, split_at
 
 LIMITS: Final = WireLimits(max_content=4_096)
@@ -118,10 +119,10 @@ def test_client_side_reads_what_server_side_writes(
     sent: list[Dispatch | ReceiptFrame],
     width: int,
     line_break: bytes,
-    revision: str,
+    revision: Revision,
     places: list[int],
 ) -> None:
-    server = ServerSide(LIMITS, dispatch=revision, http_guard=False)
+    server = ServerSide(LIMITS, revision=revision, http_guard=False)
     server.receive(encode_frame(2, [(1, b"orders"), (4, b"5")], width, forever([line_break])))
     parts: list[bytes] = []
     for frame in sent:

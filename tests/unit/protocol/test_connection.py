@@ -12,6 +12,7 @@ from phpmq_lite.protocol.connection import (
     ServerSide,
 )
 from phpmq_lite.protocol.frames import Dispatch, Publish, ReceiptFrame, WireLimits
+from phpmq_lite.protocol.revisions import Revision
 
 ID = b"0123456789abcdef0123456789abcdef"
 CLIENT = ClientSide()
@@ -47,17 +48,17 @@ def dispatched_header(side: ServerSide) -> bytes:
     ],
 )
 def test_dispatch_is_of_the_revision_shown_else_of_the_setting(
-    sent: bytes, setting: str, header: bytes
+    sent: bytes, setting: Revision, header: bytes
 ) -> None:
     """R7."""
-    side = ServerSide(WireLimits(), dispatch=setting, http_guard=False)
+    side = ServerSide(WireLimits(), revision=setting, http_guard=False)
     side.receive(sent)
     assert dispatched_header(side) == header
 
 
 def test_dispatch_keeps_the_revision_of_the_first_one() -> None:
     """R7: what was already dispatched goes before what is shown later."""
-    side = ServerSide(WireLimits(), dispatch="ttl", http_guard=False)
+    side = ServerSide(WireLimits(), revision="ttl", http_guard=False)
     side.receive(CLIENT.consume("Foo", 1))
     dispatched_header(side)
     side.receive(LEGACY)

@@ -13,6 +13,7 @@ from phpmq_lite.protocol.frames import (
     message_header,
 )
 from phpmq_lite.protocol.parser import Parser
+from phpmq_lite.protocol.revisions import REVISION_OF_HEADER
 from phpmq_lite.server.frame_recorder import Dissector
 
 
@@ -46,7 +47,7 @@ def test_every_frame_names_its_queue_first() -> None:
 
 
 def test_only_client_frames_show_a_revision() -> None:
-    assert frames.SHOWS.keys() <= frames.FROM_CLIENT.keys()
+    assert REVISION_OF_HEADER.keys() <= frames.FROM_CLIENT.keys()
 
 
 def frame_of(header: bytes, packets: tuple[int, ...]) -> bytes:

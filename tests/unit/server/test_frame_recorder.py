@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import WireLimits
+from phpmq_lite.protocol.revisions import Revision
 from phpmq_lite.server.frame_recorder import (
     CUT_BYTES,
     ERRORS,
@@ -37,8 +38,8 @@ class Peer:
     side: Side
 
 
-def server(*, http_guard: bool = False, dispatch: str = "ttl") -> ServerSide:
-    return ServerSide(WireLimits(), http_guard=http_guard, dispatch=dispatch)
+def server(*, http_guard: bool = False, revision: Revision = "ttl") -> ServerSide:
+    return ServerSide(WireLimits(), http_guard=http_guard, revision=revision)
 
 
 def watched() -> tuple[RecordedSide, FrameRecorder]:
