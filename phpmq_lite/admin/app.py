@@ -34,7 +34,7 @@ from phpmq_lite.admin.connection_limits import connection_of
 from phpmq_lite.admin.monitoring.health import is_started
 from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
 from phpmq_lite.admin.views import rendering
-from phpmq_lite.admin.views.large_responses import send_response
+from phpmq_lite.admin.views.rendering import send_response
 from phpmq_lite.errors import StorageError
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.logs import get_logger, is_quiet

@@ -2,8 +2,9 @@
 
 import json
 from array import array
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from aiohttp import web
@@ -20,7 +21,12 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import Identity, identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.search_query import queue_search
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, act_on_messages
+from phpmq_lite.broker.operator.message_actions import (
+    ACTION_SLICE,
+    Action,
+    ActionOptions,
+    act_on_messages,
+)
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
@@ -261,3 +267,27 @@ def job_time_left_s(context: Context, job: BulkJob) -> float | None:
     if job.state is not BulkJobState.RUNNING or not job.handled or spent_ms < 1_000:
         return None
     return spent_ms / job.handled * (job.total - job.handled) / 1_000
+
+
+@dataclass(slots=True, frozen=True)
+class RedrivePlan:
+    """The effect of a redrive, before it is made."""
+
+    targets: Counter[str]  # messages that would be published, by queue
+    poisoned: Counter[str]  # of them: quarantined again, by reason
+    skipped: Counter[str]  # records that would stay, by reason
+
+
+async def plan_redrive(
+    context: Context, entry: AuditEntry, seqs: Sequence[int], options: ActionOptions
+) -> RedrivePlan:
+    """Return what a redrive of these records would do. Nothing is changed or audited."""
+    options = replace(options, is_dry_run=True)
+    plan = RedrivePlan(Counter(), Counter(), Counter())
+    for at in range(0, len(seqs), ACTION_SLICE):
+        some = seqs[at : at + ACTION_SLICE]
+        found = await context.engine.run(act_on_messages, entry, Action.REDRIVE, some, options)
+        plan.targets.update(found.targets)
+        plan.poisoned.update(found.poisoned)
+        plan.skipped.update(found.skipped)
+    return plan

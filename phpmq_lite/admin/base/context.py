@@ -19,9 +19,8 @@ from phpmq_lite.admin.base.route import Route
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.admin.connection_limits import ConnectionLimits
 from phpmq_lite.admin.insights.summary import SummaryFile
-from phpmq_lite.admin.monitoring.http_counters import HttpCounters
 from phpmq_lite.admin.monitoring.live_feeds import LiveFeeds
-from phpmq_lite.admin.monitoring.metric_labels import MetricLabels
+from phpmq_lite.admin.monitoring.metric_series import HttpCounters, MetricLabels
 from phpmq_lite.admin.views.documentation import Documentation
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
 from phpmq_lite.export.exports import ExportProcesses

@@ -27,9 +27,8 @@ from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.monitoring import limits
-from phpmq_lite.admin.monitoring.http_counters import BOUNDS_S, HttpCounters
 from phpmq_lite.admin.monitoring.limits import LimitUsage
-from phpmq_lite.admin.monitoring.metric_labels import OTHER, QueueSeries
+from phpmq_lite.admin.monitoring.metric_series import BOUNDS_S, OTHER, HttpCounters, QueueSeries
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import StorageError
 from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S

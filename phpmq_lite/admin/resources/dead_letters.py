@@ -6,7 +6,7 @@ from typing import Any, Final, Self
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.actions import bulk, redrive
+from phpmq_lite.admin.actions import bulk
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right, queue_name_of
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
@@ -227,7 +227,7 @@ async def _plan(
         await context.search.freeze(query, queues=None, limit=min(limit or PLAN_MAX, PLAN_MAX))
     ).seqs
     options = replace(options, queues=allowed_queues(request))
-    plan = await redrive.plan_redrive(context, audit_entry(request, target=name), seqs, options)
+    plan = await bulk.plan_redrive(context, audit_entry(request, target=name), seqs, options)
     return RedrivePlanView(targets=plan.targets, quarantined=plan.poisoned, skipped=plan.skipped)
 
 

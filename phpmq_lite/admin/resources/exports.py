@@ -28,7 +28,7 @@ from phpmq_lite.admin.base.responses import ResponseModel, csv_cell
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
 from phpmq_lite.admin.views.bodies import as_content
-from phpmq_lite.admin.views.large_responses import PIECE_BYTES, abort_response, send_piece
+from phpmq_lite.admin.views.rendering import PIECE_BYTES, abort_response, send_piece
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow

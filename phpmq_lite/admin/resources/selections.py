@@ -5,7 +5,7 @@ from typing import Final, Self
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.actions import bulk, flash_messages, redrive
+from phpmq_lite.admin.actions import bulk, flash_messages
 from phpmq_lite.admin.actions.selections import MessageSelection
 from phpmq_lite.admin.actions.single_message import read_options
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
@@ -66,7 +66,7 @@ async def show_selection(request: web.Request) -> web.StreamResponse:
 
 async def _plan(
     request: web.Request, selection: MessageSelection, action: str
-) -> tuple[redrive.RedrivePlan | None, int]:
+) -> tuple[bulk.RedrivePlan | None, int]:
     """Return what a redrive of the first records would do, and their number."""
     if action != Action.REDRIVE:
         return None, 0
@@ -78,7 +78,7 @@ async def _plan(
     options = ActionOptions(target=target, queues=allowed_queues(request))
     # The preview is not audited, but the operation needs an entry.
     entry = AuditEntry(identity_of(request).actor, "ui", request.remote or "", "dead.redrive")
-    return await redrive.plan_redrive(context_of(request), entry, seqs, options), len(seqs)
+    return await bulk.plan_redrive(context_of(request), entry, seqs, options), len(seqs)
 
 
 def _fits(selection: MessageSelection, action: str) -> int:

@@ -1,4 +1,4 @@
-"""Render pages with jinja2 and serve the static files."""
+"""Render pages with jinja2, serve the static files, and send large responses in parts."""
 
 import asyncio
 import hashlib
@@ -14,12 +14,13 @@ from aiohttp import web
 
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.http_memory import FREE_BYTES
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import memory_hold_of
 from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE_NAME
 from phpmq_lite.admin.base.search_query import meta_search
-from phpmq_lite.admin.views import bodies
-from phpmq_lite.admin.views import page_layout as frame_parts
+from phpmq_lite.admin.views import bodies, page_layout
 from phpmq_lite.admin.views.envelope_card import RowVerdicts, shorten
 from phpmq_lite.admin.views.trends import polyline
 
@@ -120,7 +121,7 @@ class StaticFiles:
             if path.suffix in _TYPES
         }
         mark, type_ = self._files["mark.svg"]
-        for name, colour in frame_parts.COLOURS.items():  # the favicons of environments
+        for name, colour in page_layout.COLOURS.items():  # the favicons of environments
             painted = mark.replace(_MARK_FILL, colour.encode())
             self._files[f"mark-{name}.svg"] = painted, type_
         digest = hashlib.sha256(b"".join(content for content, _ in self._files.values()))
@@ -165,29 +166,29 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
     urls, ui = context.urls, context.settings.ui
     here = request.get(ROUTE_NAME, "")
     theme = request.cookies.get(_THEME_COOKIE, "")
-    search = frame_parts.url_or_none(urls, "messages")
+    search = page_layout.url_or_none(urls, "messages")
     return {
         "url": urls.to,
         "static": urls.static,
         "docs_url": urls.docs,
-        "help_page": frame_parts.help_page(request),
+        "help_page": page_layout.help_page(request),
         "here": here,
-        "rail": frame_parts.navigation(request, here),
-        "may": lambda name: frame_parts.may_open(request, name),
+        "rail": page_layout.navigation(request, here),
+        "may": lambda name: page_layout.may_open(request, name),
         "environment": ui.environment,
-        "colour": frame_parts.colour_of(ui.environment, ui.colour),
+        "colour": page_layout.colour_of(ui.environment, ui.colour),
         "theme": theme if theme in THEMES else "auto",
         "now_ms": context.now_ms(),
         "version": context.version,
         "broker": status_of(request),
-        "who": frame_parts.viewer_of(request),
-        "dangers": list(frame_parts.list_access_warnings(request)),
-        "troubles": frame_parts.list_broker_problems(request, context),
-        "events_url": frame_parts.url_or_none(urls, "events"),
-        "live_url": frame_parts.url_or_none(urls, "live"),
+        "who": page_layout.viewer_of(request),
+        "dangers": list(page_layout.list_access_warnings(request)),
+        "troubles": page_layout.list_broker_problems(request, context),
+        "events_url": page_layout.url_or_none(urls, "events"),
+        "live_url": page_layout.url_or_none(urls, "live"),
         "search_url": search or urls.to("search"),
         "can_search": search is not None,
-        "complete_url": frame_parts.url_or_none(urls, "api-completions"),
+        "complete_url": page_layout.url_or_none(urls, "api-completions"),
         "note": context.sessions.take_message(request),
         "csrf": lambda: context.sessions.token(request),
         "back_to": _own_path(request),
@@ -215,7 +216,7 @@ async def problem_page(request: web.Request, problem: Problem) -> web.Response:
         problem=problem,
         help_url=_help_url(request, problem),
         is_change=request.method not in ("GET", "HEAD"),
-        login_url=frame_parts.url_or_none(context_of(request).urls, "login"),
+        login_url=page_layout.url_or_none(context_of(request).urls, "login"),
     )
     response.headers.update(problem.headers)
     return response
@@ -236,3 +237,59 @@ def problem_json(request: web.Request, problem: Problem) -> web.Response:
         content_type="application/problem+json",
         headers=problem.headers,
     )
+
+
+PIECE_BYTES: Final = 64 << 10
+STALLED_S: Final = 30.0  # timeout of a part that the peer does not read
+
+
+async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """Send a response above 64 KiB; return a smaller or already started one unchanged.
+
+    Without memory for it the response is 503 or 429.
+    """
+    if response.prepared or not isinstance(response, web.Response) or request.method == "HEAD":
+        return response
+    body = response.body
+    if not isinstance(body, bytes | bytearray) or len(body) <= FREE_BYTES:
+        return response
+    hold = memory_hold_of(request)
+    try:
+        await hold.resize(len(body))
+    except Problem as problem:
+        refusal = problem_json(request, problem)
+        refusal.headers["X-Request-Id"] = response.headers["X-Request-Id"]
+        return refusal
+    stream = web.StreamResponse(
+        status=response.status, reason=response.reason, headers=response.headers
+    )
+    stream.cookies.update(response.cookies)
+    stream.content_length = len(body)
+    await stream.prepare(request)
+    hold.begin(lambda: abort_response(request))
+    try:
+        for at in range(0, len(body), PIECE_BYTES):
+            await send_piece(stream, bytes(memoryview(body)[at : at + PIECE_BYTES]))
+            hold.move(PIECE_BYTES)
+        await stream.write_eof()
+    except TimeoutError:
+        abort_response(request)
+    finally:
+        response.body, body = None, b""  # an error raised here would keep it
+    return stream
+
+
+async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
+    """Write a part and wait until the peer has read most of it.
+
+    Raises:
+        TimeoutError: the peer makes no progress.
+    """
+    async with asyncio.timeout(STALLED_S):
+        await stream.write(piece)
+
+
+def abort_response(request: web.Request) -> None:
+    """Close the connection: a regular end would look like a complete response."""
+    if request.transport is not None:
+        request.transport.abort()

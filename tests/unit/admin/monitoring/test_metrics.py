@@ -5,8 +5,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from phpmq_lite.admin.monitoring import metrics
-from phpmq_lite.admin.monitoring.http_counters import HttpCounters
-from phpmq_lite.admin.monitoring.metric_labels import OTHER, MetricLabels
+from phpmq_lite.admin.monitoring.metric_series import OTHER, HttpCounters, MetricLabels
 from phpmq_lite.admin.monitoring.metrics import MetricReadings
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S

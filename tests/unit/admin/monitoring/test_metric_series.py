@@ -1,6 +1,6 @@
 """Labels of the metrics: given for good, and counters that never fall."""
 
-from phpmq_lite.admin.monitoring.metric_labels import OTHER, MetricLabels, QueueSeries, label_name
+from phpmq_lite.admin.monitoring.metric_series import OTHER, MetricLabels, QueueSeries, label_name
 from phpmq_lite.histogram import BUCKETS
 from phpmq_lite.server.status import QueueStatus
 from tests.unit.admin.cases import queue_status
