@@ -485,11 +485,11 @@ class Service:
         with suppress(TimeoutError):
             await asyncio.wait_for(engine.call(lambda core, answer: core.drain(answer)), DRAIN_S)
         for session in list(shared.sessions):
-            session.end("the broker stops")
+            session.end("the broker is stopping")
         with suppress(TimeoutError):
             await asyncio.wait_for(shared.wait_empty(), CLOSE_S)
         for session in list(shared.sessions):
-            session.abort("the broker stops")
+            session.abort("the broker is stopping")
 
 
 def _note_clock(store: Store, clock: Clock, doubt: Mapping[str, int] | None = None) -> None:

@@ -50,7 +50,7 @@ def record_stop(
     except OSError as error:
         if failure is not None:
             _log.error("stopped at once", reason=str(failure))
-        _log.warning("stopped as by a kill, the stop cannot be recorded", reason=str(error))
+        _log.warning("stopped as if killed: the stop cannot be recorded", reason=str(error))
         sys.stderr.flush()
         # Everything is stored; closing the database would remove the WAL.
         os._exit(0 if failure is None else EX_IOERR)
@@ -77,7 +77,7 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
         threading.Thread(target=_exit_after_timeout, daemon=True).start()
         trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: log where
         reason = str(error) or type(error).__name__
-        _log.error("stopped at once, nothing can be stored for sure", reason=reason, **trace)
+        _log.error("stopped at once: nothing can be stored safely", reason=reason, **trace)
         folder.write_last_error(error, time.time_ns() // 1_000_000)
         sys.stderr.flush()
     except MemoryError:

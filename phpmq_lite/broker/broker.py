@@ -602,7 +602,7 @@ class Broker:
             created = self.state.registry.created
             raise RefusedError(
                 "too_many_queues",
-                f"{created.total()} queues count, {created[creator]} of them made by"
+                f"there are {created.total()} queues, {created[creator]} of them created by"
                 f" {creator!r}; the limit is {self.limits.queues} (limits.max_queues). Remove"
                 " empty queues, or raise the limit.",
             )

@@ -90,7 +90,7 @@ class FlowControl:
     def wait_in_line(
         self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
     ) -> None:
-        """Queue a publisher of about ``count`` messages behind all others that wait.
+        """Queue a publisher of about ``count`` messages after all others that wait.
 
         ``at_front``: it was called, but others had taken the room.
         """

@@ -43,7 +43,7 @@ SECTIONS: Final = {  # of the help
             "phpmq_lite.cli.config", "Create a configuration file; show the settings in force."
         ),
         "clock": CommandEntry(
-            "phpmq_lite.cli.status", "Show clock changes; decide what a doubtful one means."
+            "phpmq_lite.cli.status", "Show clock changes, and decide whether a doubtful one counts."
         ),
         "bench": CommandEntry("phpmq_lite.cli.bench", "Measure throughput and latency."),
     },

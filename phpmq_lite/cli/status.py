@@ -68,7 +68,7 @@ COLUMNS = (
 
 @click.group()
 def clock() -> None:
-    """Show clock changes; decide what a doubtful one means."""
+    """Show clock changes, and decide whether a doubtful one counts."""
 
 
 @clock.command()

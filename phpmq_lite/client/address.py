@@ -35,7 +35,7 @@ def parse_address(
         return BrokerAddress(path=path)
     host, given = _split(address)
     if given and port is not None:
-        raise ValueError(f"{address!r} has a port, and {port} is another")
+        raise ValueError(f"{address!r} already has a port; remove the port {port}")
     if not host or (given and not (given.isascii() and given.isdigit())):
         raise ValueError(f"{address!r} is not an address: write HOST:PORT or unix:PATH")
     number = int(given) if given else port if port is not None else default

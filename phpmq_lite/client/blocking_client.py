@@ -342,7 +342,7 @@ class BlockingClient:
         generation = self.session.generation
         self._put(frame)
         if not self.pump(self._is_sent, self.timeout_s):
-            raise TimeoutError(f"{self.target} takes no more")
+            raise TimeoutError(f"{self.target} accepts no more data")
         if self.session.generation != generation:
             raise ConnectionLostError("the connection ended while a message was sent")
 

@@ -59,7 +59,7 @@ class PendingPublishes:
             LocalProtocolError: a publish with this key is unanswered.
         """
         if (queue, key) in self._waiting:
-            raise LocalProtocolError(f"the key {key!r} waits for its receipt already")
+            raise LocalProtocolError(f"the key {key!r} is already waiting for its receipt")
         entry = self._waiting[queue, key] = UnansweredPublish(queue, content, ttl_s, key, answer)
         return entry
 
@@ -295,7 +295,7 @@ class ClientSession:
             LocalProtocolError: the queue is consumed already, or the credit is not positive.
         """
         if queue in self.windows:
-            raise LocalProtocolError(f"this client consumes {queue!r} already")
+            raise LocalProtocolError(f"this client already consumes {queue!r}")
         if credit < 1:
             raise LocalProtocolError(f"a credit is at least 1, not {credit}")
         self.side.consume(queue, credit)  # raises for what the grammar does not allow

@@ -208,7 +208,7 @@ class Parser:
             detail = f"there is no message type {message_type:03}"
             self._fail(frames.UNKNOWN_TYPE, detail, self._began + 3)
         if not any(int(header[3:6]) == message_type for header in self._shapes):
-            detail = f"a message of type {message_type:03} does not come from this side"
+            detail = f"a message of type {message_type:03} is not sent by this side"
             self._fail(frames.UNEXPECTED_TYPE, detail, self._began + 3)
 
     def _blank_line(self, data: bytes, pos: int) -> int:
@@ -232,7 +232,7 @@ class Parser:
             self.framing = "line"
             self._expect_break(Parser._packet_header, frames.BAD_FRAMING)
         else:
-            detail = "neither a packet nor a line break after the message header"
+            detail = "expected a packet or a line break after the message header"
             self._fail(frames.BAD_FRAMING, detail, self._fed + pos)
         return pos
 
@@ -280,15 +280,15 @@ class Parser:
     def _check_packet_header(self, head: bytes) -> None:
         """Raise at the first invalid byte of ``head``, which may be incomplete."""
         if head[0] != _P:
-            self._fail(frames.BAD_PACKET_HEADER, "no packet where one is due", self._head_at)
+            self._fail(frames.BAD_PACKET_HEADER, "expected a packet", self._head_at)
         self._check_digits(head, 1, 3)
         if len(head) >= 3:
             packet = int(head[1:3])
             if packet not in self._shape:
-                detail = f"packet {packet:02} has no place in a {self._header[3:6].decode()}"
+                detail = f"packet {packet:02} is not allowed in a {self._header[3:6].decode()}"
                 self._fail(frames.BAD_PACKET_TYPE, detail, self._head_at + 1)
             if packet in self._values:
-                detail = f"packet {packet:02} comes twice"
+                detail = f"packet {packet:02} is repeated"
                 self._fail(frames.DUPLICATE_PACKET, detail, self._head_at + 1)
             self._check_digits(head, 3, len(head))
 
@@ -296,7 +296,7 @@ class Parser:
         part = head[start:stop]
         if part and not part.isdigit():
             wrong = next(index for index, byte in enumerate(part) if byte not in _DIGITS)
-            detail = "a packet header is P and digits only"
+            detail = "a packet header must be P and digits"
             self._fail(frames.BAD_PACKET_HEADER, detail, self._head_at + start + wrong)
 
     # -- step 3: the content
@@ -358,7 +358,7 @@ class Parser:
             return ""  # invalid, but a wrong width shows here first: see _end_frame
         name = frames.decode_queue(raw)
         if name is None:
-            detail = "a queue name is UTF-8 without control characters but line feeds"
+            detail = "a queue name is UTF-8 without control characters except line feeds"
             self._fail(frames.BAD_QUEUE, detail, at)
         if len(self._names) >= _MAX_NAMES:
             self._names.clear()
@@ -404,7 +404,7 @@ class Parser:
             if self._next is Parser._content_bytes and not self._length:
                 self._end_packet(b"", self._fed + pos + 1)
         else:
-            self._fail(self._break_code, "no line break where one is due", self._fed + pos)
+            self._fail(self._break_code, "expected a line break", self._fed + pos)
         return pos + 1
 
     def _fail(self, code: str, detail: str, offset: int) -> NoReturn:

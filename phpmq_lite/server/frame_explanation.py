@@ -180,8 +180,8 @@ def _outcome(frame: Parsed) -> str:
             where = f"Move {_text(message_id)} to the end of {queue!r}"
             return f"{where}, under the same id; it {expiry} from now on. {_HELD}"
         case DeadLetter(queue, message_id):
-            where = f"Take {_text(message_id)} out of {queue!r}, whatever its TTL"
-            return f"{where}, and put a record into its dead-letter queue. {_HELD}"
+            where = f"Remove {_text(message_id)} from {queue!r}, whatever its TTL"
+            return f"{where}, and store a record in its dead-letter queue. {_HELD}"
         case Dispatch(queue, _, message_id, ttl_s):
             left = "" if ttl_s is None else f"; {ttl_s:,} s left" if ttl_s else "; never expires"
             return (
@@ -225,18 +225,19 @@ def _conclusion(
         return "The broker ignores this and closes the connection: it is HTTP."
     if error is not None:
         return (
-            "The broker closes the connection without a reply. Whole frames before the wrong byte"
-            " are processed, nothing after it is read, and the messages it held return."
+            "The broker closes the connection without a reply. Complete frames before the "
+            "invalid byte are processed, nothing after it is read, and the messages that it held "
+            "return."
         )
     if is_empty:
         return "There are no bytes."
     if partial_bytes:
         return (
-            f"The last frame is not whole: {partial_bytes:,} bytes of it are here. The receiver"
+            f"The last frame is incomplete: {partial_bytes:,} bytes of it are here. The receiver"
             " waits for the rest; the broker waits for limits.frame_timeout_s, then it closes"
             " the connection."
         )
-    return "Every frame is whole; the connection stays open."
+    return "Every frame is complete; the connection stays open."
 
 
 def as_data(found: Explanation) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Dissector:
             raw = self._head + self._content
             pieces.append(FramePiece(raw, meaning, came - len(self._content)))
         elif self._head:
-            pieces.append(FramePiece(self._head, "packet header, not whole"))
+            pieces.append(FramePiece(self._head, "incomplete packet header"))
         return DissectedFrame(found.kind, found.queue, tuple(pieces), self._size)
 
     def feed(self, data: bytes) -> list[DissectedFrame]:
@@ -210,7 +210,7 @@ def _describe_packet(message: int, packet: int, content: bytes, length: int) -> 
         case frames.ID:
             return f"message id {text}"
         case frames.COUNT:
-            return f"credit {text}" if text.strip("0") else "credit 0: gives back"
+            return f"credit {text}" if text.strip("0") else "credit 0: returns held messages"
         case frames.TTL:
             return f"TTL {text} s" if text.strip("0") else "TTL 0: never expires"
         case _:
@@ -230,13 +230,13 @@ _EXPECTED: Final = {
     frames.UNKNOWN_TYPE: "a message type: 001, 002, 004, 005 or 006",
     frames.UNEXPECTED_TYPE: "a type that a client sends: 001, 002, 004, 005 or 006",
     frames.BAD_PACKET_COUNT: "a number of packets that this type has",
-    frames.BAD_FRAMING: "a packet or a line break, as the connection began",
+    frames.BAD_FRAMING: "a packet or a line break, as in the first frame",
     frames.BAD_PACKET_HEADER: "a packet header: P and digits",
     frames.BAD_PACKET_TYPE: "a packet that this message has",
     frames.DUPLICATE_PACKET: "each packet once",
     frames.TOO_LARGE: "a length within the limit",
     frames.EMPTY_QUEUE: "a queue name of 1 to 255 bytes, up to 259 if it ends in .dlq",
-    frames.BAD_QUEUE: "UTF-8, no control characters but line feeds",
+    frames.BAD_QUEUE: "UTF-8, no control characters except line feeds",
     frames.EMPTY_ID: "an id or key of 1 to 64 bytes",
     frames.BAD_NUMBER: "a number of 1 to 19 digits",
     frames.HTTP_REQUEST: "PHPMQ, not HTTP",

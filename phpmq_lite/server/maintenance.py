@@ -180,7 +180,7 @@ class ScrubRunner:
             if self._scrub.log_bytes <= most:
                 raise
             _log.warning("structure_not_checked", reason=f"{LOG_BYTES >> 20:,} MiB were written "
-                         "meanwhile", detail=str(error))  # fmt: skip
+                         "during the check", detail=str(error))  # fmt: skip
             return  # it stays due: the next round tries again
         self.state.structure, self.state.structure_at = found, self._now_ms()
         if found:

@@ -252,7 +252,7 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
     known = {column.name for column in COLUMNS}
     for name in names:
         if name not in known:
-            hint = ": ask for bodies apart" if name == BODY.name else ""
+            hint = "; request bodies separately" if name == BODY.name else ""
             raise RefusedError("bad_value", f"there is no column {name!r}{hint}")
     chosen = tuple(column for column in COLUMNS if not names or column.name in names)
     return (*chosen, BODY) if body else chosen

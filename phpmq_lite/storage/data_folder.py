@@ -276,8 +276,8 @@ class DataFolder:
         else:
             return
         raise DataDamagedError(
-            f"{self.database} is {state}, but {sign}: put the database back from where it went "
-            "or from a backup; to begin with an empty one, move the whole folder away"
+            f"{self.database} is {state}, but {sign}: move the database back, or restore "
+            "a backup; to start with an empty one, move the whole folder away"
         )
 
     # -- at open
@@ -499,8 +499,8 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 # that no start finds, and finally remove the log of another database.
 
 _REMEDY: Final = (
-    "what was confirmed before is in the file that the broker had open: put it back from where it "
-    "went, or restore a backup, before the next start"
+    "confirmed messages are in the file that the broker had open: move it back, or restore a "
+    "backup, before the next start"
 )
 
 

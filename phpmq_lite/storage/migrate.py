@@ -178,7 +178,7 @@ def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
         sync_folder(copy.parent)
     except (OSError, sqlite3.Error) as error:
         temporary.unlink(missing_ok=True)
-        raise _refusal(f"cannot copy the database to {copy} ahead of a migration", error) from error
+        raise _refusal(f"cannot copy the database to {copy} before a migration", error) from error
     return copy
 
 

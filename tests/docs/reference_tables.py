@@ -98,7 +98,7 @@ WORDS: Final[dict[str, str]] = {
     "published.version": "what it published last",
     "queue": "the queues, with what is set of them",
     "queue.created_by": "an actor of the audit, or the address of a connection; empty: unknown",
-    "queue.name": "1 to 255 bytes of UTF-8, 259 for NAME.dlq; no control characters but line feeds",
+    "queue.name": "1 to 255 bytes of UTF-8, 259 for NAME.dlq; no control characters except LF",
     "queue.payload_policy": "opaque, observe, envelope; here and in the next five NULL: default",
     "queue.queue_id": "its number",
     "receipt": "keys of confirmed publishes, the oldest first",

@@ -134,7 +134,7 @@ def test_any_flipped_bit_of_the_database_is_refused_after_a_crash(tmp_path: Path
                 file.write(bytes([byte ^ 16]))
             with (
                 closing(DataFolder.open(broken)) as folder,
-                pytest.raises(DataDamagedError, match="differs from what the broker left"),
+                pytest.raises(DataDamagedError, match="differs from what the broker wrote"),
             ):
                 check_files(folder)
             shutil.rmtree(broken)

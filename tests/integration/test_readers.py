@@ -70,7 +70,7 @@ async def test_close_interrupts_reads_that_run_or_wait(path: Path, count: int) -
     await asyncio.sleep(0)
     await readers.close()
     for read in reading:
-        with pytest.raises(StorageError, match="the broker stops reading"):
+        with pytest.raises(StorageError, match="the broker is stopping"):
             await read
     await ask(readers)
     await readers.close()

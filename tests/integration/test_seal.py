@@ -48,7 +48,7 @@ def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
         before = database.read_bytes()
         with (
             closing(DataFolder.open(data)) as folder,
-            pytest.raises(DataDamagedError, match="differs from what the broker left"),
+            pytest.raises(DataDamagedError, match="differs from what the broker wrote"),
         ):
             check_files(folder)
         assert database.read_bytes() == before

@@ -175,7 +175,7 @@ class BulkJobs:
                 await _close_row(act, job, str(state))
         except Exception as error:
             problem = problem_of(error)
-            job.error = problem.detail if problem is not None else "The broker could not go on."
+            job.error = problem.detail if problem is not None else "The broker could not continue."
             if problem is None:
                 _log.exception("bulk_failed", job=job.number, action=str(job.order.action))
             with suppress(Exception):  # the row stays open where this fails too

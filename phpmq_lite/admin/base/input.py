@@ -247,7 +247,7 @@ class Form:
         given = self._fields.get(name, ())
         values = [unify_line_breaks(value) for value in given if isinstance(value, str)]
         if len(values) > limit:
-            raise _bad(name, f"is there {len(values)} times", f"at most {limit} times")
+            raise _bad(name, f"appears {len(values)} times", f"at most {limit} times")
         return values
 
     def file(self, name: str) -> UploadedFile | None:

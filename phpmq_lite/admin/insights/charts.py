@@ -54,7 +54,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
     came, lost, waits, holds = _came(sums), _lost(sums), _times(sums, "wait"), _times(sums, "hold")
     drawn = (
         charts.draw_lines("flow", f"Messages per {length}", trend, came, when=when),
-        charts.draw_lines("lost", f"Not acked, or again, per {length}", trend, lost, when=when),
+        charts.draw_lines("lost", f"Lost or redelivered per {length}", trend, lost, when=when),
         charts.draw_lines("waits", "Wait for a consumer", trend, waits, are_times=True, when=when),
         charts.draw_lines("holds", "Held by consumers", trend, holds, are_times=True, when=when),
     )

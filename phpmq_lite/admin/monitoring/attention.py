@@ -102,7 +102,7 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
     if status.clock_doubt_ms:
         text = (
             f"At the start it was {_duration(status.clock_doubt_ms)} ahead; until someone decides "
-            "whether this is right, the extra time expires nothing"
+            "whether this is right, no message expires because of it"
         )
         yield Notice("bad", "Clock", text, "system", {}, "Decide")
     elif status.clock_jumps:

@@ -41,7 +41,7 @@ def need_arrow() -> None:
     """
     if find_spec("pyarrow") is None:
         raise Problem(
-            501, "no_arrow", "This broker speaks no Arrow: it was installed without pyarrow. "
+            501, "no_arrow", "This broker cannot export Arrow: it was installed without pyarrow. "
             f"Install it with the extra: {install_command('export')}",
         )  # fmt: skip
 
@@ -215,9 +215,9 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Run
                 await _give(response, piece)
         end = "whole"
     except _StalledError:
-        end, reason = "stalled", f"nothing was taken for {STALLED_S:g} s"
+        end, reason = "stalled", f"the reader accepted no data for {STALLED_S:g} s"
     except TimeoutError:
-        end, reason = "stalled", f"it was not taken whole within {WHOLE_S:g} s"
+        end, reason = "stalled", f"the reader did not finish within {WHOLE_S:g} s"
     except ConnectionError as error:
         end, reason = "left", repr(error)
     except Exception as error:  # of the process

@@ -145,7 +145,7 @@ def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
         dumps(named, allow_nan=False)
     except ValueError:
         raise Problem(
-            422, "invalid", f"A number in {member} is none.", field=member, bound="JSON"
+            422, "invalid", f"A number in {member} is not valid JSON.", field=member, bound="JSON"
         ) from None
     return named
 

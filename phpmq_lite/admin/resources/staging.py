@@ -150,7 +150,7 @@ def _check_schema(pa: Any, schema: Any) -> None:
         if name not in takes:
             raise _bad(f"The column {name!r} is not known.", name, ", ".join(_COLUMNS))
         if schema.names.count(name) > 1:
-            raise _bad(f"The column {name!r} is there twice.", name, "once")
+            raise _bad(f"The column {name!r} appears twice.", name, "once")
         type_ = schema.field(name).type
         if not any(is_right(type_) for is_right in takes[name]):
             bound = {"body": "binary or string", "queue": "string", "ttl_s": "int64"}[name]
@@ -317,7 +317,7 @@ async def stage_rows(request: web.Request) -> web.StreamResponse:
         )
         if expected not in (None, upload.rows):
             raise Problem(
-                422, "row_count", f"The stream has {upload.rows} rows, announced were {expected}. "
+                422, "row_count", f"The stream has {upload.rows} rows, but {expected}. "
                 "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
             )  # fmt: skip
         await _store(context, entry, token, upload)
@@ -330,8 +330,10 @@ def _row_count(request: web.Request) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise Problem(422, "invalid", f"{ROW_COUNT} is {text[:50]!r}, no number.", field=ROW_COUNT,
-                      bound="0 or more")  # fmt: skip
+        raise Problem(
+            422, "invalid", f"{ROW_COUNT} is {text[:50]!r}, not a number.",
+            field=ROW_COUNT, bound="0 or more",
+        )  # fmt: skip
     return int(text)
 
 

@@ -143,7 +143,7 @@ def _queue_id(request: web.Request, name: str) -> int:
     if not name:
         if allowed_queues(request) is not None:
             raise Problem(
-                403, "foreign_queue", "All queues together are shown to whom may see all of them.",
+                403, "foreign_queue", "Only users of all queues can see their totals.",
                 field="queue",
             )  # fmt: skip
         return ALL

@@ -258,7 +258,7 @@ async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> 
 
 def retry_hint(queue: QueueStatus) -> str:
     """Return a warning if a queue for delayed retries has consumers."""
-    who = count_of(queue.consumers, "consumer takes", "consumers take")
+    who = count_of(queue.consumers, "consumer receives", "consumers receive")
     return f"{who} messages before their delay is over; it forwards them to {queue.name[:-6]}"
 
 

@@ -69,7 +69,7 @@ def publish(
     state = core.state
     queue = state.registry.get_or_create(name, entry.actor)
     if queue is None:  # destination() has checked the limit
-        raise RefusedError("too_many_queues", "no room for another queue")
+        raise RefusedError("too_many_queues", "the limit of queues is reached")
     inspections = _validate_inline(core, queue, messages, validated or {})
     if inspections is None:
         again = partial(
@@ -129,7 +129,7 @@ def _invalid_reasons(
         core.refused[full[1]] += 1
         code = "paused" if full[1].endswith("paused") else "queue_full"
         raise RefusedError(
-            code, f"a message is {bad[min(bad)]}, and its record has no room: {full[1]}"
+            code, f"a message is {bad[min(bad)]}, and its record cannot be stored: {full[1]}"
         )
     return bad
 
@@ -158,7 +158,7 @@ def _validate_in_background(
 
 def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> None:
     if core.is_draining:
-        raise RefusedError("draining", "the broker stops: it takes no messages")
+        raise RefusedError("draining", "the broker is stopping and accepts no messages")
     if len(messages) > PUBLISH_MAX:
         raise RefusedError(
             "too_many", f"{len(messages)} messages at once, the limit is {PUBLISH_MAX}"

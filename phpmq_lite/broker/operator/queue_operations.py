@@ -192,7 +192,7 @@ def disconnect(
         raise RefusedError("unknown_client", f"client {client} is not connected")
     consumed = connection.consumers.keys()
     if queues is not None and not (consumed and consumed <= queues):
-        raise RefusedError("foreign_queue", f"client {client} is not for your queues alone")
+        raise RefusedError("foreign_queue", f"client {client} also uses queues of others")
     held = sum(len(consumer.held) for consumer in connection.consumers.values())
     audit.record(core, entry, held)
     answers = core.state.batch.replies
@@ -236,7 +236,7 @@ def _check_value(name: str, value: Any) -> None:
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise RefusedError("bad_value", f"{name}: {value} has more than 64 bits")
     except UnicodeEncodeError:
-        raise RefusedError("bad_value", f"{name}: a text is not UTF-8") from None
+        raise RefusedError("bad_value", f"{name}: the text is not UTF-8") from None
 
 
 def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset: int) -> None:

@@ -52,7 +52,7 @@ def claim(
         raise RefusedError("bad_name", f"the name of the subscription {problem}")
     if not 0 < max_messages <= CLAIM_MAX:
         raise RefusedError(
-            "too_many", f"{max_messages} messages at once, it may be 1 to {CLAIM_MAX}"
+            "too_many", f"{max_messages} messages at once, the limit is 1 to {CLAIM_MAX}"
         )
     core.find_queue(queue_name)
     found = core.subscriptions.get(name)
@@ -187,7 +187,7 @@ def _unknown_subscription(name: str) -> RefusedError:
 
 def _unknown_claim(name: str, claim: int, hi: int) -> RefusedError:
     return RefusedError(
-        "unknown_claims", f"claim {claim} was never given to {name!r}, its last one is {hi}"
+        "unknown_claims", f"claim {claim} was never assigned to {name!r}, its last one is {hi}"
     )
 
 
@@ -197,7 +197,7 @@ def _check_queue(core: Broker, subscription: Subscription, queue: Queue) -> None
     other = core.state.by_id.get(subscription.queue_id)
     if other is not None:
         raise RefusedError(
-            "other_queue", f"subscription {subscription.name!r} is of queue {other.name!r}"
+            "other_queue", f"subscription {subscription.name!r} belongs to queue {other.name!r}"
         )
     subscription.queue_id = queue.queue_id  # its queue was removed, so it holds nothing
     subscription.store(core.state)

@@ -131,7 +131,7 @@ def _check_stage(
     core: Broker, actor: str, token: str, rows: Sequence[StagedRow], after: int
 ) -> None:
     if core.is_draining:
-        raise RefusedError("draining", "the broker stops: it takes no messages")
+        raise RefusedError("draining", "the broker is stopping and accepts no messages")
     if (shut := core.state.registry.publishing_stop) is not None:
         raise RefusedError(shut.code, shut.detail)
     if not _TOKEN.fullmatch(token):
@@ -144,9 +144,9 @@ def _check_stage(
         if after:
             raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
     elif known.is_whole or not after:
-        raise RefusedError("token_staged", f"there is a token {token!r} already")
+        raise RefusedError("token_staged", f"token {token!r} already exists")
     elif known.rows != after:
-        raise RefusedError("gap", f"{known.rows} rows are staged, these come after {after}")
+        raise RefusedError("gap", f"{known.rows} rows are staged, but these follow row {after}")
     size = sum(len(body) for _, body, _ in rows)
     total = size + (0 if known is None else known.bytes)
     if len(rows) > STAGE_SLICE:
@@ -170,7 +170,7 @@ def _check_stage(
             if not has_room(own, total, more, limit):
                 raise RefusedError(
                     "stage_full",
-                    f"{total + more} {what} wait for their publish, {own} of them yours; the limit"
+                    f"{total + more} {what} are staged, {own} of them yours; the limit"
                     f" is {limit}. Publish or unstage some.",
                 )
 
@@ -337,7 +337,7 @@ class _StagedPublish:
         """Check, then store; invalid rows are read first, which takes a batch."""
         core, state = self.core, self.core.state
         if core.is_draining:
-            raise RefusedError("draining", "the broker stops: it takes no messages")
+            raise RefusedError("draining", "the broker is stopping and accepts no messages")
         app_ids, now_ms = core.staging.app_ids, state.now.steady_ms
         known = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
         if known is not None and self.version <= known.version:
@@ -351,8 +351,8 @@ class _StagedPublish:
         if unfinished and rest is None:
             raise RefusedError(
                 "unfinished_version",
-                f"version {next(iter(unfinished))} of {self.app_id!r} is published in part: repeat"
-                f" it before version {self.version}; what was staged for it first counts",
+                f"version {next(iter(unfinished))} of {self.app_id!r} is partly published: repeat"
+                f" it before version {self.version}, with the rows that were staged for it first",
             )
         whole = self._stages() if rest is None else rest
         stages = _first_stages(whole) if rest is not None or self.in_parts else whole
@@ -382,7 +382,7 @@ class _StagedPublish:
             if stage is None:
                 raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
             if not stage.is_whole:
-                raise RefusedError("token_open", f"the last rows of {token!r} did not come")
+                raise RefusedError("token_open", f"the last rows of {token!r} are missing")
             stages.append(stage)
         return stages
 
@@ -403,12 +403,13 @@ class _StagedPublish:
             if queue is None:
                 raise RefusedError(
                     "too_many_queues",
-                    f"queue number {queue_id} was removed since its rows were staged, and"
-                    f" {state.limits.queues} queues are the limit",
+                    f"queue number {queue_id} was removed after its rows were staged, and cannot"
+                    f" be created again: the limit is {state.limits.queues} queues",
                 )
             if _validation_policy(queue) != part.policy:
                 raise RefusedError(
-                    "queue_changed", f"{queue.name!r} judges in another way than when it was staged"
+                    "queue_changed",
+                    f"{queue.name!r} validates differently since the rows were staged",
                 )
             reason = queue.refusal(part.rows, part.bytes)
             if reason is None and part.bad_rows:
@@ -423,7 +424,9 @@ class _StagedPublish:
                     if state.registry.publishing_stop is None
                     else state.registry.publishing_stop.code
                 )
-                raise RefusedError(code, f"{queue.name!r} takes no {part.rows} messages: {reason}")
+                raise RefusedError(
+                    code, f"{queue.name!r} cannot accept {part.rows} messages: {reason}"
+                )
             queues[queue_id] = queue
         return queues
 
@@ -529,7 +532,7 @@ def _limit_error(sums: _RowSums) -> RefusedError | None:
     if bad > PUBLISH_BAD or bad_size > PUBLISH_BAD_BYTES:
         return RefusedError(
             "too_many_quarantined",
-            f"{bad} rows of {bad_size} bytes may not reach a consumer, the limit is {PUBLISH_BAD}"
+            f"{bad} rows ({bad_size} bytes) would be quarantined; the limit is {PUBLISH_BAD}"
             f" rows and {PUBLISH_BAD_BYTES} bytes at once",
         )
     return None

@@ -113,7 +113,7 @@ class Subscriptions(dict[str, Subscription]):
         if len(self) >= SUBSCRIPTIONS_MAX:
             raise RefusedError(
                 "too_many_subscriptions",
-                f"there is no room for {name!r}: the limit is {SUBSCRIPTIONS_MAX}",
+                f"cannot create {name!r}: the limit is {SUBSCRIPTIONS_MAX} subscriptions",
             )
         made = self[name] = Subscription(self._next_id, name, queue_id, 1, 0)
         self._next_id += 1

@@ -185,7 +185,7 @@ class BackupMaker:
             connection.set_progress_handler(self._is_stopped.is_set, _STEPS_BETWEEN_CHECKS)
             try:
                 if self._is_stopped.is_set():  # before a statement that ``stop`` could interrupt
-                    raise StorageError("the backup was stopped before it was made")
+                    raise StorageError("the backup was stopped before it was complete")
                 yield connection
             finally:
                 self._connection = None

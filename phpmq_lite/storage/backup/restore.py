@@ -137,7 +137,7 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
             tell("migrating and recovering")
             done.migrated = _start_once(folder.database, migrations)
             seal(folder)
-        tell("checking what a start made of it")
+        tell("checking the result of a trial start")
         done.checks = verify(data, migrations)
     return done
 

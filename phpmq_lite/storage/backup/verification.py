@@ -37,7 +37,9 @@ def verify_source(source: Path, report: ReportStep = lambda step: None) -> Path:
     if source.is_file():
         wal = source.with_name(f"{source.name}-wal")
         if wal.exists() and wal.stat().st_size:
-            raise DataDamagedError(f"{source} is not a backup: {wal.name} beside it has more of it")
+            raise DataDamagedError(
+                f"{source} is not a backup: {wal.name} beside it has newer commits"
+            )
         return source
     backup: Backup | None = read_backup(source)
     if backup is None:

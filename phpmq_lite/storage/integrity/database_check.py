@@ -55,7 +55,7 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
     Raises:
         StartRefusedError: a broker runs there.
         DataDamagedError: there is no database.
-        StorageError: there is no space to copy database and WAL; TMPDIR names another place.
+        StorageError: there is no space to copy database and WAL; set TMPDIR to another folder.
     """
     database = path / DATABASE if path.is_dir() else path
     if database.name != DATABASE:
@@ -146,7 +146,7 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Datab
         return
     check.problems += schema_problems(connection, migrations)
     if waiting:
-        check.found += f", a start brings it to {waiting[-1].number}"
+        check.found += f", a start migrates it to {waiting[-1].number}"
 
 
 def _check_bodies(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
@@ -165,7 +165,7 @@ def _check_bodies(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
             f"{len(old):,} settled messages have a damaged body: {_list_seqs(old)}"
         )
     if len(rows) > len(old):
-        check.found += f"; {len(rows) - len(old):,} more died of a damaged body (reason crc)"
+        check.found += f"; {len(rows) - len(old):,} more were dead-lettered as damaged (crc)"
 
 
 def _check_tables(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
@@ -231,7 +231,7 @@ def _copy(files: tuple[Path, ...], target: Path) -> None:
     if need > free:
         raise StorageError(
             f"{target} has {free:,} bytes free, the copy to check needs {need:,}; "
-            "TMPDIR names another place"
+            "set TMPDIR to another folder"
         )
     for file in files:
         shutil.copyfile(file, target / file.name)

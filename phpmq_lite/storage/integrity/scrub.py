@@ -204,7 +204,7 @@ class Scrub:
                 yield from connection.execute(load("scrub")[part], (after,))
         except sqlite3.Error as error:
             kind = DataDamagedError if is_damage(error) else StorageError
-            raise kind(f"cannot read {part} messages behind {after}: {error}") from error
+            raise kind(f"cannot read {part} messages after {after}: {error}") from error
         finally:
             self._connection = None
 

@@ -19,7 +19,7 @@ from zlib import crc32
 from phpmq_lite.errors import DatabaseReplacedError, DataDamagedError
 from phpmq_lite.storage.atomic_files import create_private
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
-from phpmq_lite.storage.integrity.wal_check import copy_damaged_files
+from phpmq_lite.storage.integrity.wal_check import refuse_damaged_database
 
 _NAME: Final = "seal"
 # A word, the checksum of the database, the checksum of both.
@@ -94,7 +94,7 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
     seal, or if the database differs and that is accepted.
 
     Raises:
-        DataDamagedError: the database differs from what the broker left; a copy of it is in
+        DataDamagedError: the database differs from what the broker wrote; a copy of it is in
             ``damaged-<time>/``.  With ``accept_loss`` it is copied and used as it is.
             Or it cannot be read.
     """
@@ -145,16 +145,10 @@ def _has_wal(folder: DataFolder) -> bool:
 
 def _refuse(folder: DataFolder, found: int, *, accept_loss: bool) -> None:
     loss = (
-        f"{folder.database} differs from what the broker left: it was damaged, or another program "
+        f"{folder.database} differs from what the broker wrote: it was damaged, or another program "
         "wrote to it"
     )
-    copies = copy_damaged_files(folder, loss, f"crc32:{found:08x}")
-    if not accept_loss:
-        raise DataDamagedError(
-            f"{loss}; it was copied to {copies}. Inspect it with `phpmq-lite database verify`, "
-            "replace it with `phpmq-lite backup restore`, or start with the rest of it, this "
-            "once, with storage.accept_loss (--accept-loss)"
-        )
+    refuse_damaged_database(folder, loss, found, accept_loss=accept_loss)
 
 
 _MAX_SHARE: Final = 100  # sealing takes at most 1/100 of the time,

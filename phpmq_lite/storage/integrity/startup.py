@@ -11,13 +11,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from phpmq_lite.errors import DataDamagedError, StartRefusedError
+from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import RecoveredState
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.integrity.seal import break_seal, checksum_of
-from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, copy_damaged_files
+from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, refuse_damaged_database
 from phpmq_lite.storage.migrate import schema_problems
 from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.statements import load
@@ -77,13 +77,7 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
     if not problems:
         return
     loss = f"{folder.database} is damaged: {'; '.join(problems[:3])}"
-    copies = copy_damaged_files(folder, loss, f"crc32:{checksum_of(folder.database):08x}")
-    if not accept_loss:
-        raise DataDamagedError(
-            f"{loss}; it was copied to {copies}. Inspect it with `phpmq-lite database verify`, "
-            "replace it with `phpmq-lite backup restore`, or start with the rest of it, this "
-            "once, with storage.accept_loss (--accept-loss)"
-        )
+    refuse_damaged_database(folder, loss, checksum_of(folder.database), accept_loss=accept_loss)
 
 
 STARTS_KEPT: Final = 1_000  # rows

@@ -226,8 +226,8 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
     copies = copy_damaged_files(folder, loss, _sha256(folder.wal))
     if not accept_loss:
         raise DataDamagedError(
-            f"{loss}; the files were copied to {copies}; to start without these commits, once, "
-            "use storage.accept_loss (--accept-loss)"
+            f"{loss}; the files were copied to {copies}. To start once without these "
+            "commits, use storage.accept_loss (--accept-loss)"
         )
     return found
 
@@ -256,7 +256,7 @@ def describe_damage(name: str, found: WalScan) -> str:
     """Return a message about the frames and commits of a damaged WAL that would be lost."""
     if not found.commits_after:
         return (
-            f"{name} is whole up to frame {found.frames} only, and was up to frame "
+            f"{name} is intact up to frame {found.frames} only, and was up to frame "
             f"{found.known_frames}: the commits in between would be lost"
         )
     where = "its header" if found.first_bad == 0 else f"frame {found.first_bad}"
@@ -264,6 +264,23 @@ def describe_damage(name: str, found: WalScan) -> str:
         f"{name} is damaged at {where}, and {found.commits_after} complete commits after it, "
         f"up to frame {found.last_after}, would be lost"
     )
+
+
+def refuse_damaged_database(
+    folder: DataFolder, loss: str, checksum: int, *, accept_loss: bool
+) -> None:
+    """Copy the damaged files, then refuse to start unless ``accept_loss``.
+
+    Raises:
+        DataDamagedError: ``loss``, where the copies are, and what to do; or the copy failed.
+    """
+    copies = copy_damaged_files(folder, loss, f"crc32:{checksum:08x}")
+    if not accept_loss:
+        raise DataDamagedError(
+            f"{loss}; it was copied to {copies}. Inspect it with `phpmq-lite database verify`, "
+            "replace it with `phpmq-lite backup restore`, or start once with the remaining data: "
+            "storage.accept_loss (--accept-loss)"
+        )
 
 
 def copy_damaged_files(folder: DataFolder, loss: str, digest: str) -> Path:

@@ -219,7 +219,7 @@ class Readers:
                 rows = await connection.execute_fetchall(text, parameters)
             except sqlite3.Error as error:
                 if closes != self._closes:
-                    raise StorageError(f"cannot read {name}: the broker stops reading") from error
+                    raise StorageError(f"cannot read {name}: the broker is stopping") from error
                 if error.sqlite_errorname == "SQLITE_INTERRUPT" or reader.is_over():
                     raise ReadTooLongError(
                         f"reading {name} took longer than {self._limit_s:g} s"
@@ -237,7 +237,7 @@ class Readers:
         connection = self._free.pop()
         try:
             if closes != self._closes:
-                raise StorageError("the broker stops reading")
+                raise StorageError("the broker is stopping")
             if connection is None:
                 opening = asyncio.create_task(self._connect())
                 try:

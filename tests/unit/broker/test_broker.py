@@ -435,7 +435,7 @@ def test_queues_of_one_address_leave_room_for_those_of_others() -> None:
         for number in range(count):
             create_queue(rig.core, rig.answers.append, AuditEntry(name, "ui", "", "queue.create"),
                          f"{name}{number}")  # fmt: skip
-        with pytest.raises(RefusedError, match=r"made by '\w+'; the limit is 40"):
+        with pytest.raises(RefusedError, match=r"created by '\w+'; the limit is 40"):
             create_queue(rig.core, rig.answers.append, AuditEntry(name, "ui", "", "queue.create"),
                          "more")  # fmt: skip
     assert Counter(queue.row.created_by for queue in rig.core.state.queues.values()) == Counter(

@@ -62,7 +62,7 @@ def test_frame_says_what_it_is_and_what_would_be_done(
     expected = {"": "compact: no line breaks", "\n": "line framing, LF", "\r\n": "line framing, CR"}
     assert found.framing.startswith(expected[line_break])
     assert (found.packet_header, found.wrong, found.begun) == (32, None, None)
-    assert found.conclusion == "Every frame is whole; the connection stays open."
+    assert found.conclusion == "Every frame is complete; the connection stays open."
     shown = [piece.raw.decode() for piece in found.frames[0].pieces]
     packets = [line_break.join(pair) for pair in zip(pieces[1::2], pieces[2::2], strict=True)]
     assert shown == [pieces[0], *packets]
@@ -100,7 +100,7 @@ def test_wrong_byte_is_shown_behind_what_is_right() -> None:
         (b"", None, "There are no bytes."),
         (b"H0", "message header, 2 of 8 bytes", "2 bytes of it are here"),
         (b"H0100102", "publish, 2 packets", "8 bytes of it"),
-        (b"H0100102P01", "packet header, not whole", "11 bytes of it"),
+        (b"H0100102P01", "incomplete packet header", "11 bytes of it"),
         (b"H0100102" + FOO[0].encode() + b"F", "content, 1 of 3 bytes", "41 bytes of it"),
     ],
 )

@@ -84,7 +84,7 @@ def test_recorder_decodes_what_a_client_sends_however_it_is_cut(read: int) -> No
     assert meanings(frames[0]) == [
         "publish, 4 packets", f"queue {HOSTILE}", "content, 7 bytes", "TTL 60 s", "key key-1",
     ]  # fmt: skip
-    assert meanings(frames[1])[-1] == "credit 0: gives back"
+    assert meanings(frames[1])[-1] == "credit 0: returns held messages"
     assert meanings(frames[3])[-1] == "TTL 0: never expires"
     assert all(one.is_inbound for one in recorder.frames)
     assert b"".join(piece.raw for frame in frames for piece in frame.pieces) == STREAM

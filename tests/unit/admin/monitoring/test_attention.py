@@ -148,7 +148,7 @@ def test_what_the_verdict_refused_is_told_apart_from_what_died() -> None:
 
 def test_consumers_of_a_retry_queue_are_told() -> None:
     [told] = found(queue_status("mail.retry", 3, ready=3, consumers=1))
-    assert "1 consumer takes messages before their delay is over" in told.text
+    assert "1 consumer receives messages before their delay is over" in told.text
     assert told.text.endswith("it forwards them to mail")
 
 
