@@ -210,7 +210,7 @@ def _request_page(state: BrokerState, queue: Queue, window: ReadyWindow) -> None
 def _request_bodies(state: BrokerState, window: ReadyWindow) -> bool:
     """Request the bodies of the next messages, at least one; they are loaded after this batch."""
     if window.body_bytes > state.limits.window_bytes // 2:
-        window.drop_bodies()  # they are not next, and the next ones need the room
+        window.drop_bodies()  # others are next and need the memory
     room = state.free_body_bytes(window)
     for message in window.upcoming(_PREFETCHED_BODIES):
         if message.body is None:

@@ -16,7 +16,7 @@ from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
 SLICE: Final = 100  # with 500, five jobs delayed the batches of others by 60 ms
-RUNNING_MAX: Final = 4  # of one owner; of all twice that.  Each has up to a million numbers
+RUNNING_MAX: Final = 4  # per owner, twice that in all; each holds up to a million numbers
 KEPT_MAX: Final = 100  # finished ones
 KEPT_MS: Final = 3_600_000
 
@@ -43,7 +43,7 @@ class BulkWork:
     seqs: "array[int]"
     what: str = ""  # the search, or the queue, in words
     rate: int | None = None  # messages a second
-    undo: UndoRecord | None = None  # where this takes something back
+    undo: UndoRecord | None = None  # set if this job undoes an action
     token: str = ""  # of the selection, if it started from one
 
 
@@ -55,7 +55,7 @@ class BulkJob:
     entry: AuditEntry
     started_at: int  # Unix ms, as ended_at
     total: int  # messages selected
-    handled: int = 0  # looked at: done or skipped
+    handled: int = 0  # done or skipped
     done: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     state: BulkJobState = BulkJobState.RUNNING
@@ -85,7 +85,7 @@ class BulkJobs:
         self._by_token: dict[str, BulkJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
-        self._slicing = asyncio.Lock()  # one slice of all jobs at a time: batches of others pass
+        self._slicing = asyncio.Lock()  # one slice at a time, so that other batches run in between
 
     @property
     def all(self) -> list[BulkJob]:
@@ -154,7 +154,7 @@ class BulkJobs:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for job in self._kept.values():
-            if job.ended_at is None:  # it was left off before it went on
+            if job.ended_at is None:  # it was interrupted
                 job.state, job.ended_at = BulkJobState.STOPPED, self._now_ms()
                 job.ended.set()
 
@@ -178,7 +178,7 @@ class BulkJobs:
             job.error = problem.detail if problem is not None else "The broker could not continue."
             if problem is None:
                 _log.exception("bulk_failed", job=job.number, action=str(job.order.action))
-            with suppress(Exception):  # the row stays open where this fails too
+            with suppress(Exception):  # if this fails, too, the row stays open
                 await _close_row(act, job, problem.code if problem is not None else "failed")
         finally:
             self._end(job, state, undo, undos)
@@ -187,9 +187,9 @@ class BulkJobs:
         self, job: BulkJob, state: BulkJobState, undo: UndoRecord | None, undos: UndoStore
     ) -> None:
         job.state, job.ended_at = state, self._now_ms()
-        if job.order.undo is None:  # taking back is not taken back
+        if job.order.undo is None:  # an undo cannot be undone
             job.undo = undos.add(undo, job.ended_at)
-        job.order = replace(job.order, seqs=array("Q"), undo=None)  # give the memory back
+        job.order = replace(job.order, seqs=array("Q"), undo=None)  # free the memory
         job.ended.set()
 
     def _forget(self) -> None:

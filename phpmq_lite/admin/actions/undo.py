@@ -12,7 +12,7 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 LIFE_MS: Final = 3_600_000
-BYTES_MAX: Final = 32 << 20  # of all that is kept
+BYTES_MAX: Final = 32 << 20  # of all records
 _SEQ_DIGITS: Final = 16  # of a message id
 
 # The action that undoes another; actions not listed here cannot be undone.
@@ -35,7 +35,7 @@ class UndoRecord:
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
     queue_ids: "array[int]" = field(default_factory=lambda: array("q"))
     positions: "array[int]" = field(default_factory=lambda: array("q"))
-    expires_at: int = 0  # Unix ms; once it is kept
+    expires_at: int = 0  # Unix ms; set when it is stored
 
     @property
     def size(self) -> int:
@@ -44,7 +44,7 @@ class UndoRecord:
 
     def note(self, outcome: ActionOutcome) -> None:
         """Add the outcome of a slice."""
-        if self.action is Action.DELETE:  # what was made goes
+        if self.action is Action.DELETE:  # removes what the action created
             self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.new_ids.values())
             return
         self.seqs.extend(outcome.done)

@@ -47,11 +47,11 @@ def need_arrow() -> None:
 
 
 OFFSET_MAX: Final = 1 << 62
-# Without the other side taking anything.  Other slow clients get 30 s, but Spark's tasks read while
-# their sink writes: one that waits for a lock or a commit stands still for longer, and cutting it
-# off fails its job.  Other exports wait, at most ``WHOLE_S``.
+# Without the reader accepting anything.  Other slow clients get 30 s, but Spark's tasks read while
+# their sink writes: a task that waits for a lock or a commit stalls for longer, and cutting it off
+# fails its job.  Meanwhile other exports wait, at most ``WHOLE_S``.
 STALLED_S: Final = 300.0
-WHOLE_S: Final = 600.0  # a whole export but for our pauses; longer ranges are read in parts
+WHOLE_S: Final = 600.0  # for an export, without our own pauses; longer ranges are read in parts
 RETRY_S: Final = 1  # Retry-After while all exports are busy
 NAMES: Final = 1_000  # queues in one request
 
@@ -127,7 +127,7 @@ async def get_bounds(request: web.Request) -> web.StreamResponse:
         names = [name for name in await stored.queue_names() if may_use(request, name)]
     if asked.reader and asked.position is not None:
         reader, position = asked.reader, asked.position
-        # A GET that writes: no page of another site may have a browser send it.
+        # This GET writes, so no page of another site may make a browser send it.
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
         await context.engine.run(queue_operations.record_reader, reader, position)
@@ -186,7 +186,7 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
         exports.ends["busy"] += 1
         headers = {"Retry-After": str(RETRY_S)}
         raise Problem(503, "busy", f"{error}.".capitalize(), headers=headers) from None
-    if is_whole:  # the place is free again before the other side knows that this is all
+    if is_whole:  # free the slot before the reader sees the end
         await response.write_eof()
     return response
 
@@ -220,9 +220,9 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Run
         end, reason = "stalled", f"the reader did not finish within {WHOLE_S:g} s"
     except ConnectionError as error:
         end, reason = "left", repr(error)
-    except Exception as error:  # of the process
+    except Exception as error:  # from the export process
         reason = repr(error)
-    finally:  # also where this is cancelled
+    finally:  # also after a cancellation
         context_of(request).exports.ends[end] += 1
         if end != "whole" and request.transport is not None:
             request.transport.abort()

@@ -98,7 +98,7 @@ class AuditListPage:
     rows: list[AuditRow]
     next: str | None = None
     previous: str | None = None
-    searched_to: int | None = None  # at_ms is not known: the number of the row
+    searched_to: int | None = None  # audit_id that the search reached
 
 
 async def read_audit_page(request: web.Request, query: AuditQuery) -> AuditListPage:

@@ -26,7 +26,7 @@ from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.storage.backup.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.integrity.scrub import ScrubRound, ScrubState
 
-WAIT_S: Final = 20.0  # for a backup; a longer one is asked for again
+WAIT_S: Final = 20.0  # for a backup to finish; the client asks again after that
 
 
 class BackupView(BaseModel):
@@ -227,7 +227,7 @@ async def download_backup(request: web.Request) -> web.StreamResponse:
         raise Problem(404, "unknown_backup", "There is no such backup.")
     await context.engine.run(
         queue_operations.record_only, audit_entry(request), 1
-    )  # ahead of the first byte
+    )  # before the first byte
     return web.FileResponse(backup.database, headers=download_headers(f"phpmq-{name}.db"))
 
 

@@ -280,7 +280,7 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=name)
     before = (await connections.read_labels(context)).get(name, "")
     if text == before.strip():
-        pass  # the form was saved as it was shown
+        pass  # the form is unchanged
     elif text:
         await save_item(context, entry, connections.LABEL, name, text)
     else:

@@ -142,7 +142,7 @@ GROUPS: Final = Resource(
 )  # fmt: skip
 
 
-PLAN_MAX: Final = 10_000  # records looked at for a plan, the oldest
+PLAN_MAX: Final = 10_000  # oldest records that a plan covers
 
 
 class RedriveInput(StrictInput):

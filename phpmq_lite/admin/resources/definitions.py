@@ -100,9 +100,7 @@ async def import_definitions(request: web.Request) -> web.StreamResponse:
         for name, content in _checked(member, getattr(asked, member)).items()
     ]
     await _check_saved(request, asked)
-    queue_operations.check_rows(
-        rows
-    )  # what is refused within the batch is refused before any change
+    queue_operations.check_rows(rows)  # the batch refuses everything before it changes anything
 
     def run(core: Broker, reply: Reply) -> None:
         core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))

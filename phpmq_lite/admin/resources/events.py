@@ -65,7 +65,7 @@ def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> Eva
 
 
 PING_S: Final = 15.0
-SEND_S: Final = 30.0  # for a browser to take an event
+SEND_S: Final = 30.0  # for a browser to accept an event
 RETRY_MS: Final = 3_000
 
 
@@ -141,7 +141,7 @@ async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:
                 retry = None
             await response.send(json.dumps({"reason": stream.reason}), event="bye")
     except (ConnectionResetError, TimeoutError):
-        pass  # the browser has left, or takes nothing any more
+        pass  # the browser has disconnected or stopped reading
     return response
 
 

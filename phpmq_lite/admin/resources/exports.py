@@ -35,7 +35,7 @@ from phpmq_lite.storage.read.messages import MessageRow
 
 PAGE_ROWS: Final = 100
 PAGE_BYTES: Final = 1 << 20  # of bodies read at once; one body may be larger
-_TIMES: Final = 5  # so much memory a body takes while it is written: bytes, text, JSON, line
+_TIMES: Final = 5  # copies of a body in memory while it is written: bytes, text, JSON, line
 
 
 MessageWithBody = tuple[MessageRow, bytes | None]
@@ -105,7 +105,7 @@ async def export_messages(request: web.Request) -> web.StreamResponse:
         return response
     try:
         await _write_all(request, response, frozen.seqs, frozen.is_complete, is_csv=is_csv)
-    except Exception as error:  # the search may have what is in bodies: it is not logged
+    except Exception as error:  # not logged: the search may contain parts of bodies
         if not is_quiet("export_broken"):
             _log.warning("export_broken", reason=repr(error)[:200])
         abort_response(request)

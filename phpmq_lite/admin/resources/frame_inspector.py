@@ -92,7 +92,7 @@ def list_protocol_errors(request: web.Request, client: int | None = None) -> lis
     ]
 
 
-FRAME_CHARACTERS: Final = 4_000  # an address may have 8 KiB, and most bytes are escaped in it
+FRAME_CHARACTERS: Final = 4_000  # a URL may have 8 KiB, and most bytes are escaped in it
 
 
 class FramePageQuery(QueryModel):
@@ -106,7 +106,7 @@ async def show_frame(request: web.Request) -> web.StreamResponse:
     """An explanation of pasted bytes: packets, revision, framing and effect."""
     query = read_query(request, FramePageQuery)
     found, error = None, ""
-    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # as a browser sends a text
+    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # line ends as browsers send them
     if pasted:
         try:
             data = frame_explanation.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)

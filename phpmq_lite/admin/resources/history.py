@@ -171,7 +171,7 @@ async def _listed(
     request: web.Request, query: HistoryPageQuery, since: int | None, until: int | None
 ) -> MessagePage:
     if not _is_one(request, query):
-        # Several queues have no index together: the search walks over them.
+        # No index covers several queues together, so the search scans.
         states = (query.outcome,) if query.outcome else history_chart.OUTCOMES
         found = await read_search_page(request, states_search(states), query.cursor, query.limit)
         searched = found.searched if found.is_cut else None

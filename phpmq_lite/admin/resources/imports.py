@@ -38,11 +38,11 @@ SLICE: Final = 500  # messages stored at once
 IMPORT_MAX: Final = 100_000  # in one request
 VALUES_MAX: Final = 10 * IMPORT_MAX  # of JSON in a document; lines are read one by one
 LINE_VALUES_MAX: Final = 10_000
-_ROW_BYTES: Final = 250  # of a message that waits for its slice, without its body
-STORED: Final = "X-Stored-Count"  # of an answer that refuses the rest: how many are stored
+_ROW_BYTES: Final = 250  # of a queued message, without its body
+STORED: Final = "X-Stored-Count"  # header of a refusal: messages stored before it
 
 ImportedMessage = tuple[bytes, int | None]
-ImportLine = tuple[str, ImportedMessage]  # the name of its queue first
+ImportLine = tuple[str, ImportedMessage]  # name of the queue, message
 ImportRun = tuple[str, list[ImportedMessage]]
 
 
@@ -243,7 +243,7 @@ def _publish(
 
 
 def _counted(reply: Reply, result: Any) -> None:
-    reply(len(result) if isinstance(result, Published) else result)  # a refusal as it is
+    reply(len(result) if isinstance(result, Published) else result)  # refusals pass unchanged
 
 
 def _nobody(result: Any) -> None:

@@ -91,7 +91,7 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
 
 
 ROWS: Final = 200  # of a table on the page; the other formats have all
-OLD_MS: Final = 26 * 3_600_000  # a summary of a daily run is younger
+OLD_MS: Final = 26 * 3_600_000  # longer than between two daily runs
 
 InsightsTab = Literal[
     "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"
@@ -130,7 +130,7 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
     if summary is not None and query.tab == "charts":
         drawn = await asyncio.to_thread(
             draw_insights, summary, query.span, query.queue
-        )  # up to 80 ms
+        )  # takes up to 80 ms
         values |= {"drawn": drawn}
     elif summary is not None or query.tab in ("claims", "readers"):
         rows = await _rows(request, query, found)

@@ -122,7 +122,7 @@ class MessagePage:
     rows: Sequence[MessageRow]
     next: str | None = None
     previous: str | None = None
-    searched: int | None = None  # offsets looked at, where the time ran out first
+    searched: int | None = None  # offsets searched, if the time limit was reached
 
 
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:

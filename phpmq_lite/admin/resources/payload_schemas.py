@@ -229,7 +229,7 @@ class SchemaCheckForm:
 
     urn: str = ""
     document: str = ""
-    changes: tuple[SchemaChange, ...] | None = None  # None: not asked yet
+    changes: tuple[SchemaChange, ...] | None = None  # None: not compared yet
     unchecked: tuple[str, ...] = ()
     error: str = ""
 

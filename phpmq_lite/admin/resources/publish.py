@@ -86,7 +86,7 @@ class PublishedView(BaseModel):
 
     ids: list[str] = Field(description="message ids, in the order of the request")
     cursor: str = Field(description="for after of GET /wait: later messages")
-    # id -> reason of those that are dead letters at once: the queue takes proper envelopes only
+    # id -> reason of messages that the queue dead-lettered at once as invalid envelopes
     quarantined: dict[str, str] = Field({}, description="dead letters among them: reason by id")
 
 
@@ -109,7 +109,7 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     for at, (body, _) in enumerate(pieces):
         check_size(context, body, f"{at}.content")
     entry = audit_entry(request, target=name)
-    before = await WaitPosition.now(context.readers)  # so that what settles at once is not missed
+    before = await WaitPosition.now(context.readers)  # first, so that no event is missed
     ids = await context.engine.run(publishing.publish, entry, name, pieces, key=key)
     cursor = before.after(ids).text
     out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
@@ -166,8 +166,8 @@ async def edit_message(request: web.Request) -> web.StreamResponse:
 
 
 TOTAL_MAX: Final = 64 << 20  # bytes of all copies
-JUDGED_MAX: Final = 100  # copies that differ, before they are sent
-EDIT_MAX: Final = 1 << 20  # bytes that a form takes up for editing
+JUDGED_MAX: Final = 100  # copies checked before publishing, if they differ
+EDIT_MAX: Final = 1 << 20  # bytes of a body that can be edited in the form
 _KEPT: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "urn", "data", "template")
 
 
@@ -184,11 +184,11 @@ class PublishForm:
     fill: bool = True
     urn: str = ""
     data: str = ""
-    template: str = ""  # its name, to save it
-    anyway: bool = False  # although the queue would quarantine it, or a schema refuses its data
-    create: str = ""  # the queue that may be created
+    template: str = ""  # name to save it under
+    anyway: bool = False  # publish even if the queue or a schema rejects it
+    create: str = ""  # the queue to create
     code: str = ""  # why it was not published
-    checked: str = ""  # the answer of "Check"
+    checked: str = ""  # result of "Check"
     card: envelope_card.EnvelopeCard | None = None  # what "Check" found in an envelope
     errors: dict[str, str] = field(default_factory=dict)  # field -> what is wrong
 
@@ -292,7 +292,7 @@ async def _publish(
     if count > 1 and form.file("file") is None:
         await memory_hold_of(request).grow(min(len(draft.body) * count, TOTAL_MAX))
     ttl_s = form.ttl_s()
-    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # a thousand checks
+    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # up to 1,000 copies
     queue = find_queue(request, name)
     if queue is None and draft.create != name:
         raise Problem(

@@ -184,7 +184,7 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
     entry = audit_entry(request, target=_shown(names), reason=form.reason())
     entry.action = "selection.make" if action == "purge" else f"queue.{action}"
-    if action == "purge":  # only after its preview
+    if action == "purge":  # requires its preview
         selection = await bulk.freeze_selection(request, _ready_in(names))
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=selection.token, action="delete", next=to)

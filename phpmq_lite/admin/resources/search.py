@@ -221,7 +221,7 @@ async def submit_search(request: web.Request) -> web.StreamResponse:
 
 
 COMPLETIONS: Final = 20
-_PATHS: Final = 500  # looked at
+_PATHS: Final = 500  # considered
 
 
 class CompletionsInput(QueryModel):

@@ -25,7 +25,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
-PLANNED: Final = 500  # records that a plan looks at
+PLANNED: Final = 500  # records that a plan covers
 _NEEDS: Final = {  # action -> the states that it accepts
     Action.REQUEUE: {"ready", "dispatched"},
     Action.RELEASE: {"dispatched"},

@@ -41,7 +41,7 @@ from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.read_connections import read_owner
 
 ROWS_MAX: Final = 100_000  # of a token, and of a publish
-SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # others have their turn after each
+SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # other batches run after each
 SLICE_BYTES: Final = 256 << 10
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _COLUMNS: Final = ("body", "queue", "ttl_s")
@@ -209,7 +209,7 @@ def _bad(text: str, field: str | None = None, bound: str | None = None) -> Probl
     return Problem(422, "bad_arrow", text, field=field, bound=bound)
 
 
-STAGE_BYTES: Final = 64 << 20  # of a token, as it travels
+STAGE_BYTES: Final = 64 << 20  # of a token, as sent
 TOKENS_MAX: Final = 10_000  # in one call
 TOKENS_BYTES: Final = 4 << 20  # of such a call
 ROW_COUNT: Final = "X-Row-Count"
@@ -310,7 +310,7 @@ async def stage_rows(request: web.Request) -> web.StreamResponse:
     expected = _row_count(request)
     entry = audit_entry(request, target=token)
     content_max = int(context.settings.limits.max_content)
-    raw = await read_body(request)  # without a slot: it may come slowly
+    raw = await read_body(request)  # before taking a slot, because it may arrive slowly
     async with _slot(context):
         upload = await asyncio.to_thread(
             read_rows, raw, content_max, lambda name: check_queue_right(request, name)

@@ -26,11 +26,11 @@ from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.activity import MessageEvent, MessagePreview, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
 
-ROWS_PER_S: Final = 100  # shown of a second
-LOOKED_UP: Final = 1_000  # messages a second whose queue is found out by a read
-PENDING: Final = 5_000  # happenings kept between two looks
-KNOWN: Final = 20_000  # messages whose queue is remembered
-IDLE_S: Final = 15.0  # without a look it stops listening
+ROWS_PER_S: Final = 100  # shown per second
+LOOKUPS_MAX: Final = 1_000  # messages per second whose queue is read from the database
+PENDING_MAX: Final = 5_000  # events kept between two reads
+PREVIEWS_MAX: Final = 20_000  # messages whose preview is kept
+IDLE_S: Final = 15.0  # the tail stops if it is not read for this long
 PREVIEW_BYTES: Final = 480
 
 KINDS: Final = (
@@ -43,26 +43,27 @@ _OUTCOMES: Final[dict[int, str]] = {
     State.DEAD: "dead",
     State.DELETED: "delete",
 }
-_TOLD_TWICE: Final = {"redriven"}  # reasons of a deletion that an event tells too
-_WAYS: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # detail: "orders to mail"
+_OWN_EVENT: Final = {"redriven"}  # reasons of deletions that have an event of their own
+_MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # detail: "orders to mail"
 
 
 @dataclass(slots=True, frozen=True)
 class TailEvent:
-    """One event of a message; ``place`` None: not known yet."""
+    """One event of a message; ``preview`` is None if it must be read from the database."""
 
     kind: str
     at_ms: int  # Unix ms
     seq: int
     detail: str = ""
     client: int | None = None
-    place: MessagePreview | None = None
+    preview: MessagePreview | None = None
 
 
 class QueueTail(FeedState):
-    """The events of one queue's messages.  Call ``take`` about once a second.
+    """The events of one queue's messages.  Call ``take_events`` about once a second.
 
-    ``tap`` has a function called with every batch after its commit, and gives what ends that.
+    ``tap(function)`` calls ``function`` with every batch after its commit, and returns a function
+    that ends this.
     """
 
     def __init__(
@@ -70,30 +71,31 @@ class QueueTail(FeedState):
         queue_id: int,
         name: str,
         tap: Callable[[Callable[[Batch], None]], Callable[[], None]],
-        tails: RecentActivity,
+        activity: RecentActivity,
         on_stop: Callable[[], object] = lambda: None,
     ) -> None:
         self._on_stop = on_stop
         self.queue_id = queue_id
-        self._ways = (f"{name} to ", f" to {name}")
+        self._moves = (f"{name} to ", f" to {name}")
         self._tap = tap
-        self._tails = tails
+        self._activity = activity
         self._pending: deque[TailEvent] = deque()
-        self._overrun = 0  # happenings that found no room
-        self._known: OrderedDict[int, MessagePreview | None] = OrderedDict()  # None: other queue
+        self._dropped = 0  # events above ``PENDING_MAX``
+        # by seq; None: the message is in another queue
+        self._previews: OrderedDict[int, MessagePreview | None] = OrderedDict()
         self._remove: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self) -> None:
-        """Listen from now on; to be called again within ``IDLE_S``, or it stops."""
+        """Start to collect events, or continue; call it again within ``IDLE_S``, or it stops."""
         if self._remove is None:
-            self._remove = self._tap(self.note)
+            self._remove = self._tap(self.record_batch)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.stop)
 
     def stop(self) -> None:
-        """Listen no more; what was not taken is forgotten."""
+        """Stop collecting, and discard the events that were not taken."""
         if self._remove is not None:
             self._remove()
             self._remove = None
@@ -102,110 +104,110 @@ class QueueTail(FeedState):
             self._timer.cancel()
             self._timer = None
         self._pending.clear()
-        self._known.clear()
-        self._overrun = 0
+        self._previews.clear()
+        self._dropped = 0
 
-    # -- in the engine's loop, after a commit
+    # -- called by the engine after each commit
 
-    def note(self, batch: Batch) -> None:
-        """Write down what a batch did; nothing is read here."""
+    def record_batch(self, batch: Batch) -> None:
+        """Collect the events of a batch, without reading the database."""
         contents = batch.bodies
         for at, message in enumerate(batch.created):
             is_ours = message.queue_id == self.queue_id
-            place = _place(message, contents[2 * at + 1]) if is_ours else None
-            self._learn(message.seq, place)
-            if place is not None:
+            preview = _make_preview(message, contents[2 * at + 1]) if is_ours else None
+            self._remember(message.seq, preview)
+            if preview is not None:
                 self._add(TailEvent("publish", message.published_at, message.seq, "",
-                                    message.publisher, place))  # fmt: skip
+                                    message.publisher, preview))  # fmt: skip
         for copied in batch.copied:
-            self._note_copied(copied, batch.wall_ms)
+            self._record_copied(copied, batch.wall_ms)
         for message in batch.dispatched:
-            place = self._of(message)
-            if place is not None:
+            preview = self._preview_of(message)
+            if preview is not None:
                 at_ms = message.last_dispatched_at or batch.wall_ms
                 self._add(TailEvent("dispatch", at_ms, message.seq, _delivery(message),
-                                    message.consumer, place))  # fmt: skip
+                                    message.consumer, preview))  # fmt: skip
         for message in batch.changed.values():
-            self._of(message)  # where it is now: its events come next
+            self._preview_of(message)  # remember its queue for the events below
         dead = {seq for (outcome, _), seqs in batch.settled.items() if outcome == State.DEAD
                 for seq in seqs}  # fmt: skip
-        for happening in _read_events(batch.events):
-            if happening.kind != StateEvent.DEAD_LETTER or happening.seq not in dead:
-                self._add_if_ours(happening)
+        for event in _read_events(batch.events):
+            if event.kind != StateEvent.DEAD_LETTER or event.seq not in dead:
+                self._add_if_ours(event)
         for (outcome, reason), seqs in batch.settled.items():
-            if reason not in _TOLD_TWICE or outcome != State.DELETED:
+            if reason not in _OWN_EVENT or outcome != State.DELETED:
                 kind = _OUTCOMES.get(outcome, "settled")
                 for seq in seqs:
                     self._add_if_ours(TailEvent(kind, batch.wall_ms, seq, reason or ""))
 
-    def _note_copied(self, copied: CopiedRows, at_ms: int) -> None:
-        """Count what Spark published, and look up the last ones: nothing else is known of them."""
+    def _record_copied(self, copied: CopiedRows, at_ms: int) -> None:
+        """Count messages that Spark published; the last ones are read from the database later."""
         count = copied.counts.get(self.queue_id, 0)
-        self._overrun += count  # those that are found are taken off
+        self._dropped += count  # take_events() subtracts the messages that it finds
         if count:
             for seq in range(max(copied.first, copied.end - ROWS_PER_S), copied.end):
-                if len(self._pending) < PENDING:
+                if len(self._pending) < PENDING_MAX:
                     self._pending.append(TailEvent("publish", at_ms, seq, "", copied.publisher))
 
-    def _of(self, message: Message) -> MessagePreview | None:
-        """Return the place of a message, None if it is in another queue; remember new messages."""
+    def _preview_of(self, message: Message) -> MessagePreview | None:
+        """Return and remember the preview of a message, None if it is in another queue."""
         if message.queue_id != self.queue_id:
-            self._learn(message.seq, None)
+            self._remember(message.seq, None)
             return None
-        place = self._known.get(message.seq)
-        if place is None:
-            place = _place(message, message.body)
+        preview = self._previews.get(message.seq)
+        if preview is None:
+            preview = _make_preview(message, message.body)
             if message.body is not None:
-                self._learn(message.seq, place)
+                self._remember(message.seq, preview)
             else:
-                self._known.pop(message.seq, None)  # its content is looked up with its next turn
-        return place
+                self._previews.pop(message.seq, None)  # read from the database with its next event
+        return preview
 
-    def _add_if_ours(self, happening: TailEvent) -> None:
-        if happening.kind in _WAYS:
-            start, end = self._ways
-            if happening.detail.startswith(start) or happening.detail.endswith(end):
-                self._add(happening)
-        elif happening.seq not in self._known:
-            self._add(happening)
-        elif (place := self._known[happening.seq]) is not None:
-            self._add(replace(happening, place=place))
+    def _add_if_ours(self, event: TailEvent) -> None:
+        if event.kind in _MOVES:
+            start, end = self._moves
+            if event.detail.startswith(start) or event.detail.endswith(end):
+                self._add(event)
+        elif event.seq not in self._previews:
+            self._add(event)
+        elif (preview := self._previews[event.seq]) is not None:
+            self._add(replace(event, preview=preview))
 
-    def _add(self, happening: TailEvent) -> None:
-        if len(self._pending) < PENDING:
-            self._pending.append(happening)
+    def _add(self, event: TailEvent) -> None:
+        if len(self._pending) < PENDING_MAX:
+            self._pending.append(event)
         else:
-            self._overrun += 1
+            self._dropped += 1
 
-    def _learn(self, seq: int, place: MessagePreview | None) -> None:
-        self._known[seq] = place
-        if len(self._known) > KNOWN:
-            self._known.popitem(last=False)
+    def _remember(self, seq: int, preview: MessagePreview | None) -> None:
+        self._previews[seq] = preview
+        if len(self._previews) > PREVIEWS_MAX:
+            self._previews.popitem(last=False)
 
-    # -- reading
+    # -- called by the feed
 
-    async def take(self) -> tuple[list[TailEvent], int]:
+    async def take_events(self) -> tuple[list[TailEvent], int]:
         """Return the events since the last call, in order, and how many were dropped."""
         self.listen()
         pending, self._pending = self._pending, deque()
-        missed, self._overrun = self._overrun, 0
-        asked = list(dict.fromkeys(h.seq for h in pending if h.place is None))
-        found = await self._tails.previews(asked[:LOOKED_UP]) if asked else {}
+        missed, self._dropped = self._dropped, 0
+        asked = list(dict.fromkeys(h.seq for h in pending if h.preview is None))
+        found = await self._activity.previews(asked[:LOOKUPS_MAX]) if asked else {}
         given = []
-        for happening in pending:
-            place = happening.place or found.get(happening.seq)
-            is_counted = happening.kind == "publish" and happening.place is None
-            if place is None:
-                missed += len(asked) > LOOKED_UP and not is_counted
-            elif place.queue_id == self.queue_id or happening.kind in _WAYS:
-                given.append(replace(happening, place=place))
+        for event in pending:
+            preview = event.preview or found.get(event.seq)
+            is_counted = event.kind == "publish" and event.preview is None
+            if preview is None:
+                missed += len(asked) > LOOKUPS_MAX and not is_counted
+            elif preview.queue_id == self.queue_id or event.kind in _MOVES:
+                given.append(replace(event, preview=preview))
                 missed -= is_counted
-        for seq, place in found.items():
-            self._learn(seq, place if place.queue_id == self.queue_id else None)
+        for seq, preview in found.items():
+            self._remember(seq, preview if preview.queue_id == self.queue_id else None)
         return given, missed
 
 
-def _place(message: Message, body: bytes | None) -> MessagePreview:
+def _make_preview(message: Message, body: bytes | None) -> MessagePreview:
     content = None if body is None else bytes(body[:PREVIEW_BYTES])
     return MessagePreview(message.seq, message.token, message.queue_id, message.size, content)
 
@@ -221,33 +223,33 @@ def _read_events(events: list[Any]) -> Iterator[TailEvent]:
         yield TailEvent(str(kind), at_ms, seq, detail or "")
 
 
-# -- what is shown of them
+# -- rows of the page
 
 
 def tail_row(
-    happening: TailEvent, names: Mapping[int, str], link: Callable[[str], str]
+    event: TailEvent, names: Mapping[int, str], link: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return a row of the page, with hidden characters escaped; ``names``: of clients by number.
+    """Return a row of the page, with hidden characters escaped; ``names`` are of clients, by number.
 
     The id is the same whether it comes from a batch or from the database.
     """
-    place = happening.place
+    preview = event.preview
     row: dict[str, Any] = {
-        "id": f"{happening.kind}.{happening.seq}.{happening.at_ms}",
-        "kind": happening.kind.replace("_", "-"),
-        "at": happening.at_ms,
-        "clock": _clock(happening.at_ms),
-        "seq": f"#{happening.seq}",
-        "text": _text(happening, names),
+        "id": f"{event.kind}.{event.seq}.{event.at_ms}",
+        "kind": event.kind.replace("_", "-"),
+        "at": event.at_ms,
+        "clock": _clock(event.at_ms),
+        "seq": f"#{event.seq}",
+        "text": _text(event, names),
     }
-    if place is not None:
-        message_id = wire_id(place.seq, place.token)
+    if preview is not None:
+        message_id = wire_id(preview.seq, preview.token)
         row |= {
             "message": message_id,
             "link": link(message_id),
-            "size": formats.format_size(place.size),
+            "size": formats.format_size(preview.size),
             "preview": "".join(
-                piece.text for piece in bodies.preview_envelope(place.preview, place.size)
+                piece.text for piece in bodies.preview_envelope(preview.preview, preview.size)
             ),
         }
     return row
@@ -259,13 +261,13 @@ def _clock(at_ms: int) -> str:
     return at.strftime("%H:%M:%S.") + f"{at_ms % 1_000:03}"
 
 
-def _text(happening: TailEvent, names: Mapping[int, str]) -> str:
+def _text(event: TailEvent, names: Mapping[int, str]) -> str:
     words = []
-    if happening.client is not None:
-        who = names.get(happening.client, f"client {happening.client}")
-        words.append(f"{'by' if happening.kind == 'publish' else 'to'} {who}")
-    if happening.detail:
-        words.append(formats.escape_hidden(happening.detail))
+    if event.client is not None:
+        who = names.get(event.client, f"client {event.client}")
+        words.append(f"{'by' if event.kind == 'publish' else 'to'} {who}")
+    if event.detail:
+        words.append(formats.escape_hidden(event.detail))
     return ", ".join(words)
 
 
@@ -280,11 +282,8 @@ def is_wanted(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
     return any(wanted in value.casefold() for value in shown)
 
 
-SHOWN: Final = 100  # of the past
+ROWS_SHOWN: Final = 100  # stored events on the page
 _LATEST: Final = 1 << 62
-_SETTLED: Final = {
-    State.ACKED: "ack", State.EXPIRED: "expire", State.DEAD: "dead", State.DELETED: "delete",
-}  # fmt: skip
 
 
 class TailPageQuery(QueryModel):
@@ -303,18 +302,18 @@ class TailPageQuery(QueryModel):
 
 
 def _query_of(request: web.Request) -> TailPageQuery:
-    """Read the filter; a kind may be there several times, or several with commas."""
+    """Read the filter; ``kind`` can be repeated, and can list several with commas."""
     kinds = [kind for text in request.query.getall("kind", []) for kind in text.split(",") if kind]
     return TailPageQuery(kind=tuple(dict.fromkeys(kinds)), q=request.query.get("q", ""))
 
 
 async def show_tail(request: web.Request) -> web.StreamResponse:
-    """What happened to the messages of a queue lately, and what happens now."""
+    """Show the latest events of a queue's messages, and new ones live."""
     queue, query = require_queue(request), _query_of(request)
     request[FEED] = feed_key(request, f"tail:{queue.name}")
     if len(context_of(request).live.states) < STREAMS:
-        _tail_of(request, queue).listen()  # so that nothing is missed until the stream is there
-    rows = await _rows(request, await _past(context_of(request), queue))
+        _tail_of(request, queue).listen()  # so that no event before the stream is missed
+    rows = await _rows(request, await _stored_events(context_of(request), queue))
     kinds = frozenset(query.kind)
     return await render_page(
         request,
@@ -323,7 +322,7 @@ async def show_tail(request: web.Request) -> web.StreamResponse:
         query=query,
         kinds=KINDS,
         again=request.path_qs,
-        rows=[row for row in rows if is_wanted(row, kinds, query.q)][:SHOWN],
+        rows=[row for row in rows if is_wanted(row, kinds, query.q)][:ROWS_SHOWN],
     )
 
 
@@ -332,9 +331,9 @@ async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) 
     queue, query = find_queue(request, argument), _query_of(request)
     if queue is None:
         raise not_found("queue", argument)
-    happenings, missed = await _tail_of(request, queue).take()
+    events, missed = await _tail_of(request, queue).take_events()
     kinds = frozenset(query.kind)
-    rows = [row for row in await _rows(request, happenings) if is_wanted(row, kinds, query.q)]
+    rows = [row for row in await _rows(request, events) if is_wanted(row, kinds, query.q)]
     shown = rows[-ROWS_PER_S:]
     return {"rows": shown, "missed": missed + len(rows) - len(shown)}
 
@@ -346,7 +345,7 @@ def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
     known = kept.get(key)
     if isinstance(known, QueueTail) and known.queue_id == queue.queue_id:
         return known
-    if known is not None:  # the queue was removed and made again
+    if known is not None:  # the queue was deleted and created again
         known.stop()
     made = kept[key] = QueueTail(
         queue.queue_id,
@@ -358,56 +357,53 @@ def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
     return made
 
 
-async def _rows(request: web.Request, happenings: Iterable[TailEvent]) -> list[dict[str, Any]]:
+async def _rows(request: web.Request, events: Iterable[TailEvent]) -> list[dict[str, Any]]:
     urls = context_of(request).urls
     names = {
         client.client: formats.client_name(client.client, client.kind, client.address)
         for client in status_of(request).clients
     }
-    rows = (
-        tail_row(happening, names, lambda id_: urls.to("message", id=id_))
-        for happening in happenings
-    )
+    rows = (tail_row(event, names, lambda id_: urls.to("message", id=id_)) for event in events)
     return await collect_in_slices(rows, context_of(request).engine.pause)
 
 
-# -- the past, from the database
+# -- events in the database
 
 
-async def _past(context: Context, queue: QueueStatus) -> list[TailEvent]:
+async def _stored_events(context: Context, queue: QueueStatus) -> list[TailEvent]:
     """Return the last known events of a queue's messages, newest first."""
-    alive, history, turns = await asyncio.gather(
-        context.reader.messages(queue.queue_id, before=_LATEST, limit=SHOWN),
-        context.reader.history(queue_id=queue.queue_id, limit=SHOWN),
-        RecentActivity(context.readers).recent_events(queue.queue_id, SHOWN),
+    alive, history, stored = await asyncio.gather(
+        context.reader.messages(queue.queue_id, before=_LATEST, limit=ROWS_SHOWN),
+        context.reader.history(queue_id=queue.queue_id, limit=ROWS_SHOWN),
+        RecentActivity(context.readers).recent_events(queue.queue_id, ROWS_SHOWN),
     )
     dead = {row.seq for row in history.rows if row.state == State.DEAD}
     found = [
-        *(one for row in (*alive, *history.rows) for one in _of_row(row)),
-        *(_of_turn(turn, queue.queue_id) for turn in turns
-          if turn.kind != "dead_letter" or turn.seq not in dead),
+        *(one for row in (*alive, *history.rows) for one in _events_of_row(row)),
+        *(_event_of_row(row, queue.queue_id) for row in stored
+          if row.kind != "dead_letter" or row.seq not in dead),
     ]  # fmt: skip
-    return sorted(found, key=lambda happening: -happening.at_ms)
+    return sorted(found, key=lambda event: -event.at_ms)
 
 
-def _of_row(row: MessageRow) -> list[TailEvent]:
-    place = MessagePreview(row.seq, row.token, row.queue_id, row.size, row.preview)
-    made = [TailEvent("publish", row.published_at, row.seq, "", row.publisher, place)]
+def _events_of_row(row: MessageRow) -> list[TailEvent]:
+    preview = MessagePreview(row.seq, row.token, row.queue_id, row.size, row.preview)
+    made = [TailEvent("publish", row.published_at, row.seq, "", row.publisher, preview)]
     if row.last_dispatched_at is not None:
         detail = f"delivery {row.deliveries}" if row.deliveries > 1 else ""
         made.insert(
             0,
-            TailEvent("dispatch", row.last_dispatched_at, row.seq, detail, row.consumer, place),
+            TailEvent("dispatch", row.last_dispatched_at, row.seq, detail, row.consumer, preview),
         )
     if row.settled_at is not None:
-        kind = _SETTLED.get(State(row.state), "settled")
-        made.insert(0, TailEvent(kind, row.settled_at, row.seq, row.reason or "", None, place))
+        kind = _OUTCOMES.get(row.state, "settled")
+        made.insert(0, TailEvent(kind, row.settled_at, row.seq, row.reason or "", None, preview))
     return made
 
 
-def _of_turn(turn: MessageEvent, queue_id: int) -> TailEvent:
-    place = MessagePreview(turn.seq, turn.token, queue_id, 0, None)
-    return TailEvent(turn.kind, turn.at_ms, turn.seq, turn.detail or "", None, place)
+def _event_of_row(row: MessageEvent, queue_id: int) -> TailEvent:
+    preview = MessagePreview(row.seq, row.token, queue_id, 0, None)
+    return TailEvent(row.kind, row.at_ms, row.seq, row.detail or "", None, preview)
 
 
 ROUTES: Final = (Route("GET", "/queues/{q}/tail", Role.VIEWER, "tail", show_tail),)

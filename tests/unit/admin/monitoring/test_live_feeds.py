@@ -302,9 +302,9 @@ def tail_of(*places: MessagePreview) -> tuple[Engine, QueueTail, Readings]:
 
 
 async def kinds(tail: QueueTail) -> list[str]:
-    happenings, _ = await tail.take()
+    events, _ = await tail.take_events()
     tail.stop()
-    return [happening.kind for happening in happenings]
+    return [event.kind for event in events]
 
 
 async def test_tail_notes_a_life_and_reads_nothing_of_what_it_saw_begin() -> None:
@@ -329,9 +329,9 @@ async def test_tail_looks_up_what_it_did_not_see_begin() -> None:
     batch = Batch(60)
     batch.settled[int(State.EXPIRED), None] = [9, 10, 11]
     engine.commit(batch)
-    happenings, missed = await tail.take()
+    events, missed = await tail.take_events()
     tail.stop()
-    assert [(h.kind, h.place) for h in happenings] == [("expire", place)]
+    assert [(h.kind, h.preview) for h in events] == [("expire", place)]
     assert (readings.asked, missed) == ([9, 10, 11], 0)
 
 
@@ -371,9 +371,9 @@ async def test_tail_counts_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -
         batch.created.append(message(seq))
         batch.bodies += (seq, b"")
     engine.commit(batch)
-    happenings, missed = await tail.take()
+    events, missed = await tail.take_events()
     tail.stop()
-    assert (len(happenings), missed) == (3, 2)
+    assert (len(events), missed) == (3, 2)
 
 
 async def test_tail_that_stopped_listens_no_more() -> None:
@@ -384,8 +384,8 @@ async def test_tail_that_stopped_listens_no_more() -> None:
 
 
 def test_row_of_a_tail_shows_nothing_hidden() -> None:
-    happening = TailEvent("publish", 5, 9, "\u202ebad", 4, MessagePreview(9, 1, 1, 3, b"a\x00b"))
-    row = tails.tail_row(happening, {4: "client 4"}, lambda id_: f"/messages/{id_}")
+    event = TailEvent("publish", 5, 9, "\u202ebad", 4, MessagePreview(9, 1, 1, 3, b"a\x00b"))
+    row = tails.tail_row(event, {4: "client 4"}, lambda id_: f"/messages/{id_}")
     assert row["text"] == "by client 4, \\u202ebad"
     assert row["preview"] == "a\\x00b"
     assert (row["id"], row["kind"], row["seq"]) == ("publish.9.5", "publish", "#9")
