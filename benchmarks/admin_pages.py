@@ -27,7 +27,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).parent))
 import admin_database
 
-from phpmq_lite.bench.processes import BenchJob, run_together, unwound_by_signals
+from phpmq_lite.bench.processes import BenchJob, run_together, unwind_on_signals
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client.async_client import Client, connect
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
     options = parser.parse_args()
     with (
-        unwound_by_signals(),
+        unwind_on_signals(),
         tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder,
     ):
         data = Path(folder) / "data"

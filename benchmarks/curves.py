@@ -26,7 +26,7 @@ from footprint import allow_files, connection_limit_options, hold_connections
 
 from phpmq_lite.bench import traffic
 from phpmq_lite.bench.machine import describe_machine
-from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together, unwound_by_signals
+from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together, unwind_on_signals
 from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
 from phpmq_lite.bench.workloads import elapsed_span, fresh_queue_name, temporary_folder
 from phpmq_lite.broker_process import BrokerProcess, isolated_broker
@@ -372,7 +372,7 @@ def main() -> None:
         found["machine"] = asdict(describe_machine(options.data, is_own=True))
         allow_files(max(AXES["connections"].points))
         with (
-            unwound_by_signals(),
+            unwind_on_signals(),
             temporary_folder(options.data) as folder,
             starting(folder, is_quick=options.quick) as start,
         ):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from phpmq_lite.bench import traffic
-from phpmq_lite.bench.processes import BenchJob, run_together, unwound_by_signals
+from phpmq_lite.bench.processes import BenchJob, run_together, unwind_on_signals
 from phpmq_lite.bench.report import Quantiles
 from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
 from phpmq_lite.broker_process import BrokerProcess, isolated_broker
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(), help="folder on the disk to measure")
     options = parser.parse_args()
     with (
-        unwound_by_signals(),
+        unwind_on_signals(),
         tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder,
     ):
         data = Path(folder) / "data"

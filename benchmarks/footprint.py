@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.bench import traffic
-from phpmq_lite.bench.processes import BenchJob, BenchTiming, run_together, unwound_by_signals
+from phpmq_lite.bench.processes import BenchJob, BenchTiming, run_together, unwind_on_signals
 from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
 from phpmq_lite.bench.workloads import elapsed_span, temporary_folder
 from phpmq_lite.broker_process import isolated_broker
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(), help="folder on the disk to measure")
     options = parser.parse_args()
     check_free_space(options.messages, shutil.disk_usage(options.data).free)
-    with unwound_by_signals(), temporary_folder(options.data) as folder:
+    with unwind_on_signals(), temporary_folder(options.data) as folder:
         measured = [measure_backlog(folder / "backlog", options.messages, options.settle_seconds)]
         if options.connections:
             connections = options.connections

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from phpmq_lite.bench.processes import unwound_by_signals
+from phpmq_lite.bench.processes import unwind_on_signals
 from phpmq_lite.bench.traffic import ENVELOPE, PLAIN
 from phpmq_lite.bench.workloads import PUBLISH, BenchObserver, BenchPlan, measure
 from phpmq_lite.broker_process import isolated_broker
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to measure")
     options = parser.parse_args(arguments)
     ratios: dict[Run, list[float]] = {run: [] for run in RUNS}
-    with unwound_by_signals():
+    with unwind_on_signals():
         for number in range(options.rounds):
             order = RUNS if number % 2 == 0 else RUNS[::-1]
             rates = {run: rate(run, options.seconds, options.data) for run in order}

@@ -103,7 +103,7 @@ class Clock:
         self.is_disturbed = False
         return happened
 
-    def doubt_counters(self, next_number: int) -> dict[str, int]:
+    def pending_decision_counters(self, next_number: int) -> dict[str, int]:
         """Return the counters that store an undecided gap; empty if there is none."""
         if not self.is_doubt_new:
             return {}

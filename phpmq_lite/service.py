@@ -366,7 +366,7 @@ class Service:
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
         clock.take_disturbance()  # a start may take long; its gap is stored here
-        doubt = clock.doubt_counters(core.state.next_number)
+        doubt = clock.pending_decision_counters(core.state.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
         if doubt:
             _log.warning("clock_in_doubt", away_or_ahead_ms=clock.doubt_ms)

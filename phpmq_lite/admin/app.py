@@ -125,9 +125,9 @@ def create_app(
         auth=AuthServices(Accounts(readers, engine), SetupToken(settings.data)),
     )
     app.on_response_prepare.append(add_headers)
-    app.cleanup_ctx.append(_counting_refusals)
+    app.cleanup_ctx.append(_count_refusals)
     app.on_shutdown.append(_end_streams)
-    app.on_shutdown.append(_leave_off)
+    app.on_shutdown.append(_stop_bulk_jobs)
     register_routes(app, urls.base_path, _guarded)
     for prefix in dict.fromkeys((urls.base_path, "")):
         app.router.add_get(prefix + "/static/{version}/{name}", static.handle)
@@ -139,12 +139,12 @@ async def _end_streams(app: web.Application) -> None:
     app[CONTEXT].live.close()
 
 
-async def _leave_off(app: web.Application) -> None:
+async def _stop_bulk_jobs(app: web.Application) -> None:
     """Stop bulk jobs. After the next start the audit shows them as interrupted."""
     await app[CONTEXT].actions.jobs.close()
 
 
-async def _counting_refusals(app: web.Application) -> AsyncIterator[None]:
+async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
     """Write the counts of refused logins once a minute; close the auth services at the end."""
     context = app[CONTEXT]
 
@@ -229,10 +229,10 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
                 500, "internal", "The page could not be rendered. The log contains the error."
             )
         forget_frames(error)
-        return await _shown(request, problem)
+        return await _problem_response(request, problem)
 
 
-async def _shown(request: web.Request, problem: Problem) -> web.Response:
+async def _problem_response(request: web.Request, problem: Problem) -> web.Response:
     context = context_of(request)
     path = request.path.removeprefix(context.urls.base_path)
     is_data = request.query.get("format", "html") != "html"

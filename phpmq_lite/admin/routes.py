@@ -95,9 +95,9 @@ def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route]
         for route in ROUTES:
             for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
                 app.router.add_route(
-                    method, prefix + route.path, wrap(route), expect_handler=_invite_later
+                    method, prefix + route.path, wrap(route), expect_handler=_defer_continue
                 )
 
 
-async def _invite_later(_request: web.Request) -> None:
+async def _defer_continue(_request: web.Request) -> None:
     """Send no 100 Continue yet: the reader of the body sends it after all checks."""

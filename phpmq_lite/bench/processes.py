@@ -47,7 +47,7 @@ class BenchTiming:
 
 
 @contextmanager
-def unwound_by_signals() -> Iterator[None]:
+def unwind_on_signals() -> Iterator[None]:
     """Raise SystemExit at SIGTERM and SIGHUP, so that child processes are stopped."""
 
     def leave(number: int, _frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from phpmq_lite.bench.machine import Machine, file_system
-from phpmq_lite.bench.processes import unwound_by_signals
+from phpmq_lite.bench.processes import unwind_on_signals
 from phpmq_lite.bench.report import BenchReport, MachineLimits, Quantiles, Throughput
 from phpmq_lite.bench.traffic import CONTENTS, PLAIN, UNCONFIRMED, Address
 from phpmq_lite.bench.workloads import (
@@ -121,7 +121,7 @@ def _format_markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) 
 
 
 def _sections(report: BenchReport) -> Iterator[_Section]:
-    yield _Section(_noise(report), _LIMIT_COLUMNS, _limit_rows(report.limits))
+    yield _Section(_noise_warning(report), _LIMIT_COLUMNS, _limit_rows(report.limits))
     if report.rates:
         notes = [
             f"{rate.workload}: "
@@ -143,7 +143,7 @@ def _sections(report: BenchReport) -> Iterator[_Section]:
         yield _Section((note,), _LATENCY_COLUMNS, rows)
 
 
-def _noise(report: BenchReport) -> tuple[str, ...]:
+def _noise_warning(report: BenchReport) -> tuple[str, ...]:
     if not report.is_noisy:
         return ()
     return ("Other processes were busy during the run (OTHERS), so the rates are too low.",)
@@ -304,7 +304,7 @@ def bench(
             f"{folder} is in memory ({kind}). Choose a folder on a disk with --data."
         )
     plan = BenchPlan(seconds, size, window, workloads, folder, connect, content)
-    with unwound_by_signals(), _BenchProgressBar(plan) as bar:
+    with unwind_on_signals(), _BenchProgressBar(plan) as bar:
         report = measure(plan, bar)
     if output == "json":
         click.echo(json.dumps(report.document(), indent=2))

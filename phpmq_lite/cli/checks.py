@@ -192,12 +192,12 @@ def disk(admin: AdminClient, warning: float, critical: float) -> None:
 def backup(admin: AdminClient, warning: int, critical: int) -> None:
     """Check the age of the newest backup. Warns of a backup with a time in the future, too."""
     found = admin.get("/backups")
-    level, text = judge_newest_backup(found["items"], time.time(), warning, critical)
+    level, text = check_newest_backup(found["items"], time.time(), warning, critical)
     failed = f"; the last one failed: {escape(found['error'])}" if found["error"] else ""
     report_check(max(level, WARNING) if failed else level, f"{text}{failed}")
 
 
-def judge_newest_backup(
+def check_newest_backup(
     items: list[dict[str, Any]], now_s: float, warning: float, critical: float
 ) -> tuple[int, str]:
     """Return the level and the text for the age of the newest backup.

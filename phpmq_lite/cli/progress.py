@@ -121,12 +121,12 @@ def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
         speed_estimate_period=_SPEED_OVER_S,
     ) as bars:
         progress = JobProgress(bars, write)
-        with _ticking(progress):
+        with _tick_regularly(progress):
             yield progress
 
 
 @contextmanager
-def _ticking(progress: JobProgress) -> Iterator[None]:
+def _tick_regularly(progress: JobProgress) -> Iterator[None]:
     """Call ``tick`` every second in a thread."""
     ended = threading.Event()
 

@@ -41,7 +41,7 @@ def final_ack(
     end = last_committed_offsets(files)
     if end is None:
         return 0
-    found = [each for each in _dicts(end) if "claim" in each and "subscription" in each]
+    found = [each for each in _objects_of(end) if "claim" in each and "subscription" in each]
     matching = [each for each in found if each["subscription"] == subscription]
     if not matching:
         names = ", ".join(repr(each["subscription"]) for each in found) or "none"
@@ -69,15 +69,15 @@ def _open_checkpoint(checkpoint: str, spark: "SparkSession | None") -> ResultsFo
     return open_results(spark, checkpoint)
 
 
-def _dicts(value: Any) -> Iterator[dict[str, Any]]:
+def _objects_of(value: Any) -> Iterator[dict[str, Any]]:
     """Yield all objects at any depth: later formats of the log may nest them."""
     if isinstance(value, dict):
         yield value
         for each in value.values():
-            yield from _dicts(each)
+            yield from _objects_of(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _dicts(each)
+            yield from _objects_of(each)
 
 
 def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:

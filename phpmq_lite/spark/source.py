@@ -70,7 +70,7 @@ class PhpmqSource(DataSource):
         check_option_names(given)
         if read_mode(given) == "queue":
             return columns.QUEUE_COLUMNS
-        options = history_options(_without(given, *_OF_ONE_USE), SourceMode.BATCH_READ)
+        options = history_options(_without_options(given, *_OF_ONE_USE), SourceMode.BATCH_READ)
         return columns.history_columns(options.columns, body=options.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -131,6 +131,6 @@ _OF_ONE_USE = (
 )
 
 
-def _without(options: Mapping[str, str], *names: str) -> dict[str, str]:
+def _without_options(options: Mapping[str, str], *names: str) -> dict[str, str]:
     lower = {name.lower() for name in names}
     return {name: value for name, value in options.items() if name.lower() not in lower}

@@ -118,7 +118,7 @@ class FlashMessage:
     link: tuple[str, str] | None = None
 
 
-def leave_message(request: web.Request, note: FlashMessage) -> None:
+def store_message(request: web.Request, note: FlashMessage) -> None:
     """Show a message on the next page of this session."""
     sessions = context_of(request).sessions
     sessions.store_message(request, note.text, undo=note.undo, link=note.link)

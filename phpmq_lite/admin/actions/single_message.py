@@ -77,12 +77,12 @@ async def act_on_one(
     states, refusal = _TAKES[action]
     if row.state not in states:
         flash_messages.check_done(ActionOutcome(skipped=Counter([refusal])), action)
-    return await act_on_some(
+    return await act_on_selected(
         request, action, [row.seq], options, row.message_id, reason, is_one=True
     )
 
 
-async def act_on_some(
+async def act_on_selected(
     request: web.Request,
     action: Action,
     seqs: Sequence[int],
@@ -105,7 +105,7 @@ async def act_on_some(
     return ActionResult(action, outcome, context.actions.undos.add(undo, context.now_ms()))
 
 
-async def ticked_messages(request: web.Request, ids: Sequence[str]) -> FrozenSelection:
+async def selected_messages(request: web.Request, ids: Sequence[str]) -> FrozenSelection:
     """Return messages by their ids, without unknown ones and those of other users' queues."""
     context = context_of(request)
     return await context.search.freeze(ids_search(ids), queues=allowed_queues(request))

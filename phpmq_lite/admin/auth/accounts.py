@@ -298,7 +298,7 @@ class Accounts:
                 address=visitor.address,
                 agent=visitor.agent[:_AGENT_LENGTH],
             )
-            old = self._superfluous(user, now_ms)
+            old = self._sessions_over_limit(user, now_ms)
 
             def done() -> None:
                 for one in old:
@@ -315,7 +315,7 @@ class Accounts:
             await self._store(entry, rows, done)
         return cookie
 
-    def _superfluous(self, user: User, now_ms: int) -> list[LoginSession]:
+    def _sessions_over_limit(self, user: User, now_ms: int) -> list[LoginSession]:
         over = [one for one in self.sessions.values() if has_session_ended(one, now_ms)]
         own = [
             one
@@ -360,13 +360,13 @@ class Accounts:
 
     # -- last seen
 
-    def see_session(self, session: LoginSession, now_ms: int) -> None:
+    def record_session_use(self, session: LoginSession, now_ms: int) -> None:
         """Record that a session was used; stored at most every five minutes."""
         if now_ms - session.seen_at >= SEEN_EVERY_MS:
             session.seen_at = now_ms
             self._store_later(SetSessionSeen(now_ms, session.session_id))
 
-    def see_token(self, token: ApiToken, now_ms: int) -> None:
+    def record_token_use(self, token: ApiToken, now_ms: int) -> None:
         """Record that a token was used; stored at most every five minutes."""
         if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
             token.last_used_at = now_ms

@@ -52,7 +52,7 @@ def _of_token(context: Context, secret: str) -> Identity:
     if token is None:
         return NOBODY
     if context.is_ready():
-        accounts.see_token(token, now_ms)
+        accounts.record_token_use(token, now_ms)
     return identity.identity_of_token(token)
 
 
@@ -66,7 +66,7 @@ def _of_session(request: web.Request, context: Context) -> Identity | None:
         return None
     request[LOGIN] = session
     if context.is_ready():
-        accounts.see_session(session, now_ms)
+        accounts.record_session_use(session, now_ms)
     user = accounts.user_of(session)
     return Identity(user.name, Role(user.role), "user", user.queues)
 

@@ -56,7 +56,7 @@ def audit_entry(
     return entry
 
 
-def leave_entry(request: web.Request) -> None:
+def keep_audit_entry(request: web.Request) -> None:
     """Leave writing the entry to work that continues after the response."""
     request[_IS_LEFT] = True
 
@@ -105,7 +105,7 @@ async def count_refused_login(request: web.Request, problem: Problem) -> None:
     context = context_of(request)
     entry = audit_entry(request)
     entry.result = problem.code
-    leave_entry(request)
+    keep_audit_entry(request)
     await context.auth.refused_logins.add(
         entry, context.now_ms(), lambda one, more: write_entry(context, one, more)
     )

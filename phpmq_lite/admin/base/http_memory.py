@@ -61,7 +61,7 @@ class HttpMemory:
             while not self._fits(hold, more):
                 if self.now_s() > until_s:
                     raise self._refusal(hold, more)
-                victim = self._victim(hold, more)
+                victim = self._slowest_transfer(hold, more)
                 if victim is not None:
                     self.ended += 1
                     victim.end()
@@ -97,7 +97,7 @@ class HttpMemory:
             field="limits.http_memory", bound=f"{self.total} bytes in all", headers=_RETRY,
         )  # fmt: skip
 
-    def _victim(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
+    def _slowest_transfer(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
         """Return the transfer to end for a request: of its own identity, or of a larger user."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)

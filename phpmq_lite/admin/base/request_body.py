@@ -166,7 +166,7 @@ async def read_body(request: web.Request) -> bytearray:
             if it was cut off.
     """
     check_length(request)
-    await _invite(request)
+    await _send_continue(request)
     hold, raw, limit = memory_hold_of(request), bytearray(), body_limit(request)
     try:
         async with asyncio.timeout(WHOLE_S) as whole:
@@ -188,7 +188,7 @@ async def read_body(request: web.Request) -> bytearray:
     return raw
 
 
-async def _invite(request: web.Request) -> None:
+async def _send_continue(request: web.Request) -> None:
     """Send 100 Continue to a client that waits for it before it sends a large body."""
     if (
         request.headers.get("Expect", "").lower() == "100-continue"

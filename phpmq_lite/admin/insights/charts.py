@@ -51,10 +51,11 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
     length = formats.format_duration(span.step_s * 1_000)
     until = f"{datetime.fromtimestamp(now_s, UTC):%b %-d, %H:%M} UTC"
     when = f"The {span.title} up to {until}, in steps of {length}."
-    came, lost, waits, holds = _came(sums), _lost(sums), _times(sums, "wait"), _times(sums, "hold")
+    flow, loss = _flow_series(sums), _loss_series(sums)
+    waits, holds = _times(sums, "wait"), _times(sums, "hold")
     drawn = (
-        charts.draw_lines("flow", f"Messages per {length}", trend, came, when=when),
-        charts.draw_lines("lost", f"Lost or redelivered per {length}", trend, lost, when=when),
+        charts.draw_lines("flow", f"Messages per {length}", trend, flow, when=when),
+        charts.draw_lines("lost", f"Lost or redelivered per {length}", trend, loss, when=when),
         charts.draw_lines("waits", "Wait for a consumer", trend, waits, are_times=True, when=when),
         charts.draw_lines("holds", "Held by consumers", trend, holds, are_times=True, when=when),
     )
@@ -64,7 +65,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
         for one in some
     ]
     return InsightsCharts(
-        span, drawn, charts.lines_table(trend, [*came, *lost], times), until, length
+        span, drawn, charts.lines_table(trend, [*flow, *loss], times), until, length
     )
 
 
@@ -90,7 +91,7 @@ def _counted(sums: Sequence[_BucketSums], name: str) -> list[float | None]:
     return [one.counts[name] for one in sums]
 
 
-def _came(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
+def _flow_series(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
     return [
         ChartSeries("in", "Published", _counted(sums, "published"), has_area=True),
         ChartSeries("given", "Dispatched", _counted(sums, "dispatched")),
@@ -98,7 +99,7 @@ def _came(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
     ]
 
 
-def _lost(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
+def _loss_series(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
     return [
         ChartSeries("dead", "Dead", _counted(sums, "dead")),
         ChartSeries("expired", "Expired", _counted(sums, "expired")),

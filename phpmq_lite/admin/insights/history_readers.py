@@ -137,7 +137,7 @@ async def read_readers(context: Context) -> list[ReaderView]:
     rows = await StoredPipeline(context.readers).readers()
     if not rows:
         return []
-    kept, now_ms = await _kept(context), context.now_ms()
+    kept, now_ms = await _history_extent(context), context.now_ms()
     made = []
     for row in sorted(rows, key=lambda row: (row.offset, row.name)):
         following = (await context.reader.history(after=row.offset, limit=1)).rows
@@ -153,7 +153,7 @@ async def read_readers(context: Context) -> list[ReaderView]:
     return made
 
 
-async def _kept(context: Context) -> HistoryExtent:
+async def _history_extent(context: Context) -> HistoryExtent:
     bounds, found, keep = (
         await read_bounds(context),
         await measure_database(context.readers),

@@ -138,7 +138,7 @@ class SummaryFile:
             found = self._bytes()
             if found is None:
                 return None
-            kept = self._kept = found[0], _judged(found[1])
+            kept = self._kept = found[0], _parse_summary(found[1])
         if isinstance(kept[1], BadSummaryError):
             raise BadSummaryError(str(kept[1]))
         return kept[1]
@@ -157,7 +157,7 @@ class SummaryFile:
         return stamp, raw
 
 
-def _judged(raw: bytes) -> PipelineSummary | BadSummaryError:
+def _parse_summary(raw: bytes) -> PipelineSummary | BadSummaryError:
     try:
         return read_summary(raw)
     except ValueError as error:

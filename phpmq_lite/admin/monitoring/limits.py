@@ -67,14 +67,14 @@ class LimitUsage:
     @property
     def shown(self) -> str:
         """Format the use."""
-        return formats.DASH if self.used is None else self._said(self.used)
+        return formats.DASH if self.used is None else self._format_value(self.used)
 
     @property
     def shown_bound(self) -> str:
         """Format the bound."""
-        return self._said(self.bound)
+        return self._format_value(self.bound)
 
-    def _said(self, value: int) -> str:
+    def _format_value(self, value: int) -> str:
         if self.unit == "bytes":
             return formats.format_size(value)
         return formats.format_number(value) + (f" {self.unit}" if self.unit else "")

@@ -61,7 +61,7 @@ def describe_restart(start: Start) -> RestartReport:
     return RestartReport(
         start,
         _title(start),
-        _found(start),
+        _found_at_start(start),
         sorted(start.report.expired_by_queue.items(), key=lambda pair: -pair[1]),
         start.report.checks,
     )
@@ -75,7 +75,7 @@ def _title(start: Start) -> str:
     return f"The broker was down for {away} and came back {how}"
 
 
-def _found(start: Start) -> list[SystemFact]:
+def _found_at_start(start: Start) -> list[SystemFact]:
     """Yield only facts that apply, and always the duration."""
     report = start.report
     number = formats.format_number

@@ -180,13 +180,13 @@ def _schema(
 
 def _whole_schema(shape: Any, mode: JsonSchemaMode, schemas: dict[str, Any]) -> dict[str, Any]:
     """Return the schema itself and add the schemas that it references to ``schemas``."""
-    made = dict(_made(shape, mode))
+    made = dict(_generate_schema(shape, mode))
     schemas.update(made.pop("$defs", {}))
     return made
 
 
 @cache
-def _made(shape: Any, mode: JsonSchemaMode) -> dict[str, Any]:
+def _generate_schema(shape: Any, mode: JsonSchemaMode) -> dict[str, Any]:
     return TypeAdapter(shape).json_schema(ref_template=_REF, mode=mode)
 
 

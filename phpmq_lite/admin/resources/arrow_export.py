@@ -212,7 +212,7 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Run
             until = limit.when() or 0.0
             async for piece in export.pieces():
                 limit.reschedule(until + export.paused_s)
-                await _give(response, piece)
+                await _send_piece(response, piece)
         end = "whole"
     except _StalledError:
         end, reason = "stalled", f"the reader accepted no data for {STALLED_S:g} s"
@@ -236,7 +236,7 @@ class _StalledError(Exception):
     """The peer has stopped reading."""
 
 
-async def _give(response: web.StreamResponse, piece: bytes) -> None:
+async def _send_piece(response: web.StreamResponse, piece: bytes) -> None:
     try:
         async with asyncio.timeout(STALLED_S):
             await response.write(piece)

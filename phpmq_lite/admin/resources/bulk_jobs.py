@@ -16,7 +16,7 @@ from phpmq_lite.admin.actions.bulk import (
     visible_jobs,
 )
 from phpmq_lite.admin.actions.bulk_jobs import BulkJob, BulkJobState
-from phpmq_lite.admin.actions.flash_messages import leave_message
+from phpmq_lite.admin.actions.flash_messages import store_message
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of
@@ -84,7 +84,7 @@ def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
     progress = context.urls.to("bulk-job", job=job.number, next=to)
     if job.state is BulkJobState.RUNNING or not to:
         return progress
-    leave_message(request, bulk.job_message(job, (progress, "Details")))
+    store_message(request, bulk.job_message(job, (progress, "Details")))
     return to
 
 
@@ -136,14 +136,14 @@ async def live_bulk(request: web.Request, argument: str, _ids: object) -> dict[s
         "bulk.handled": formats.format_number(found.handled),
         "bulk.state": str(found.state).capitalize(),
         "bulk.skipped": flash_messages.describe_skipped(found.skipped),
-        "bulk.left": _left(job_time_left_s(context, found)),
+        "bulk.left": _time_left(job_time_left_s(context, found)),
     }
     is_over = found.state is not BulkJobState.RUNNING
     says = f"{shown['bulk.handled']} of {formats.format_number(found.total)}, {found.state}"
     return {"shown": shown, "points": {}, "new": int(is_over), "says": says}
 
 
-def _left(seconds: float | None) -> str:
+def _time_left(seconds: float | None) -> str:
     return (
         "" if seconds is None else f"about {formats.format_duration(round(seconds * 1_000))} left"
     )

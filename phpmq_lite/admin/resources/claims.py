@@ -7,9 +7,9 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import confirmation
 from phpmq_lite.admin.actions.confirmation import Confirmation
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
-from phpmq_lite.admin.auth.request_audit import audit_entry, leave_entry
+from phpmq_lite.admin.auth.request_audit import audit_entry, keep_audit_entry
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
@@ -115,7 +115,7 @@ async def claim_messages(request: web.Request) -> web.StreamResponse:
         claims.claim, entry, asked.subscription, asked.queue, asked.max_messages, asked.max_bytes,
         after=asked.after,
     )  # fmt: skip
-    leave_entry(request)
+    keep_audit_entry(request)
     return json_response(ClaimView(hi=hi))
 
 
@@ -134,7 +134,7 @@ async def ack_claimed(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=asked.subscription)
     await _check_subscription(request, asked.subscription)
     acked = await context.engine.run(claims.ack_claims, entry, asked.subscription, asked.upto)
-    leave_entry(request)
+    keep_audit_entry(request)
     return json_response(AckView(acked=acked))
 
 
@@ -235,7 +235,7 @@ async def submit_release(request: web.Request) -> web.StreamResponse:
     )
     count = await context.engine.run(claims.release_claims, entry, name, forget=form.flag("forget"))
     goes = plural(count, "message returned to its place", "messages returned to their places")
-    leave_message(request, FlashMessage(f"{count:,} {goes}; {name} no longer holds messages."))
+    store_message(request, FlashMessage(f"{count:,} {goes}; {name} no longer holds messages."))
     raise web.HTTPSeeOther(own_path_or(form.raw("next"), context.urls.to("insights", tab="claims")))
 
 

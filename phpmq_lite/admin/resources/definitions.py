@@ -106,9 +106,9 @@ async def import_definitions(request: web.Request) -> web.StreamResponse:
         core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
         _check_circles(core, queues)
         for name, settings in queues.items():
-            queue_operations.create_queue(core, _nobody, entry, name)
+            queue_operations.create_queue(core, _ignore_reply, entry, name)
             changes = dict.fromkeys(core.state.queues[name].row.own) | settings
-            queue_operations.configure(core, _nobody, entry, name, changes)
+            queue_operations.configure(core, _ignore_reply, entry, name, changes)
         queue_operations.write(core, reply, entry, rows)
 
     await context.engine.run(run)
@@ -148,7 +148,7 @@ def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _nobody(_answer: object) -> None:
+def _ignore_reply(_answer: object) -> None:
     """Ignore a reply."""
 
 

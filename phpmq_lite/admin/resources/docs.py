@@ -42,12 +42,12 @@ async def docs_page(request: web.Request) -> web.Response:
         return web.Response(body=content, content_type=PICTURE_TYPES[path.suffix])
     if name in await asyncio.to_thread(lambda: context.docs.outlines):
         return await _render(request, context, name)
-    return await _moved(context, name)
+    return await _redirect_renamed(context, name)
 
 
 async def docs_moved(request: web.Request) -> web.Response:
     """Redirect from an old or short address to the page."""
-    return await _moved(context_of(request), request.match_info.get("page", INDEX))
+    return await _redirect_renamed(context_of(request), request.match_info.get("page", INDEX))
 
 
 async def _render(request: web.Request, context: Context, name: str) -> web.Response:
@@ -57,7 +57,7 @@ async def _render(request: web.Request, context: Context, name: str) -> web.Resp
     )
 
 
-async def _moved(context: Context, name: str) -> web.Response:
+async def _redirect_renamed(context: Context, name: str) -> web.Response:
     target = await asyncio.to_thread(context.docs.moved_to, name)
     if target is None:
         raise Problem(404, "unknown_page", f"The documentation has no page {name!r}.")

@@ -233,7 +233,7 @@ def _publish(
                 return
             break
         try:
-            publishing.publish(core, _nobody, entry, queue, messages)
+            publishing.publish(core, _ignore_reply, entry, queue, messages)
         except RefusedError:
             if not count:
                 raise
@@ -246,7 +246,7 @@ def _counted(reply: Reply, result: Any) -> None:
     reply(len(result) if isinstance(result, Published) else result)  # refusals pass unchanged
 
 
-def _nobody(result: Any) -> None:
+def _ignore_reply(result: Any) -> None:
     """Ignore the reply of a run, which the reply of its batch counts."""
 
 

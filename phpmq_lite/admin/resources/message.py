@@ -218,7 +218,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
     if body is not None:  # indenting 256 KiB takes a while
         shown = await asyncio.to_thread(bodies.view_body, body.content, body.size, query.view)
     card = await envelope_card.card_of(request, context, row, body)
-    newer, older = await _beside(request, context, query, row)
+    newer, older = await _neighbours(request, context, query, row)
     others = {seq: (life.rows[seq], life.events[seq]) for seq in life.rows if seq != row.seq}
     return await render_page(
         request,
@@ -265,7 +265,7 @@ async def _life(request: web.Request, context: Context, row: MessageRow) -> Mess
     return MessageLife(rows, events, list(links.values()))
 
 
-async def _beside(
+async def _neighbours(
     request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
 ) -> tuple[MessageRow | None, MessageRow | None]:
     """Return the neighbours in the search that found the message."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from phpmq_lite.admin.actions import confirmation, flash_messages, single_message
 from phpmq_lite.admin.actions.confirmation import Confirmation, FormField
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.actions.single_message import ActionResultView, read_options
 from phpmq_lite.admin.auth.permissions import find_message
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -64,7 +64,7 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
         )
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
     audit_entry(request).action = f"message.{action}"
-    frozen = await single_message.ticked_messages(request, ids)
+    frozen = await single_message.selected_messages(request, ids)
     if action is Action.MOVE and not form.raw("target"):
         title = f"Move {formats.count_messages(len(frozen.seqs))}"
         ask = Confirmation(
@@ -83,10 +83,10 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=made.token, action=str(action), next=to)
         )
-    done = await single_message.act_on_some(
+    done = await single_message.act_on_selected(
         request, action, frozen.seqs, read_options(form), _target_of(ids), form.reason()
     )
-    leave_message(request, single_message.result_message(done))
+    store_message(request, single_message.result_message(done))
     raise web.HTTPSeeOther(to)
 
 
@@ -245,7 +245,7 @@ async def _typed(request: web.Request) -> list[str]:
     return [f"#{(await find_message(request, context_of(request))).seq}"]
 
 
-def _done(
+def _response(
     request: web.Request, _asked: ActionInput, view: ActionResultView
 ) -> tuple[FlashMessage, str]:
     """Return what was done, with a link to the message or to the new one."""
@@ -277,7 +277,7 @@ def _resource(action: Action) -> Resource:
     return Resource(
         run=run_action, role=Role.ADMIN if is_erase else Role.OPERATOR, audit=f"message.{action}",
         input_model=definition.input_model, view_model=ActionResultView,
-        page=Page(path, f"message-{action}", done=_done, typed=_typed if is_erase else None,
+        page=Page(path, f"message-{action}", done=_response, typed=_typed if is_erase else None,
                   needs_reason=is_erase),
         api=Api("POST", f"/api/v1{path}", f"api-message-{action}", cli=definition.cli),
     )  # fmt: skip

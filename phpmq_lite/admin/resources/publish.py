@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 from phpmq_lite.admin.actions import message_draft, saved_items
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.actions.single_message import ActionResultView
 from phpmq_lite.admin.actions.undo import make_publish_undo
 from phpmq_lite.admin.auth.permissions import (
@@ -312,7 +312,7 @@ async def _publish(
     if refused := Counter(ids.quarantined.values()):
         reasons = ", ".join(f"{reason} {formats.format_number(n)}" for reason, n in refused.items())
         text += f" Of those {formats.format_number(refused.total())} were quarantined: {reasons}."
-    leave_message(request, FlashMessage(text, token, link))
+    store_message(request, FlashMessage(text, token, link))
 
 
 def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
@@ -399,17 +399,17 @@ async def _check(request: web.Request, draft: PublishForm, row: MessageRow | Non
         draft.body, draft.kind, 1, context.now_ms(), lambda: str(uuid4()), is_filled=draft.fill
     )[0]
     check_size(context, made, "content")
-    await _judge(request, draft, made)
+    await _check_draft(request, draft, made)
     is_json = draft.kind == "json"
     draft.checked = f"{'JSON, ' if is_json else ''}{formats.format_size(len(made))}."
     return await _show(request, draft, row)
 
 
-async def _judge(request: web.Request, draft: PublishForm, made: bytes) -> None:
+async def _check_draft(request: web.Request, draft: PublishForm, made: bytes) -> None:
     """Show the verdict on the envelope beside the form."""
     queue = find_queue(request, draft.queue)
     if len(made) <= envelope_card.CARD_BYTES:
-        draft.card = await envelope_card.judge_content(
+        draft.card = await envelope_card.inspect_content(
             made,
             queue.settings if queue is not None else None,
             context_of(request).schemas.registry,
@@ -424,7 +424,7 @@ async def _wrap(request: web.Request, draft: PublishForm, row: MessageRow | None
     made = message_draft.fill_placeholders(
         draft.body, 1, context_of(request).now_ms(), lambda: str(uuid4())
     )
-    await _judge(request, draft, made.encode())
+    await _check_draft(request, draft, made.encode())
     return await _show(request, draft, row)
 
 
@@ -458,7 +458,7 @@ async def submit_template_removal(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=name[:255])
     await saved_items.check_item_change(request, "template", name)
     await saved_items.forget_item(context, entry, "template", name)
-    leave_message(request, FlashMessage(f"The template {name[:NAME_MAX]} was removed."))
+    store_message(request, FlashMessage(f"The template {name[:NAME_MAX]} was removed."))
     raise web.HTTPSeeOther(context.urls.to("publish"))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.auth.permissions import (
     check_forward_right,
     check_queue_right,
@@ -278,11 +278,11 @@ async def submit_settings(request: web.Request) -> web.StreamResponse:
             raise
         field, _, text = str(error).partition(" ")
         return await _again(request, queue, form, field, f"{text[:1].upper()}{text[1:]}.")
-    leave_message(request, FlashMessage(_said(changes)))
+    store_message(request, FlashMessage(_describe_changes(changes)))
     raise web.HTTPSeeOther(context.urls.to("queue", q=queue.name, tab="settings"))
 
 
-def _said(changes: Mapping[str, Any]) -> str:
+def _describe_changes(changes: Mapping[str, Any]) -> str:
     if not changes:
         return "Nothing was changed."
     titles = ", ".join(KINDS[name].title.lower() for name in changes)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import bulk, confirmation
 from phpmq_lite.admin.actions.confirmation import Confirmation, FormField
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.actions.selections import MESSAGES_MAX
 from phpmq_lite.admin.actions.single_message import read_options
 from phpmq_lite.admin.auth.permissions import (
@@ -72,7 +72,7 @@ async def _submit_turn(request: web.Request, *, is_paused: bool) -> web.StreamRe
         raise Problem(422, "invalid", "side: unknown.", field="side", bound=" or ".join(_SIDES))
     entry = audit_entry(request, target=queue.name, reason=form.reason())
     await context.engine.run(queue_operations.pause, entry, queue.name, side, is_paused)
-    leave_message(request, FlashMessage(f"{side.capitalize()} of {queue.name} was "
+    store_message(request, FlashMessage(f"{side.capitalize()} of {queue.name} was "
                         f"{'paused' if is_paused else 'resumed'}."))  # fmt: skip
     raise web.HTTPSeeOther(_back(request, form, queue))
 
@@ -248,7 +248,7 @@ async def submit_removal(request: web.Request) -> web.StreamResponse:
     confirmation.check_typed_text([queue.name], form.raw("confirm"))
     entry = audit_entry(request, target=queue.name, reason=form.reason())
     await context.engine.run(queue_operations.remove_queue, entry, queue.name)
-    leave_message(
+    store_message(
         request,
         FlashMessage(f"{queue.name} was removed. Its history stays for the retention time."),
     )

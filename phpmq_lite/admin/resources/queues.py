@@ -8,7 +8,7 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin.actions import bulk
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.auth.permissions import find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.auth.request_source import host_name
@@ -182,7 +182,7 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
             422, "invalid", "Select at least one queue.", field="queue", bound="at least one queue"
         )
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
-    entry = audit_entry(request, target=_shown(names), reason=form.reason())
+    entry = audit_entry(request, target=_quote_names(names), reason=form.reason())
     entry.action = "selection.make" if action == "purge" else f"queue.{action}"
     if action == "purge":  # requires its preview
         selection = await bulk.freeze_selection(request, _ready_in(names))
@@ -192,10 +192,10 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
     if action == "remove":
         done, refused = await remove_queues(context, entry, names)
         text = f"{_count(done)} removed."
-        leave_message(request, FlashMessage(f"{text} {'; '.join(refused)}." if refused else text))
+        store_message(request, FlashMessage(f"{text} {'; '.join(refused)}." if refused else text))
     else:
         await pause_queues(context, entry, names, *_TURNS[action])
-        leave_message(
+        store_message(
             request, FlashMessage(f"{_count(len(names))}: {action.replace('-', ' ')}, done.")
         )
     raise web.HTTPSeeOther(to)
@@ -206,7 +206,7 @@ def _ready_in(names: Sequence[str]) -> SearchQuery:
     return SearchQuery((*queues, SearchTerm("state", "ready")))
 
 
-def _shown(names: Sequence[str]) -> str:
+def _quote_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else json.dumps(names, ensure_ascii=False)[:1_000]
 
 
@@ -222,7 +222,7 @@ async def pause_queues(
     def run(core: Broker, reply: Reply) -> None:
         known = [name for name in names if name in core.state.queues]
         for name in known:
-            queue_operations.pause(core, _nobody, entry, name, side, is_paused)
+            queue_operations.pause(core, _ignore_reply, entry, name, side, is_paused)
         if not known:
             raise RefusedError("unknown_queue", "these queues no longer exist")
         core.state.batch.replies.append((reply, len(known)))
@@ -246,7 +246,7 @@ async def remove_queues(
     return done, refused
 
 
-def _nobody(_answer: object) -> None:
+def _ignore_reply(_answer: object) -> None:
     """Ignore a reply."""
 
 

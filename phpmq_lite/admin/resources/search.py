@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.actions import saved_items
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, leave_message
+from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
@@ -201,11 +201,11 @@ async def submit_view(request: web.Request) -> web.StreamResponse:
     if form.flag("remove"):
         await saved_items.check_item_change(request, "view", name)
         await saved_items.forget_item(context, entry, "view", name)
-        leave_message(request, FlashMessage(f"The view {name} was removed."))
+        store_message(request, FlashMessage(f"The view {name} was removed."))
     else:
         await saved_items.check_item_change(request, "view", name, {"q": str(query)})
         await saved_items.save_item(context, entry, "view", name, {"q": str(query)})
-        leave_message(request, FlashMessage(f"Saved as the view {name}."))
+        store_message(request, FlashMessage(f"Saved as the view {name}."))
     raise web.HTTPSeeOther(context.urls.to("messages", q=str(query)))
 
 

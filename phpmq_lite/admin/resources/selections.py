@@ -178,18 +178,19 @@ async def create_selection(request: web.Request) -> web.StreamResponse:
     """Select all messages that match a search. The token is valid for ten minutes."""
     asked = await read_json_model(request, SelectionInput)
     return json_response(
-        await _shown(request, await bulk.freeze_selection(request, parse_search(asked.q))), 201
+        await _view_of(request, await bulk.freeze_selection(request, parse_search(asked.q))),
+        201,
     )
 
 
 async def get_selection(request: web.Request) -> web.StreamResponse:
     """Return a selection, for the user who made it."""
     return json_response(
-        await _shown(request, bulk.find_selection(request, request.match_info["token"]))
+        await _view_of(request, bulk.find_selection(request, request.match_info["token"]))
     )
 
 
-async def _shown(request: web.Request, selection: MessageSelection) -> SelectionView:
+async def _view_of(request: web.Request, selection: MessageSelection) -> SelectionView:
     going = await bulk.history_loss(context_of(request), selection.count, selection.frozen.size)
     return SelectionView.of_selection(selection, bulk.texts_to_type_for(request, selection), going)
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth import users
 from phpmq_lite.admin.auth.permissions import check_all_queues, check_queue_right, may_use
-from phpmq_lite.admin.auth.request_audit import audit_entry, leave_entry
+from phpmq_lite.admin.auth.request_audit import audit_entry, keep_audit_entry
 from phpmq_lite.admin.base import responses
 from phpmq_lite.admin.base.context import UPLOADS, Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
@@ -61,13 +61,13 @@ class UploadedRows(NamedTuple):
         for batch in self.batches:
             at = 0
             while at < batch.num_rows:
-                some = batch.slice(at, _fitting(batch.column(0).slice(at, SLICE_ROWS)))
+                some = batch.slice(at, _rows_that_fit(batch.column(0).slice(at, SLICE_ROWS)))
                 bodies, queues, ttls = (column.to_pylist() for column in some.columns)
                 yield list(zip(queues, bodies, ttls, strict=True))
                 at += some.num_rows
 
 
-def _fitting(bodies: Any) -> int:
+def _rows_that_fit(bodies: Any) -> int:
     """Count the first bodies that make a slice: more than one only below its bound."""
     import pyarrow.compute as pc
 
@@ -107,7 +107,7 @@ def _batches(pa: Any, reader: Any) -> list[Any]:
             raise Problem(413, "too_large", f"The stream has {rows} rows or more.", field="body",
                           bound=f"at most {ROWS_MAX} rows")  # fmt: skip
         if batch.num_rows:
-            batches.append(_arranged(pa, batch))
+            batches.append(_arrange_columns(pa, batch))
     return batches
 
 
@@ -160,7 +160,7 @@ def _check_schema(pa: Any, schema: Any) -> None:
             raise _bad(f"There is no column {name!r}.", name, "body, queue and perhaps ttl_s")
 
 
-def _arranged(pa: Any, batch: Any) -> Any:
+def _arrange_columns(pa: Any, batch: Any) -> Any:
     """Put the columns into the order of ``_COLUMNS``, in our types."""
     ttl = (
         batch.column("ttl_s").cast(pa.int64())
@@ -321,7 +321,7 @@ async def stage_rows(request: web.Request) -> web.StreamResponse:
                 "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
             )  # fmt: skip
         await _store(context, entry, token, upload)
-    leave_entry(request)
+    keep_audit_entry(request)
     return json_response(StageView(rows=upload.rows, bytes=upload.bytes))
 
 
@@ -395,7 +395,7 @@ async def drop_staged(request: web.Request) -> web.StreamResponse:
     context, asked = context_of(request), await read_json_model(request, UnstageInput)
     entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
     count = await context.engine.run(staging.unstage, entry, asked.tokens, writer=_writer(request))
-    leave_entry(request)
+    keep_audit_entry(request)
     return json_response(UnstageView(unstaged=count))
 
 

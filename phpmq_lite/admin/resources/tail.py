@@ -229,7 +229,7 @@ def _read_events(events: list[Any]) -> Iterator[TailEvent]:
 def tail_row(
     event: TailEvent, names: Mapping[int, str], link: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return a row of the page, with hidden characters escaped; ``names`` are of clients, by number.
+    """Return a row of the page, with hidden characters escaped; ``names`` are by client number.
 
     The id is the same whether it comes from a batch or from the database.
     """

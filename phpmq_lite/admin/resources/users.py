@@ -124,7 +124,7 @@ async def _user_values(request: web.Request, _query: object, user: User) -> dict
     return {**account_values(request), "sessions": sessions}
 
 
-async def _user_again(request: web.Request, _form: Form, problem: Problem) -> web.Response:
+async def _user_page_again(request: web.Request, _form: Form, problem: Problem) -> web.Response:
     user = _named(request)
     values = await _user_values(request, None, user)
     return await render_page(
@@ -149,7 +149,7 @@ _USER: Final = f"{_PATH}/{{name}}"
 _CHANGE: Final = Resource(
     run=change_user, role=Role.ADMIN, input_model=UserChangeInput, view_model=UserView,
     audit="user.change",
-    page=Page("/users/{name}/rights", "user-rights", done=_changed, again=_user_again),
+    page=Page("/users/{name}/rights", "user-rights", done=_changed, again=_user_page_again),
     api=Api("PATCH", _USER, "api-user-change", cli="user set-password"),
 )  # fmt: skip
 RESOURCES: Final = (
@@ -179,7 +179,7 @@ RESOURCES: Final = (
         run=remove_user, role=Role.ADMIN, input_model=ActionInput, view_model=UserView,
         audit="user.remove",
         page=Page(
-            "/users/{name}/remove", "user-remove", again=_user_again, typed=_typed_name,
+            "/users/{name}/remove", "user-remove", again=_user_page_again, typed=_typed_name,
             done=lambda request, _asked, user: (
                 f"{user.name} was removed.", context_of(request).urls.to("users")
             ),

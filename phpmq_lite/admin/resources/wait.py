@@ -96,7 +96,7 @@ class MessageWait:
         ends_at = loop.time() + timeout_s
         while True:
             woken.clear()  # before reading: messages that arrive now wake it again
-            found = await self._look(ends_at)
+            found = await self._read_match(ends_at)
             if found is not None or self.is_over():
                 return found
             try:
@@ -104,9 +104,9 @@ class MessageWait:
                     await asyncio.sleep(self.apart_s())
                     await woken.wait()
             except TimeoutError:
-                return await self._look(ends_at) if woken.is_set() else None
+                return await self._read_match(ends_at) if woken.is_set() else None
 
-    async def _look(self, ends_at: float) -> MessageRow | None:
+    async def _read_match(self, ends_at: float) -> MessageRow | None:
         """Read on to the first match, or to the end; after ``ends_at`` one slice."""
         while places := await self._next():
             rows = await self.search.matches(self.query, list(places), self.queues())
@@ -133,7 +133,7 @@ class MessageWait:
             self.mark = replace(self.mark, offset=place)
 
 
-def look_interval_s(hub: LiveFeeds) -> float:
+def read_interval_s(hub: LiveFeeds) -> float:
     """Return the time between two reads of a wait; it grows with the number of waits."""
     return max(_APART_S, len(hub.waits) / _LOOKS_PER_S)
 
@@ -209,7 +209,7 @@ async def wait_for_message(request: web.Request) -> web.StreamResponse:
             context.search,
             RecentActivity(context.readers),
             lambda: _is_over(request, context),
-            lambda: look_interval_s(context.live),
+            lambda: read_interval_s(context.live),
         )
         found = await waiting.first(woken, asked.timeout)
     headers = {CURSOR: waiting.mark.text}

@@ -176,7 +176,7 @@ def prettify(text: str) -> list[TextPiece] | None:
     """
     out: list[TextPiece] = []
     length = 0
-    for count, (blank, word, kind) in enumerate(_laid_out(text)):
+    for count, (blank, word, kind) in enumerate(_lay_out(text)):
         length += len(blank) + len(word)
         if length > PRETTY_CHARACTERS:
             return None
@@ -278,7 +278,7 @@ def _append(out: list[TextPiece], text: str, kind: str) -> None:
         out.append(TextPiece(text, kind))
 
 
-def _laid_out(text: str) -> Iterator[tuple[str, str, str]]:
+def _lay_out(text: str) -> Iterator[tuple[str, str, str]]:
     """Yield (white space before it, token, CSS class) for each token of valid JSON."""
     depth = 0
     words: list[str] = _TOKEN.findall(text)

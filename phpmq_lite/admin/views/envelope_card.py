@@ -93,12 +93,12 @@ async def card_of(
         if body is None:
             return None
     settings = settings_of(request, row.queue_id)
-    return await judge_content(
+    return await inspect_content(
         body.content, settings, context.schemas.registry, is_asked=is_settled_by_verdict(row)
     )
 
 
-async def judge_content(
+async def inspect_content(
     content: bytes,
     settings: QueueSettings | None,
     schemas: SchemaRegistry | None = None,
@@ -155,7 +155,7 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
         index = IndexedFields(index.urn, index.trace_id, index.meta_id, attempts)
     return EnvelopeCard(
         index,
-        _said(read.get("meta")),
+        _meta_texts(read.get("meta")),
         verdict,
         tuple(problems[:PROBLEMS_SHOWN]),
         max(0, len(problems) - PROBLEMS_SHOWN),
@@ -186,7 +186,7 @@ def _read(content: bytes) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def _said(meta: Any) -> dict[str, Any]:
+def _meta_texts(meta: Any) -> dict[str, Any]:
     """Return the members of ``meta`` that are shown."""
     found = meta if isinstance(meta, dict) else {}
     return {name: _plain(found.get(name)) for name in MEMBERS}

@@ -117,8 +117,8 @@ def _field(kind: _FieldKind, settings: QueueSettings, plain: QueueSettings) -> S
         value, target = "forward", value.removeprefix(FORWARD)
     return SettingField(
         kind.name, kind.title, kind.help, kind.kind, kind.choices,
-        _written(value), target, _value_text(kind, default),
-        getattr(settings, kind.name) != default, _meaning(kind, value),
+        _input_text(value), target, _value_text(kind, default),
+        getattr(settings, kind.name) != default, _in_words(kind, value),
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def _as_typed(field: SettingField, typed: Mapping[str, str]) -> SettingField:
     return replace(field, value=typed.get(field.name, ""), target=target)
 
 
-def _written(value: object) -> str:
+def _input_text(value: object) -> str:
     return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
@@ -138,12 +138,12 @@ def _value_text(kind: _FieldKind, default: Any) -> str:
         known = dict(kind.choices)
         return known.get(default, f"forward to {str(default).removeprefix(FORWARD)}")
     if kind.kind in _NUMBERS:
-        meaning = _meaning(kind, default)
+        meaning = _in_words(kind, default)
         return f"{default} ({meaning})" if meaning else str(default)
     return default or "empty"
 
 
-def _meaning(kind: _FieldKind, value: Any) -> str:
+def _in_words(kind: _FieldKind, value: Any) -> str:
     if not value:
         return ""
     if kind.kind == "seconds":

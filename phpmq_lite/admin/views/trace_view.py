@@ -135,11 +135,11 @@ def _groups(bars: Sequence[TraceBar], others: frozenset[str]) -> list[TraceGroup
             groups.append(group)
             if meta_id is not None:
                 by_id[meta_id] = group
-        group.turns.append(TraceStep(bar, _what(bar.row, group.turns, others)))
+        group.turns.append(TraceStep(bar, _describe_step(bar.row, group.turns, others)))
     return groups
 
 
-def _what(row: MessageRow, before: Sequence[TraceStep], others: frozenset[str]) -> str:
+def _describe_step(row: MessageRow, before: Sequence[TraceStep], others: frozenset[str]) -> str:
     """Return the relation of a message to earlier ones with its meta.id."""
     if row.source_seq is not None or has_records(row.queue or "", others):
         return "dead letter"

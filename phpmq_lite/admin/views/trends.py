@@ -111,8 +111,8 @@ class _BucketSums:
                 self.counts[at] += count * share
         self.gauges = list(map(max, self.gauges, point.gauges))
         if with_times:
-            self.wait = _merged(self.wait, point.wait)
-            self.hold = _merged(self.hold, point.hold)
+            self.wait = _merge_histograms(self.wait, point.wait)
+            self.hold = _merge_histograms(self.hold, point.hold)
 
     def bucket(self) -> TrendBucket | None:
         if not self.observed_s or (self.has_rest and not self.is_known):
@@ -124,7 +124,7 @@ class _BucketSums:
         return TrendBucket(*values)
 
 
-def _merged(counts: list[int] | None, packed: bytes | None) -> list[int] | None:
+def _merge_histograms(counts: list[int] | None, packed: bytes | None) -> list[int] | None:
     if packed is None:
         return counts
     merged = [0] * histogram.BUCKETS if counts is None else counts

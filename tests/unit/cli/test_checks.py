@@ -97,4 +97,4 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
 def test_backup_whose_time_is_still_to_come_is_no_proof_of_a_fresh_one(
     items: list[dict[str, Any]], level: int, text: str
 ) -> None:
-    assert checks.judge_newest_backup(items, NOW_S, 10, 90) == (level, text)
+    assert checks.check_newest_backup(items, NOW_S, 10, 90) == (level, text)

@@ -364,7 +364,7 @@ async def test_tail_tells_a_move_at_both_ends(way: str) -> None:
 
 
 async def test_tail_counts_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "PENDING", 3)
+    monkeypatch.setattr(tails, "PENDING_MAX", 3)
     engine, tail, _ = tail_of()
     batch = Batch(60)
     for seq in range(5):
@@ -376,7 +376,7 @@ async def test_tail_counts_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -
     assert (len(events), missed) == (3, 2)
 
 
-async def test_tail_that_stopped_listens_no_more() -> None:
+async def test_tail_that_stopped_no_longer_listens() -> None:
     engine, tail, _ = tail_of()
     assert len(engine.looks) == 1
     tail.stop()
