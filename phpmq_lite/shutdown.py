@@ -67,7 +67,7 @@ def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
 
 
 def fail_stop(folder: DataFolder, error: BaseException) -> None:
-    """Exit immediately without notifying any client: nothing may be written any more.
+    """Exit immediately without notifying clients: nothing may be written from now on.
 
     It can be called in any thread.  Closing the database would checkpoint; instead, the next start
     reads what is stored.  If the disk does not even accept the reason, the exit does not wait for

@@ -1,4 +1,4 @@
-"""One definition behind a page and its API call.
+"""One definition of a page and its API call.
 
 ``run`` checks, loads or acts. The page renders what it returns, or redirects with a message after
 an action; the API call returns it as JSON. A ``Resource`` yields ordinary rows of the route table.

@@ -428,7 +428,7 @@ class Broker:
         ttl_s: int | None,
         validated: ValidatedPublish | None = None,
     ) -> CommandResult:
-        """Store a message although its queue is full: a consumer's acknowledgements wait behind it.
+        """Store a message although its queue is full: a consumer's acknowledgements wait for it.
 
         It is still refused if the disk is full: other acknowledgements need the remaining space.
         """

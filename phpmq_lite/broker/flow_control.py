@@ -1,4 +1,4 @@
-"""Consumers first: how much may be published to a queue while its consumers are working.
+"""Limits publishing to a queue while its consumers are working, so that consumers come first.
 
 A publisher sends as fast as it can, while a consumer waits for each batch.  Unlimited publishes
 would fill the batches, and messages beyond the window wait on disk, from where a message costs 50 %

@@ -1,4 +1,4 @@
-"""Everything that the broker has in memory, and the primitives that keep it consistent.
+"""The state that the broker keeps in memory, and the primitives that keep it consistent.
 
 A primitive changes messages, counters and ready windows, and records in the open batch what the
 transaction has to store.  ``transitions.py`` and ``dead_letters.py`` combine primitives into what

@@ -40,7 +40,7 @@ class ClientFactory(Protocol):
 def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
     """Add ``--url``, ``--data``, ``--config`` and the TLS files; the command gets ``client``.
 
-    ``reconnect`` is whether the client reconnects by itself.
+    ``reconnect`` is whether the client reconnects automatically.
     """
 
     @wraps(command)

@@ -67,7 +67,7 @@ class ImportCounts:
     _groups: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
     def count(self, item: ImportItem) -> bool:
-        """Count an item; return whether it is to be published."""
+        """Count an item; return whether to publish it."""
         group = self._group(item)
         group["found"] += 1
         if item.problem is not None:

@@ -56,8 +56,8 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
 async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
     """Yield the updates of a topic as the pages receive them, each once.
 
-    The broker limits how many streams are open, and for how long: this continues where the last
-    one ended, and polls once a second while it gets no stream.
+    The broker limits how many streams are open, and for how long: this continues where the last one
+    ended, and polls once a second while no stream is available.
 
     Raises:
         CommandError: the broker stops or is unreachable, or the topic no longer exists.

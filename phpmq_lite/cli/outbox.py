@@ -170,7 +170,7 @@ class _RelayLoop:
         """Run one pass.
 
         Raises:
-            ConnectionLostError: the client has given up to reconnect.
+            ConnectionLostError: the client gave up reconnecting.
         """
         done = self._relay.run()
         self.sent += done.sent

@@ -48,7 +48,7 @@ class JobProgress:
             self._write_line(self._bars.tasks[0], is_due=False)
 
     def note(self, text: str) -> None:
-        """Print a message beside the progress."""
+        """Print a message above the progress display."""
         with self._lock:
             self._write(json.dumps({"note": text}) if self._bars.disable else text)
 

@@ -211,7 +211,7 @@ def _take_deliveries(
 
 
 class AckSchedule:
-    """Acknowledges or requeues messages so that the broker dispatches at most ``limit``.
+    """Acknowledges or requeues messages so that the broker dispatches at most ``limit`` of them.
 
     Each acknowledgement lets the broker dispatch another message.  So the last ones, as many as
     the credit, are held back and sent in one write with a credit of 0.

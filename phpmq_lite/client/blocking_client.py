@@ -280,7 +280,7 @@ class BlockingClient:
         self.session.pending.fail(self._ended)
 
     def raise_if_ended(self) -> None:
-        """Raise ConnectionLostError if nothing can be sent or received any more."""
+        """Raise ConnectionLostError if the client has ended."""
         if self._ended is not None:
             raise ConnectionLostError(self._ended)
 

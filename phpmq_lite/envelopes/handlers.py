@@ -23,7 +23,7 @@ class JobContext:
     """The message that is being handled; ``data`` and ``meta`` are members of ``envelope``.
 
     They belong to this run: changes by a handler do not reach retries and dead-letter records.
-    ``extra`` lets middleware pass values on.
+    Middleware can pass values in ``extra``.
     """
 
     envelope: dict[str, Any]

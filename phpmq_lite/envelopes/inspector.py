@@ -1,4 +1,4 @@
-"""What the broker is given to look at contents: index, verdict, records and the way back."""
+"""Inspects contents for the broker: index, verdict, dead-letter records and their originals."""
 
 import json
 import re

@@ -27,9 +27,9 @@ class Settlement(Enum):
 class WorkerConnection:
     """Receives messages, publishes with receipts and settles; for one call at a time.
 
-    ``client`` must not reconnect by itself. After a loss the next call connects again, 0.1 to 10 s
-    after the last attempt. Acknowledgements and dead letters that could not be sent go first on the
-    next connection. At most ``credit`` messages are held per queue.
+    ``client`` must not reconnect automatically. After a loss the next call connects again, 0.1 to
+    10 s after the last attempt. Acknowledgements and dead letters that could not be sent go first
+    on the next connection. At most ``credit`` messages are held per queue.
     """
 
     def __init__(

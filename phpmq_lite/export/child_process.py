@@ -40,7 +40,7 @@ class FrameWriter:
         self._beat_s = time.monotonic()
 
     def put(self, kind: bytes, payload: bytes | bytearray | memoryview = b"") -> None:
-        """Write a frame; blocks while nobody reads.
+        """Write a frame; blocks while the reader does not read.
 
         Raises:
             BrokenPipeError: the broker has ended.

@@ -174,7 +174,7 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
     """Open a connection; closing it makes its reserved jobs ready again.
 
     Raises:
-        BeanstalkdError: nobody listens there, or the server is not a beanstalkd.
+        BeanstalkdError: no server listens there, or it is not a beanstalkd.
     """
     try:
         connection = socket.create_connection((target.host, target.port), _TIMEOUT_S)

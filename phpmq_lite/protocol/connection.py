@@ -182,7 +182,7 @@ class ServerSide(_ConnectionEnd):
 
     @property
     def dispatcher(self) -> AppendDispatch:
-        """The function behind ``append_dispatch``: for a run of dispatches, one call less each."""
+        """The function that ``append_dispatch`` calls: saves a call for each of many dispatches."""
         return (self._encoder or self._fix_encoder()).append_dispatch
 
     def append_dispatch(

@@ -25,7 +25,7 @@ def max_connections(wanted: int, files: int) -> int:
 
 
 def max_http_connections(settings: Settings) -> int:
-    """Return how many admin connections fit beside the PHPMQ connections."""
+    """Return how many admin connections fit in addition to the PHPMQ connections."""
     limits, files = settings.limits, open_files()
     if files is None:
         return limits.http_connections

@@ -169,7 +169,7 @@ class Engine:
     # -- the loop
 
     async def run(self) -> None:
-        """Run until ``stop`` was called and nothing waits any more.
+        """Run until ``stop`` was called and all work is done.
 
         The work is done in callbacks of the event loop, not in this task.  With a future, a timer
         and a step of the task for each wait, and a pragma around each BEGIN, one message in flight
@@ -241,7 +241,7 @@ class Engine:
 
     @property
     def _is_done(self) -> bool:
-        """Return whether nothing is to be decided, stored or waited for."""
+        """Return whether there is nothing to decide, store or wait for."""
         return not (
             self.waiting or self._background.pending or self._loaded or self._open or self._commit
         )
@@ -390,7 +390,7 @@ class Engine:
                 batch.is_partly_sent = True
 
     def _record(self) -> Batch | None:
-        """Close the open batch and give it to the writer; return it if nothing is to be stored."""
+        """Pass the open batch to the writer; return it if there is nothing to store."""
         if self._open is None:
             return None
         batch = self.core.finish()

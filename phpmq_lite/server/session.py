@@ -417,7 +417,7 @@ def encode_batch(
 ) -> tuple[list[bytes], list[Message]]:
     """Return the pieces to write, dispatches first, and the messages that have expired.
 
-    Messages that the connection does not hold any more, or has got already, are left out.
+    Messages that the connection no longer holds, or has already received, are omitted.
     ``now_ms`` is on the steady scale.
     """
     parts: list[bytes] = []

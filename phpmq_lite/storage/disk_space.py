@@ -279,7 +279,7 @@ async def measure_disk(database: Path) -> DiskUsage:
     """Measure the files and their file system, in a thread.
 
     Raises:
-        OSError: the data folder does not exist any more.
+        OSError: the data folder no longer exists.
     """
     return await asyncio.to_thread(_measure_disk, database)
 

@@ -97,7 +97,7 @@ def migrate(
 ) -> list[str]:
     """Apply pending migrations and return their names, in order.
 
-    A database that has a schema is first copied to ``before-migration-NNNN.db`` beside it, NNNN
+    A database that has a schema is first copied to ``before-migration-NNNN.db`` in its folder, NNNN
     being the first number applied.  ``before`` is called before each migration.  The connection
     must not be in a transaction and must have ``isolation_level=None``.
 
@@ -157,7 +157,7 @@ def _statements(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
-    """Copy the database to ``before-migration-NNNN.db`` beside it, replacing an older copy.
+    """Copy the database to ``before-migration-NNNN.db`` in its folder, replacing an older copy.
 
     Returns None for a database in memory.
 

@@ -57,7 +57,7 @@ def raise_as_unknown() -> Iterator[None]:
 
 @contextmanager
 def translate_file_errors() -> Iterator[None]:
-    """Translate errors of writing a small file beside the database, like ``translate_errors``."""
+    """Translate errors of writing a small file next to the database, like ``translate_errors``."""
     try:
         yield
     except OSError as error:
@@ -100,7 +100,7 @@ def _text(error: Exception) -> str:
 
 
 def _is_read_only(connection: sqlite3.Connection) -> bool:
-    """Try to create a file beside the database."""
+    """Try to create a file next to the database."""
     name = connection.execute("PRAGMA database_list").fetchone()[2]
     probe = Path(name).with_name(".probe")
     try:

@@ -121,8 +121,8 @@ class BulkJobs:
         """Run the first slice, then continue in the background. A token starts one job only.
 
         Raises:
-            Problem: 429 where too many run.
-            RefusedError: the broker does not take it; nothing was changed.
+            Problem: 429 if too many are running. RefusedError: the broker refused it; nothing was
+            changed.
         """
         async with self._starting:
             if order.token and (known := self.of_selection(order.token, entry.actor)) is not None:

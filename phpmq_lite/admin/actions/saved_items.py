@@ -18,13 +18,13 @@ _OF_QUEUES: Final = ("queue", "origin")  # terms of a search that name queues
 
 
 async def visible_items(request: web.Request, kind: str) -> list[SavedItem]:
-    """Return what was saved of a kind, without what names queues that the caller may not use."""
+    """Return the saved items of a kind, without those that name queues the caller may not use."""
     rows = await SavedItems(context_of(request).readers).all(kind)
     return [row for row in rows if _may_see(request, kind, row.content)]
 
 
 async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem | None:
-    """Return one by its name; None if there is none, or none that the caller may see."""
+    """Return an item by its name; None if there is none that the caller may see."""
     row = await SavedItems(context_of(request).readers).one(kind, name)
     return row if row is not None and _may_see(request, kind, row.content) else None
 
@@ -34,8 +34,8 @@ async def check_item_change(
 ) -> None:
     """Refuse to save or remove what belongs to other queues; ``content`` None: to remove.
 
-    A caller who is limited to some queues changes what names their queues only: anything else is
-    there for everybody.
+    A caller who is limited to some queues can only change items that name just these queues: all
+    others are shared by everybody.
 
     Raises:
         Problem: 403, or 409 if the name is taken.
@@ -78,7 +78,7 @@ def _may_see(request: web.Request, kind: str, content: Any) -> bool:
 
 
 def _queues(kind: str, content: Any) -> list[str]:
-    """Return the queues, or patterns of queues, that a saved thing names."""
+    """Return the queues, or patterns of queues, that a saved item names."""
     if not isinstance(content, dict):
         return []
     if kind == "template":

@@ -1,4 +1,4 @@
-"""Frozen selections: the messages that matched a search, behind a token."""
+"""Frozen selections: the messages that matched a search, identified by a token."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable

@@ -130,7 +130,7 @@ def read_options(form: Form) -> ActionOptions:
 
 
 class ActionResultView(BaseModel):
-    """What came of an action; ``undo`` is a token for POST /undo/{token}."""
+    """The result of an action; ``undo`` is a token for POST /undo/{token}."""
 
     id: MessageId
     action: str = Field(description="requeue, release, move, delete, redrive, restore, erase, edit")

@@ -37,7 +37,7 @@ from phpmq_lite.storage.read.search import Search
 
 
 class ActionState:
-    """Selections, bulk work and what can be taken back; all of it ends with the process."""
+    """Selections, bulk jobs and undo records; all of them end with the process."""
 
     __slots__ = ("jobs", "selections", "undos")
 

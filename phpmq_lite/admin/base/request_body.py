@@ -128,7 +128,7 @@ _FORM: Final = web.RequestKey[list[tuple[str, FormValue]]]("form", list)
 
 
 def memory_hold_of(request: web.Request) -> MemoryReservation:
-    """Return the memory that a request holds; ``app.py`` gives it back at the end."""
+    """Return the memory that a request holds; ``app.py`` frees it at the end."""
     found = request.get(HOLD)
     if found is None:
         found = request[HOLD] = context_of(request).memory.hold(identity_of(request).actor)

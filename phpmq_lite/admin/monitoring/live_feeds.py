@@ -237,7 +237,7 @@ class LiveFeeds:
         """Open a stream; None if there are too many: then poll.
 
         Args:
-            key: same key, same data: such streams share their evaluations.
+            key: same key, same data: streams with the same key share evaluations.
             evaluate: returns the current data; a ``Problem`` ends the streams.
             session: whose four streams are counted.
             seen: where the browser was before.

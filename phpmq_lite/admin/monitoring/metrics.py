@@ -76,7 +76,7 @@ _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "t
 
 @dataclass(slots=True, frozen=True)
 class MetricReadings:
-    """What a scrape shows beside the queues; None stands for what could not be read."""
+    """The figures of a scrape apart from queues; None if one could not be read."""
 
     status: BrokerStatus  # its queues are not used
     http: HttpCounters

@@ -230,7 +230,7 @@ def storage_facts(
 
 
 def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[SystemFact]:
-    """Return the size of the history beside its bounds."""
+    """Return the size of the history and its bounds."""
     if stored is None:
         return []
     history, audit, number = settings.history, settings.audit, formats.format_number

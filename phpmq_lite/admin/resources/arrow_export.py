@@ -34,7 +34,7 @@ MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
 def need_arrow() -> None:
-    """Refuse where pyarrow is not installed; imports nothing: that would stop the loop for 0.3 s.
+    """Refuse the request if pyarrow is missing; importing it would block the loop for 0.3 s.
 
     Raises:
         Problem: 501, naming the extra.
@@ -205,7 +205,7 @@ def _response(export: RunningExport) -> web.StreamResponse:
 
 
 async def _relay(request: web.Request, response: web.StreamResponse, export: RunningExport) -> bool:
-    """Pass all pieces on; False: it was not all, and the connection is broken."""
+    """Forward all pieces; return False if the export failed and the connection was aborted."""
     end, reason = "broken", ""
     try:
         async with asyncio.timeout(WHOLE_S) as limit:

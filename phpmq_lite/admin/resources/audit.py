@@ -184,7 +184,7 @@ def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, s
 
 
 def read_changes(detail: str) -> list[SettingChange]:
-    """Read before and after of settings; nothing where the detail is something else."""
+    """Read the settings before and after from the detail; empty if it has other content."""
     try:
         changes = json.loads(detail) if detail else {}
     except ValueError:
@@ -228,7 +228,7 @@ async def show_audit(request: web.Request) -> web.StreamResponse:
 
 
 def _actions(request: web.Request) -> list[str]:
-    """Name all that is audited, and each group of it."""
+    """Return all audit names and their groups."""
     names = {route.audit for route in context_of(request).routes if route.audit}
     groups = {name.partition(".")[0] for name in names if "." in name}
     return sorted(names | groups)

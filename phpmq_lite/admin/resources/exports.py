@@ -87,7 +87,8 @@ class ExportView(ResponseModel):
 async def export_messages(request: web.Request) -> web.StreamResponse:
     """Export all messages that match, oldest first; the count comes first, as a header.
 
-    A message that leaves while the export runs is left out of the lines and of their count.
+    A message that retention removes during the export is missing from the lines and from their
+    count.
     """
     context, asked = context_of(request), read_query(request, ExportInput)
     frozen = await context.search.freeze(parse_search(asked.q), queues=allowed_queues(request))
@@ -164,7 +165,7 @@ async def _with_bodies(context: Context, rows: list[MessageRow]) -> list[Message
 
 
 async def _write(hold: MemoryReservation, response: web.StreamResponse, data: bytes) -> None:
-    """Write in pieces, each of which has to make its way in time."""
+    """Write in pieces, each with a timeout."""
     for at in range(0, len(data), PIECE_BYTES):
         await send_piece(response, data[at : at + PIECE_BYTES])
         hold.move(PIECE_BYTES)

@@ -52,7 +52,7 @@ def _line(raw: bytes, cut: int) -> str:
 
 
 def format_bytes(raw: bytes) -> str:
-    """Write bytes in one line: text as it is, all else and what is hidden as escapes."""
+    """Format bytes in one line: visible text unchanged, all else as escapes."""
     return formats.escape_hidden(raw.decode(errors="backslashreplace"))
 
 

@@ -72,10 +72,10 @@ class ImportView(BaseModel):
 
 
 async def import_messages(request: web.Request) -> web.StreamResponse:
-    """Store messages of an export at the end of their queues; nothing if one line is wrong.
+    """Store messages of an export at the end of their queues; nothing if a line is invalid.
 
-    They are stored in the order of the lines. Where a queue refuses one, as it is full, those
-    before it stay: the answer has their number in the header ``X-Stored-Count``.
+    They are stored in the order of the lines. If a queue refuses one, for example because it is
+    full, those before it stay: the response has their number in the header ``X-Stored-Count``.
     """
     context = context_of(request)
     raw = await read_body(request)
@@ -98,9 +98,9 @@ def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list
 
 
 def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
-    """Return how many lines there are, or how long the list in a document is, and what they say.
+    """Return the number of messages, and an iterator over them.
 
-    A line is read when it is asked for, so that one at a time is in memory.
+    Lines are parsed one at a time, so that only one is in memory.
     """
     found: Iterable[object]
     if request.content_type == JSON_LINES:
@@ -144,7 +144,7 @@ def _json(line: bytes, number: int) -> object:
 
 
 def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
-    """Yield what is a message; the last line of an export is none."""
+    """Yield the messages, without the last line of an export."""
     for number, line in enumerate(found, 1):
         if isinstance(line, dict) and "complete" in line and "queue" not in line:
             if line["complete"] is not True or number != count:
@@ -191,7 +191,7 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
 
 
 async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
-    """Store in the order of the lines, so that what is stored is always the beginning of them."""
+    """Store in the order of the lines, so that a prefix of them is stored if it stops."""
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):
@@ -210,7 +210,7 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
 
 
 def _group_by_queue(lines: Sequence[ImportLine]) -> list[ImportRun]:
-    """Put neighbours for the same queue together."""
+    """Group consecutive messages for the same queue."""
     return [
         (queue, [message for _, message in run]) for queue, run in groupby(lines, itemgetter(0))
     ]
@@ -219,10 +219,10 @@ def _group_by_queue(lines: Sequence[ImportLine]) -> list[ImportRun]:
 def _publish(
     core: Broker, reply: Callable[[int], None], entry: AuditEntry, runs: Sequence[ImportRun]
 ) -> None:
-    """Store the first runs in one batch, at least one; answers with how many messages these are.
+    """Store the first runs in one batch, at least one; replies with the number of messages.
 
-    It ends before a run that is refused, and before one that may be judged outside the batch: that
-    comes first in a call of its own, as else the runs behind it would be stored ahead of it.
+    The batch ends before a run that is refused, and before a run that may be validated in the
+    background: the following runs would be stored before it, so it begins a call of its own.
     """
     count = 0
     for queue, messages in runs:

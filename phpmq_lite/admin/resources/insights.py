@@ -117,7 +117,7 @@ class FoundSummary:
 
 
 async def show_insights(request: web.Request) -> web.StreamResponse:
-    """What went through the queues over a day and a month, as the pipeline computed it."""
+    """Show the throughput of the queues over a day and a month, as the pipeline computed it."""
     query = read_query(request, InsightsPageQuery)
     if query.release:
         return await show_release_form(request, query.release, query.queue)

@@ -235,7 +235,7 @@ class SchemaCheckForm:
 
     @property
     def breaking(self) -> int:
-        """How many changes ask for a new URN."""
+        """The number of changes that require a new URN."""
         return sum(change.is_breaking for change in self.changes or ())
 
 

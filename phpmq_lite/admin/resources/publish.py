@@ -93,7 +93,7 @@ class PublishedView(BaseModel):
 async def publish_messages(request: web.Request) -> web.StreamResponse:
     """Store one message, or an array of them all or none; 201 after the commit.
 
-    A repeated Idempotency-Key stores nothing and gives the first answer.
+    A repeated Idempotency-Key stores nothing and returns the first response.
     """
     context, name = context_of(request), queue_name_of(request)
     check_queue_name(name)
@@ -247,7 +247,7 @@ async def _show(
 
 
 async def submit_publish(request: web.Request) -> web.StreamResponse:
-    """Publish what was written; where that fails, the form is kept and says why."""
+    """Publish the message; if that fails, show the form again with the reason."""
     form = await read_form(request)
     return await _attempt(request, form, None)
 
@@ -406,7 +406,7 @@ async def _check(request: web.Request, draft: PublishForm, row: MessageRow | Non
 
 
 async def _check_draft(request: web.Request, draft: PublishForm, made: bytes) -> None:
-    """Show the verdict on the envelope beside the form."""
+    """Show the verdict on the envelope next to the form."""
     queue = find_queue(request, draft.queue)
     if len(made) <= envelope_card.CARD_BYTES:
         draft.card = await envelope_card.inspect_content(

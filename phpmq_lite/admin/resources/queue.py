@@ -129,7 +129,7 @@ def _warning(queue: QueueStatus) -> str:
 
 
 async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
-    """Read what the part on show needs."""
+    """Read the data of the part that is shown."""
     context = context_of(request)
     if query.tab == "consumers":
         claims = [one for one in await read_claims(request) if one.queue == status.name]
@@ -154,10 +154,7 @@ def _records(request: web.Request, queue: QueueStatus) -> QueueStatus | None:
 
 
 async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, int, str]]:
-    """Count what the verdict kept from consumers lately: reason, messages, the search for them.
-
-    It is only read if there may be any.
-    """
+    """Count recently quarantined messages: reason, messages, a search for them."""
     if queue.settings.payload_policy != "envelope" and not any(
         reason in REASONS for reason in queue.deaths
     ):
@@ -292,7 +289,7 @@ def _describe_changes(changes: Mapping[str, Any]) -> str:
 async def _again(
     request: web.Request, queue: QueueStatus, form: Form, field: str, text: str
 ) -> web.StreamResponse:
-    """Show the form as entered, with the error beside its field.
+    """Show the form as entered, with the error at its field.
 
     Raises:
         Problem: 422 if the page has no such field; nothing was changed.

@@ -1,4 +1,4 @@
-"""The list of queues, and actions on the ticked ones."""
+"""The list of queues, and actions on the selected ones."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -165,7 +165,7 @@ async def _page(
 
 
 def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozenset()) -> list[str]:
-    """Name what can be done to at least one of these messages, harmless first.
+    """Return the actions that apply to at least one of these messages, harmless first.
 
     ``others`` are queues of dead-letter records that settings name.
     """
@@ -210,7 +210,7 @@ async def submit_view(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_search(request: web.Request) -> web.StreamResponse:
-    """Lead from the search field to a message, a queue or the messages that match."""
+    """Redirect from the search field to a message, a queue or the matching messages."""
     context, query = context_of(request), read_query(request, SearchFieldQuery)
     text = query.q.strip()
     if is_message_id(text.lower()):

@@ -57,7 +57,7 @@ class UploadedRows(NamedTuple):
     bytes: int
 
     def chunks(self) -> Iterator[list[staging.StagedRow]]:
-        """Yield the rows in order, as many at a time as the broker takes in one slice."""
+        """Yield the rows in order, as many at a time as the broker accepts in one slice."""
         for batch in self.batches:
             at = 0
             while at < batch.num_rows:
@@ -78,7 +78,7 @@ def _rows_that_fit(bodies: Any) -> int:
 def read_rows(
     raw: bytes | bytearray, content_max: int, check_right: Callable[[str], None]
 ) -> UploadedRows:
-    """Read and check a whole stream; ``check_right`` is asked about each queue once.
+    """Read and check a whole stream; ``check_right`` is called once for each queue.
 
     Raises:
         Problem: 422 naming the column or the bound, 413 for too many rows or too large a body.
@@ -121,7 +121,7 @@ def _check_plain(pa: Any, raw: bytes | bytearray) -> None:
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Look into the flatbuffer of a record batch: does it name a codec?"""
+    """Return whether the flatbuffer of a record batch names a codec."""
     message = struct.unpack_from("<I", metadata)[0]
     header = _member(metadata, message, 8)
     if header is None:

@@ -90,7 +90,7 @@ class MessageWait:
     async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
         """Return the first match, None after that time; ``mark`` is after the messages read.
 
-        It looks at least once, and gives up early only where ``is_over``.
+        It reads at least once, and stops early only if ``is_over``.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
@@ -140,10 +140,10 @@ def read_interval_s(hub: LiveFeeds) -> float:
 
 @asynccontextmanager
 async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio.Event]:
-    """Return an event that each commit with new or settled messages sets, as does the stop.
+    """Return an event that is set by each commit with new or settled messages, and by the stop.
 
     Raises:
-        Problem: 429 where too many wait.
+        Problem: 429 if too many are waiting.
     """
     owner, owners = read_owner.get(), Counter(hub.waits.values())
     if not has_room(owners[owner], owners.total(), 1, WAITS):
@@ -195,7 +195,7 @@ class WaitQuery(BaseModel):
 async def wait_for_message(request: web.Request) -> web.StreamResponse:
     """Return the first matching message after a cursor as soon as it is stored, or 204.
 
-    Either answer has the cursor to go on from in the header ``X-Cursor``.
+    Both responses have the cursor to continue from in the header ``X-Cursor``.
     """
     context, asked = context_of(request), read_query(request, WaitQuery)
     query, after = queries.parse_search(asked.q), WaitPosition.read(asked.after)

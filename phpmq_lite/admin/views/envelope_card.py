@@ -253,7 +253,7 @@ def policy_of(request: web.Request, queue_id: int) -> str:
 
 
 def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
-    """Return where the queue reads ``data: []`` as ``{}``."""
+    """Return when the queue reads ``data: []`` as ``{}``."""
     if settings is None:
         return "php"
     match settings.empty_list_data:

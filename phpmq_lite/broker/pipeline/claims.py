@@ -342,7 +342,7 @@ class SettleClaims:
         self._state.batch.pages.append(page)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Act on a page; what an operator changed in this batch is not claimed any more."""
+        """Act on a page; messages that an operator changed in this batch are no longer claimed."""
         state = self._state
         for message in page:
             if message.seq not in state.transitioned:

@@ -123,7 +123,7 @@ class Subscriptions(dict[str, Subscription]):
         return made
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove a subscription, which holds nothing any more."""
+        """Remove a subscription that no longer holds messages."""
         del self[subscription.name]
         self._state.batch.writes.append(DeleteSubscription(subscription.subscription_id))
 

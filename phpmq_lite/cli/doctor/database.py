@@ -27,7 +27,7 @@ _LEFT: Final = {
 
 
 class LeftoverFiles(NamedTuple):
-    """Files beside the database that an operator may remove after a check."""
+    """Files next to the database that an operator may remove after a check."""
 
     words: str
     names: tuple[str, ...]
@@ -136,7 +136,7 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
 
 
 def find_leftovers(path: Path) -> list[LeftoverFiles]:
-    """Return the leftover files beside the database."""
+    """Return the leftover files next to the database."""
     found = []
     for pattern, words in _LEFT.items():
         paths = sorted(path.glob(pattern))

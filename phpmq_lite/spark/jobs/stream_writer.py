@@ -91,7 +91,7 @@ def write_stream(
 
 
 def remove_staged(files: ResultsFolder, folder: str) -> None:
-    """Remove leftovers of killed runs from a folder; nobody may be writing to it."""
+    """Remove leftovers of killed runs from a folder; no process may be writing to it."""
     for name in files.names(folder):
         if name.startswith(".spark-staging"):
             files.remove(f"{folder}/{name}")

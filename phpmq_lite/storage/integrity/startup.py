@@ -1,7 +1,7 @@
 """Checks at start, before SQLite may write (WAL, seal, structure), and the report of a start.
 
-A failed check raises DataDamagedError, with nothing changed; ``accept_loss`` continues with what is
-there.
+A failed check raises DataDamagedError, with nothing changed; ``accept_loss`` continues with the
+remaining data.
 """
 
 import json

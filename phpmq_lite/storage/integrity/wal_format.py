@@ -115,7 +115,7 @@ class WalFrame:
     def is_split(self) -> bool:
         """Return whether a sector ends between ``commit`` and ``salts``.
 
-        Then a power cut may leave new salts beside an old ``commit``.
+        Then a power cut may leave new salts with an old ``commit``.
         """
         return (self.offset + 8) % SECTOR_BYTES == 0
 

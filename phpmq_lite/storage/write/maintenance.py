@@ -51,7 +51,7 @@ class WriterMaintenance:
         self._clock_due_ms = 0  # steady
 
     def __call__(self, store: Store, now: ClockReading, is_idle: bool) -> bool:
-        """Do what is due; return True if more is to be done soon.
+        """Do what is due; return True if more is due soon.
 
         Raises:
             NotWritableError: nothing could be written for too long.

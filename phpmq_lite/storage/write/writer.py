@@ -44,7 +44,7 @@ class Writer:
     """Stores batches through one aiosqlite connection, with one call to its thread per batch.
 
     A write that is known to have failed is tried again (``DiskSpace.wait_after``).  ``on_fatal`` is
-    called, in any thread, when nothing may be written any more; it should end the process.
+    called, in any thread, when nothing may be written from now on; it should end the process.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Writer:
         return await self.start(work)
 
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
-        """Store where the clocks are after a jump, before the batches that follow."""
+        """Store the clocks after a jump, before the following batches."""
         return self.start(lambda store: note_clock(store.connection, counters, has_jumped=True))
 
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
