@@ -122,6 +122,18 @@ def test_phrases_are_idiomatic() -> None:
     assert found == []
 
 
+def test_modules_that_texts_name_exist() -> None:
+    folders = (PACKAGE, ROOT / "benchmarks", ROOT / "tests")
+    modules = {path.name for folder in folders for path in folder.rglob("*.py")}
+    texts = (
+        (path, name)
+        for path, _, text in prose()
+        if path in SOURCES
+        for name in re.findall(r"``(?:[a-z_]+/)*([a-z_]+\.py)``", text)
+    )
+    assert [(path.relative_to(ROOT), name) for path, name in texts if name not in modules] == []
+
+
 @pytest.mark.parametrize("text", ["is no proper one", "started anew", "so many were asked for"])
 def test_phrase_is_found(text: str) -> None:
     assert PHRASE.search(text)

@@ -416,7 +416,7 @@ class Broker:
     def validate_in_background(
         self, name: str, body: bytes, give: Callable[[ValidatedPublish], None]
     ) -> None:
-        """Validate a content in the background, after Result.VALIDATE; ``give`` gets the result."""
+        """Validate a content in the background, after ``VALIDATE``; ``give`` gets the result."""
         work = validation.background_validation(self.state, self.state.queues[name], body)
         self.state.batch.background.append((work, give))
 

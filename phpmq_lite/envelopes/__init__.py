@@ -2,8 +2,8 @@
 
 The names below are loaded on first use, because the broker does not need the SDK.
 
-Start reading at ``verdict.py`` and ``dead_letter_record.py``; then ``inspector.py`` for the broker,
-``producer.py`` and ``transport.py`` for programs.
+Start reading at ``validation.py`` and ``dead_letter_record.py``; then ``inspector.py`` for the
+broker, ``producer.py`` and ``transport.py`` for programs.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -112,7 +112,7 @@ def memory_bound(setting: int, files: Iterable[Path] = _CGROUP_LIMITS) -> int:
 
 
 class Publisher(PausableConnection, Protocol):
-    """A session that ``MemoryBrake`` can pause."""
+    """A session that ``MemoryLimiter`` can pause."""
 
     connection: Connection | None
 

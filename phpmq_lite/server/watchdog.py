@@ -52,7 +52,7 @@ class SessionMonitor:
             self.check(loop.time())
 
     def check(self, now_s: float) -> None:
-        """End overdue_reason sessions and take samples."""
+        """End overdue sessions, and take samples."""
         for session in list(self._sessions):
             session.note_writing(now_s)
             if session.connection is not None:

@@ -575,7 +575,7 @@ def publish_staged(
     is_single: bool = False,
     in_parts: bool = False,
 ) -> None:
-    """Publish all rows of tokens in one transaction, once.  Replies with ``PublishedStage``.
+    """Publish all rows of tokens in one transaction, once.  Replies with ``StagedPublishResult``.
 
     With ``in_parts``, rows above the limit of a transaction are published by several calls with the
     same version: the first seals the other tokens for 30 days, and each publishes the next ones,

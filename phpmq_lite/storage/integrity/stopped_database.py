@@ -1,7 +1,7 @@
 """A quick, read-only check of the files of a stopped broker.
 
-It shows what the next start will find, as far as that takes less than a second; ``verify.py``
-checks everything.
+It shows what the next start will find, as far as that takes less than a second;
+``database_check.py`` checks everything.
 """
 
 import sqlite3

@@ -1,6 +1,6 @@
 """Messages, bodies, events and history, read for pages.
 
-Each page has a limited number of rows; ``readers.py`` limits the time.
+Each page has a limited number of rows; ``read_connections.py`` limits the time.
 """
 
 import asyncio
