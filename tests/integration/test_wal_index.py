@@ -67,7 +67,7 @@ def test_damage_in_the_last_commit_is_refused(folder: DataFolder) -> None:
     raw = bytearray(folder.wal.read_bytes())
     raw[-10] ^= 1
     folder.wal.write_bytes(raw)
-    with pytest.raises(DataDamagedError, match="is whole up to frame"):
+    with pytest.raises(DataDamagedError, match="is intact up to frame"):
         check_wal(folder)
     assert folder.wal.read_bytes() == raw
     assert check_wal(folder, accept_loss=True).commits_lost == 1
@@ -81,7 +81,7 @@ def test_question_for_an_admin_ahead_of_a_start_leaves_the_index_as_it_is(
     raw[-10] ^= 1
     folder.wal.write_bytes(raw)
     has_admin(folder.database)
-    with pytest.raises(DataDamagedError, match="is whole up to frame"):
+    with pytest.raises(DataDamagedError, match="is intact up to frame"):
         check_wal(folder)
 
 
