@@ -43,6 +43,8 @@ AFTER = 30  # messages that come while there is no driver
 # Spark writes down a list that another thread of its own still fills, once in many runs.
 SPARKS_RACE = "of collection, expected"
 
+pytestmark = pytest.mark.slow  # starting and killing drivers takes a minute
+
 
 @dataclass
 class Site:
@@ -184,7 +186,6 @@ def assert_all_is_half_done(site: Site) -> None:
     assert site.rows("SELECT rows FROM stage WHERE is_whole")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("point", ["archive", "archive-half"])
 def test_archive_has_each_offset_once(spark: SparkSession, site: Site, point: str) -> None:
     out = site.folder / point
@@ -194,7 +195,6 @@ def test_archive_has_each_offset_once(spark: SparkSession, site: Site, point: st
     assert not list(out.glob("archive/.spark-staging-*"))
 
 
-@pytest.mark.slow
 def test_metrics_equal_those_of_a_run_that_was_never_killed(
     spark: SparkSession, site: Site, tmp_path: Path
 ) -> None:
@@ -259,7 +259,6 @@ def assert_all_is_acknowledged(site: Site, queue: str) -> None:
     assert site.rows(settled) == [BEFORE + AFTER]
 
 
-@pytest.mark.sample("publish")
 @pytest.mark.parametrize("point", ["publish", "publish-half"])
 def test_stream_is_published_once(spark: SparkSession, site: Site, point: str) -> None:
     publish(spark, site.url, site.folder / point).awaitTermination()

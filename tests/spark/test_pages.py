@@ -38,6 +38,7 @@ def run_here(line: str, walk: Walk) -> None:
     assert done.exit_code == 0, f"{line}\n{done.output}"
 
 
+@pytest.mark.sample("docs/start/tutorial.md")
 @pytest.mark.parametrize("page", PAGES_OF_SPARK)
 def test_page_works_with_spark(
     page: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
