@@ -227,7 +227,7 @@ def name_problem(name: str) -> str | None:
         return "is not UTF-8"
     longest = LONGEST_NAME if name.endswith(DEAD_LETTER_SUFFIX) else NAME_BYTES
     if not 0 < size <= longest:
-        return f"has {size} bytes, it may have 1 to {longest}"
+        return f"is {size} bytes long, the limit is 1 to {longest}"
     return "has a control character" if _CONTROL.search(name) else None
 
 

@@ -27,7 +27,7 @@ async def bind_sockets(
     """
     if (size := len(os.fsencode(control))) > LONGEST_UNIX_PATH:
         raise StartRefusedError(
-            f"the path of the control socket, {control}, has {size} bytes, the limit is "
+            f"the path of the control socket, {control}, is {size} bytes long, the limit is "
             f"{LONGEST_UNIX_PATH}: choose a data folder with a shorter path (--data)"
         )
     bound = [_bind_unix(stack, control)]

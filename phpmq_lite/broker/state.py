@@ -96,7 +96,7 @@ class BrokerState:
         self.now = ClockReading(0, 0)
         self.batch = self.registry.batch
         self.needs_dispatch: dict[int, Queue] = {}  # may have both ready messages and credit
-        self.batch_limited: set[Connection] = set()  # received as much as one batch may send them
+        self.batch_limited: set[Connection] = set()  # reached the limit of bytes per batch
         self.messages: dict[int, Message] = {}  # by seq: held by a consumer, or in a ready window
         self.next_number = 1  # seq and position share one sequence
         self.next_deadline_ms: int | None = None  # no ready message expires before it

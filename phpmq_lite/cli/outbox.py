@@ -191,7 +191,7 @@ class _RelayLoop:
                 if changes != seen or now_s >= pass_at:
                     is_away = self.run_once().is_unreachable
                     seen, pass_at = changes, time.monotonic() + (0 if is_away else _PASS_S)
-            except sqlite3.OperationalError as error:  # another writer locks the file
+            except sqlite3.OperationalError as error:  # another writer has locked the file
                 print_message(f"{error}; retrying")
             self._stop.sleep(interval_s)
 

@@ -61,7 +61,7 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def sleep(self, seconds: float) -> None:
-        """Wait for this time, or until a stop is requested."""
+        """Wait for this many seconds, or until a stop is requested."""
         self._requested.wait(seconds)
 
     def interruptible(self, call: Callable[[], T]) -> T | None:

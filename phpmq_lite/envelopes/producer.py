@@ -141,7 +141,7 @@ def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -
     if key is not None:
         given = key.encode() if isinstance(key, str) else key
         if not 0 < len(given) <= KEY_BYTES:
-            raise ValueError(f"the key has {len(given)} bytes, allowed are 1 to {KEY_BYTES}")
+            raise ValueError(f"the key is {len(given)} bytes long, the limit is 1 to {KEY_BYTES}")
         return given
     own = identity.encode()
     if 0 < len(own) <= KEY_BYTES:

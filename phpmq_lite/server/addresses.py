@@ -74,7 +74,7 @@ def _unix_endpoint(path: str) -> ListenAddress:
     size = len(path.encode(errors="surrogateescape"))
     if size > LONGEST_UNIX_PATH:
         raise SettingsError(
-            f"{path!r} has {size} bytes, the limit for the path of a socket is {LONGEST_UNIX_PATH}"
+            f"{path!r} is {size} bytes long, the limit for a socket is {LONGEST_UNIX_PATH}"
         )
     return ListenAddress("unix", path=Path(path))
 

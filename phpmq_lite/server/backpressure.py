@@ -204,11 +204,11 @@ IDLE_S: Final = 10  # allowed once four fifths of the connections are in use
 class SlowPeerLimits:
     """How slow a peer may be; see ``docs/operate/security.md`` 9."""
 
-    frame_s: int = 60  # for a frame that was begun,
-    frame_bytes_per_s: int = 64 << 10  # longer while this rate is kept
+    frame_s: int = 60  # to complete a frame that has begun,
+    frame_bytes_per_s: int = 64 << 10  # or longer, at this rate or above
     write_s: int = 30  # without progress, with a full write buffer or data left at the end
     silent_s: int = IDLE_S  # without waiting for anything, once connections are scarce
-    places: int = 500  # connections that fit; scarce from four fifths on
+    places: int = 500  # connections in total; scarce once four fifths are used
 
 
 class TimedSession(Protocol):

@@ -81,7 +81,7 @@ async def test_all_time_outcome_and_span_keep_what_else_is_chosen(
     assert asked(page) == chosen | {"outcome": "acked"}
     await page.get_by_role("link", name="7 d", exact=True).click()
     assert asked(page) == chosen | {"outcome": "acked", "span": "7d"}
-    await page.get_by_role("link", name="All time").click()
+    await page.get_by_role("link", name="Show all times").click()
     assert asked(page) == {"outcome": "acked", "span": "7d"}
 
 

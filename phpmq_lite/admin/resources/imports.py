@@ -184,7 +184,7 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
     limit = int(context.settings.limits.max_content)
     if len(body) > limit:
         raise Problem(
-            413, "too_large", f"Message {number} has {len(body)} bytes. Nothing was stored.",
+            413, "too_large", f"Message {number} is {len(body)} bytes long. Nothing was stored.",
             field=f"{number}.content", bound=f"{limit} bytes",
         )  # fmt: skip
     return read.queue, (body, read.ttl_s)

@@ -195,7 +195,7 @@ def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageR
 
 
 async def _consuming(request: web.Request, queue: QueueStatus) -> list[QueueConsumer]:
-    """Return the consumers of a queue, the longest holder first."""
+    """Return the consumers of a queue, those that have held a message longest first."""
     consumers = queue_list.consumers_of(status_of(request), queue.name)
     if not consumers:
         return []

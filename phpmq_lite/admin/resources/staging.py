@@ -191,7 +191,7 @@ def _checked(
         lengths = pc.binary_length(body)
         longest = pc.max(lengths).as_py() or 0
         if longest > content_max:
-            raise Problem(413, "too_large", f"A body has {longest} bytes.", field="body",
+            raise Problem(413, "too_large", f"A body is {longest} bytes long.", field="body",
                           bound=f"{content_max} bytes")  # fmt: skip
         size += pc.sum(lengths).as_py() or 0
         queues |= set(pc.unique(queue).to_pylist())

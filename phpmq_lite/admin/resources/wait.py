@@ -65,7 +65,7 @@ class WaitPosition:
         return cls(int(place[0]), int(place[1]))
 
     def after(self, ids: Iterable[str]) -> "WaitPosition":
-        """Return the position after messages just published, but before they settle."""
+        """Return the position after these new messages, before their later events."""
         return replace(self, seq=max((int(one[:16], 16) for one in ids), default=self.seq))
 
     @property

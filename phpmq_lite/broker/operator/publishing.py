@@ -164,7 +164,9 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
             "too_many", f"{len(messages)} messages at once, the limit is {PUBLISH_MAX}"
         )
     if key is not None and not 0 < len(key) <= KEY_BYTES:
-        raise RefusedError("bad_key", f"the key has {len(key)} bytes, it may have 1 to {KEY_BYTES}")
+        raise RefusedError(
+            "bad_key", f"the key is {len(key)} bytes long, the limit is 1 to {KEY_BYTES}"
+        )
 
 
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:

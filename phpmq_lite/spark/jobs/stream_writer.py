@@ -45,7 +45,7 @@ class StreamResult:
 
 
 class _StoppedError(Exception):
-    """Ends a query before a batch is written; the next start repeats it."""
+    """Stops a query before it writes a batch; the next run repeats the batch."""
 
 
 def batch_name(query: str, batch: int) -> str:

@@ -19,7 +19,7 @@ def verify_backup(backup: Backup, report: ReportStep = lambda step: None) -> Non
     size = backup.database.stat().st_size
     if size != backup.manifest.bytes:
         raise DataDamagedError(
-            f"{backup.database} has {size:,} bytes, its manifest says {backup.manifest.bytes:,}"
+            f"{backup.database} is {size:,} bytes long, its manifest says {backup.manifest.bytes:,}"
         )
     report("comparing the backup with its manifest")
     if sha256_of(backup.database) != backup.manifest.sha256:

@@ -84,8 +84,8 @@ def test_flags_that_cannot_be_exit_with_2(shop: Any, flags: list[str]) -> None:
     ("name", "problem"),
     [
         ("a\tb", "has a control character"),
-        ("a" * 256, "has 256 bytes, it may have 1 to 255"),
-        ("", "has 0 bytes, it may have 1 to 255"),
+        ("a" * 256, "is 256 bytes long, the limit is 1 to 255"),
+        ("", "is 0 bytes long, the limit is 1 to 255"),
         ("\udcff", "is not UTF-8"),
     ],
 )
