@@ -50,7 +50,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure() -> None:
-    """Let processes that tests start be interrupted, also if this run started in the background.
+    """Restore SIGINT for the processes that tests start, if this run started in the background.
 
     A shell without job control makes its background commands ignore SIGINT, and so do their
     children.
