@@ -35,9 +35,18 @@ class Rows:
         for _ in range(count):
             self.database.connection.execute(
                 load("batch")["insert_audit"],
-                (None, at_ms, row["actor"], "ui", "10.0.0.7", row["action"], row["target"], 1, "",
-                 row["result"], "", "r"),
-            )  # fmt: skip
+                row
+                | {
+                    "audit_id": None,
+                    "at_ms": at_ms,
+                    "source": "ui",
+                    "address": "10.0.0.7",
+                    "number": 1,
+                    "reason": "",
+                    "detail": "",
+                    "request_id": "r",
+                },
+            )
 
     async def ids(self, wanted: AuditFilter = ANY) -> list[int]:
         return [row.audit_id for row in (await self.audit.page(wanted)).rows]

@@ -344,7 +344,8 @@ def test_consume_without_end_stops_well_when_interrupted(
 
 def test_tls_files_are_the_authority_and_the_certificate_of_the_client(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
-    root, _ = authority.make("root", "-addext", "basicConstraints=critical,CA:TRUE")
+    usage = ("-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 requires it of authorities
+    root, _ = authority.make("root", "-addext", "basicConstraints=critical,CA:TRUE", *usage)
     leaf = ("-addext", "basicConstraints=CA:FALSE")
     server, client = (authority.make(name, *leaf, issuer="root") for name in ("server", "client"))
     settings = {"tls_cert": server[0], "tls_key": server[1], "tls_client_ca": root}
