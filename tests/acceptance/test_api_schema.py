@@ -32,6 +32,7 @@ def operations(broker: BrokerProcess) -> list[Any]:
     return operations_of(broker)
 
 
+@pytest.mark.sample("1-positive")
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("examples", [1, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
 def test_api_never_fails(

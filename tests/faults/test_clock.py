@@ -31,6 +31,7 @@ def test_nothing_expires_early_or_sticks_when_the_clock_is_set(
     assert trial.faults == 0
 
 
+@pytest.mark.sample("LiveWallClock-live")
 @pytest.mark.parametrize(
     ("mutant", "way"), [("LiveWallClock", "live"), ("BelievesAtTheStart", "kill")]
 )

@@ -34,7 +34,7 @@ def test_tenant_alone_gets_what_it_asks_for(alone: Run) -> None:
     assert ["tenant.dlq", 2] in [list(row) for row in results.alive]
 
 
-@pytest.mark.sample("hung_consumers", "login_forms", "searches")
+@pytest.mark.sample("hung_consumers", "searches")
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 def test_adversary_changes_no_result(
     alone: Run, adversary: str, figure: Callable[[str], None]

@@ -55,7 +55,7 @@ async def test_broker_keeps_its_word_over_a_power_cut(
     assert tally.ended
 
 
-@pytest.mark.sample("SyncsLess", "ConfirmsBeforeCommit")
+@pytest.mark.sample("ConfirmsBeforeCommit")
 @pytest.mark.parametrize("mutant", EXPECTED)
 async def test_power_cut_finds_a_broker_that(
     tmp_path: Path, mutant: str, figure: Callable[[str], None]

@@ -85,6 +85,7 @@ def test_wheel_has_every_module_and_no_test(wheel_names: set[str]) -> None:
     assert others == {"pyspark_phpmq/__init__.py"}  # by which Spark finds the data source
 
 
+@pytest.mark.slow
 def test_sdist_builds_the_same_wheel(tmp_path: Path, wheel: Path) -> None:
     sdist = build(ROOT, tmp_path / "sdist", "sdist")
     with tarfile.open(sdist) as archive:
@@ -128,6 +129,7 @@ def install(wheel: Path, home: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance
 def test_broker_of_an_empty_environment_serves(
     tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
