@@ -134,9 +134,9 @@ async def test_neighbours_are_those_of_the_list(search: Search) -> None:
         query = parse_search(text)
         [page] = await pages(search, query, 200) if text else [await search.page(query, limit=200)]
         for before, row, after in zip(page.rows, page.rows[1:], page.rows[2:], strict=False):
-            assert await search.newer(query, row) == before
-            assert await search.older(query, row) == after
-        assert await search.newer(query, page.rows[0]) is None
+            assert await search.neighbour(query, row, is_newest_first=False) == before
+            assert await search.neighbour(query, row, is_newest_first=True) == after
+        assert await search.neighbour(query, page.rows[0], is_newest_first=False) is None
 
 
 async def test_some_messages_are_matched_by_their_numbers(

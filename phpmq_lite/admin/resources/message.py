@@ -277,8 +277,8 @@ async def _neighbours(
         return None, None
     allowed = allowed_queues(request)
     return (
-        await context.search.newer(asked, row, queues=allowed),
-        await context.search.older(asked, row, queues=allowed),
+        await context.search.neighbour(asked, row, is_newest_first=False, queues=allowed),
+        await context.search.neighbour(asked, row, is_newest_first=True, queues=allowed),
     )
 
 

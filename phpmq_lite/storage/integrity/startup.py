@@ -19,7 +19,7 @@ from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.integrity.seal import break_seal, checksum_of
 from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, refuse_damaged_database
 from phpmq_lite.storage.migrate import schema_problems
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.read.read_connections import RowReader
 from phpmq_lite.storage.statements import load
 
 CHECKED_BYTES: Final = 256 << 20  # the scrub checks a larger database while it is served
@@ -197,15 +197,14 @@ class Start:
         return 0 if self.down_from_ms is None else max(0, self.at_ms - self.down_from_ms)
 
 
-class StoredStarts:
+class StoredStarts(RowReader):
     """Reads the table ``start``."""
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    file = "startup"
 
     async def newest(self, limit: int = 20) -> list[Start]:
         """Return the last starts, newest first."""
-        rows = await self._readers.read("startup", "newest_starts", limit=limit)
+        rows = await self._read("newest_starts", limit=limit)
         return [
             Start(number, at_ms, version, bool(was_clean), down_from_ms, _report(text), by)
             for number, at_ms, version, was_clean, down_from_ms, text, by in rows

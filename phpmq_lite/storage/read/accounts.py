@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from phpmq_lite.storage.read.read_connections import Readers, Row
+from phpmq_lite.storage.read.read_connections import Readers, Row, RowReader
 from phpmq_lite.writes import SaveItem
 
 T = TypeVar("T")
@@ -114,21 +114,18 @@ class SavedItem:
     saved_by: str
 
 
-class SavedItems:
+class SavedItems(RowReader):
     """Reads the table ``saved``; the type of write ``SaveItem`` stores a row."""
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    file = "accounts"
 
     async def all(self, kind: str) -> list[SavedItem]:
         """Return all items of a kind, by name."""
-        rows = await self._readers.read("accounts", "saved_items", kind=kind, limit=SAVED_MAX)
-        return [_item(*row) for row in rows]
+        return await self._all(_item, "saved_items", kind=kind, limit=SAVED_MAX)
 
     async def one(self, kind: str, name: str) -> SavedItem | None:
         """Return an item by its name, or None."""
-        rows = await self._readers.read("accounts", "saved_item", kind=kind, name=name)
-        return _item(*rows[0]) if rows else None
+        return await self._one(_item, "saved_item", kind=kind, name=name)
 
 
 def saved_item_write(kind: str, name: str, content: Any, at_ms: int, saved_by: str) -> SaveItem:

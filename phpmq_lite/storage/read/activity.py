@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from phpmq_lite.storage.read.read_connections import Readers, Row
+from phpmq_lite.storage.read.read_connections import RowReader
 
 SLICE: Final = 500  # rows per read
 COUNT_LIMIT: Final = 2_000  # newest deaths and expiries: a count that reaches it means "at least"
@@ -46,29 +46,21 @@ class ConsumerLoad(NamedTuple):
     since_ms: int  # Unix ms: when the oldest of them was dispatched
 
 
-class RecentActivity:
-    """Reads the newest rows.  No method costs more when there are more messages.
+class RecentActivity(RowReader):
+    """Reads the newest rows.  No method costs more when there are more messages."""
 
-    Methods raise ReadTooLongError and StorageError.
-    """
-
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
-
-    async def _read(self, name: str, **parameters: Any) -> list[Row]:
-        return await self._readers.read("activity", name, **parameters)
+    file = "activity"
 
     async def previews(self, seqs: Iterable[int]) -> dict[int, MessagePreview]:
         """Return live and settled messages by seq; unknown ones are omitted."""
-        rows = await self._read("previews", seqs=json.dumps(list(seqs)))
-        return {row[0]: MessagePreview(*row) for row in rows}
+        rows = await self._all(MessagePreview, "previews", seqs=json.dumps(list(seqs)))
+        return {row.seq: row for row in rows}
 
     async def recent_events(self, queue_id: int, limit: int) -> list[MessageEvent]:
         """Return the last events of a queue's messages, newest first."""
-        rows = await self._read(
-            "recent_events", queue_id=queue_id, among=_EVENTS_SCANNED, limit=limit
+        return await self._all(
+            MessageEvent, "recent_events", queue_id=queue_id, among=_EVENTS_SCANNED, limit=limit
         )
-        return [MessageEvent(*row) for row in rows]
 
     async def ends(self) -> tuple[int, int]:
         """Return the last seq and the last offset assigned, of one moment."""
@@ -82,7 +74,7 @@ class RecentActivity:
     async def settled_after(self, offset: int) -> list[tuple[int, int]]:
         """Return offset and seq of the next messages settled, at most ``SLICE``."""
         rows = await self._read("settled_after", after=offset, limit=SLICE)
-        return [(row[0], row[1]) for row in rows]
+        return [(settled, seq) for settled, seq in rows]
 
     async def deaths(self, since_ms: int) -> dict[int, dict[str, int]]:
         """Count messages that died since a time, by queue_id and reason."""
@@ -99,4 +91,4 @@ class RecentActivity:
 
     async def held(self) -> list[ConsumerLoad]:
         """Return what each consumer holds."""
-        return [ConsumerLoad(*row) for row in await self._read("held", limit=HELD_ROWS)]
+        return await self._all(ConsumerLoad, "held", limit=HELD_ROWS)

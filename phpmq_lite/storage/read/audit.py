@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from phpmq_lite.storage.read.read_connections import Readers, Row
+from phpmq_lite.storage.read.read_connections import Readers, RowReader
 
 PAGE_ROWS: Final = 200  # at most
 _SLICE: Final = 100_000  # audit_ids per read; filters have no index
@@ -58,11 +58,13 @@ class AuditPage:
     searched_to: int | None = None  # audit_id to continue from
 
 
-class AuditLog:
+class AuditLog(RowReader):
     """Reads the table ``audit``."""
 
+    file = "audit"
+
     def __init__(self, readers: Readers, *, timer: Callable[[], float] = monotonic) -> None:
-        self._readers = readers
+        super().__init__(readers)
         self._timer = timer
 
     async def page(
@@ -75,47 +77,34 @@ class AuditLog:
     ) -> AuditPage:
         """Return a page of rows older than ``before``, or newer than ``after`` (``audit_id``)."""
         limit = min(limit, PAGE_ROWS)
-        first, last = (await self._readers.read("audit", "ends"))[0]
+        first, last = (await self._read("ends"))[0]
         if first is None:
             return AuditPage([], has_more=False)
-        if after is not None:
-            return await self._newer(wanted, after, last, limit)
-        start = last + 1 if before is None else min(before, last + 1)
-        return await self._older(wanted, start, first, limit)
-
-    async def _older(self, wanted: AuditFilter, start: int, first: int, limit: int) -> AuditPage:
-        rows: list[Row] = []
+        is_newer = after is not None
+        top = last + 1 if before is None else min(before, last + 1)
+        place = top if after is None else after
+        rows: list[AuditRow] = []
         ends_s = self._timer() + _LIMIT_S
-        while start > first and len(rows) <= limit:
-            floor = max(first, start - _SLICE)
-            rows += await self._readers.read(
-                "audit", "older", before=start, floor=floor,
-                limit=limit + 1 - len(rows), **wanted.parameters(),
-            )  # fmt: skip
-            start = floor
+        while (place < last if is_newer else place > first) and len(rows) <= limit:
+            given = {"limit": limit + 1 - len(rows), **wanted.parameters()}
+            if is_newer:
+                end = min(last, place + _SLICE)
+                rows += await self._all(AuditRow, "newer", after=place, ceiling=end, **given)
+            else:
+                end = max(first, place - _SLICE)
+                rows += await self._all(AuditRow, "older", before=place, floor=end, **given)
+            place = end
             if self._timer() > ends_s:
                 break
         has_more = len(rows) > limit
-        searched_to = start if not has_more and start > first else None
-        return AuditPage([AuditRow(*row) for row in rows[:limit]], has_more, searched_to)
-
-    async def _newer(self, wanted: AuditFilter, after: int, last: int, limit: int) -> AuditPage:
-        rows: list[Row] = []
-        ends_s = self._timer() + _LIMIT_S
-        while after < last and len(rows) <= limit and self._timer() <= ends_s:
-            ceiling = min(last, after + _SLICE)
-            rows += await self._readers.read(
-                "audit", "newer", after=after, ceiling=ceiling,
-                limit=limit + 1 - len(rows), **wanted.parameters(),
-            )  # fmt: skip
-            after = ceiling
-        page = [AuditRow(*row) for row in rows[:limit]]
-        return AuditPage(page[::-1], has_more=len(rows) > limit)
+        page = rows[:limit]
+        if is_newer:
+            return AuditPage(page[::-1], has_more)
+        return AuditPage(page, has_more, place if not has_more and place > first else None)
 
     async def last_of(self, target: str) -> AuditRow | None:
         """Return the newest row with this target: a queue, a message id, a user."""
-        rows = await self._readers.read("audit", "newest_of_target", target=target)
-        return AuditRow(*rows[0]) if rows else None
+        return await self._one(AuditRow, "newest_of_target", target=target)
 
 
 @dataclass(slots=True, frozen=True)
@@ -139,16 +128,14 @@ class Trash:
     bytes: int  # of bodies
 
 
-class BulkJobLog:
+class BulkJobLog(RowReader):
     """Reads the audit rows of bulk jobs."""
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    file = "audit"
 
     async def row(self, number: int) -> BulkJobRow | None:
         """Return the row of a job; None if retention removed it."""
-        rows = await self._readers.read("audit", "bulk_job", audit_id=number)
-        return BulkJobRow(*rows[0]) if rows else None
+        return await self._one(BulkJobRow, "bulk_job", audit_id=number)
 
     async def trash(self) -> Trash:
         """Return the size of the trash."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phpmq_lite.storage.arrow import HistoryOffsets
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.read.read_connections import RowReader
 
 CLIENT_ROWS: Final = 200  # at most
 _LATEST: Final = (1 << 62, 1 << 62)
@@ -24,34 +24,24 @@ class ClientRow:
     reason: str | None
 
 
-class StoredClients:
-    """Reads the table ``client``; open connections are in memory as well.
+class StoredClients(RowReader):
+    """Reads the table ``client``; open connections are in memory as well."""
 
-    Methods raise ReadTooLongError, and StorageError if the database cannot be read.
-    """
-
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    file = "consumers"
 
     async def closed(
         self, since_ms: int, *, before: tuple[int, int] | None = None, limit: int = 50
     ) -> list[ClientRow]:
         """Return connections closed since a time, newest first, from ``(closed_at, client)`` on."""
         before_at, before_client = before or _LATEST
-        rows = await self._readers.read(
-            "consumers",
-            "closed_clients",
-            since=since_ms,
-            before_at=before_at,
-            before_client=before_client,
-            limit=max(1, min(limit, CLIENT_ROWS)),
-        )
-        return [ClientRow(*row) for row in rows]
+        return await self._all(
+            ClientRow, "closed_clients", since=since_ms, before_at=before_at,
+            before_client=before_client, limit=max(1, min(limit, CLIENT_ROWS)),
+        )  # fmt: skip
 
     async def one(self, client: int) -> ClientRow | None:
         """Return a connection by its number; None if its row does not exist or was removed."""
-        rows = await self._readers.read("consumers", "client", client=client)
-        return ClientRow(*rows[0]) if rows else None
+        return await self._one(ClientRow, "client", client=client)
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,33 +79,26 @@ class AppIdRow:
     rows: int  # of that version
 
 
-class StoredPipeline:
-    """Reads the pipeline's tables and the bounds of the history; raises as ``Readers`` does."""
+class StoredPipeline(RowReader):
+    """Reads the pipeline's tables and the bounds of the history."""
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    file = "consumers"
 
     async def subscriptions(self) -> list[SubscriptionRow]:
         """Return all subscriptions, by name; reads a row per claim."""
-        rows = await self._readers.read("consumers", "subscriptions", name=None)
-        return [SubscriptionRow(*row) for row in rows]
+        return await self._all(SubscriptionRow, "subscriptions", name=None)
 
     async def subscription(self, name: str) -> SubscriptionRow | None:
         """Return one subscription; None if it does not exist."""
-        rows = await self._readers.read("consumers", "subscriptions", name=name)
-        return SubscriptionRow(*rows[0]) if rows else None
+        return await self._one(SubscriptionRow, "subscriptions", name=name)
 
     async def app_ids(self, after: str, limit: int) -> list[AppIdRow]:
         """Return app_ids in alphabetical order, after ``after``."""
-        rows = await self._readers.read("consumers", "app_ids", after=after, limit=limit)
-        return [AppIdRow(*row) for row in rows]
+        return await self._all(AppIdRow, "app_ids", after=after, limit=limit)
 
     async def readers(self) -> list[HistoryReaderRow]:
         """Return the readers of the history, by name."""
-        return [
-            HistoryReaderRow(*row)
-            for row in await self._readers.read("consumers", "history_readers")
-        ]
+        return await self._all(HistoryReaderRow, "history_readers")
 
     async def history_bounds(self) -> HistoryOffsets:
         """Return which offsets the history has."""

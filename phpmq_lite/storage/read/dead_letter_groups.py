@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from phpmq_lite.storage.read.messages import wire_id
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.read.read_connections import RowReader
 
 RECORDS_SCANNED: Final = 50_000  # records of all queues together
 LIMIT_S: Final = 0.04
@@ -133,11 +133,10 @@ def stated_source(block: bytes | None) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found.items()))
 
 
-class DeadLetterGroups:
+class DeadLetterGroups(RowReader):
     """Groups dead-letter records by cause."""
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    file = "messages"
 
     async def groups(
         self,
@@ -152,9 +151,7 @@ class DeadLetterGroups:
 
         ``names`` are dead-letter queues whose names do not end in ``.dlq``.
         """
-        rows = await self._readers.read(
-            "messages", "dead_letter_queues", names=json.dumps(sorted(names))
-        )
+        rows = await self._read("dead_letter_queues", names=json.dumps(sorted(names)))
         queues_with_records = [row for row in rows if queues is None or row[0] in queues]
         total = sum(count for _, _, count in queues_with_records)
         found: dict[tuple[object, ...], DeadLetterGroup] = {}
@@ -192,25 +189,24 @@ class DeadLetterGroups:
         limit: int,
     ) -> tuple[int, int]:
         """Add the records of one slice; return how many, and the lowest position."""
-        rows = await self._readers.read(
-            "messages", "newest_dead_letters", queue_id=queue_id, before=before, limit=limit
+        rows = await self._read(
+            "newest_dead_letters", queue_id=queue_id, before=before, limit=limit
         )
         since_ms = now_ms - SPANS * SPAN_MS
         for _, seq, origin, urn, reason, at_ms, size, is_again, block in rows:
             cause = cause_of(block)
             said = stated_source(block) if origin is None and reason is None else ()
             key = (queue_id, origin, urn, reason, cause, said)
+            if key not in found and len(found) >= _MAX_GROUPS:
+                urn, cause, said = None, None, ()
+                key = (queue_id, origin, urn, reason, cause, said)
             group = found.get(key)
             if group is None:
-                if len(found) >= _MAX_GROUPS:
-                    urn = cause = None
-                    said = ()
-                key = (queue_id, origin, urn, reason, cause, said)
-                made = DeadLetterGroup(queue_id, name, origin, urn, reason, None, first_at=at_ms)
-                if cause is not None:
-                    made.cause, made.is_whole = cause
-                made.stated = said
-                group = found.setdefault(key, made)
+                text, is_whole = cause or (None, True)
+                group = found[key] = DeadLetterGroup(
+                    queue_id, name, origin, urn, reason, text, stated=said, is_whole=is_whole,
+                    first_at=at_ms,
+                )  # fmt: skip
             group.records += 1
             group.size += size
             group.died_again += is_again
@@ -226,7 +222,7 @@ class DeadLetterGroups:
         origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
         seqs = json.dumps([group.last_seq for group in groups])
         names: dict[int, str] = dict(await self._readers.read("search", "names", queues=origins))
-        tokens: dict[int, int] = dict(await self._readers.read("messages", "tokens", seqs=seqs))
+        tokens: dict[int, int] = dict(await self._read("tokens", seqs=seqs))
         for group in groups:
             group.origin = names.get(group.origin_id or 0)
             if group.stated:

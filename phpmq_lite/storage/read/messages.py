@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from phpmq_lite.model import State, checksum
-from phpmq_lite.storage.read.read_connections import Readers, Row
+from phpmq_lite.storage.read.read_connections import RowReader
 
 PAGE_ROWS: Final = 200  # at most
 BODY_WHOLE_BYTES: Final = 256 * 1024  # shown completely up to this size
@@ -163,25 +163,19 @@ def is_message_id(text: str) -> bool:
     return len(text) == 32 and _ID_DIGITS.issuperset(text)
 
 
-class MessageReader:
+class MessageReader(RowReader):
     """Reads messages for pages, in the order in which they are shown.
 
-    Methods raise ReadTooLongError, and StorageError if the database cannot be read.  ``limit`` is
-    at most ``PAGE_ROWS``.
+    ``limit`` is at most ``PAGE_ROWS``.
     """
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
-
-    async def _read(self, name: str, **parameters: Any) -> list[Row]:
-        return await self._readers.read("messages", name, **parameters)
+    file = "messages"
 
     # -- queues
 
     async def oldest_ready(self, queue_ids: Iterable[int]) -> dict[int, int]:
         """Return when each queue's first ready message was published; empty queues are omitted."""
-        asked = json.dumps(list(queue_ids))
-        rows = await self._read("oldest_ready", queue_ids=asked)
+        rows = await self._read("oldest_ready", queue_ids=json.dumps(list(queue_ids)))
         return {queue_id: published_at for queue_id, published_at in rows if published_at}
 
     async def expiring(self, before_ms: int) -> dict[int, tuple[int, int]]:
@@ -212,11 +206,11 @@ class MessageReader:
         """Return a page of a queue in order, after or before a position (exclusive)."""
         is_backwards = before is not None
         position = before if before is not None else after if after is not None else -1
-        rows = await self._read(
-            "messages_before" if is_backwards else "messages_after",
+        rows = await self._all(
+            MessageRow, "messages_before" if is_backwards else "messages_after",
             queue_id=queue_id, position=position, state=state, limit=_page(limit),
         )  # fmt: skip
-        return [MessageRow(*row) for row in (reversed(rows) if is_backwards else rows)]
+        return rows[::-1] if is_backwards else rows
 
     # -- one message
 
@@ -225,11 +219,8 @@ class MessageReader:
         if not is_message_id(message_id):
             return None
         seq = int(message_id[:16], 16)
-        rows = await self._read("by_seq", seq=seq) if seq < 1 << 63 else []
-        if not rows:
-            return None
-        found = MessageRow(*rows[0])
-        return found if compare_digest(found.message_id, message_id) else None
+        found = await self._one(MessageRow, "by_seq", seq=seq) if seq < 1 << 63 else None
+        return found if found and compare_digest(found.message_id, message_id) else None
 
     async def was_assigned(self, message_id: str) -> bool:
         """Return whether this broker has assigned the number in this id; its row may be gone."""
@@ -238,8 +229,10 @@ class MessageReader:
 
     async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
         """Return live and settled messages by their seqs, in that order; at most a page."""
-        rows = await self._read("by_seqs", seqs=json.dumps(list(seqs[:PAGE_ROWS])))
-        found = {row.seq: row for row in (MessageRow(*values) for values in rows)}
+        if not seqs:
+            return []
+        rows = await self._all(MessageRow, "by_seqs", seqs=json.dumps(list(seqs[:PAGE_ROWS])))
+        found = {row.seq: row for row in rows}
         return [found[seq] for seq in seqs if seq in found]
 
     async def body(self, message: MessageRow) -> Body | None:
@@ -248,10 +241,8 @@ class MessageReader:
         part = await self.body_part(message, 0, size)
         if part is None:
             return None
-        is_whole = len(part.content) == part.size
-        return Body(
-            part.size, part.content, _is_damaged(message, part.content) if is_whole else None
-        )
+        is_damaged = _is_damaged(message, part.content) if part.is_whole else None
+        return Body(part.size, part.content, is_damaged)
 
     async def body_part(self, message: MessageRow, start: int, size: int) -> Body | None:
         """Return part of a body without reading the rest; None if it does not exist."""
@@ -286,12 +277,11 @@ class MessageReader:
 
     async def events(self, seq: int) -> list[EventRow]:
         """Return the events of a message, oldest first."""
-        return [EventRow(*row) for row in await self._read("events", seq=seq, limit=EVENT_ROWS)]
+        return await self._all(EventRow, "events", seq=seq, limit=EVENT_ROWS)
 
     async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
         """Return the links of messages to others: redrive, restore, edit, dead letter."""
-        asked = json.dumps(list(seqs))
-        return [LinkRow(*row) for row in await self._read("links", seqs=asked, limit=LINK_ROWS)]
+        return await self._all(LinkRow, "links", seqs=json.dumps(list(seqs)), limit=LINK_ROWS)
 
     # -- history
 
@@ -315,38 +305,32 @@ class MessageReader:
         lowest, highest = (await self._read("history_ends"))[0]
         if lowest is None or highest is None:
             return HistoryPage([], False, None, None, None)
-        ends = _SeqRange(lowest, highest)
-        bottom = lowest if since is None else await self._offset_at(since, ends)
-        top = highest if until is None else await self._offset_at(until, ends) - 1
+        bottom = lowest if since is None else await self._offset_at(since, lowest, highest)
+        top = highest if until is None else await self._offset_at(until, lowest, highest) - 1
         name, parameters = _history_statement(queue_id, outcome)
         limit = _page(limit)
         is_newer = after is not None
         step = _HISTORY_SLICE if name == "acked" else 1 << 62
         start = max(after, bottom - 1) if after is not None else min(before or top + 1, top + 1)
-        rows: list[Row] = []
+        rows: list[MessageRow] = []
         ends_s = monotonic() + _HISTORY_LIMIT_S
         while start < top if is_newer else start > bottom:
             stop = min(start + step, top) if is_newer else max(start - step, bottom)
-            rows += await self._read(
-                f"{name}_{'newer' if is_newer else 'older'}",
+            rows += await self._all(
+                MessageRow, f"{name}_{'newer' if is_newer else 'older'}",
                 start=start, stop=stop, limit=limit + 1 - len(rows), **parameters,
             )  # fmt: skip
             start = stop
             if len(rows) > limit or monotonic() > ends_s:
                 break
         is_done = len(rows) > limit or (start >= top if is_newer else start <= bottom)
-        page = [MessageRow(*row) for row in rows[:limit]]
-        return HistoryPage(
-            page[::-1] if is_newer else page,
-            len(rows) > limit,
-            None if is_done else start,
-            lowest,
-            highest,
-        )
+        page = rows[:limit][::-1] if is_newer else rows[:limit]
+        searched_to = None if is_done else start
+        return HistoryPage(page, len(rows) > limit, searched_to, lowest, highest)
 
-    async def _offset_at(self, at_ms: int, ends: "_SeqRange") -> int:
+    async def _offset_at(self, at_ms: int, lowest: int, highest: int) -> int:
         """Return the first offset settled at that time or later, by bisection: times only grow."""
-        low, high = ends.lowest, ends.highest + 1
+        low, high = lowest, highest + 1
         while low < high:
             middle = (low + high) // 2
             rows = await self._read("settled_at", at=middle)
@@ -380,11 +364,6 @@ class MessageReader:
         if len(looked) == TRASH_SCANNED:
             return TrashPage(rows, int(looked[-1][0]), True)
         return TrashPage(rows, None, False)
-
-
-class _SeqRange(NamedTuple):
-    lowest: int
-    highest: int
 
 
 def _history_statement(queue_id: int | None, outcome: State | None) -> tuple[str, dict[str, int]]:

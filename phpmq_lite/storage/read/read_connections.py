@@ -10,19 +10,20 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, AnyStr, Final, cast
+from typing import Any, AnyStr, ClassVar, Final, TypeVar, cast
 
 import aiosqlite
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.storage.statements import load
 
-read_owner: Final[ContextVar[str]] = ContextVar(
-    "read_owner", default=""
-)  # on whose behalf a task works
+T = TypeVar("T")
+
+# The user or client for which a task reads.
+read_owner: Final[ContextVar[str]] = ContextVar("read_owner", default="")
 
 
 class FairReadSlots:
@@ -68,17 +69,15 @@ class FairReadSlots:
             del self.held[owner]
         self.free += 1
         while self.free and self._waiting:
-            self._grant(min(self._waiting, key=lambda waiting: self.held[waiting]))
-
-    def _grant(self, owner: str) -> None:
-        line = self._waiting.pop(owner)
-        waiter = line.popleft()
-        if line:
-            self._waiting[owner] = line  # after all others
-        if not waiter.done():  # otherwise it was cancelled
-            self.free -= 1
-            self.held[owner] += 1
-            waiter.set_result(None)
+            following = min(self._waiting, key=lambda waiting: self.held[waiting])
+            line = self._waiting.pop(following)
+            waiter = line.popleft()
+            if line:
+                self._waiting[following] = line  # after all others
+            if not waiter.done():  # otherwise it was cancelled
+                self.free -= 1
+                self.held[following] += 1
+                waiter.set_result(None)
 
 
 READ_LIMIT_S: Final = 2.0  # per read
@@ -251,23 +250,38 @@ class Readers:
             self._slots.release(owner)
 
     async def _connect(self) -> aiosqlite.Connection:
+        if not self._path.is_file():  # a connection that fails to open leaves a thread behind
+            raise StorageError(f"there is no database {self._path.name}")
+        uri = f"{self._path.resolve().as_uri()}?mode=ro"
+        factory = partial(_Reader, limit_s=self._limit_s)
         try:
-            return await aiosqlite.connect(
-                self._uri(),
-                uri=True,
-                isolation_level=None,
-                factory=self._reader,
-            )
+            return await aiosqlite.connect(uri, uri=True, isolation_level=None, factory=factory)
         except sqlite3.Error as error:
             raise StorageError(f"cannot open {self._path.name} for reading: {error}") from error
 
-    def _uri(self) -> str:
-        if not self._path.is_file():  # a connection that fails to open leaves a thread behind
-            raise StorageError(f"there is no database {self._path.name}")
-        return f"{self._path.resolve().as_uri()}?mode=ro"
 
-    def _reader(self, *args: Any, **kwargs: Any) -> _Reader:
-        return _Reader(*args, limit_s=self._limit_s, **kwargs)
+class RowReader:
+    """Reads with the statements of ``sql/<file>.sql``.
+
+    Methods raise ReadTooLongError, and StorageError if the database cannot be read.
+    """
+
+    file: ClassVar[str]
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def _read(self, name: str, /, **parameters: Any) -> list[Row]:
+        return await self._readers.read(self.file, name, **parameters)
+
+    async def _all(self, kind: Callable[..., T], name: str, /, **parameters: Any) -> list[T]:
+        """Return all rows of a statement, each as a ``kind`` made from its columns."""
+        return [kind(*row) for row in await self._read(name, **parameters)]
+
+    async def _one(self, kind: Callable[..., T], name: str, /, **parameters: Any) -> T | None:
+        """Return the first row of a statement as ``_all`` does; None if there is none."""
+        rows = await self._read(name, **parameters)
+        return kind(*rows[0]) if rows else None
 
 
 # -- text and patterns in large bodies

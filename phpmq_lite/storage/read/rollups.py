@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.read.read_connections import RowReader
 
 MINUTE_S: Final = 60
 QUARTER_S: Final = 900
@@ -76,32 +76,27 @@ class UptimeSpan(NamedTuple):
     has_rest: bool
 
 
-class StoredRollups:
-    """Reads stored points.  Methods raise as those of Readers."""
+class StoredRollups(RowReader):
+    """Reads stored points."""
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    file = "rollups"
 
     async def of_queue(self, span_s: int, queue_id: int, since_s: int, until_s: int) -> list[Point]:
         """Return the points of a queue with ``since_s`` <= at_s < ``until_s``, in order."""
-        rows = await self._readers.read(
-            "rollups", "of_queue", span_s=span_s, queue_id=queue_id, since=since_s, until=until_s
-        )
-        return [Point(*row) for row in rows]
+        given = {"span_s": span_s, "queue_id": queue_id, "since": since_s, "until": until_s}
+        return await self._all(Point, "of_queue", **given)
 
     async def uptime(self, span_s: int, since_s: int, until_s: int) -> list[UptimeSpan]:
         """Return the spans in which the broker ran, in order."""
-        rows = await self._readers.read(
-            "rollups", "uptime", span_s=span_s, since=since_s, until=until_s
-        )
+        rows = await self._read("uptime", span_s=span_s, since=since_s, until=until_s)
         return [UptimeSpan(at_s, length, bool(has_rest)) for at_s, length, has_rest in rows]
 
     async def since(self, span_s: int, since_s: int) -> list[tuple[int, Point]]:
         """Return all points since a time as (queue_id, point), in order of time."""
-        rows = await self._readers.read("rollups", "since", span_s=span_s, since=since_s)
+        rows = await self._read("since", span_s=span_s, since=since_s)
         return [(row[0], Point(*row[1:])) for row in rows]
 
     async def last(self, span_s: int) -> int | None:
         """Return when the newest span of a length began."""
-        [(at_s,)] = await self._readers.read("rollups", "newest", span_s=span_s)
+        [(at_s,)] = await self._read("newest", span_s=span_s)
         return None if at_s is None else int(at_s)

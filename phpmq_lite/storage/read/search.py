@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.model import State
-from phpmq_lite.storage.read.messages import MessageRow
-from phpmq_lite.storage.read.read_connections import Readers, Row
+from phpmq_lite.storage.read.messages import PAGE_ROWS, MessageReader, MessageRow
+from phpmq_lite.storage.read.read_connections import Readers, Row, RowReader
 from phpmq_lite.storage.read.search_plan import (
     SearchPlan,
     SearchQuery,
@@ -26,7 +26,6 @@ from phpmq_lite.storage.read.search_plan import (
 
 SEARCH_LIMIT_S: Final = 1.6  # of all slices; the last one may exceed it by its own limit
 SLICE_LIMIT_S: Final = 0.4  # of one slice
-PAGE_ROWS: Final = 200
 FROZEN_LIMIT: Final = 1_000_000
 FROZEN_LIMIT_S: Final = 20.0
 _FIRST_WIDTH: Final = 2_000  # width of the first slice; it grows while slices are fast
@@ -100,12 +99,14 @@ class _SearchRun:
         return round(self.total * (self.high - self.place) / (self.high - 1 - self.low))
 
 
-class Search:
+class Search(RowReader):
     """Executes searches; at most one slice runs at a time.
 
     Methods raise StorageError if the database cannot be read.  ``queues`` are the queue_ids that
     the caller may see; None: all.
     """
+
+    file = "search"
 
     def __init__(
         self,
@@ -113,8 +114,9 @@ class Search:
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._readers = readers
+        super().__init__(readers)
         self._now_ms = now_ms
+        self._rows_of = MessageReader(readers).rows
 
     async def page(
         self,
@@ -137,41 +139,20 @@ class Search:
             if len(rows) > limit:
                 run.place, run.is_done = int(rows[limit - 1][0]), False
                 break
-        found = await self.rows([row[1] for row in rows[:limit]])
+        found = await self._rows_of([row[1] for row in rows[:limit]])
         goes_on = None if run.is_done else (run.high - 1, run.place)
         return SearchHits(found, goes_on, run.searched(), run.total, run.is_done)
 
-    async def newer(
+    async def neighbour(
         self,
         query: SearchQuery,
         row: MessageRow,
-        *,
-        queues: frozenset[int] | None = None,
-        limit_s: float = SLICE_LIMIT_S,
-    ) -> MessageRow | None:
-        """Return the match before this one in the list; None if none was found in time."""
-        return await self._neighbour(query, row, queues, limit_s, is_newest_first=False)
-
-    async def older(
-        self,
-        query: SearchQuery,
-        row: MessageRow,
-        *,
-        queues: frozenset[int] | None = None,
-        limit_s: float = SLICE_LIMIT_S,
-    ) -> MessageRow | None:
-        """Return the match after this one in the list; None if none was found in time."""
-        return await self._neighbour(query, row, queues, limit_s, is_newest_first=True)
-
-    async def _neighbour(
-        self,
-        query: SearchQuery,
-        row: MessageRow,
-        queues: frozenset[int] | None,
-        limit_s: float,
         *,
         is_newest_first: bool,
+        queues: frozenset[int] | None = None,
+        limit_s: float = SLICE_LIMIT_S,
     ) -> MessageRow | None:
+        """Return the next older match, or the next newer one; None if none was found in time."""
         run = await self._begin(query, queues, None)
         if run is None:
             return None
@@ -182,7 +163,7 @@ class Search:
         run.place = place
         async for part in self._slices(run, limit_s, wanted=1, is_newest_first=is_newest_first):
             if part:
-                return next(iter(await self.rows([part[0][1]])), None)
+                return next(iter(await self._rows_of([part[0][1]])), None)
         return None
 
     async def matches(
@@ -204,7 +185,7 @@ class Search:
         return [
             row
             for at in range(0, len(numbers), PAGE_ROWS)
-            for row in await self.rows(numbers[at : at + PAGE_ROWS])
+            for row in await self._rows_of(numbers[at : at + PAGE_ROWS])
         ]
 
     async def freeze(
@@ -235,8 +216,9 @@ class Search:
         return frozen
 
     async def _finish(self, frozen: FrozenSelection, count: "_MatchSummary") -> None:
-        names = await self._readers.read("search", "names", queues=json.dumps(list(count.queues)))
-        by_id: dict[int, str] = dict((int(key), str(name)) for key, name in names)
+        by_id: dict[int, str] = dict(
+            await self._read("names", queues=json.dumps(list(count.queues)))
+        )
         frozen.by_queue = {
             by_id.get(queue_id, f"~{queue_id}"): n for queue_id, n in count.queues.most_common()
         }
@@ -247,21 +229,11 @@ class Search:
         seqs = frozen.seqs
         if seqs:
             asked = dict.fromkeys((seqs[0], seqs[len(seqs) // 2], seqs[-1]))
-            frozen.samples = await self.rows(list(asked))
+            frozen.samples = await self._rows_of(list(asked))
 
-    async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
-        """Return live and settled messages in the order of these seqs; at most 200."""
-        if not seqs:
-            return []
-        asked = json.dumps(list(seqs[:PAGE_ROWS]))
-        rows = await self._readers.read("messages", "by_seqs", seqs=asked)
-        found = {row.seq: row for row in (MessageRow(*values) for values in rows)}
-        return [found[seq] for seq in seqs if seq in found]
-
-    async def newest_contents(self, limit: int = 200) -> list[tuple[str | None, bytes | None]]:
+    async def newest_contents(self, limit: int = 200) -> list[Row]:
         """Return URN and body (None above 4 KiB) of the newest live and settled messages."""
-        rows = await self._readers.read("search", "lately", limit=limit)
-        return [(urn, content) for urn, content in rows]
+        return await self._read("lately", limit=limit)
 
     # -- slices
 
@@ -270,7 +242,7 @@ class Search:
     ) -> _SearchRun | None:
         queues, others = await self._queues(query, allowed)
         asked = json.dumps(list(queues or ()))
-        line = (await self._readers.read("search", "line", queues=asked))[0]
+        line = (await self._read("line", queues=asked))[0]
         has_numbers = (line[4] or 0) - line[8] <= _LONG_TAIL
         has_traces = has_numbers and (line[9] or 0) <= _LONG_TAIL
         plan = make_plan(query, queues, others, self._now_ms(), has_traces=has_traces)
@@ -290,7 +262,7 @@ class Search:
         ranges = trace_ranges(query)
         given = {"low": plan.low, "high": plan.high, "limit": _MAX_TRACED + 1}
         for start, end in ranges:
-            rows = await self._readers.read("search", "few_traced", start=start, end=end, **given)
+            rows = await self._read("few_traced", start=start, end=end, **given)
             found.update(seq for (seq,) in rows)
             if len(found) > _MAX_TRACED:
                 return None
@@ -314,7 +286,7 @@ class Search:
         globs = [as_glob(pattern) for pattern in patterns]
         if not globs:
             return None
-        rows = await self._readers.read("search", "queues", globs=json.dumps(globs))
+        rows = await self._read("queues", globs=json.dumps(globs))
         return {queue_id for (queue_id,) in rows}
 
     async def _slices(
@@ -328,7 +300,10 @@ class Search:
         width = _FIRST_WIDTH
         ends_s = time.monotonic() + limit_s
         while not run.is_done:
-            low, high = _slice_bounds(run, width, is_newest_first=is_newest_first)
+            if is_newest_first:
+                low, high = max(run.place - width - 1, run.low), run.place
+            else:
+                low, high = run.place, min(run.place + width + 1, run.high)
             began_s = time.monotonic()
             rows = await self._slice(run.plan, text, low, high, wanted)
             took_s = time.monotonic() - began_s
@@ -364,7 +339,7 @@ class Search:
         asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
         asked |= {"low": run.low, "high": run.place}
         try:
-            [(place,)] = await self._readers.read("search", run.skip_statement, **asked)
+            [(place,)] = await self._read(run.skip_statement, **asked)
             run.place = (run.low if place is None else int(place)) + 1
         except ReadTooLongError:
             run.skip_statement = ""
@@ -377,13 +352,6 @@ class Search:
             return await self._readers.run("search", text, plan.parameters | given)
         except ReadTooLongError:
             return None
-
-
-def _slice_bounds(run: _SearchRun, width: int, *, is_newest_first: bool) -> tuple[int, int]:
-    """Return the bounds (exclusive) of the next slice."""
-    if is_newest_first:
-        return max(run.place - width - 1, run.low), run.place
-    return run.place, min(run.place + width + 1, run.high)
 
 
 def _search_range(
