@@ -163,17 +163,17 @@ class _RetentionStep:
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> RetentionResult:
         cutoff_ms = now_ms - bounds.age_ms
-        steps = self._steps
+        ahead_ms = self._steps.smallest
         # Includes rows that are not indexed: if the disk is full, none are until rows are removed.
         totals = self._execute(load("database_size")["totals"]).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
-        self._remove_newest_body(cutoff_ms + steps.smallest, others, deleted)
+        self._remove_newest_body(cutoff_ms + ahead_ms, others, deleted)
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
-        self._trim_clients(cutoff_ms + steps.smallest)
+        self._trim_clients(cutoff_ms + ahead_ms)
         audit_ms = now_ms - bounds.audit_age_ms
-        self._trim_audit(bounds.audit_rows, audit_ms + steps.smallest)
-        self._execute(load("retention")["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
+        self._trim_audit(bounds.audit_rows, audit_ms + ahead_ms)
+        self._execute(self._sql["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
         return RetentionResult(self._removed, self._was_cut or not self._rows_left)
 
     @property
@@ -247,11 +247,7 @@ class _RetentionStep:
         oldest, newest, newest_at = ends
         hi = min(oldest + KEYS_AT_ONCE - 1, newest)
         given = {"lo": oldest, "hi": hi, "floor": newest - most, "cutoff": newest_at - window_ms}
-        kept = self._execute(self._sql["first_kept_receipt"], given).fetchone()[0]
-        end = hi + 1 if kept is None else kept
-        if end > oldest:
-            self._removed += self._execute(self._sql["remove_receipts"], {"end": end}).rowcount
-            self._was_cut |= kept is None
+        self._remove_oldest("first_kept_receipt", "remove_receipts", given)
 
     def _trim_clients(self, cutoff_ms: int) -> None:
         """Remove connections that closed before the oldest row of the history."""
@@ -269,10 +265,14 @@ class _RetentionStep:
             return
         hi = min(first + room - 1, last)
         given = {"lo": first, "hi": hi, "floor": last - most, "cutoff": cutoff_ms}
-        kept = self._execute(self._sql["first_kept_audit"], given).fetchone()[0]
-        end = hi + 1 if kept is None else kept
-        if end > first:
-            self._removed += self._execute(self._sql["remove_audit"], {"end": end}).rowcount
+        self._remove_oldest("first_kept_audit", "remove_audit", given)
+
+    def _remove_oldest(self, first_kept: str, remove: str, given: dict[str, int]) -> None:
+        """Remove the rows numbered ``lo`` to ``hi`` before the first one that is kept."""
+        kept = self._execute(self._sql[first_kept], given).fetchone()[0]
+        end = given["hi"] + 1 if kept is None else kept
+        if end > given["lo"]:
+            self._removed += self._execute(self._sql[remove], {"end": end}).rowcount
             self._was_cut |= kept is None
 
 
