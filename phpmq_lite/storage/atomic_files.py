@@ -1,9 +1,12 @@
 """Private files and folders, replaced atomically even if power fails."""
 
+import hashlib
+import json
 import os
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 PRIVATE_FILE: Final = 0o600
 PRIVATE_FOLDER: Final = 0o700
@@ -22,17 +25,16 @@ def create_private(path: Path) -> int:
 
 def new_folder(parent: Path, prefix: str) -> Path:
     """Create a folder with mode 0700, named after the time: ``<prefix>20261231T235959Z``."""
-    name = f"{prefix}{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    number = 1
-    while True:
-        target = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            target.mkdir(mode=PRIVATE_FOLDER)
-        except FileExistsError:
-            number += 1
-        else:
-            target.chmod(PRIVATE_FOLDER)
-            return target
+    target = unused_path(parent, f"{prefix}{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    target.mkdir(mode=PRIVATE_FOLDER)
+    target.chmod(PRIVATE_FOLDER)
+    return target
+
+
+def unused_path(parent: Path, name: str) -> Path:
+    """Return a path that does not exist: ``name``, or with a number for the second and later."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(path for path in map(parent.joinpath, names) if not path.exists())
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
@@ -50,6 +52,26 @@ def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
     temporary.replace(path)
     if sync:
         sync_folder(path.parent)
+
+
+def write_json(path: Path, content: dict[str, Any], *, sync: bool = True) -> None:
+    """Replace ``path`` by a JSON object, as ``write_whole`` does."""
+    write_whole(path, json.dumps(content, indent=1).encode() + b"\n", sync=sync)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object; None if the file does not exist or has something else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_file(path: Path) -> None:

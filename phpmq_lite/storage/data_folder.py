@@ -13,7 +13,6 @@ A start begins with ``DataFolder.open``, and a stop ends with ``close``::
 
 import ctypes
 import fcntl
-import json
 import os
 import re
 import stat
@@ -30,8 +29,9 @@ from phpmq_lite.storage.atomic_files import (
     PRIVATE_FILE,
     PRIVATE_FOLDER,
     create_private,
+    read_json,
     sync_folder,
-    write_whole,
+    write_json,
 )
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
@@ -96,12 +96,6 @@ def file_system(path: Path) -> str | None:
     return None if mount is None else mount.kind
 
 
-def network_file_system(path: Path) -> str | None:
-    """Return the type of network file system that ``path`` is or would be on, or None."""
-    kind = file_system(path)
-    return kind if kind in NETWORK else None
-
-
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
@@ -141,8 +135,7 @@ class DataFolder:
 
         Raises:
             StartRefusedError: another process uses the folder, it is on a network file system, or
-                the
-                account has no access; the message says which.
+                the account has no access; the message says which.
             DataDamagedError: the database is missing or empty, but messages were stored.
         """
         path = path.absolute()
@@ -229,7 +222,7 @@ class DataFolder:
 
         For fail-stop: it raises nothing and does not wait for the disk.
         """
-        cause = next((e for e in _exception_chain(error) if hasattr(e, "sqlite_errorcode")), None)
+        cause = _sqlite_cause(error)
         content = {
             "at_ms": at_ms,
             "error": type(error).__name__,
@@ -239,14 +232,14 @@ class DataFolder:
             "pid": os.getpid(),
         }
         try:
-            write_whole(self.last_error_file, _to_json(content), sync=False)
+            write_json(self.last_error_file, content, sync=False)
         except OSError:
             return False
         return True
 
     def read_last_error(self) -> dict[str, Any] | None:
         """Return what ``write_last_error`` left, or None."""
-        return _read_json(self.last_error_file)
+        return read_json(self.last_error_file)
 
     def close(self) -> None:
         """Release the lock; may be called twice.  The file stays: unlinking it would race."""
@@ -266,7 +259,10 @@ class DataFolder:
         """
         size = _size_of(self.database)
         if size:
-            self._check_magic()
+            with self.database.open("rb") as file:
+                is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+            if not is_sqlite and not self.has_journal:
+                raise DataDamagedError(f"{self.database} is not an SQLite database")
             return
         state = "missing" if size is None else "empty"
         if self.wal.exists():
@@ -279,14 +275,6 @@ class DataFolder:
             f"{self.database} is {state}, but {sign}: move the database back, or restore "
             "a backup; to start with an empty one, move the whole folder away"
         )
-
-    # -- at open
-
-    def _check_magic(self) -> None:
-        with self.database.open("rb") as file:
-            is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
-        if not is_sqlite and not self.has_journal:
-            raise DataDamagedError(f"{self.database} is not an SQLite database")
 
     def _prepare_files(self) -> None:
         known = (self.database, self.wal, self.shm, self.meta_file, self.last_error_file)
@@ -303,14 +291,14 @@ class DataFolder:
             self._write_meta(meta)
 
     def _write_meta(self, meta: DataFolderMetadata) -> None:
-        write_whole(self.meta_file, _to_json({"format": 1, **asdict(meta)}))
+        write_json(self.meta_file, {"format": 1, **asdict(meta)})
         self.meta = meta
 
 
 def read_meta(path: Path) -> DataFolderMetadata:
     """Read ``meta.json``; if it is missing or unreadable, an existing database counts as used."""
     file = path / _META
-    content = _read_json(file)
+    content = read_json(file)
     if content is None:
         may_have = file.exists() or bool(_size_of(path / DATABASE))
         return DataFolderMetadata(time.time_ns() // 1_000_000, has_messages=may_have)
@@ -328,16 +316,38 @@ def locking_pid(path: Path) -> str | None:
 
     Changes nothing; for some microseconds it keeps a broker from starting.
     """
+    with _shared_lock(path) as pid:
+        return pid
+
+
+@contextmanager
+def prevent_start(path: Path) -> Iterator[None]:
+    """Keep a broker from starting on this folder, without changing it.
+
+    Raises:
+        StartRefusedError: a broker runs there.
+    """
+    with _shared_lock(path) as pid:
+        if pid is not None:
+            raise StartRefusedError(f"{path} is in use by phpmq-lite; stop it first")
+        yield
+
+
+@contextmanager
+def _shared_lock(path: Path) -> Iterator[str | None]:
+    """Share the lock of a folder; yield the pid of the broker that holds it, None if none does."""
     try:
         fd = os.open(path / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
+    except FileNotFoundError:  # no broker has ever used it
+        yield None
+        return
+    pid = None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_pid(fd)
-    else:
-        return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _read_pid(fd)
+        yield pid
     finally:
         os.close(fd)
 
@@ -353,8 +363,8 @@ def check_local(path: Path) -> None:
     Raises:
         StartRefusedError: it is on a network file system, or would be created on one.
     """
-    kind = network_file_system(path)
-    if kind:
+    kind = file_system(path)
+    if kind in NETWORK:
         raise StartRefusedError(
             f"{path} is on a network file system ({kind}), where SQLite's locks and shared "
             "memory cannot be trusted; use a local disk, or allow it with "
@@ -384,28 +394,6 @@ def check_rights(path: Path) -> None:
             f"{path} belongs to account {status.st_uid} and is open to others (mode {mode:04o}); "
             "it needs mode 0700"
         )
-
-
-@contextmanager
-def prevent_start(path: Path) -> Iterator[None]:
-    """Keep a broker from starting on this folder, without changing it.
-
-    Raises:
-        StartRefusedError: a broker runs there.
-    """
-    try:
-        fd = os.open(path / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:  # no broker has ever used it
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StartRefusedError(f"{path} is in use by phpmq-lite; stop it first") from None
-        yield
-    finally:
-        os.close(fd)
 
 
 def _make_private(path: Path) -> None:
@@ -473,24 +461,14 @@ def _size_of(path: Path) -> int | None:
         return None
 
 
-def _exception_chain(error: BaseException | None) -> list[BaseException]:
-    chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
+def _sqlite_cause(error: BaseException | None) -> BaseException | None:
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if hasattr(error, "sqlite_errorcode"):
+            return error
+        seen.append(error)
         error = error.__cause__ or error.__context__
-    return chain
-
-
-def _to_json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, indent=1).encode() + b"\n"
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    return None
 
 
 # -- the database and its write-ahead log, as the broker opened them

@@ -105,10 +105,17 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
         expected = read_seal(folder.path)
     is_whole = False
     if expected is not None:
-        found = _read(folder.database)
+        try:
+            found = checksum_of(folder.database)
+        except OSError as error:
+            raise DataDamagedError(f"cannot read {folder.database}: {error.strerror}") from error
         is_whole = found == expected
         if not is_whole:
-            _refuse(folder, found, accept_loss=accept_loss)
+            loss = (
+                f"{folder.database} differs from what the broker wrote: it was damaged, or another "
+                "program wrote to it"
+            )
+            refuse_damaged_database(folder, loss, found, accept_loss=accept_loss)
     folder.seal(None)
     erase_leftover_seal(folder.path)
     return is_whole
@@ -132,23 +139,8 @@ def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True
     return found
 
 
-def _read(database: Path) -> int:
-    try:
-        return checksum_of(database)
-    except OSError as error:
-        raise DataDamagedError(f"cannot read {database}: {error.strerror}") from error
-
-
 def _has_wal(folder: DataFolder) -> bool:
     return folder.wal.exists() and folder.wal.stat().st_size > 0
-
-
-def _refuse(folder: DataFolder, found: int, *, accept_loss: bool) -> None:
-    loss = (
-        f"{folder.database} differs from what the broker wrote: it was damaged, or another program "
-        "wrote to it"
-    )
-    refuse_damaged_database(folder, loss, found, accept_loss=accept_loss)
 
 
 _MAX_SHARE: Final = 100  # sealing takes at most 1/100 of the time,

@@ -3,8 +3,6 @@
 ``wal_format.py`` reads the format.
 """
 
-import hashlib
-import json
 import os
 import shutil
 from collections import Counter
@@ -12,15 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.atomic_files import (
     create_private,
     new_folder,
+    read_json,
+    sha256_of,
     sync_file,
     sync_folder,
-    write_whole,
+    write_json,
 )
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.integrity.wal_format import (
@@ -216,14 +216,19 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
     try:
         found = scan_wal_files(folder.wal, folder.shm)
     except FileNotFoundError:
-        _check_missing(folder, accept_loss=accept_loss)
+        if folder.meta.is_running and not accept_loss:
+            raise DataDamagedError(
+                f"{folder.wal} is missing, but the broker did not stop cleanly: commits that were "
+                "in it may be lost; put it back, or, if another program opened and closed the "
+                "database since, start once with storage.accept_loss (--accept-loss)"
+            ) from None
         return WalScan()
     except OSError as error:
         raise DataDamagedError(f"cannot read {folder.wal}: {error.strerror}") from error
     if not found.is_damaged:
         return found
     loss = describe_damage(folder.wal.name, found)
-    copies = copy_damaged_files(folder, loss, _sha256(folder.wal))
+    copies = copy_damaged_files(folder, loss, sha256_of(folder.wal))
     if not accept_loss:
         raise DataDamagedError(
             f"{loss}; the files were copied to {copies}. To start once without these "
@@ -241,15 +246,6 @@ def scan_wal_files(wal: Path, index: Path) -> WalScan:
     with wal.open("rb") as file:
         found = scan_wal(file)
     return replace(found, known_frames=committed_frames(index, found.salts))
-
-
-def _check_missing(folder: DataFolder, *, accept_loss: bool) -> None:
-    if folder.meta.is_running and not accept_loss:
-        raise DataDamagedError(
-            f"{folder.wal} is missing, but the broker did not stop cleanly: commits that were in "
-            "it may be lost; put it back, or, if another program opened and closed the database "
-            "since, start once with storage.accept_loss (--accept-loss)"
-        )
 
 
 def describe_damage(name: str, found: WalScan) -> str:
@@ -293,16 +289,12 @@ def copy_damaged_files(folder: DataFolder, loss: str, digest: str) -> Path:
         DataDamagedError: the copy failed, usually for lack of space.
     """
     try:
-        return _existing_copy(folder, digest) or _copy(folder, loss, digest)
+        for report in sorted(folder.path.glob(f"{_PREFIX}*/{_REPORT}")):
+            if (read_json(report) or {}).get("sha256") == digest:
+                return report.parent
+        return _copy(folder, loss, digest)
     except OSError as error:
         raise DataDamagedError(f"{loss}; the files could not be copied: {error}") from error
-
-
-def _existing_copy(folder: DataFolder, digest: str) -> Path | None:
-    for report in sorted(folder.path.glob(f"{_PREFIX}*/{_REPORT}")):
-        if _read_report(report).get("sha256") == digest:
-            return report.parent
-    return None
 
 
 def _copy(folder: DataFolder, loss: str, digest: str) -> Path:
@@ -313,20 +305,6 @@ def _copy(folder: DataFolder, loss: str, digest: str) -> Path:
             os.close(create_private(copy))
             shutil.copyfile(source, copy)
             sync_file(copy)
-    report = {"sha256": digest, "loss": loss}
-    write_whole(target / _REPORT, json.dumps(report, indent=1).encode() + b"\n")
+    write_json(target / _REPORT, {"sha256": digest, "loss": loss})
     sync_folder(folder.path)
     return target
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_report(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

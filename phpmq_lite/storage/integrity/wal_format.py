@@ -7,6 +7,7 @@ one large int: 13 µs per frame of 4 KiB, where a loop over its words takes 83.
 """
 
 import struct
+import sys
 from array import array
 from collections.abc import Iterator
 from functools import cache
@@ -43,7 +44,7 @@ def read_header(raw: bytes) -> WalHeader:
     magic, version, page_size = struct.unpack_from(">III", raw)
     stored = struct.unpack_from(">II", raw, 24)
     order = _MAGIC.get(magic, "little")
-    computed = header_checksum(raw, order)
+    computed = checksum_of_words(raw[:24], order)
     is_valid = (
         magic in _MAGIC and version == _VERSION and is_page_size(page_size) and stored == computed
     )
@@ -56,10 +57,10 @@ def is_page_size(number: int) -> bool:
     return 512 <= number <= 65_536 and number & (number - 1) == 0
 
 
-def header_checksum(raw: bytes, order: Order) -> Checksum:
-    """Return the checksum of the header's first 24 bytes."""
+def checksum_of_words(raw: bytes, order: Order) -> Checksum:
+    """Return the checksum of pairs of 32-bit words."""
     first = second = 0
-    for x, y in struct.iter_unpack("<II" if order == "little" else ">II", raw[:24]):
+    for x, y in struct.iter_unpack("<II" if order == "little" else ">II", raw):
         first = (first + x + second) & _WORD
         second = (second + y + first) & _WORD
     return first, second
@@ -192,9 +193,7 @@ _HEAD_BYTES: Final = 48  # there are two copies; SQLite writes one, then the oth
 _IS_SET_AT: Final = 12
 _FRAMES_AT: Final = 16
 _SALTS: Final = slice(32, 40)
-_SUMMED: Final = struct.Struct("=10I")  # in this machine's byte order
-_SUM: Final = struct.Struct("=2I")
-_WAL_INDEX_WORD: Final = 0xFFFF_FFFF
+_SUMMED_BYTES: Final = 40  # followed by their checksum, in this machine's byte order
 
 
 def committed_frames(index: Path, salts: bytes) -> int:
@@ -204,18 +203,12 @@ def committed_frames(index: Path, salts: bytes) -> int:
             head, copy = file.read(_HEAD_BYTES), file.read(_HEAD_BYTES)
     except OSError:
         return 0
-    if len(copy) < _HEAD_BYTES or head != copy or not _is_whole(head):
+    if len(copy) < _HEAD_BYTES or head != copy:
+        return 0
+    stored = struct.unpack_from("=II", head, _SUMMED_BYTES)
+    if checksum_of_words(head[:_SUMMED_BYTES], sys.byteorder) != stored:
         return 0
     if not head[_IS_SET_AT] or head[_SALTS] != salts:
         return 0
     frames: int = struct.unpack_from("=I", head, _FRAMES_AT)[0]
     return frames
-
-
-def _is_whole(head: bytes) -> bool:
-    first = second = 0
-    words = _SUMMED.unpack_from(head)
-    for low, high in zip(words[::2], words[1::2], strict=True):
-        first = (first + low + second) & _WAL_INDEX_WORD
-        second = (second + high + first) & _WAL_INDEX_WORD
-    return _SUM.unpack_from(head, _SUMMED.size) == (first, second)
