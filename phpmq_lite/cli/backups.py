@@ -42,10 +42,10 @@ from phpmq_lite.storage.backup.backups import (
     list_backups,
     read_backup,
     remove_old,
+    verify_backup,
 )
 from phpmq_lite.storage.backup.restore import WithdrawnAccess, drill
 from phpmq_lite.storage.backup.restore import restore as put_back
-from phpmq_lite.storage.backup.verification import verify_backup
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start
 from phpmq_lite.storage.integrity.wal_check import check_wal
 

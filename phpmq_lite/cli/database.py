@@ -21,8 +21,7 @@ from phpmq_lite.cli.settings_options import (
 )
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage import migrate as migrations
-from phpmq_lite.storage.backup.backups import MANIFEST, read_backup
-from phpmq_lite.storage.backup.verification import verify_backup
+from phpmq_lite.storage.backup.backups import MANIFEST, read_backup, verify_backup
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
 from phpmq_lite.storage.integrity.database_check import DatabaseCheck
 from phpmq_lite.storage.integrity.database_check import verify as verify_files

@@ -6,7 +6,6 @@ committed before it began, and needs no WAL.  The name of an incomplete backup b
 """
 
 import asyncio
-import hashlib
 import json
 import os
 import re
@@ -18,7 +17,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from time import time_ns
@@ -34,9 +32,11 @@ from phpmq_lite.errors import (
 from phpmq_lite.storage.atomic_files import (
     PRIVATE_FOLDER,
     create_private,
+    sha256_of,
     sync_file,
     sync_folder,
-    write_whole,
+    unused_path,
+    write_json,
 )
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity.database_check import integrity_problems
@@ -197,34 +197,20 @@ class BackupMaker:
             problems = integrity_problems(connection, "quick_check")
             if problems:
                 raise DataDamagedError(f"the copy is damaged: {'; '.join(problems[:3])}")
-            manifest = self._manifest(connection, copy, began_at)
-        write_whole(place / MANIFEST, json.dumps(asdict(manifest), indent=1).encode() + b"\n")
-        folder = self._folder / manifest.id
+            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            sql = load("database_check")
+            counts = connection.execute(sql["counts"]).fetchone()
+            ends = connection.execute(sql["ends"]).fetchone()
+        stamp = f"{datetime.fromtimestamp(began_at / 1_000, UTC):%Y%m%dT%H%M%SZ}"
+        folder = unused_path(self._folder, stamp)
+        manifest = BackupManifest(
+            folder.name, began_at, time_ns() // 1_000_000 - began_at, self._version, schema,
+            sha256_of(copy), _size(copy), *counts, *ends,
+        )  # fmt: skip
+        write_json(place / MANIFEST, asdict(manifest))
         place.rename(folder)
         sync_folder(self._folder)
         return Backup(folder, manifest)
-
-    def _manifest(
-        self, connection: sqlite3.Connection, copy: Path, began_at: int
-    ) -> BackupManifest:
-        sql = load("database_check")
-        queues, messages, settled, bodies = connection.execute(sql["counts"]).fetchone()
-        last_seq, last_offset = connection.execute(sql["ends"]).fetchone()
-        return BackupManifest(
-            _unused_id(self._folder, began_at),
-            began_at,
-            time_ns() // 1_000_000 - began_at,
-            self._version,
-            connection.execute("PRAGMA user_version").fetchone()[0],
-            sha256_of(copy),
-            _size(copy),
-            queues,
-            messages,
-            settled,
-            bodies,
-            last_seq,
-            last_offset,
-        )
 
     def _translated(self, error: sqlite3.Error, limit_s: float) -> StorageError:
         name = getattr(error, "sqlite_errorname", "")
@@ -291,17 +277,20 @@ def check_space(folder: Path, need: int) -> None:
         raise StorageFullError(f"{folder} has {free:,} bytes free, this needs {need:,}")
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def verify_backup(backup: Backup) -> None:
+    """Compare a backup with its manifest.
 
-
-def _unused_id(folder: Path, at_ms: int) -> str:
-    """Return an unused id, named after the time, with a number for a second backup per second."""
-    stamp = f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y%m%dT%H%M%SZ}"
-    names = (stamp if number == 1 else f"{stamp}-{number}" for number in count(1))
-    return next(name for name in names if not (folder / name).exists())
+    Raises:
+        DataDamagedError: it was modified.
+    """
+    database, manifest = backup.database, backup.manifest
+    size = _size(database)
+    if size != manifest.bytes:
+        raise DataDamagedError(
+            f"{database} is {size:,} bytes long, its manifest says {manifest.bytes:,}"
+        )
+    if sha256_of(database) != manifest.sha256:
+        raise DataDamagedError(f"{database} is damaged: its SHA-256 differs from the manifest")
 
 
 def _size(path: Path) -> int:
@@ -339,16 +328,11 @@ class BackupSchedule:
         self._reserve = reserve
         self._is_starting = False  # a backup is about to start, after its audit row is written
         self._database = database
-        self._every_s = every_h * 3_600
+        self.interval_s = every_h * 3_600  # between two backups; 0: on demand only
         self._version = version
         self._tell = tell
         self._maker: BackupMaker | None = None
         self._task: asyncio.Task[Backup] | None = None
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two backups; 0: on demand only."""
-        return self._every_s
 
     @property
     def is_running(self) -> bool:
@@ -406,9 +390,18 @@ class BackupSchedule:
             backup = await asyncio.to_thread(maker.run)
             self.last_manifest = backup.manifest
             self.last_id = backup.manifest.id
-            await asyncio.to_thread(_remove_old, self.folder, self._keep(), backup.manifest.id)
+            try:
+                await asyncio.to_thread(remove_old, self.folder, self._keep(), self.last_id)
+            except OSError as error:
+                raise StorageError(
+                    f"cannot remove old backups in {self.folder}: {error.strerror}"
+                ) from error
         except Exception as error:  # the broker continues, and the next backup may succeed
-            failure = error if isinstance(error, StorageError) else _unexpected_error(error)
+            if isinstance(error, StorageError):
+                failure = error
+            else:
+                failure = StorageError(f"the backup failed: {error!r}")
+                failure.__cause__ = error
             self.error = str(failure)
             self._tell(failure)
             raise failure from failure.__cause__
@@ -429,43 +422,25 @@ class BackupSchedule:
         """Create backups whenever they are due, until cancelled; then stop the thread."""
         try:
             with suppress(StorageError):  # the next backup reports it
-                self.last_manifest = _newest_past(await self.all())
-            while self._every_s:
+                now_ms = time_ns() // 1_000_000
+                for backup in await self.all():
+                    if backup.manifest.made_at <= now_ms:  # the clock may have been ahead
+                        self.last_manifest = backup.manifest
+                        break
+            while self.interval_s:
                 await asyncio.sleep(self._delay_s())
                 try:
                     if not self.is_running:
                         self.start()
                     await self.wait()
                 except (StorageError, RefusedError):  # refused: one is about to start
-                    await asyncio.sleep(min(RETRY_S, self._every_s))
+                    await asyncio.sleep(min(RETRY_S, self.interval_s))
             await asyncio.Event().wait()
         finally:
-            await self._stop_maker()
+            if self._maker is not None and self._task is not None:
+                self._maker.stop()
+                await asyncio.wait({self._task})
 
     def _delay_s(self) -> float:
         made_s = self.last_manifest.made_at / 1_000 if self.last_manifest is not None else 0.0
-        return min(max(0.0, made_s + self._every_s - time.time()), self._every_s)
-
-    async def _stop_maker(self) -> None:
-        if self._maker is not None and self._task is not None:
-            self._maker.stop()
-            await asyncio.wait({self._task})
-
-
-def _newest_past(there: list[Backup]) -> BackupManifest | None:
-    """Return the newest backup that is not in the future, as after a clock that was ahead."""
-    now_ms = time.time_ns() // 1_000_000
-    return next((one.manifest for one in there if one.manifest.made_at <= now_ms), None)
-
-
-def _unexpected_error(error: Exception) -> StorageError:
-    failure = StorageError(f"the backup failed: {error!r}")
-    failure.__cause__ = error
-    return failure
-
-
-def _remove_old(folder: Path, keep: int, made: str) -> None:
-    try:
-        remove_old(folder, keep, made)
-    except OSError as error:
-        raise StorageError(f"cannot remove old backups in {folder}: {error.strerror}") from error
+        return min(max(0.0, made_s + self.interval_s - time.time()), self.interval_s)

@@ -11,7 +11,8 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,28 +24,20 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import ClockReading
 from phpmq_lite.storage import migrate
 from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_file, sync_folder
-from phpmq_lite.storage.backup.backups import check_space
-from phpmq_lite.storage.backup.verification import ReportStep, verify_source
+from phpmq_lite.storage.backup.backups import check_space, read_backup, verify_backup
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity import scrub
 from phpmq_lite.storage.integrity.database_check import DatabaseCheck, check_all, check_log, verify
 from phpmq_lite.storage.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.integrity.stopped_database import open_stopped
-from phpmq_lite.storage.read.accounts import ApiToken, StoredAccounts, User, accounts_of, globs_text
+from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, globs_text
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write.batch_sql import execute_write
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
-
-def renew_history_id(connection: sqlite3.Connection) -> None:
-    """Assign a new id to the history of a restored database, before its first start.
-
-    Then the offsets that readers remember belong to another history.
-    """
-    connection.execute(load("restore")["renew_history_id"])
-
+ReportStep = Callable[[str], None]
 
 NUMBER_GAP: Final = 1_000_000  # added to the backup's numbers, so that none is used twice
 _STAGED_NAME: Final = ".restored.new"
@@ -96,19 +89,25 @@ def restore(
         StartRefusedError: a broker runs there; or the backup is of a newer version.
         StorageFullError: there is no space for it.
     """
-    database = verify_source(source, tell)
+    database = _verify_source(source, tell)
     folder = DataFolder.open(data, allow_network_fs=allow_network_fs, is_replaced=True)
     with closing(folder):
         staged = folder.path / _STAGED_NAME
         try:
-            _copy_to_staging(database, staged)
+            check_space(folder.path, database.stat().st_size)
+            staged.unlink(missing_ok=True)
+            os.close(create_private(staged))
+            shutil.copyfile(database, staged)
             tell("checking the database")
             done = RestoreResult(folder.database, checks=_check_and_renumber(staged))
             if done.problems and not accept_loss:
                 raise DataDamagedError(f"{database} is damaged: {'; '.join(done.problems[:3])}")
             if not keep_tokens:
                 tell("comparing users, sessions and tokens with those of the replaced database")
-                done.withdrawn = _revoke_access(staged, _replaced_accounts(folder))
+                replaced = _replaced_accounts(folder)
+                with _transaction(staged) as connection:
+                    now_ms = time_ns() // 1_000_000
+                    done.withdrawn = _withdraw_access(connection, replaced, now_ms)
             tell("putting it in place")
             done.replaced_files = _move_aside(folder)
             # After a power cut here, a start reports that the database is missing.
@@ -142,11 +141,23 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
     return done
 
 
-def _copy_to_staging(database: Path, staged: Path) -> None:
-    check_space(staged.parent, database.stat().st_size)
-    staged.unlink(missing_ok=True)
-    os.close(create_private(staged))
-    shutil.copyfile(database, staged)
+def _verify_source(source: Path, tell: ReportStep) -> Path:
+    """Return the database of a backup, checked against its manifest; a bare file has none."""
+    if source.is_file():
+        wal = source.with_name(f"{source.name}-wal")
+        if wal.exists() and wal.stat().st_size:
+            raise DataDamagedError(
+                f"{source} is not a backup: {wal.name} beside it has newer commits"
+            )
+        return source
+    backup = read_backup(source)
+    if backup is None:
+        raise DataDamagedError(
+            f"{source} is not a backup: it has no {DATABASE} with a readable manifest.json"
+        )
+    tell("comparing the backup with its manifest")
+    verify_backup(backup)
+    return backup.database
 
 
 def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
@@ -154,18 +165,27 @@ def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         migrate.pending(connection, migrations_folder())  # refuses a foreign or newer database
         checks = check_all(connection)
+    with _transaction(staged) as connection:
+        last = connection.execute(load("restore")["last_number"]).fetchone()[0]
+        connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
+        if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
+            # The offsets that readers remember belong to the history that is replaced.
+            connection.execute(load("restore")["renew_history_id"])
+    return checks
+
+
+@contextmanager
+def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
+    """Change the copy in one transaction, and wait until it is on disk."""
+    with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         try:
             connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # a single file from now on
             connection.execute("BEGIN IMMEDIATE")
-            last = connection.execute(load("restore")["last_number"]).fetchone()[0]
-            connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
-            if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
-                renew_history_id(connection)
+            yield connection
             connection.execute("COMMIT")
         except sqlite3.DatabaseError as error:
             raise DataDamagedError(f"it cannot be restored: {error}") from error
     sync_file(staged)
-    return checks
 
 
 def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
@@ -182,18 +202,6 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
             return _read_accounts(connection)
     except (sqlite3.Error, DataDamagedError, OSError):
         return None
-
-
-def _revoke_access(staged: Path, valid: StoredAccounts | None) -> WithdrawnAccess:
-    with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            done = _withdraw_access(connection, valid, time_ns() // 1_000_000)
-            connection.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
-            raise DataDamagedError(f"it cannot be restored: {error}") from error
-    sync_file(staged)
-    return done
 
 
 def _move_aside(folder: DataFolder) -> Path | None:
@@ -260,7 +268,8 @@ def _withdraw_access(
     expiries = {token.sha256: token.expires_at for token in valid.tokens}
     for token in restored.tokens:
         expires_at = expiries.get(token.sha256, now_ms)
-        if token.expires_at != expires_at and not _has_expired(token, now_ms):
+        has_expired = token.expires_at is not None and token.expires_at <= now_ms
+        if token.expires_at != expires_at and not has_expired:
             write(ExpireToken(expires_at, token.token_id))
             done.tokens.append(token.name)
     known = {(session.sha256, session.user_id) for session in valid.sessions}
@@ -283,10 +292,6 @@ def _withdraw_access(
             done.users.append(user.name)
     done.users = sorted(set(done.users))
     return done
-
-
-def _has_expired(token: ApiToken, now_ms: int) -> bool:
-    return token.expires_at is not None and token.expires_at <= now_ms
 
 
 def _rights(user: User) -> tuple[int, str, int, str, str, tuple[str, ...]]:
