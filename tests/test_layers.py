@@ -162,6 +162,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "insights_document": {"pydantic"},
     "storage": {"aiosqlite"},
     "storage.arrow": {"pyarrow", "adbc_driver_sqlite"},
+    "storage.integrity.scrub": {"msgspec"},
     "export": {"pyarrow"},
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
     "admin.views.documentation": {"markdown_it", "markupsafe"},

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -58,23 +58,15 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
         StorageError: there is no space to copy database and WAL; set TMPDIR to another folder.
     """
     database = path / DATABASE if path.is_dir() else path
-    if database.name != DATABASE:
-        return _verify_files(database, migrations, is_running=False)
-    with prevent_start(database.parent):
-        is_running = read_meta(database.parent).is_running
-        return _verify_files(database, migrations, is_running=is_running)
-
-
-def _verify_files(
-    database: Path, migrations: Path | None, *, is_running: bool
-) -> list[DatabaseCheck]:
-    if not database.is_file():
-        raise DataDamagedError(f"there is no database {database}")
-    wal = database.with_name(f"{database.name}-wal")
-    checks = [check_log(wal, is_running=is_running)]
-    with _open_unchanged(database, wal) as connection:
-        checks += check_all(connection, migrations)
-    return checks
+    is_data_folder = database.name == DATABASE
+    with prevent_start(database.parent) if is_data_folder else nullcontext():
+        is_running = is_data_folder and read_meta(database.parent).is_running
+        if not database.is_file():
+            raise DataDamagedError(f"there is no database {database}")
+        wal = database.with_name(f"{database.name}-wal")
+        checks = [check_log(wal, is_running=is_running)]
+        with _open_unchanged(database, wal) as connection:
+            return checks + check_all(connection, migrations)
 
 
 def check_all(
@@ -219,22 +211,16 @@ def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
             yield connection
         return
     with tempfile.TemporaryDirectory(prefix="phpmq-verify-") as place:
-        copy = Path(place) / database.name
-        _copy((database, wal), copy.parent)
-        with closing(_open(copy, "mode=ro")) as connection:
+        need = database.stat().st_size + wal.stat().st_size
+        free = shutil.disk_usage(place).free
+        if need > free:
+            raise StorageError(
+                f"{place} has {free:,} bytes free, the copy to check needs {need:,}; "
+                "set TMPDIR to another folder"
+            )
+        copies = [shutil.copyfile(file, Path(place) / file.name) for file in (database, wal)]
+        with closing(_open(copies[0], "mode=ro")) as connection:
             yield connection
-
-
-def _copy(files: tuple[Path, ...], target: Path) -> None:
-    need = sum(file.stat().st_size for file in files)
-    free = shutil.disk_usage(target).free
-    if need > free:
-        raise StorageError(
-            f"{target} has {free:,} bytes free, the copy to check needs {need:,}; "
-            "set TMPDIR to another folder"
-        )
-    for file in files:
-        shutil.copyfile(file, target / file.name)
 
 
 def _open(database: Path, how: str) -> sqlite3.Connection:

@@ -4,18 +4,19 @@ Synchronous, on its own read-only connection; ``server/maintenance.py`` schedule
 findings are stored in ``scrub.json`` in the data folder, so a restart continues the round.
 """
 
-import json
 import sqlite3
 import threading
 from collections.abc import Generator
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from phpmq_lite.errors import DataDamagedError, StorageError
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.atomic_files import write_whole
+from phpmq_lite.storage.atomic_files import write_json
 from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.sqlite_errors import is_damage
 from phpmq_lite.storage.statements import load
@@ -26,20 +27,22 @@ _ROW_BYTES: Final = 256  # counted per row, besides its body
 _STEPS_BETWEEN_CHECKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
 _MAX_NAMED: Final = 100  # seqs of damaged bodies that are stored
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
 
 @dataclass(slots=True)
 class ScrubRound:
     """One pass over all bodies; times in Unix ms, 0: not yet."""
 
-    began_at: int = 0
-    ended_at: int = 0
-    part: int = 0  # index in PARTS; ``upto`` is the position in it
-    upto: int = 0
-    bodies: int = 0
-    bytes: int = 0
-    bad_alive: int = 0  # settled as dead since, unless they were held
-    bad_settled: int = 0
-    named: list[int] = field(default_factory=list)  # seqs of some damaged bodies
+    began_at: Number = 0
+    ended_at: Number = 0
+    part: Number = 0  # index in PARTS; ``upto`` is the position in it
+    upto: Number = 0
+    bodies: Number = 0
+    bytes: Number = 0
+    bad_alive: Number = 0  # settled as dead since, unless they were held
+    bad_settled: Number = 0
+    named: list[Number] = field(default_factory=list)  # seqs of some damaged bodies
 
     @property
     def bad(self) -> int:
@@ -53,9 +56,9 @@ class ScrubState:
 
     now: ScrubRound = field(default_factory=ScrubRound)  # the current round, if one has begun
     last: ScrubRound | None = None  # the last completed round
-    structure_at: int = 0  # Unix ms; 0: never checked
+    structure_at: Number = 0  # Unix ms; 0: never checked
     structure: list[str] = field(default_factory=list)  # its problems
-    tried_at: int = 0  # Unix ms: a scheduled round was given up
+    tried_at: Number = 0  # Unix ms: a scheduled round was given up
 
     @property
     def is_under_way(self) -> bool:
@@ -76,12 +79,12 @@ class ScrubState:
     @property
     def damage(self) -> list[str]:
         """Describe the known damage, newest first; empty: none."""
-        rounds = [one for one in (self.now, self.last) if one is not None and one.bad]
-        found = [
-            f"{one.bad:,} bodies have a wrong checksum: seq " + ", ".join(map(str, one.named[:5]))
-            for one in rounds[:1]
-        ]
-        return found + [f"structure: {text}" for text in self.structure[:3]]
+        found = [f"structure: {text}" for text in self.structure[:3]]
+        newest = self.now if self.now.bad else self.last
+        if newest is not None and newest.bad:
+            seqs = ", ".join(map(str, newest.named[:5]))
+            found.insert(0, f"{newest.bad:,} bodies have a wrong checksum: seq {seqs}")
+        return found
 
 
 @dataclass(slots=True)
@@ -97,40 +100,14 @@ class ScrubSlice:
 
 def read_state(folder: Path) -> ScrubState:
     """Read the stored state; an unreadable file counts as a new state."""
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        content = json.loads((folder / FILE).read_bytes())
-        last = content["last"]
-        return ScrubState(
-            _round(content["now"]), None if last is None else _round(last),
-            _number(content["structure_at"]), [str(text) for text in _items(content["structure"])],
-            _number(content.get("tried_at", 0)),
-        )  # fmt: skip
+    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=ScrubState)
     return ScrubState()
 
 
 def write_state(folder: Path, state: ScrubState) -> None:
     """Store the state without a sync: after a crash a slice is read again."""
-    write_whole(folder / FILE, json.dumps(asdict(state)).encode() + b"\n", sync=False)
-
-
-def _round(content: dict[str, object]) -> ScrubRound:
-    known = {one.name for one in fields(ScrubRound)}
-    numbers = {
-        name: _number(value) for name, value in content.items() if name in known and name != "named"
-    }
-    return ScrubRound(**numbers, named=[_number(seq) for seq in _items(content.get("named", []))])
-
-
-def _number(content: object) -> int:
-    if type(content) is not int or not 0 <= content < 1 << 63:
-        raise ValueError(content)
-    return content
-
-
-def _items(content: object) -> list[object]:
-    if not isinstance(content, list):
-        raise TypeError(content)
-    return content
+    write_json(folder / FILE, asdict(state), sync=False)
 
 
 class Scrub:
