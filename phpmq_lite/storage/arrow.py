@@ -15,13 +15,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Self
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.statements import load, parts
 
+_PARTS: Final = parts("arrow")
 BUSY_MS: Final = 5_000  # waited for a lock; ADBC sets no timeout
+RANGE_SLICE: Final = 10_000  # offsets or claims per statement
+PART_BYTES: Final = 16 << 20  # of bodies per statement, or one larger body
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
@@ -52,26 +55,6 @@ def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
     return pa.schema([pa.field(c.name, types[c.type], c.is_nullable) for c in columns])
 
 
-class ArrowDatabase(Protocol):
-    """An open connection.  Methods raise StorageError if the database cannot be read."""
-
-    def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
-        """Execute a statement with named parameters, and return all rows as a ``pyarrow.Table``."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
-def open_database(uri: str, engine: ArrowEngine, rows: int) -> ArrowDatabase:
-    """Open a connection for statements that return at most ``rows`` rows; auto: ADBC if installed.
-
-    Raises:
-        StorageError: the database cannot be opened.
-    """
-    is_adbc = engine == "adbc" or (engine == "auto" and has_adbc())
-    return _AdbcDatabase(uri, rows) if is_adbc else _PythonDatabase(uri)
-
-
 def has_adbc() -> bool:
     """Return whether ADBC is installed."""
     try:
@@ -82,7 +65,10 @@ def has_adbc() -> bool:
 
 
 class _PythonDatabase:
-    """Python's own SQLite, which converts each value to an object."""
+    """Python's own SQLite, which converts each value to an object.
+
+    Methods raise StorageError if the database cannot be opened or read.
+    """
 
     def __init__(self, uri: str) -> None:
         try:
@@ -94,6 +80,7 @@ class _PythonDatabase:
             raise StorageError(f"cannot open the database: {error}") from error
 
     def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+        """Execute a statement with named parameters, and return all rows as a ``pyarrow.Table``."""
         import pyarrow as pa
 
         try:
@@ -114,14 +101,14 @@ class _PythonDatabase:
 
 
 class _AdbcDatabase:
-    """ADBC, which converts SQLite rows to Arrow in C."""
+    """The same through ADBC, which converts SQLite rows to Arrow in C."""
 
-    def __init__(self, uri: str, rows: int) -> None:
+    def __init__(self, uri: str) -> None:
         import adbc_driver_sqlite
         from adbc_driver_sqlite import dbapi
 
         # ADBC infers types from the first batch, so the result of a statement must fit into one.
-        self._options = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(rows + 1)}
+        self._options = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(RANGE_SLICE + 1)}
         self._error = dbapi.Error
         try:  # autocommit: otherwise all reads would be one long transaction
             self._connection = dbapi.connect(uri, autocommit=True)
@@ -158,10 +145,6 @@ def _cast(table: Any, schema: Any) -> Any:
         for column, field in zip(table.columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-RANGE_SLICE: Final = 10_000  # offsets or claims per statement
-PART_BYTES: Final = 16 << 20  # of bodies per statement, or one larger body
 
 
 COLUMNS: Final = (  # of the history, in this order; docs/guides/pipeline.md says what each means
@@ -258,6 +241,7 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
     return (*chosen, BODY) if body else chosen
 
 
+@dataclass(slots=True)
 class RangeRows:
     """The rows of a range: their count, and an iterator of ``pyarrow.RecordBatch``, usable once.
 
@@ -265,19 +249,16 @@ class RangeRows:
     raises RangeError at its end if the rows do not add up to ``count``; discard what was read then.
     """
 
-    def __init__(
-        self, lo: int, hi: int, count: int, schema: Any, batches: Iterator[Any], queue: str = ""
-    ) -> None:
-        self.lo = lo  # as requested, or clipped
-        self.hi = hi
-        self.count = count
-        self.schema = schema
-        self.queue = queue  # of a subscription
-        self._batches = batches
+    lo: int  # as requested, or clipped
+    hi: int
+    count: int
+    schema: Any
+    batches: Iterator[Any]
+    queue: str = ""  # of a subscription
 
     def __iter__(self) -> Iterator[Any]:
         returned = 0
-        for batch in self._batches:
+        for batch in self.batches:
             returned += batch.num_rows
             yield batch
         if returned != self.count:
@@ -289,6 +270,7 @@ class RangeRows:
 class HistoryRanges:
     """Reads one database, in one thread.  Call ``close``, or use it as a context manager.
 
+    ``engine`` auto: ADBC if it is installed.
     Methods raise StorageError if the database cannot be read.  ``on_statement`` is called before
     each statement; a statement takes about 0.1 s.
     """
@@ -299,7 +281,8 @@ class HistoryRanges:
         if not self.path.is_file():
             raise StorageError(f"there is no database {self.path}")
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
-        self._database = open_database(uri, engine, RANGE_SLICE)
+        is_adbc = engine == "adbc" or (engine == "auto" and has_adbc())
+        self._database = _AdbcDatabase(uri) if is_adbc else _PythonDatabase(uri)
 
     def __enter__(self) -> Self:
         return self
@@ -326,7 +309,7 @@ class HistoryRanges:
 
     def queues(self) -> list[str]:
         """Return the names of all queues that rows may refer to, in order."""
-        return [row["name"] for row in self._rows(load("arrow")["queues"])]
+        return list(self._ids_by_name())
 
     # -- ranges
 
@@ -348,7 +331,7 @@ class HistoryRanges:
         text, values = self._conditions(selection)
         while True:
             lo, hi = _clipped(selection, bounds, is_gap_ok=is_gap_ok)
-            reading = _RangeReader(self, _HISTORY, text, values, chosen)
+            reading = _RangeReader(self, 'm."offset"', text, values, chosen)
             count = reading.count(lo, hi)
             before, bounds = bounds, self.bounds()
             has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > max(
@@ -378,7 +361,8 @@ class HistoryRanges:
             detail = f"({lo}, {hi}] is not claimed, the last claim is {held['next_claim'] - 1}"
             raise RefusedError("bad_value", detail)
         values = {"subscription_id": held["subscription_id"]}
-        reading = _RangeReader(self, _CLAIMS, _CLAIMS.range, values, CLAIM_COLUMNS)
+        text = _PARTS["claim_range"]
+        reading = _RangeReader(self, "c.claim", text, values, CLAIM_COLUMNS, needs_bodies=True)
         count = reading.count(lo, hi)
         schema = arrow_schema(CLAIM_COLUMNS)
         return RangeRows(lo, hi, count, schema, reading.batches(lo, hi), held["queue"])
@@ -398,25 +382,29 @@ class HistoryRanges:
 
     def _conditions(self, selection: RowSelection) -> tuple[str, dict[str, Any]]:
         """Return the FROM and WHERE clauses for a selection, and their parameters."""
-        text, values = _HISTORY.range, {}
+        text, values = _PARTS["history_range"], {}
         queue_ids = self._queue_ids(selection)
         if queue_ids is not None:
-            text += f" {_part('only_queues')}"
+            text += f" {_PARTS['only_queues']}"
             values["queue_ids"] = json.dumps(queue_ids)
         if selection.outcomes:
             for name in selection.outcomes:
                 if name not in OUTCOMES:
                     known = ", ".join(OUTCOMES)
                     raise RefusedError("bad_value", f"there is no outcome {name!r}: {known}")
-            text += f" {_part('only_outcomes')}"
+            text += f" {_PARTS['only_outcomes']}"
             values["outcomes"] = json.dumps([OUTCOMES[name] for name in selection.outcomes])
         return text, values
+
+    def _ids_by_name(self) -> dict[str, int]:
+        rows = self._rows(load("arrow")["queues"])
+        return {row["name"]: row["queue_id"] for row in rows}
 
     def _queue_ids(self, selection: RowSelection) -> list[int] | None:
         """Return the ids of the queues that are selected and allowed; None: all."""
         if not selection.queues and selection.pattern is None and not selection.allowed:
             return None
-        known = {row["name"]: row["queue_id"] for row in self._rows(load("arrow")["queues"])}
+        known = self._ids_by_name()
         for name in selection.queues:
             if name not in known:
                 raise RefusedError("unknown_queue", f"there is no queue {name!r}")
@@ -459,31 +447,15 @@ def _clipped(
 
 
 @dataclass(slots=True, frozen=True)
-class _RowSource:
-    """A number that orders rows, and the table they are read from."""
-
-    number: str
-    range: str
-    needs_bodies: bool  # a damaged body must not be skipped
-
-
-def _part(name: str) -> str:
-    return parts("arrow")[name]
-
-
-_HISTORY: Final = _RowSource('m."offset"', _part("history_range"), needs_bodies=False)
-_CLAIMS: Final = _RowSource("c.claim", _part("claim_range"), needs_bodies=True)
-
-
-@dataclass(slots=True, frozen=True)
 class _RangeReader:
     """A range with its conditions."""
 
     ranges: HistoryRanges
-    kind: _RowSource
-    range: str
+    number: str  # orders the rows
+    range: str  # FROM and WHERE clauses
     values: dict[str, Any]
     columns: Sequence[ArrowColumn]
+    needs_bodies: bool = False  # a damaged body must not be skipped
 
     def count(self, lo: int, hi: int) -> int:
         """Return the number of rows."""
@@ -495,15 +467,14 @@ class _RangeReader:
 
     def batches(self, lo: int, hi: int) -> Iterator[Any]:
         """Yield the rows in order."""
-        known = parts("arrow")
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
         selected = ", ".join(
-            f'{known.get(f"column_{name}", f"m.{name}")} AS "{column.name}"'
+            f'{_PARTS.get(f"column_{name}", f"m.{name}")} AS "{column.name}"'
             for column in columns
             for name in (column.name.removeprefix("_"),)
         )
-        text = f"SELECT {selected} {self.range} ORDER BY {self.kind.number}"
+        text = f"SELECT {selected} {self.range} ORDER BY {self.number}"
         for part in _slices(lo, hi):
             for piece in self._split_slice(part):
                 table = self.ranges.read_table(text, self.values | piece, columns)
@@ -524,7 +495,7 @@ class _RangeReader:
             body if body is not None and checksum(seq, body) == crc else None
             for body, seq, crc in zip(*checks, strict=True)
         ]
-        if self.kind.needs_bodies and None in bodies:
+        if self.needs_bodies and None in bodies:
             message_id = batch.column("message_id")[bodies.index(None)].as_py()
             raise StorageError(f"the body of message {message_id} is damaged: delete the message")
         kept = batch.select([column.name for column in self.columns])
@@ -538,9 +509,8 @@ class _RangeReader:
         if BODY not in self.columns:
             yield part
             return
-        text = (
-            _part("part_ends").replace("{number}", self.kind.number).replace("{range}", self.range)
-        )
+        text = _PARTS["part_ends"].replace("{number}", self.number)
+        text = text.replace("{range}", self.range)
         values = self.values | part | {"part_bytes": PART_BYTES}
         lo = part["lo"]
         for row in self.ranges.read_table(text, values).to_pylist():

@@ -221,16 +221,18 @@ def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: HistoryRanges) -> 
     assert list(ranges.history(RowSelection(900, 950), is_gap_ok=True)) == []
 
 
-def retire_deleted(ranges: HistoryRanges, upto: int) -> None:
+def remove_deleted_upto(path: Path, upto: int) -> None:
     execute_in_process(
-        ranges.path,
+        path,
         f'DELETE FROM history WHERE outcome = 5 AND "offset" <= {upto}',
         f"INSERT OR REPLACE INTO counter VALUES ('deleted_lo', {upto + 1})",
     )
 
 
-def test_deleted_rows_that_left_are_a_gap_for_who_asks_for_them(ranges: HistoryRanges) -> None:
-    retire_deleted(ranges, 100)
+def test_removed_deleted_rows_are_a_gap_if_requested(
+    ranges: HistoryRanges,
+) -> None:
+    remove_deleted_upto(ranges.path, 100)
     bounds = ranges.bounds()
     assert (bounds.lo, bounds.lo_deleted) == (0, 100)
     with pytest.raises(RefusedError, match="rows of deleted messages up to 100 left") as refused:
@@ -246,27 +248,6 @@ def test_deleted_rows_that_left_are_a_gap_for_who_asks_for_them(ranges: HistoryR
     assert others.count == len(offsets(others)) == ROWS - 75
 
 
-@pytest.mark.parametrize("is_gap_ok", [False, True])
-def test_deleted_rows_that_leave_while_they_are_counted_are_a_gap(
-    ranges: HistoryRanges, is_gap_ok: bool
-) -> None:
-    statements = []
-
-    def note() -> None:
-        statements.append(1)
-        if len(statements) == 2:  # after the bounds, before the count
-            retire_deleted(ranges, 100)
-
-    ranges.on_statement = note
-    if not is_gap_ok:
-        with pytest.raises(RefusedError, match="of deleted messages"):
-            ranges.history(ALL)
-        return
-    rows = ranges.history(ALL, is_gap_ok=True)
-    assert (rows.lo, rows.count) == (0, ROWS - 25)
-    assert len(offsets(rows)) == ROWS - 25
-
-
 def test_rows_that_leave_while_they_are_read_are_missed(
     ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,25 +261,37 @@ def test_rows_that_leave_while_they_are_read_are_missed(
 
 
 @pytest.mark.parametrize("is_gap_ok", [False, True])
+@pytest.mark.parametrize(
+    ("remove", "lo", "count", "message"),
+    [
+        (remove_history_upto, 100, 200, "left the history"),
+        (remove_deleted_upto, 0, ROWS - 25, "of deleted messages"),
+    ],
+)
 def test_rows_that_leave_while_they_are_counted_are_a_gap(
-    ranges: HistoryRanges, is_gap_ok: bool
+    ranges: HistoryRanges,
+    remove: Callable[[Path, int], None],
+    lo: int,
+    count: int,
+    message: str,
+    is_gap_ok: bool,
 ) -> None:
     statements = []
 
     def note() -> None:
         statements.append(1)
         if len(statements) == 2:  # after the bounds, before the count
-            remove_history_upto(ranges.path, 100)
+            remove(ranges.path, 100)
 
     ranges.on_statement = note
     if not is_gap_ok:
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(RefusedError, match=message) as refused:
             ranges.history(ALL)
         assert refused.value.code == "gap"
         return
     rows = ranges.history(ALL, is_gap_ok=True)
-    assert (rows.lo, rows.count) == (100, 200)
-    assert len(offsets(rows)) == 200
+    assert (rows.lo, rows.count) == (lo, count)
+    assert len(offsets(rows)) == count
 
 
 def test_no_transaction_is_open_between_batches(
