@@ -9,8 +9,9 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.model import State
@@ -202,13 +203,13 @@ class Search(RowReader):
         if run is None:
             return frozen
         frozen.upto, run.place = run.upto, run.low
-        count = _MatchSummary(self._now_ms())
+        count = _MatchSummary(frozen, self._now_ms())
         async for part in self._slices(run, time_s, wanted=_SLICE_ROWS, is_newest_first=False):
             room = limit - len(frozen.seqs)
             if len(part) > room:
                 run.is_done = False
                 part = part[:room]
-            frozen.seqs.extend(count.add(part))
+            count.add(part)
             if len(part) == room and not run.is_done:
                 break
         frozen.is_complete = run.is_done
@@ -224,8 +225,6 @@ class Search(RowReader):
         }
         frozen.by_state = {State(state).name.lower(): n for state, n in count.states.most_common()}
         frozen.by_urn = count.by_urn()
-        frozen.oldest_at, frozen.newest_at = count.oldest_at, count.newest_at
-        frozen.size, frozen.held, frozen.expired = count.size, count.held, count.expired
         seqs = frozen.seqs
         if seqs:
             asked = dict.fromkeys((seqs[0], seqs[len(seqs) // 2], seqs[-1]))
@@ -304,8 +303,11 @@ class Search(RowReader):
                 low, high = max(run.place - width - 1, run.low), run.place
             else:
                 low, high = run.place, min(run.place + width + 1, run.high)
+            given = {"low": low, "high": high, "limit": wanted}
             began_s = time.monotonic()
-            rows = await self._slice(run.plan, text, low, high, wanted)
+            rows: list[Row] | None = None
+            with suppress(ReadTooLongError):
+                rows = await self._readers.run("search", text, run.plan.parameters | given)
             took_s = time.monotonic() - began_s
             if rows is None and width > 1:
                 width = max(1, width // 16)
@@ -344,15 +346,6 @@ class Search(RowReader):
         except ReadTooLongError:
             run.skip_statement = ""
 
-    async def _slice(
-        self, plan: SearchPlan, text: str, low: int, high: int, limit: int
-    ) -> list[Row] | None:
-        given: dict[str, Any] = {"low": low, "high": high, "limit": limit}
-        try:
-            return await self._readers.run("search", text, plan.parameters | given)
-        except ReadTooLongError:
-            return None
-
 
 def _search_range(
     plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool
@@ -382,39 +375,36 @@ def _search_range(
 
 
 class _MatchSummary:
-    """Summarizes matches as they arrive."""
+    """Adds matches to a selection as they arrive."""
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, frozen: FrozenSelection, now_ms: int) -> None:
+        self._frozen = frozen
         self._now_ms = now_ms
         self.queues: Counter[int] = Counter()
         self.states: Counter[int] = Counter()
         self.urns: Counter[str] = Counter()
-        self.oldest_at: int | None = None
-        self.newest_at: int | None = None
-        self.size = 0
-        self.held = 0
-        self.expired = 0
 
-    def add(self, rows: Sequence[Row]) -> Sequence[int]:
-        """Count rows; return their seqs."""
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add rows to the selection, and count them."""
         if not rows:
-            return ()
+            return
         _, seqs, queues, states, urns, published, sizes, deadlines = zip(*rows, strict=True)
         self.queues.update(queues)
         self.states.update(states)
         self.urns.update(urn or "" for urn in urns)
         if len(self.urns) > _URNS_COUNTED:
             self.urns = Counter(self.by_urn())
-        times = [at for at in (self.oldest_at, min(published)) if at is not None]
-        self.oldest_at = min(times)
-        self.newest_at = max(self.newest_at or 0, max(published))
-        self.size += sum(sizes)
-        self.held += states.count(State.DISPATCHED)
-        self.expired += sum(
+        frozen = self._frozen
+        frozen.seqs.extend(seqs)
+        oldest_at = min(published)
+        frozen.oldest_at = min(frozen.oldest_at or oldest_at, oldest_at)
+        frozen.newest_at = max(frozen.newest_at or 0, max(published))
+        frozen.size += sum(sizes)
+        frozen.held += states.count(State.DISPATCHED)
+        frozen.expired += sum(
             state > State.DISPATCHED and at is not None and at <= self._now_ms
             for state, at in zip(states, deadlines, strict=True)
         )
-        return seqs
 
     def by_urn(self) -> dict[str, int]:
         """Return the most frequent URNs, and all others as one."""

@@ -121,15 +121,10 @@ _COLUMNS: Final = (  # columns that differ between live and settled messages
     {"{state}": "outcome", "{why}": "reason", "{ended}": "m.settled_at"},
 )
 _OF_QUEUES: Final = frozenset(  # sources that are read by an index of queues
-    (
-        "ready_queues",
-        "held_queues",
-        "ready_numbers",
-        "held_numbers",
-        "alive_moved",
-        "settled_queues",
-        "settled_numbers",
-    )
+    {
+        *("ready_queues", "held_queues", "ready_numbers", "held_numbers", "alive_moved"),
+        *("settled_queues", "settled_numbers"),
+    }
 )
 _INTEGER: Final = re.compile(r"-?[1-9][0-9]{18,}")
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -141,8 +136,8 @@ class SearchPlan:
     """How a query is executed.
 
     ``line`` is the order in which messages are read: ``seq``, ``position`` or ``offset``.  ``low``
-    and ``high`` (exclusive) bound it if the query names ids.  ``leap`` is the statement that finds
-    the next message of its queues; empty: the range is read without it.
+    and ``high`` (exclusive) bound it if the query names ids.  ``skip_statement`` finds the next
+    message of its queues; empty: the range is read without it.
     """
 
     line: str
@@ -156,11 +151,8 @@ class SearchPlan:
 
     def text(self, *, is_newest_first: bool) -> str:
         """Return the statement; it takes ``parameters``, ``low``, ``high`` and ``limit``."""
-        return (
-            "\nUNION ALL\n".join(self.sources)
-            + "\n"
-            + _PARTS["newest" if is_newest_first else "oldest"]
-        )
+        order = _PARTS["newest" if is_newest_first else "oldest"]
+        return "\nUNION ALL\n".join(self.sources) + f"\n{order}"
 
 
 def make_plan(
@@ -191,11 +183,12 @@ def make_plan(
     if not states or (queues is not None and not queues) or high - low < 2:
         return None
     builder = _ConditionBuilder(now_ms)
-    builder.add("queues", json.dumps(list(queues or ())))
+    known = builder.parameters
+    known["queues"] = json.dumps(list(queues or ()))
     if queues is not None and len(queues) == 1:
-        builder.add("queue", queues[0])
-    builder.add("other_queues", json.dumps(list(others)))
-    builder.add("outcomes", json.dumps(sorted(states - ALIVE)))
+        known["queue"] = queues[0]
+    known["other_queues"] = json.dumps(list(others))
+    known["outcomes"] = json.dumps(sorted(states - ALIVE))
     conditions, has_body = builder.conditions(query)
     if seqs is not None:
         conditions.insert(0, _PARTS["in_seqs"].replace("{v}", builder.bind(json.dumps(list(seqs)))))
@@ -218,11 +211,10 @@ def make_plan(
         text = text.replace("{join}", _PARTS["body"] if has_body else "")
         text = text.replace("{these}", _queue_condition(builder))
         texts.append(_fill(text, columns))
-    leap = "next_seq" if line == "seq" else "next_offset"
+    skip = "next_seq" if line == "seq" else "next_offset"
     if _OF_QUEUES.isdisjoint(settled):
-        leap = ""
-    known = builder.parameters
-    return SearchPlan(line, tuple(texts), known, bool(alive), bool(settled), low, high, leap)
+        skip = ""
+    return SearchPlan(line, tuple(texts), known, bool(alive), bool(settled), low, high, skip)
 
 
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
@@ -327,9 +319,6 @@ class _ConditionBuilder:
 
     def __init__(self, now_ms: int) -> None:
         self.parameters: dict[str, Any] = {"now_ms": now_ms}
-
-    def add(self, name: str, value: Any) -> None:
-        self.parameters[name] = value
 
     def bind(self, value: Any) -> str:
         name = f"v{len(self.parameters)}"
