@@ -15,6 +15,7 @@ from phpmq_lite.client.async_client import connect
 from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
 from phpmq_lite.errors import NotWritableError
 from phpmq_lite.model import AuditEntry, ClockReading, State
+from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.retention import STEPS_KEPT, ClockJumps, RetentionBounds
 from phpmq_lite.storage.write.store import note_clock
@@ -148,7 +149,8 @@ def settled(driver: Driver, *walls_ms: int) -> None:
             " VALUES (?, ?, 0, 1, 2, ?, 0, 0, 1, 0, 1, 0)",
             (number, number, wall_ms),
         )
-    driver.store.set_counters({"placed_upto": len(walls_ms), "history_rows": len(walls_ms)})
+    for name in ("placed_upto", "history_rows"):
+        driver.store.execute(load("batch")["set_counter"], (name, len(walls_ms)))
 
 
 def kept(driver: Driver) -> list[int]:

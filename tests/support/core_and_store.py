@@ -32,6 +32,7 @@ from phpmq_lite.model import (
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write.store import Store
 from tests.support.core_rig import operation
 
@@ -286,7 +287,7 @@ class Driver:
         self.inbox: deque[Command | OperatorCommand] = deque()
         self.clients: list[Client] = []
         self.store = open_store(self.path)
-        self.store.set_counters({"clock_step_ms": CLOCK_STEP_MS})
+        self.store.execute(load("batch")["set_counter"], ("clock_step_ms", CLOCK_STEP_MS))
         self._recover()
 
     def _recover(self) -> None:

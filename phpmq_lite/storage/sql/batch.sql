@@ -46,14 +46,8 @@ VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL)};
 INSERT INTO message ({envelope_columns})
 VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL,?,?,?,?)};
 
--- name: insert_plain
--- Other new messages without an envelope; the columns of envelopes and dead letters stay NULL.
--- rows: seq to consumer
-INSERT INTO message ({columns})
-VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
-
 -- name: insert_enveloped
--- The same, for envelopes.
+-- Other new messages; the columns of a dead letter stay NULL.
 -- rows: seq to attempts
 INSERT INTO message ({envelope_columns})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
@@ -485,7 +479,9 @@ VALUES (:subscription_id, :name, :queue_id, 1, 0, :created_at);
 -- name: update_subscription
 -- parameters: queue_id, next_claim, acked_upto, subscription_id
 -- index: INTEGER PRIMARY KEY
-UPDATE subscription SET queue_id = :queue_id, next_claim = :next_claim, acked_upto = :acked_upto WHERE subscription_id = :subscription_id;
+UPDATE subscription
+SET queue_id = :queue_id, next_claim = :next_claim, acked_upto = :acked_upto
+WHERE subscription_id = :subscription_id;
 
 -- name: delete_subscription
 -- parameters: subscription_id
@@ -523,7 +519,9 @@ ON CONFLICT (name) DO NOTHING;
 -- parameters: audit_id, at_ms, actor, source, address, action, target, number, reason, result,
 --   detail, request_id
 INSERT INTO audit (audit_id, at_ms, actor, source, address, action, target, count, reason, result,
-  detail, request_id) VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number, :reason, :result, :detail, :request_id);
+  detail, request_id)
+VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number, :reason, :result,
+  :detail, :request_id);
 
 -- name: advance_audit
 -- A slice of bulk work is done.
@@ -536,7 +534,8 @@ UPDATE audit SET result = 'interrupted' WHERE result = 'running';
 
 -- name: add_user
 -- parameters: user_id, name, password, role, queues, created_at
-INSERT INTO user (user_id, name, password, role, queues, created_at) VALUES (:user_id, :name, :password, :role, :queues, :created_at);
+INSERT INTO user (user_id, name, password, role, queues, created_at)
+VALUES (:user_id, :name, :password, :role, :queues, :created_at);
 
 -- name: set_password
 -- parameters: password, user_id
@@ -575,7 +574,8 @@ DELETE FROM token WHERE token_id = :token_id;
 -- parameters: session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent
 INSERT INTO session
   (session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent)
-VALUES (:session_id, :sha256, :user_id, :csrf, :created_at, :seen_at, :expires_at, :address, :agent);
+VALUES (:session_id, :sha256, :user_id, :csrf, :created_at, :seen_at, :expires_at, :address,
+  :agent);
 
 -- name: set_session_seen
 -- parameters: at_ms, session_id
@@ -617,9 +617,10 @@ coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
 -- Replaces a span that a stop interrupted.
 -- parameters: at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
 --   deleted, ready, held, size, oldest_age_ms, wait, hold, queue_id
-INSERT OR REPLACE INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
-  deleted, ready, held, bytes, oldest_age_ms, wait, hold, queue_id)
-VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued, :expired, :dead, :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id);
+INSERT OR REPLACE INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued,
+  expired, dead, deleted, ready, held, bytes, oldest_age_ms, wait, hold, queue_id)
+VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued, :expired, :dead,
+  :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id);
 
 -- name: trim_rollups
 -- The oldest spans of one length, at most :limit.

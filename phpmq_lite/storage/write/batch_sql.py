@@ -63,18 +63,6 @@ def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
     return flat
 
 
-def flat_plain(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of new messages for ``insert_plain``: the columns up to ``consumer``."""
-    flat: list[Any] = []
-    for m in messages:
-        flat += (
-            m.seq, m.token, m.queue_id, m.position, m.state, m.ttl_s, m.deadline_ms,
-            m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries,
-            m.charged, m.size, m.crc, m.publisher, m.consumer,
-        )  # fmt: skip
-    return flat
-
-
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
     """Return the values of new messages for ``insert_enveloped``: columns up to ``attempts``."""
     flat: list[Any] = []
@@ -92,11 +80,8 @@ def flat_with_source(messages: Iterable[Message]) -> list[Any]:
     """Return the values of new messages for ``insert_with_source``: all columns."""
     flat: list[Any] = []
     for m in messages:
-        flat += flat_plain((m,))
-        flat += (
-            m.urn, m.trace_id, m.meta_id, m.attempts,
-            m.source_seq, m.source_queue_id, m.source_reason,
-        )  # fmt: skip
+        flat += flat_enveloped((m,))
+        flat += (m.source_seq, m.source_queue_id, m.source_reason)
     return flat
 
 
@@ -255,7 +240,8 @@ def _insert_name(message: Message) -> str:
         if is_ready:
             return "insert_ready" if message.ttl_s is None else "insert_ready_ttl"
         is_dispatched = message.state == message.deliveries == 1 and not message.charged
-        return "insert_dispatched" if is_dispatched and message.ttl_s is None else "insert_plain"
+        if is_dispatched and message.ttl_s is None:
+            return "insert_dispatched"
     return "insert_ready_enveloped" if is_ready else "insert_enveloped"
 
 
@@ -264,7 +250,6 @@ _FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
     "insert_dispatched": flat_new_dispatched,
     "insert_ready_ttl": flat_ready_ttl,
     "insert_ready_enveloped": flat_ready_enveloped,
-    "insert_plain": flat_plain,
     "insert_enveloped": flat_enveloped,
     "insert_with_source": flat_with_source,
 }

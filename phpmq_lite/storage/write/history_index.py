@@ -13,7 +13,7 @@ are indexed up to the number ``traced_upto``, a slice at a time, when many numbe
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from phpmq_lite.errors import StorageFullError
@@ -33,6 +33,8 @@ _WAL_BYTES: Final = {
     "index_traces": 500,
     "index_live_traces": 100,
 }
+_SETTLED: Final = ("index_outcomes", "index_numbers", "index_traces")
+_LIVE: Final = ("index_live_traces",)
 
 
 class HistoryIndexer:
@@ -68,7 +70,10 @@ class HistoryIndexer:
         if alive >= self._rows["traced"] and (self._was_settled or not is_due):
             done, alive = self._index_live(connection, traced, high)
         elif is_due:
-            done = self._index_settled(connection, after, first, min(behind, self._rows["placed"]))
+            rows = min(behind, self._rows["placed"])
+            ends = {"after": after, "upto": first + rows - 1}
+            self._was_settled = True
+            done = rows if self._run_slice(connection, _SETTLED, "placed", ends) else 0
             behind -= done
         else:
             return 0
@@ -82,37 +87,18 @@ class HistoryIndexer:
             self._due_ms = now_ms + WAIT_MS
         return done
 
-    def _index_settled(
-        self, connection: sqlite3.Connection, after: int, first: int, rows: int
-    ) -> int:
-        """Index settled messages; return how many, 0 if the disk is full."""
-        ends = {"after": after, "upto": first + rows - 1}
-        self._was_settled = True
-        return (
-            rows
-            if self._run_slice(
-                connection, ("index_outcomes", "index_numbers", "index_traces"), "placed", ends
-            )
-            else 0
-        )
-
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
         """Index traces of live messages; return how many (0: full disk), and the numbers left."""
         ends = {"after": after, "limit": self._rows["traced"]}
         upto, rows = connection.execute(self._sql["next_live_numbers"], ends).fetchone()
         self._was_settled = False
-        is_done = self._run_slice(
-            connection, ("index_live_traces",), "traced", ends | {"upto": upto}
-        )
+        is_done = self._run_slice(connection, _LIVE, "traced", ends | {"upto": upto})
         return (rows if is_done else 0), last - upto
 
     def _run_slice(
-        self,
-        connection: sqlite3.Connection,
-        names: tuple[str, ...],
-        line: str,
-        ends: dict[str, int],
+        self, connection: sqlite3.Connection, names: Sequence[str], line: str, ends: dict[str, int]
     ) -> bool:
+        """Run the statements for the next rows of an index; return False if the disk is full."""
         began_s = self._timer()
         try:
             with translate_errors(connection):
@@ -121,25 +107,20 @@ class HistoryIndexer:
                     rows = connection.execute(self._sql[name], ends).rowcount
                     self.wal_bytes += rows * _WAL_BYTES[name]
                 if line == "placed":
-                    self._add_totals(connection, ends)
+                    # In each commit this would cost another page.
+                    sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
+                    for name, number in zip(TOTALS, sums, strict=True):
+                        if number:
+                            connection.execute(load("batch")["add_counter"], (name, number))
                 connection.execute(load("batch")["set_counter"], (f"{line}_upto", ends["upto"]))
                 connection.execute("COMMIT")
         except StorageFullError:
             self.wal_bytes = 0
             return False
-        self._adapt(line, self._timer() - began_s)
-        return True
-
-    def _add_totals(self, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
-        """Add to the totals of the history; in each commit this would cost another page."""
-        sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
-        for name, number in zip(TOTALS, sums, strict=True):
-            if number:
-                connection.execute(load("batch")["add_counter"], (name, number))
-
-    def _adapt(self, line: str, took_s: float) -> None:
-        """Adapt the slice to its duration, which depends on the number of queues and the disk."""
+        # The duration depends on the number of queues and on the disk.
+        took_s = self._timer() - began_s
         if took_s > SLICE_S:
             self._rows[line] = max(MIN_ROWS, self._rows[line] // 2)
         elif took_s < SLICE_S / 2:
             self._rows[line] = min(MAX_ROWS, self._rows[line] * 2)
+        return True

@@ -34,28 +34,6 @@ from phpmq_lite.storage.statements import load, many
 from phpmq_lite.storage.write import batch_sql
 from phpmq_lite.storage.write.batch_sql import Step, batch_statements, write_statements
 
-
-def drop_unfinished_stages(connection: sqlite3.Connection) -> None:
-    """Drop stages that were incomplete when the broker stopped; inside the start's transaction."""
-    execute, sql = connection.execute, load("batch")
-    execute(sql["create_history_id"])
-    execute(sql["drop_unfinished_stages"])
-    execute(sql["delete_queues_of_dropped_stages"])
-
-
-def load_pipeline_rows(connection: sqlite3.Connection) -> PipelineRows:
-    """Read the rows of the pipeline that the core keeps in memory."""
-    execute, sql = connection.execute, load("batch")
-    return PipelineRows(
-        subscriptions=execute(sql["subscriptions"]).fetchall(),
-        held=execute(sql["claimed_by_queue"]).fetchall(),
-        staged=execute(sql["stages"]).fetchall(),
-        parts=execute(sql["stage_queues"]).fetchall(),
-        published=execute(sql["published_versions"]).fetchall(),
-        next_stage_id=execute(sql["next_stage_id"]).fetchone()[0],
-    )
-
-
 _PAGES: Final = {
     PageKind.ALL: "all_page",
     PageKind.READY: "ready_page",
@@ -91,6 +69,10 @@ _PRAGMAS: Final[dict[str, Any]] = {
 } | ({"fullfsync": 1, "checkpoint_fullfsync": 1} if sys.platform == "darwin" else {})
 
 
+# The callback for the rows, the rows, and whether no more follow.
+LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
+
+
 class Store:
     """Synchronous; anything that waits for the disk runs in the writer's thread: ``writer.py``."""
 
@@ -100,9 +82,7 @@ class Store:
         self._sql = load("batch")
         self.wal_bytes = 0  # estimate: written since the last checkpoint
         self.commit_s = 1.0  # of one COMMIT: a moving mean, slow until measured
-        self._waits_for_locks = (
-            True  # the current busy timeout: wait for locks, or fail immediately
-        )
+        self._waits_for_locks = True  # or fails immediately: the current busy timeout
 
     # -- start
 
@@ -130,7 +110,9 @@ class Store:
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_dispatched"]).rowcount
-        drop_unfinished_stages(self.connection)
+        execute(sql["create_history_id"])
+        execute(sql["drop_unfinished_stages"])
+        execute(sql["delete_queues_of_dropped_stages"])
         execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
         execute(sql["interrupt_audit"])
         execute(sql["delete_forgotten_queues"])
@@ -141,7 +123,14 @@ class Store:
             counters=self.counters(),
             next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
             returned=returned,
-            pipeline=load_pipeline_rows(self.connection),
+            pipeline=PipelineRows(
+                subscriptions=execute(sql["subscriptions"]).fetchall(),
+                held=execute(sql["claimed_by_queue"]).fetchall(),
+                staged=execute(sql["stages"]).fetchall(),
+                parts=execute(sql["stage_queues"]).fetchall(),
+                published=execute(sql["published_versions"]).fetchall(),
+                next_stage_id=execute(sql["next_stage_id"]).fetchone()[0],
+            ),
         )
 
     def counters(self) -> dict[str, int]:
@@ -262,9 +251,8 @@ class Store:
             found = self.execute(self._sql["due_messages"], (batch.due_at, DUE_AT_ONCE)).fetchall()
             loaded.due = [batch_sql.message_of(row) for row in found]
             after = batch.due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1
-            loaded.next_deadline_ms = self.execute(self._sql["next_deadline"], (after,)).fetchone()[
-                0
-            ]
+            soonest = self.execute(self._sql["next_deadline"], (after,))
+            loaded.next_deadline_ms = soonest.fetchone()[0]
         return loaded
 
     def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
@@ -272,47 +260,43 @@ class Store:
             self._sql["next_ready"], (request.queue_id, request.after, request.limit)
         ).fetchall()
         page = [batch_sql.message_of(row) for row in found]
-        self._load_bodies(page, request.body_bytes)
+        self._load_bodies(page[: _count_fitting(page, request.body_bytes)])
         return request.queue_id, page, len(page) < request.limit
 
-    def _page(
-        self, request: PageRequest
-    ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
+    def _page(self, request: PageRequest) -> LoadedPage:
         given = {"of": request.queue_id, "after": request.after, "upto": request.upto}
         found = self.execute(
             self._sql[_PAGES[request.kind]], given | {"limit": request.limit}
         ).fetchall()
         page = [batch_sql.message_of(row) for row in found]
-        is_last = len(page) < request.limit
+        return self._with_bodies(request, page, is_last=len(page) < request.limit)
+
+    def _rows(self, request: RowsRequest) -> LoadedPage:
+        name = "settled_by_seq" if request.settled else "messages_by_seq"
+        found = {row[0]: row for row in many("batch", name).run(self.execute, request.seqs)}
+        page = [batch_sql.message_of(found[seq]) for seq in request.seqs if seq in found]
+        checksums = "settled_checksums" if request.settled else "checksums"
+        return self._with_bodies(request, page, is_last=True, checksums=checksums)
+
+    def _with_bodies(
+        self,
+        request: PageRequest | RowsRequest,
+        page: list[Message],
+        *,
+        is_last: bool,
+        checksums: str = "checksums",
+    ) -> LoadedPage:
+        """Load the bodies of a page if they are requested; a page with too many is cut."""
         if request.bodies:
             count = max(1, _count_fitting(page, _PAGE_BYTES))
             is_last = is_last and count >= len(page)
             page = page[:count]
-            self._load_bodies(page, sum(message.size for message in page))
+            self._load_bodies(page, checksums)
         return request.on_rows, page, is_last
 
-    def _rows(
-        self, request: RowsRequest
-    ) -> tuple[Callable[[list[Message], bool], None], list[Message], bool]:
-        name = "settled_by_seq" if request.settled else "messages_by_seq"
-        found = {row[0]: row for row in many("batch", name).run(self.execute, request.seqs)}
-        page = [batch_sql.message_of(found[seq]) for seq in request.seqs if seq in found]
-        is_last = True
-        if request.bodies:
-            count = max(1, _count_fitting(page, _PAGE_BYTES))
-            is_last = count >= len(page)
-            page = page[:count]
-            checksums = "settled_checksums" if request.settled else "checksums"
-            bodies = self._bodies([message.seq for message in page], checksums)
-            for message in page:
-                message.body = bodies[message.seq]
-        return request.on_rows, page, is_last
-
-    def _load_bodies(self, page: list[Message], room: int) -> None:
-        """Load the bodies of the first messages that fit into ``room`` bytes."""
-        some = page[: _count_fitting(page, room)]
-        bodies = self._bodies([message.seq for message in some])
-        for message in some:
+    def _load_bodies(self, page: list[Message], checksums: str = "checksums") -> None:
+        bodies = self._bodies([message.seq for message in page], checksums)
+        for message in page:
             message.body = bodies[message.seq]
 
     def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
@@ -369,14 +353,6 @@ class Store:
         finally:
             self.set_lock_wait(True)
 
-    def set_counters(self, counters: dict[str, int]) -> None:
-        """Store counters outside of a batch; for the stop, where no batch follows."""
-        with translate_errors(self.connection):
-            self.execute("BEGIN IMMEDIATE")
-            for counter in counters.items():
-                self.execute(self._sql["set_counter"], counter)
-            self.execute("COMMIT")
-
 
 def _count_fitting(page: list[Message], room: int) -> int:
     """Return how many of the first messages fit into ``room`` bytes."""
@@ -410,19 +386,13 @@ def note_clock(
         NotWritableError: nothing was stored.
         OutcomeUnknownError: fail-stop, as for a batch.
     """
-    with suppress(StorageFullError), translate_errors(connection):
-        _store_clock(connection, counters, has_jumped=has_jumped)
-
-
-def _store_clock(
-    connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool
-) -> None:
     sql, step_ms = load("batch"), counters["clock_step_ms"]
-    newest = connection.execute(sql["newest_clock_step"]).fetchone()
-    is_new = newest is None or has_jumped or abs(newest[0] - step_ms) > _MIN_STEP_MS
-    connection.execute("BEGIN IMMEDIATE")
-    for counter in counters.items():
-        connection.execute(sql["set_counter"], counter)
-    if is_new:
-        connection.execute(sql["insert_clock_step"], (counters["last_seen_ms"], step_ms))
-    connection.execute("COMMIT")
+    with suppress(StorageFullError), translate_errors(connection):
+        newest = connection.execute(sql["newest_clock_step"]).fetchone()
+        is_new = newest is None or has_jumped or abs(newest[0] - step_ms) > _MIN_STEP_MS
+        connection.execute("BEGIN IMMEDIATE")
+        for counter in counters.items():
+            connection.execute(sql["set_counter"], counter)
+        if is_new:
+            connection.execute(sql["insert_clock_step"], (counters["last_seen_ms"], step_ms))
+        connection.execute("COMMIT")
