@@ -46,13 +46,11 @@ class Shortage:
     detail: str  # with the bounds, for people
 
 
+@dataclass(slots=True)
 class LowWatermark:
     """Whether something runs short; with hysteresis, so that it does not flap."""
 
-    __slots__ = ("is_short",)
-
-    def __init__(self) -> None:
-        self.is_short = False
+    is_short: bool = False
 
     def update(self, left: int, least: int, enough: int) -> bool:
         """Update with what is left: short below ``least``, and then until it reaches ``enough``."""
@@ -281,14 +279,13 @@ async def measure_disk(database: Path) -> DiskUsage:
     Raises:
         OSError: the data folder no longer exists.
     """
-    return await asyncio.to_thread(_measure_disk, database)
 
+    def measure() -> DiskUsage:
+        usage = shutil.disk_usage(database.parent)
+        sizes = {}
+        for kind, suffix in _SUFFIXES.items():
+            path = database.with_name(database.name + suffix)
+            sizes[kind] = path.stat().st_size if path.exists() else 0
+        return DiskUsage(sizes, usage.total, usage.free)
 
-def _measure_disk(database: Path) -> DiskUsage:
-    usage = shutil.disk_usage(database.parent)
-    sizes = {
-        kind: path.stat().st_size if path.exists() else 0
-        for kind, suffix in _SUFFIXES.items()
-        for path in [database.with_name(database.name + suffix)]
-    }
-    return DiskUsage(sizes, usage.total, usage.free)
+    return await asyncio.to_thread(measure)

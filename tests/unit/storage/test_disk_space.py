@@ -1,6 +1,5 @@
 """When publishing stops and goes on, and what becomes of the ballast; the disk is a number here."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ LOCKED = NotWritableError("locked")
 def test_watermark_remembers_the_last_bound_that_was_passed(
     seen: list[int], least: int, gap: int
 ) -> None:
-    """As a list of all that was seen says, read from its end."""
+    """Compare it with a list of all values, searched from the end."""
     mark = LowWatermark()
     for at, left in enumerate(seen):
         found = mark.update(left, least, least + gap)
@@ -45,12 +44,17 @@ def test_watermark_remembers_the_last_bound_that_was_passed(
 # -- a space on a disk
 
 
-class Disk:
-    """What is free, less the ballast."""
+class Rig:
+    """A DiskSpace on a simulated disk and clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.room = 0
+        self.room = 0  # what is free without the ballast
         self.is_broken = False
+        self.now_s = 0.0
+        self.waits_s: list[float] = []
+        self.changes = 0
+        self.space = DiskSpace(folder, BOUNDS, timer=lambda: self.now_s, sleep=self._sleep)
+        self.space.on_change = self._note
         self._ballast = folder / BALLAST
 
     def free(self, _: Path) -> int:
@@ -58,18 +62,6 @@ class Disk:
             raise OSError("gone")
         size = self._ballast.stat().st_size if self._ballast.exists() else 0
         return self.room - size
-
-
-class Rig:
-    """A space, and what it told."""
-
-    def __init__(self, folder: Path) -> None:
-        self.disk = Disk(folder)
-        self.now_s = 0.0
-        self.waits_s: list[float] = []
-        self.changes = 0
-        self.space = DiskSpace(folder, BOUNDS, timer=lambda: self.now_s, sleep=self._sleep)
-        self.space.on_change = self._note
 
     def _sleep(self, seconds: float) -> None:
         self.waits_s.append(seconds)
@@ -80,20 +72,18 @@ class Rig:
 
     @property
     def detail(self) -> str:
-        """Say why nothing is published, for people."""
+        """Return the details of the shortage."""
         return "" if self.space.shortage is None else self.space.shortage.detail
 
-    def trouble(self) -> str | None:
-        """Say why nothing is stored."""
-        return self.space.write_problem
-
     def has_ballast(self) -> bool:
-        """Tell whether there is a reserve."""
         return self.space.has_ballast
 
+    def problem(self) -> str | None:
+        return self.space.write_problem
+
     def look(self, room: int, used: int = 0) -> tuple[str, str] | None:
-        """Give the disk this room, have it looked at, and give why nothing is published."""
-        self.disk.room = room
+        """Measure with this room; return code and reason of the shortage, if there is one."""
+        self.room = room
         self.space.measure(used)
         found = self.space.shortage
         return None if found is None else (found.code, found.reason)
@@ -102,7 +92,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     made = Rig(tmp_path)
-    monkeypatch.setattr(spaces, "_free", made.disk.free)
+    monkeypatch.setattr(spaces, "_free", made.free)
     return made
 
 
@@ -166,16 +156,14 @@ def test_ballast_that_finds_no_room_leaves_nothing(
     assert not rig.has_ballast()
 
 
-def test_ballast_that_a_kill_cut_off_is_made_anew(rig: Rig, tmp_path: Path) -> None:
+def test_ballast_truncated_by_a_kill_is_created_again(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / BALLAST).write_bytes(b"x")
     assert not rig.has_ballast()
     rig.look(2 * LEAST + 1)
     assert rig.has_ballast()
 
 
-def test_ballast_that_is_not_wanted_any_more_goes_with_the_next_start(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_ballast_is_deleted_at_start_when_it_is_disabled(rig: Rig, tmp_path: Path) -> None:
     rig.look(2 * LEAST)
     rig.space.bounds = DiskSpaceBounds()
     rig.space.prepare()
@@ -185,7 +173,7 @@ def test_ballast_that_is_not_wanted_any_more_goes_with_the_next_start(
 def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(rig: Rig) -> None:
     rig.look(2 * LEAST)
     rig.space.wait_after(FULL)  # the same once more, at once
-    assert (rig.waits_s, rig.has_ballast(), rig.trouble()) == ([], False, None)
+    assert (rig.waits_s, rig.has_ballast(), rig.problem()) == ([], False, None)
     assert rig.space.shortage is not None
     assert rig.space.shortage.reason == DISK_FULL[1]
     assert rig.look(LEAST * 3 // 2 - 1) == DISK_FULL
@@ -224,14 +212,14 @@ def test_publishing_resumed_with_a_reserve_and_more_room_never_stops_it(
         folder.mkdir()
         rig = Rig(folder)
         rig.space.bounds = bounds
-        monkeypatch.setattr(spaces, "_free", rig.disk.free)
+        monkeypatch.setattr(spaces, "_free", rig.free)
         rig.look(10 * LEAST)
-        rig.disk.room = 0
+        rig.room = 0
         rig.space.wait_after(FULL)
         rig.look(0)
         is_taking = rig.look(room) is None
         goes_on.append(is_taking)
-        assert not is_taking or rig.has_ballast() or rig.disk.free(folder) >= bounds.free_bytes > 0
+        assert not is_taking or rig.has_ballast() or rig.free(folder) >= bounds.free_bytes > 0
     assert goes_on == sorted(goes_on)
     assert goes_on[-1]
 
@@ -240,29 +228,29 @@ def test_full_disk_without_ballast_is_waited_for_as_long_as_it_takes(rig: Rig) -
     for _ in range(100):
         rig.space.wait_after(FULL)
     assert len(rig.waits_s) == 100
-    assert rig.trouble() == "the disk is full"
+    assert rig.problem() == "the disk is full"
     assert rig.changes == 2  # the shortage and the trouble
     rig.space.note_stored()
     rig.space.note_stored()
-    assert rig.trouble() is None
+    assert rig.problem() is None
     assert rig.changes == 3
 
 
-def test_who_can_never_write_gives_up(rig: Rig) -> None:
+def test_writer_gives_up_if_it_can_never_write(rig: Rig) -> None:
     while rig.now_s < MAX_TROUBLE_S:
         rig.space.wait_after(LOCKED)
     with pytest.raises(NotWritableError, match="locked"):
         rig.space.wait_after(LOCKED)
-    assert rig.trouble() == "locked"
+    assert rig.problem() == "locked"
 
 
-def test_patience_with_a_full_disk_is_none_with_a_lock(rig: Rig) -> None:
+def test_time_on_a_full_disk_does_not_count_for_a_lock(rig: Rig) -> None:
     for _ in range(100):
         rig.space.wait_after(FULL)
     rig.space.wait_after(LOCKED)
 
 
-def test_patience_begins_anew_after_something_was_stored(rig: Rig) -> None:
+def test_time_limit_starts_again_after_a_successful_write(rig: Rig) -> None:
     rig.space.wait_after(LOCKED)
     rig.space.note_stored()
     rig.now_s += 2 * MAX_TROUBLE_S
@@ -271,7 +259,7 @@ def test_patience_begins_anew_after_something_was_stored(rig: Rig) -> None:
 
 def test_start_on_a_full_disk_gives_up_the_ballast_and_publishes_nothing(rig: Rig) -> None:
     rig.look(2 * LEAST)
-    rig.disk.room = 400 + 199  # of which the ballast has 400
+    rig.room = 400 + 199  # of which the ballast has 400
     rig.space.prepare()
     assert not rig.has_ballast()
     assert rig.look(599) == DISK_FULL
@@ -288,28 +276,26 @@ def test_stop_gives_up_the_ballast_where_its_last_files_find_no_room(
     rig: Rig, room: int, stays: bool
 ) -> None:
     rig.look(2 * LEAST)
-    rig.disk.room = room
+    rig.room = room
     rig.space.release_ballast_if_full()
     assert rig.has_ballast() is stays
 
 
-def test_folder_that_cannot_be_looked_at_changes_nothing(rig: Rig) -> None:
+def test_failed_measurement_changes_nothing(rig: Rig) -> None:
     assert rig.look(LEAST - 1) == DISK_LOW
-    rig.disk.is_broken = True
+    rig.is_broken = True
     assert rig.look(10 * LEAST) == DISK_LOW
 
 
-def test_ballast_takes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only a length; on systems without an allocation of their own, too."""
+@pytest.mark.parametrize("has_allocate", [True, False])
+def test_ballast_takes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_allocate: bool
+) -> None:
+    """The file must not be sparse, even if the system cannot allocate space."""
+    if not has_allocate:
+        monkeypatch.delattr("os.posix_fallocate")
     size = 3 << 20
-    for allocate in (lambda: None, lambda: monkeypatch.delattr("os.posix_fallocate")):
-        _made(tmp_path, size, allocate)
-
-
-def _made(folder: Path, size: int, change: Callable[[], None]) -> None:
-    change()
-    (folder / BALLAST).unlink(missing_ok=True)
-    DiskSpace(folder, DiskSpaceBounds(ballast_bytes=size)).measure(0)
-    found = (folder / BALLAST).stat()
+    DiskSpace(tmp_path, DiskSpaceBounds(ballast_bytes=size)).measure(0)
+    found = (tmp_path / BALLAST).stat()
     assert (found.st_size, found.st_blocks * 512 >= size) == (size, True)
     assert found.st_mode & 0o777 == 0o600
