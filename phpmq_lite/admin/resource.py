@@ -13,8 +13,9 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from phpmq_lite.admin.actions.confirmation import check_typed_text
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
+from phpmq_lite.admin.actions.flash_messages import store_message
 from phpmq_lite.admin.auth.request_audit import mark_refused
+from phpmq_lite.admin.auth.sessions import FlashMessage
 from phpmq_lite.admin.base.input import Form, read_form, read_json_model, read_query
 from phpmq_lite.admin.base.problems import Problem, problem_of
 from phpmq_lite.admin.base.responses import json_response, list_response
@@ -126,7 +127,7 @@ class Resource:
         to = request.path
         if page.done is not None:
             message, to = page.done(request, data, result)
-            store_message(request, FlashMessage(message) if isinstance(message, str) else message)
+            store_message(request, message)
         raise web.HTTPSeeOther(own_path_or(form.raw("next"), to))
 
     async def call_api(self, request: web.Request) -> web.StreamResponse:

@@ -11,11 +11,11 @@ from aiohttp import web
 
 from phpmq_lite.admin.actions import confirmation, flash_messages
 from phpmq_lite.admin.actions.bulk_jobs import BulkJob, BulkJobState, BulkWork
-from phpmq_lite.admin.actions.flash_messages import FlashMessage
 from phpmq_lite.admin.actions.selections import MESSAGES_MAX, MessageSelection
 from phpmq_lite.admin.actions.single_message import check_options
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.auth.sessions import FlashMessage
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import Identity, identity_of
@@ -63,11 +63,7 @@ async def freeze_selection(
 
 
 def find_selection(request: web.Request, token: str) -> MessageSelection:
-    """Return the selection of a token.
-
-    Raises:
-        Problem: 410 if it has expired.
-    """
+    """Return the selection of a token; raise Problem 410 if it has expired."""
     context = context_of(request)
     return context.actions.selections.find(token, identity_of(request).actor, context.now_ms())
 

@@ -1,11 +1,11 @@
 """Result messages of actions, and the message for the next page."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
 
+from phpmq_lite.admin.auth.sessions import FlashMessage as FlashMessage
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.formats import count_messages
@@ -109,16 +109,6 @@ def check_done(outcome: ActionOutcome, action: Action) -> None:
     )
 
 
-@dataclass(slots=True, frozen=True)
-class FlashMessage:
-    """A message for the next page; ``undo`` is a token, ``link`` a URL with its text."""
-
-    text: str
-    undo: str | None = None
-    link: tuple[str, str] | None = None
-
-
-def store_message(request: web.Request, note: FlashMessage) -> None:
+def store_message(request: web.Request, message: FlashMessage | str) -> None:
     """Show a message on the next page of this session."""
-    sessions = context_of(request).sessions
-    sessions.store_message(request, note.text, undo=note.undo, link=note.link)
+    context_of(request).sessions.store_message(request, message)

@@ -1,21 +1,20 @@
 """Frozen selections: the messages that matched a search, identified by a token."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from secrets import token_urlsafe
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.storage.read.search import FrozenSelection
 
 LIFE_MS: Final = 600_000
 MESSAGES_MAX: Final = 1_000_000
-BYTES_MAX: Final = 32 << 20  # of all selections
+BYTES_MAX: Final = 32 << 20  # of all selections, and of all undo records
 
 
 class OwnedItem(Protocol):
-    """Something that a user owns, with its size."""
+    """Something that a user owns for a limited time; ``expires_at`` is Unix ms."""
 
     @property
     def owner(self) -> str:
@@ -25,8 +24,55 @@ class OwnedItem(Protocol):
     def size(self) -> int:
         """Its size in bytes."""
 
+    @property
+    def expires_at(self) -> int:
+        """The time from which it is gone."""
+
 
 T = TypeVar("T", bound=OwnedItem)
+
+
+class OwnedStore(Generic[T]):
+    """Items by token, oldest first, each until it expires.
+
+    Beyond ``limit_bytes``, the oldest item of the user with the most bytes is dropped; the newest
+    is stored whatever its size.
+    """
+
+    def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[str, T] = OrderedDict()
+        self.bytes = 0  # of all items
+        self.dropped = 0  # to make room
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _store(self, token: str, item: T, now_ms: int) -> None:
+        self._kept[token] = item
+        self.bytes += item.size
+        for late in [key for key, one in self._kept.items() if one.expires_at <= now_ms]:
+            self._drop(late)
+        while self.bytes > self._limit_bytes and len(self._kept) > 1:
+            self.dropped += 1
+            self._drop(self._oldest_of_largest(token))
+
+    def _find(self, token: str, owner: str, now_ms: int) -> T | None:
+        found = self._kept.get(token)
+        is_there = found is not None and found.owner == owner and found.expires_at > now_ms
+        return found if is_there else None
+
+    def _oldest_of_largest(self, newest: str) -> str:
+        """Return the oldest token, except the newest, of the user with the most bytes."""
+        sizes: Counter[str] = Counter()
+        for one in self._kept.values():
+            sizes[one.owner] += one.size
+        others = [key for key in self._kept if key != newest]
+        largest = max((self._kept[key].owner for key in others), key=lambda owner: sizes[owner])
+        return next(key for key in others if self._kept[key].owner == largest)
+
+    def _drop(self, token: str) -> None:
+        self.bytes -= self._kept.pop(token).size
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,36 +96,13 @@ class MessageSelection:
         return len(self.frozen.seqs) * self.frozen.seqs.itemsize
 
 
-class SelectionStore:
-    """Selections by token, oldest first.
-
-    Past ``limit_bytes`` the oldest of the owner that has most is dropped.
-    """
-
-    def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
-        self._limit_bytes = limit_bytes
-        self._kept: OrderedDict[str, MessageSelection] = OrderedDict()
-        self.dropped = 0  # to make room
-        self._bytes = 0
-
-    @property
-    def bytes(self) -> int:
-        """The total size in bytes."""
-        return self._bytes
-
-    def __len__(self) -> int:
-        return len(self._kept)
+class SelectionStore(OwnedStore[MessageSelection]):
+    """Selections by token, for ten minutes."""
 
     def add(self, query: str, frozen: FrozenSelection, owner: str, now_ms: int) -> MessageSelection:
-        """Store a selection for ten minutes; the newest is stored whatever its size."""
+        """Store a selection for ten minutes."""
         made = MessageSelection(token_urlsafe(16), query, frozen, owner, now_ms + LIFE_MS)
-        self._kept[made.token] = made
-        self._bytes += made.size
-        for late in [one for one in self._kept.values() if one.expires_at <= now_ms]:
-            self._drop(late)
-        while self._bytes > self._limit_bytes and len(self._kept) > 1:
-            self.dropped += 1
-            self._drop(first_of_largest(self._kept.values(), made))
+        self._store(made.token, made, now_ms)
         return made
 
     def find(self, token: str, owner: str, now_ms: int) -> MessageSelection:
@@ -88,11 +111,8 @@ class SelectionStore:
         Raises:
             Problem: 410 if it has expired, was dropped, or belongs to another user.
         """
-        found = self._kept.get(token)
-        if found is not None and found.expires_at <= now_ms:
-            self._drop(found)
-            found = None
-        if found is None or found.owner != owner:
+        found = self._find(token, owner, now_ms)
+        if found is None:
             raise Problem(
                 410, "selection_expired",
                 "This selection has expired, or another user made it. Selections last ten minutes. "
@@ -100,17 +120,3 @@ class SelectionStore:
                 field="token",
             )  # fmt: skip
         return found
-
-    def _drop(self, selection: MessageSelection) -> None:
-        del self._kept[selection.token]
-        self._bytes -= selection.size
-
-
-def first_of_largest(kept: Iterable[T], newest: T) -> T:
-    """Return the oldest item of the user with the most bytes; ``newest`` only as a last resort."""
-    others = [one for one in kept if one is not newest]
-    sizes = Counter({newest.owner: newest.size})
-    for one in others:
-        sizes[one.owner] += one.size
-    largest = max((one.owner for one in others), key=lambda owner: sizes[owner])
-    return next(one for one in others if one.owner == largest)

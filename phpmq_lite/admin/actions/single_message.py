@@ -9,10 +9,10 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import flash_messages
-from phpmq_lite.admin.actions.flash_messages import FlashMessage
 from phpmq_lite.admin.actions.undo import make_undo
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
 from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.auth.sessions import FlashMessage
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import Form, MessageId, UndoToken, check_queue_name

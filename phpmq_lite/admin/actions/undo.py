@@ -1,18 +1,16 @@
 """How to undo an action: the same messages and the opposite action."""
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import token_urlsafe
 from typing import Final
 
-from phpmq_lite.admin.actions.selections import first_of_largest
+from phpmq_lite.admin.actions.selections import OwnedStore
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 LIFE_MS: Final = 3_600_000
-BYTES_MAX: Final = 32 << 20  # of all records
 _SEQ_DIGITS: Final = 16  # of a message id
 
 # The action that undoes another; actions not listed here cannot be undone.
@@ -76,20 +74,12 @@ def make_publish_undo(ids: Sequence[str], owner: str, target: str) -> UndoRecord
     return UndoRecord(Action.DELETE, owner, target, seqs)
 
 
-class UndoStore:
+class UndoStore(OwnedStore[UndoRecord]):
     """Undo records by token, for an hour.
 
-    Beyond ``limit_bytes``, the oldest record of the user with the most bytes is dropped.
-    Deleted messages can then still be restored one by one or by a search, as after a restart.
+    After a record is dropped, deleted messages can still be restored one by one or by a search,
+    as after a restart.
     """
-
-    def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
-        self._limit_bytes = limit_bytes
-        self._kept: OrderedDict[str, UndoRecord] = OrderedDict()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def add(self, undo: UndoRecord | None, now_ms: int) -> str | None:
         """Store a record and return its token; None if there is nothing to undo."""
@@ -97,13 +87,7 @@ class UndoStore:
             return None
         token = token_urlsafe(16)
         undo.expires_at = now_ms + LIFE_MS
-        self._kept[token] = undo
-        self._bytes += undo.size
-        for late in [key for key, one in self._kept.items() if one.expires_at <= now_ms]:
-            self._drop(late)
-        while self._bytes > self._limit_bytes and len(self._kept) > 1:
-            oldest = first_of_largest(self._kept.values(), undo)
-            self._drop(next(key for key, one in self._kept.items() if one is oldest))
+        self._store(token, undo, now_ms)
         return token
 
     def find(self, token: str, owner: str, now_ms: int) -> UndoRecord:
@@ -112,8 +96,8 @@ class UndoStore:
         Raises:
             Problem: 410 if it was used, has expired or was dropped, or belongs to another user.
         """
-        found = self._kept.get(token)
-        if found is None or found.owner != owner or found.expires_at <= now_ms:
+        found = self._find(token, owner, now_ms)
+        if found is None:
             raise Problem(
                 410, "undo_expired",
                 "This can no longer be undone with one click: it was already undone, an hour has "
@@ -127,6 +111,3 @@ class UndoStore:
         """Remove a token that was used."""
         if token in self._kept:
             self._drop(token)
-
-    def _drop(self, token: str) -> None:
-        self._bytes -= self._kept.pop(token).size

@@ -2,6 +2,7 @@
 
 import hmac
 from collections import OrderedDict
+from dataclasses import dataclass
 from secrets import token_bytes, token_hex
 from typing import Final
 
@@ -14,17 +15,13 @@ _SESSION: Final = web.RequestKey("session", str)
 _NOTES: Final = 64  # sessions with a message that was not shown yet
 
 
-class StoredFlashMessage(str):
-    """A sentence for the next page, optionally with an undo token and a link."""
+@dataclass(slots=True, frozen=True)
+class FlashMessage:
+    """A message for the next page; ``undo`` is a token, ``link`` a URL with its text."""
 
-    undo: str | None  # undo token
-    link: tuple[str, str] | None  # URL, text
-    __slots__ = ("link", "undo")
-
-    @property
-    def text(self) -> str:
-        """The sentence."""
-        return str(self)
+    text: str
+    undo: str | None = None
+    link: tuple[str, str] | None = None
 
 
 class BrowserSessions:
@@ -36,7 +33,7 @@ class BrowserSessions:
 
     def __init__(self) -> None:
         self._secret = token_bytes(32)
-        self._notes: OrderedDict[str, StoredFlashMessage] = OrderedDict()  # by session
+        self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # by session
 
     def open(self, request: web.Request) -> str:
         """Return the session of a request, a new one if it has none."""
@@ -83,33 +80,17 @@ class BrowserSessions:
             cookie_name(request), path="/", secure=request.secure, httponly=True, samesite="Lax"
         )
 
-    def store_message(
-        self,
-        request: web.Request,
-        text: str,
-        *,
-        undo: str | None = None,
-        link: tuple[str, str] | None = None,
-    ) -> None:
+    def store_message(self, request: web.Request, message: FlashMessage | str) -> None:
         """Store a message for the next page of this session."""
-        self.store_message_for(self.open(request), text, undo=undo, link=link)
+        self.store_message_for(self.open(request), message)
 
-    def store_message_for(
-        self,
-        session: str,
-        text: str,
-        *,
-        undo: str | None = None,
-        link: tuple[str, str] | None = None,
-    ) -> None:
+    def store_message_for(self, session: str, message: FlashMessage | str) -> None:
         """Store a message for the next page of another session, for example after a login."""
-        note = StoredFlashMessage(text)
-        note.undo, note.link = undo, link
-        self._notes[session] = note
+        self._notes[session] = FlashMessage(message) if isinstance(message, str) else message
         if len(self._notes) > _NOTES:
             self._notes.popitem(last=False)
 
-    def take_message(self, request: web.Request) -> StoredFlashMessage | None:
+    def take_message(self, request: web.Request) -> FlashMessage | None:
         """Remove and return the stored message of this session, if there is one."""
         return self._notes.pop(cookie_of(request), None)
 
