@@ -105,22 +105,14 @@ class Accounts:
         return token
 
     def token_named(self, name: str) -> ApiToken:
-        """Return a token by name.
-
-        Raises:
-            Problem: 404 if there is none.
-        """
+        """Return a token by name; raise Problem 404 if there is none."""
         found = next((token for token in self.tokens.values() if token.name == name), None)
         if found is None:
             raise not_found("token", name)
         return found
 
     def user_named(self, name: str) -> User:
-        """Return a user by name.
-
-        Raises:
-            Problem: 404 if there is none.
-        """
+        """Return a user by name; raise Problem 404 if there is none."""
         if name not in self.users:
             raise not_found("user", name)
         return self.users[name]
@@ -326,11 +318,7 @@ class Accounts:
         return over + own[: max(len(own) - SESSIONS_PER_USER + 1, 0)]
 
     def session_numbered(self, number: int) -> LoginSession:
-        """Return a session by number.
-
-        Raises:
-            Problem: 404 if there is none.
-        """
+        """Return a session by number; raise Problem 404 if there is none."""
         for session in self.sessions.values():
             if session.session_id == number:
                 return session

@@ -131,11 +131,7 @@ async def check_form(request: web.Request, token: str) -> None:
 
 
 def check_form_type(request: web.Request) -> None:
-    """Refuse requests that are not forms.
-
-    Raises:
-        Problem: 415.
-    """
+    """Refuse requests that are not forms; raise Problem 415."""
     if request.content_type not in FORMS:
         raise Problem(
             415, "media_type", "This address only accepts forms.", field="Content-Type",

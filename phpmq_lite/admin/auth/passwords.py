@@ -81,11 +81,7 @@ class Passwords:
 
 
 def check_length(password: str, field: str = "password") -> None:
-    """Refuse a password that is too short or too long.
-
-    Raises:
-        Problem: 422, naming the bound.
-    """
+    """Refuse a password that is too short or too long; raise Problem 422, naming the bound."""
     if not SHORTEST <= len(password) <= LONGEST:
         raise Problem(
             422, "invalid", f"The password has {len(password)} characters.", field=field,

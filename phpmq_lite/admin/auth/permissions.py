@@ -31,11 +31,7 @@ def may_use(request: web.Request, name: str) -> bool:
 
 
 def check_queue_right(request: web.Request, name: str, field: str = "queue") -> None:
-    """Refuse a queue that the caller may not use.
-
-    Raises:
-        Problem: 403, naming the globs.
-    """
+    """Refuse a queue that the caller may not use; raise Problem 403, naming the globs."""
     if not may_use(request, name):
         identity = identity_of(request)
         raise Problem(
@@ -79,11 +75,7 @@ def queue_name_of(request: web.Request) -> str:
 
 
 def require_queue(request: web.Request) -> QueueStatus:
-    """Return the status of the queue in the path.
-
-    Raises:
-        Problem: 404 if there is none.
-    """
+    """Return the status of the queue in the path; raise Problem 404 if there is none."""
     name = queue_name_of(request)
     found = find_queue(request, name)
     if found is None:

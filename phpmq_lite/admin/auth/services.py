@@ -127,11 +127,7 @@ class AuthServices:
     refused_logins: RefusedLogins = field(default_factory=RefusedLogins)
 
     async def load(self, now_ms: int) -> None:
-        """Load the accounts once.
-
-        Raises:
-            StorageError: the database cannot be read.
-        """
+        """Load the accounts once; raise StorageError if the database cannot be read."""
         if not self.accounts.is_loaded:
             for address in await self.accounts.load(now_ms):
                 self.throttle.add_login(address, now_ms / 1_000)

@@ -49,11 +49,7 @@ def check_may_manage(request: web.Request) -> None:
 
 
 def check_sees_all(request: web.Request) -> None:
-    """Refuse callers limited to some queues.
-
-    Raises:
-        Problem: 403, naming the globs.
-    """
+    """Refuse callers limited to some queues; raise Problem 403, naming the globs."""
     identity = identity_of(request)
     if identity.queues:
         raise Problem(
@@ -84,11 +80,7 @@ def visible_user(request: web.Request, name: str) -> User:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a new user or token.
-
-    Raises:
-        Problem: 422, naming the bound.
-    """
+    """Return the name of a new user or token; raise Problem 422, naming the bound."""
     if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
         raise Problem(
             422, "invalid", f"{name[:NAME_LENGTH]!r} cannot be a name.", field="name",
@@ -114,22 +106,14 @@ def owner_named(request: web.Request, name: str) -> str:
 
 
 def check_role_name(role: str, roles: Sequence[str] = ROLES) -> str:
-    """Return a role that is one of ``roles``.
-
-    Raises:
-        Problem: 422.
-    """
+    """Return a role that is one of ``roles``; raise Problem 422."""
     if role not in roles:
         raise Problem(422, "invalid", "role: unknown.", field="role", bound=" or ".join(roles))
     return role
 
 
 def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
-    """Return the globs of queues without duplicates.
-
-    Raises:
-        Problem: 422, naming the bound.
-    """
+    """Return the globs of queues without duplicates; raise Problem 422, naming the bound."""
     found = tuple(dict.fromkeys(globs))
     if broken := next((glob for glob in found if split_lines(glob) != [glob]), None):
         raise Problem(
@@ -157,11 +141,7 @@ def parse_id(request: web.Request) -> int:
 
 
 def check_same(password: str, again: str) -> None:
-    """Refuse a new password whose repetition differs.
-
-    Raises:
-        Problem: 422.
-    """
+    """Refuse a new password whose repetition differs; raise Problem 422."""
     if password != again:
         raise Problem(422, "invalid", "The two passwords differ.", field="again")
 
@@ -272,11 +252,7 @@ async def remove_user(request: web.Request, user: User, reason: str = "") -> Non
 
 
 def user_of(request: web.Request) -> User:
-    """Return the calling user.
-
-    Raises:
-        Problem: 403 if the caller is not a user.
-    """
+    """Return the calling user; raise Problem 403 if the caller is not a user."""
     if identity_of(request).kind != "user":
         raise Problem(403, "no_user", "This is for users who are logged in.")
     return context_of(request).auth.accounts.user_of(request[LOGIN])

@@ -154,11 +154,7 @@ class MemoryReservation:
         self._moved = 0  # bytes, since then
 
     async def grow(self, more: int) -> None:
-        """Add memory.
-
-        Raises:
-            Problem: 429 or 503; the request releases its memory.
-        """
+        """Add memory; raise Problem 429 or 503; the request releases its memory."""
         self._waits_since_s = self._memory.now_s()
         try:
             await self._memory.take(self, more)
@@ -167,11 +163,7 @@ class MemoryReservation:
             self._waits_since_s = None
 
     async def resize(self, size: int) -> None:
-        """Hold exactly ``size`` bytes.
-
-        Raises:
-            Problem: 429 or 503.
-        """
+        """Hold exactly ``size`` bytes; raise Problem 429 or 503."""
         if size < self.bytes:
             self._memory.give_back(self, self.bytes - size)
         elif size > self.bytes:

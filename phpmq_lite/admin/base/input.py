@@ -111,11 +111,7 @@ def check_queue_name(name: str) -> None:
 
 
 def check_text(text: str, field: str) -> None:
-    """Refuse a name that cannot be stored.
-
-    Raises:
-        Problem: 422, naming the field.
-    """
+    """Refuse a name that cannot be stored; raise Problem 422, naming the field."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -227,11 +223,7 @@ class Form:
             self._fields.setdefault(name, []).append(value)
 
     def text(self, name: str, limit: int = 1_000) -> str:
-        """Return a field without surrounding white space.
-
-        Raises:
-            Problem: 422 if it is too long.
-        """
+        """Return a field without surrounding white space; raise Problem 422 if it is too long."""
         value = self.raw(name).strip()
         if len(value) > limit:
             raise _bad(name, f"has {len(value)} characters", f"at most {limit} characters")

@@ -71,11 +71,7 @@ QUALIFIERS: Final = (
 
 
 def parse_search(text: str) -> SearchQuery:
-    """Parse a search.
-
-    Raises:
-        Problem: 422, naming the invalid part and the allowed values.
-    """
+    """Parse a search; raise Problem 422, naming the invalid part and the allowed values."""
     if len(text) > QUERY_CHARACTERS:
         raise Problem(
             422, "bad_query", f"The search has {len(text)} characters.", field="q",
