@@ -211,11 +211,7 @@ _DIGITS: Final = 18
 
 
 def parse_client_number(text: str) -> int:
-    """Parse the number of a connection.
-
-    Raises:
-        Problem: 404 if it is not a number.
-    """
+    """Parse the number of a connection; raise Problem 404 if it is not a number."""
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
         raise not_found("client", text)
     return int(text)

@@ -1,8 +1,8 @@
 """Every limit of the broker, its use and its consequence."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from phpmq_lite.admin.actions import selections
@@ -18,26 +18,6 @@ _CLOSED: Final = "closed at once"
 _ENDED: Final = "closed"
 _NO_DISPATCH: Final = "nothing more is dispatched to it"
 _SHARED: Final = "queues that hold their share get no dispatches; others up to a quarter more"
-
-
-@dataclass(slots=True, frozen=True)
-class HttpUsage:
-    """The use of the admin's own limits."""
-
-    connections: int = 0
-    places: int = 1
-    busiest: int = 0  # connections of one address
-    refused: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
-    memory_bytes: int = 0  # of large requests and responses
-    memory_reached: int = 0  # times
-    head_s: int = 10  # waiting for the head of a request
-    ended: int = 0  # connections, for being slow
-    streams: int = 0
-    streams_refused: int = 0
-    waits: int = 0
-    waits_refused: int = 0
-    selections_bytes: int = 0
-    selections_dropped: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,38 +60,14 @@ class LimitUsage:
         return formats.format_number(value) + (f" {self.unit}" if self.unit else "")
 
 
-def read_http_usage(context: Context) -> HttpUsage:
-    """Return the use of the admin's own limits."""
-    connections, live, selected = (
-        context.connection_limits,
-        context.live,
-        context.actions.selections,
-    )
-    return HttpUsage(
-        connections=connections.gate.connections,
-        places=connections.gate.capacity,
-        busiest=connections.gate.busiest,
-        refused=connections.gate.refused,
-        memory_bytes=context.memory.used,
-        memory_reached=context.memory.reached,
-        head_s=round(connections.timeouts.head_s),
-        ended=connections.ended.total(),
-        streams=live.streams,
-        streams_refused=live.streams_refused,
-        waits=len(live.waits),
-        waits_refused=live.waits_refused,
-        selections_bytes=selected.bytes,
-        selections_dropped=selected.dropped,
-    )
-
-
-def list_limits(settings: Settings, status: BrokerStatus, http: HttpUsage) -> list[LimitUsage]:
+def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
     """Return all limits with their use."""
+    settings = context.settings
     return [
         *_of_connections(settings, status),
         *_of_messages(settings, status),
         *_of_memory(settings, status),
-        *_of_admin(settings, http),
+        *_of_admin(context),
     ]
 
 
@@ -207,32 +163,36 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]
     )  # fmt: skip
 
 
-def _of_admin(settings: Settings, http: HttpUsage) -> Iterator[LimitUsage]:
-    most, refused = settings.limits, http.refused
+def _of_admin(context: Context) -> Iterator[LimitUsage]:
+    most, memory, live = context.settings.limits, context.memory, context.live
+    connections, selected = context.connection_limits, context.actions.selections
+    gate = connections.gate
     yield LimitUsage(
-        "http_connections", "Connections to the admin", http.places, _CLOSED,
-        http.connections, refused.get(TOO_MANY, 0), "limits.http_connections",
+        "http_connections", "Connections to the admin", gate.capacity, _CLOSED,
+        gate.connections, gate.refused.get(TOO_MANY, 0), "limits.http_connections",
     )  # fmt: skip
     yield LimitUsage(
         "http_connections_per_address", "Of one address", most.http_connections_per_address,
-        _CLOSED, http.busiest, refused.get(TOO_MANY_OF_ADDRESS, 0),
+        _CLOSED, gate.busiest, gate.refused.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.http_connections_per_address",
     )  # fmt: skip
     yield LimitUsage(
         "http_memory", "Large requests and responses", most.http_memory,
         "the slowest is closed, others are refused: 429, 503",
-        http.memory_bytes, http.memory_reached, "limits.http_memory", "bytes",
+        memory.used, memory.reached, "limits.http_memory", "bytes",
     )  # fmt: skip
     yield LimitUsage(
-        "http_slow", "A request begun", http.head_s, "408 and closed; so is a slow body",
-        reached=http.ended, unit="s",
+        "http_slow", "A request begun", round(connections.timeouts.head_s),
+        "408 and closed; so is a slow body", reached=connections.ended.total(), unit="s",
     )  # fmt: skip
     yield LimitUsage(
         "streams", "Pages with live updates", STREAMS, "further pages poll every few seconds",
-        http.streams, http.streams_refused,
+        live.streams, live.streams_refused,
     )  # fmt: skip
-    yield LimitUsage("waits", "Waits for a message", WAITS, "429", http.waits, http.waits_refused)
+    yield LimitUsage(
+        "waits", "Waits for a message", WAITS, "429", len(live.waits), live.waits_refused
+    )
     yield LimitUsage(
         "selections", "Frozen selections", selections.BYTES_MAX, "the oldest is dropped",
-        http.selections_bytes, http.selections_dropped, unit="bytes",
+        selected.bytes, selected.dropped, unit="bytes",
     )  # fmt: skip

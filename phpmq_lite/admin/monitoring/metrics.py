@@ -514,7 +514,7 @@ async def _readings(context: Context) -> MetricReadings:
         exports=context.exports.running,
         export_ends=context.exports.ends,
         login_failures=context.auth.refused_logins.total,
-        limits=limits.list_limits(context.settings, status, limits.read_http_usage(context)),
+        limits=limits.list_limits(context, status),
         **_maintenance(context),
     )
     try:

@@ -175,7 +175,7 @@ async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, An
     context, status = context_of(request), status_of(request)
     now_ms = context.now_ms()
     stored, disk = await _measured(context)
-    reached = limits.list_limits(context.settings, status, limits.read_http_usage(context))
+    reached = limits.list_limits(context, status)
     return {
         "clock": await _clock(context) if status.clock_doubt_ms else None,
         "may_decide": _may_decide(request),

@@ -1,10 +1,15 @@
 """The system page and the restart report, in words."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from phpmq_lite.admin.base.context import ActionState
+from phpmq_lite.admin.base.http_memory import HttpMemory
+from phpmq_lite.admin.connection_limits import ConnectionLimits
 from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import start_percent
+from phpmq_lite.admin.monitoring.live_feeds import LiveFeeds
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start, StartReport
@@ -72,9 +77,14 @@ def test_limit_that_is_reached_stands_out() -> None:
     status = broker_status(
         queue_status(), held=10, clients=tuple(client_status(n) for n in range(85))
     )
-    gauges = {
-        gauge.setting: gauge for gauge in limits.list_limits(settings, status, limits.HttpUsage())
-    }
+    context: Any = SimpleNamespace(
+        settings=settings,
+        memory=HttpMemory(1),
+        live=LiveFeeds(),
+        connection_limits=ConnectionLimits.of(settings),
+        actions=ActionState(lambda: NOW_MS),
+    )
+    gauges = {gauge.setting: gauge for gauge in limits.list_limits(context, status)}
     assert gauges["limits.held"].level == "bad"
     assert gauges["limits.connections"].level == "warn"
     assert gauges["limits.connections_per_address"].shown == "85"
