@@ -12,6 +12,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import Argon2Error, InvalidHashError
 
 from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.server.addresses import parse_address
 
 SHORTEST: Final = 12
 LONGEST: Final = 1_024
@@ -149,12 +150,9 @@ def _wait_s(tries: deque[float], limit: int, now_s: float) -> float:
 
 def throttle_key(address: str) -> str:
     """Return the key of an address: an IPv4 address, the /64 of an IPv6 address, else the text."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
+    parsed = parse_address(address)
+    if parsed is None:
         return address
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
     return str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,17 +1,17 @@
 """Where a request comes from: control socket, loopback, known hosts, trusted proxies."""
 
 from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from phpmq_lite.server.addresses import parse_address
 from phpmq_lite.settings import Settings
 
-CONTROL_SOCKET: Final = (
-    "control.sock"  # in the data folder, mode 0600: its peers run as the broker's user
-)
+# In the data folder, mode 0600: its peers run as the broker's user.
+CONTROL_SOCKET: Final = "control.sock"
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -95,7 +95,7 @@ def _browser(headers: Sequence[str], trusted: Networks) -> str:
     found = ""
     for step in reversed(steps[-_LONGEST:]):
         address = _without_port(step)
-        if not _is_address(address):
+        if parse_address(address) is None:
             break
         found = address
         if not _is_in(address, trusted):
@@ -115,28 +115,14 @@ def _without_port(text: str) -> str:
     return text.partition(":")[0] if text.count(":") == 1 else text
 
 
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_in(text: str, networks: Networks) -> bool:
-    if not _is_address(text):
-        return False
-    address = ip_address(text)
-    mapped = getattr(address, "ipv4_mapped", None) or address
-    return any(mapped in network for network in networks)
-
-
-_ADDRESS_OF_CONTROL: Final = "control"
+    address = parse_address(text)
+    return address is not None and any(address in network for network in networks)
 
 
 def address_of(request: web.BaseRequest) -> str:
     """Return the address for the audit: the browser's, also behind a trusted proxy."""
-    return _ADDRESS_OF_CONTROL if is_control(request) else (request.remote or "local")
+    return "control" if is_control(request) else (request.remote or "local")
 
 
 def is_from_here(request: web.BaseRequest) -> bool:
@@ -150,8 +136,5 @@ def is_from_here(request: web.BaseRequest) -> bool:
 
 
 def _is_loopback(text: object) -> bool:
-    try:
-        address = ip_address(str(text).partition("%")[0])
-    except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    address = parse_address(str(text))
+    return address is not None and address.is_loopback

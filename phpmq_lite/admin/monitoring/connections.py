@@ -204,7 +204,7 @@ async def find_process(address: str, pid: int | None) -> processes.PeerProcess |
 def is_local(address: str, kind: str) -> bool:
     """Return whether a connection comes from this machine."""
     place = processes.split_address(address)
-    return kind == "unix" or (place is not None and processes.is_loopback(place[0]))
+    return kind == "unix" or (place is not None and place[0].is_loopback)
 
 
 _DIGITS: Final = 18

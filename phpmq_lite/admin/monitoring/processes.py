@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Final
+
+from phpmq_lite.server.addresses import parse_address
 
 PROC: Final = Path("/proc")
 COMMAND_CHARACTERS: Final = 500
@@ -35,16 +37,14 @@ class PeerProcess:
 def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
     """Parse ``127.0.0.1:50000`` or ``::1:50000`` as sessions write it; None for a Unix socket."""
     host, _, port = text.rpartition(":")
-    try:
-        return ip_address(host.strip("[]").partition("%")[0]), int(port)
-    except ValueError:
-        return None
+    address = parse_address(host.strip("[]"))
+    return None if address is None or not port.isdecimal() else (address, int(port))
 
 
 def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
     """Find the process that connected from a loopback address; None if it is not visible."""
     place = split_address(address)
-    if place is None or not is_loopback(place[0]):
+    if place is None or not place[0].is_loopback:
         return None
     inode = None
     for table in ("tcp", "tcp6"):
@@ -73,13 +73,6 @@ def listening_sockets(table: str, port: int) -> Iterator[str]:
             yield fields[9]
 
 
-def is_loopback(host: IPv4Address | IPv6Address) -> bool:
-    """Return whether an address is loopback, also as an IPv4-mapped IPv6 address."""
-    if isinstance(host, IPv6Address) and host.ipv4_mapped is not None:
-        return host.ipv4_mapped.is_loopback
-    return host.is_loopback
-
-
 def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | None:
     """Find the socket whose own end is this address in a table of ``/proc/net``."""
     wanted = {f"{name}:{port:04X}" for name in _kernel_names(host)}
@@ -92,8 +85,6 @@ def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | No
 
 def _kernel_names(host: IPv4Address | IPv6Address) -> Iterable[str]:
     """Return an address as the kernel writes it: 32-bit words in native byte order."""
-    if isinstance(host, IPv6Address) and host.ipv4_mapped is not None:
-        host = host.ipv4_mapped
     yield _split_words(host.packed)
     if isinstance(host, IPv4Address):
         yield _split_words(IPv6Address(f"::ffff:{host}").packed)

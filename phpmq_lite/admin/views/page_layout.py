@@ -9,10 +9,10 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from phpmq_lite.admin.auth.request_source import LOOPBACK_NAMES, host_name
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.urls import Urls
+from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
 
 # Navigation: route, title, and the letter after ``g``.  Routes that do not exist are omitted.
@@ -218,12 +218,8 @@ def unprotected_listeners(settings: Settings, urls: Urls) -> Iterator[HeaderWarn
 
 
 def _is_wide(*listeners: str) -> bool:
-    hosts = (text for text in listeners if text != "none" and not text.startswith("unix:"))
-    return any(not _is_loopback(host_name(text)) for text in hosts)
-
-
-def _is_loopback(host: str) -> bool:
-    return host in LOOPBACK_NAMES or host.startswith("127.")
+    endpoints = filter(None, map(parse_endpoint, listeners))
+    return not all(map(is_loopback, endpoints))
 
 
 def list_broker_problems(request: web.Request, context: Context) -> list[str]:
