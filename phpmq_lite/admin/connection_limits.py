@@ -46,9 +46,7 @@ class ConnectionLimits:
         self.timeouts = patience or SlowClientTimeouts()
         self.ended: Counter[str] = Counter()  # for being slow, by reason
         self.open: set[LimitedConnection] = set()
-        self._paused: deque[LimitedConnection] = (
-            deque()
-        )  # connections with the rest of a refused body
+        self._paused: deque[LimitedConnection] = deque()  # with the rest of a refused body
         self._trusted = tuple(trusted)
 
     @classmethod

@@ -22,16 +22,7 @@ DONE: Final = {
     Action.ERASE: "erased",
     Action.PLACE: "put back",
 }
-VERBS: Final = {
-    Action.REQUEUE: "Requeue",
-    Action.RELEASE: "Release",
-    Action.MOVE: "Move",
-    Action.DELETE: "Delete",
-    Action.REDRIVE: "Redrive",
-    Action.RESTORE: "Restore",
-    Action.ERASE: "Erase",
-    Action.PLACE: "Put back",
-}
+VERBS: Final = {action: action.capitalize() for action in Action} | {Action.PLACE: "Put back"}
 
 # Why a message was skipped: said of several messages, and of one.
 REASONS: Final[dict[str, tuple[str, str]]] = {

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from phpmq_lite.admin.auth.accounts import LoginOrigin
 from phpmq_lite.admin.auth.passwords import throttle_key
-from phpmq_lite.admin.auth.permissions import may_use
+from phpmq_lite.admin.auth.permissions import check_all_queues, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.auth.request_source import address_of
 from phpmq_lite.admin.auth.services import HOW
@@ -45,17 +45,7 @@ def check_may_manage(request: web.Request) -> None:
             "Without a login, users and tokens cannot be created or changed, because they "
             f"would outlive it. {HOW}",
         )  # fmt: skip
-    check_sees_all(request)
-
-
-def check_sees_all(request: web.Request) -> None:
-    """Refuse callers limited to some queues; raise Problem 403, naming the globs."""
-    identity = identity_of(request)
-    if identity.queues:
-        raise Problem(
-            403, "foreign_queue", f"{identity.actor!r} is limited to some queues and cannot create "
-            "or change users, tokens and sessions.", bound=", ".join(identity.queues),
-        )  # fmt: skip
+    check_all_queues(request, "change users, tokens and sessions")
 
 
 Account = TypeVar("Account", User, ApiToken)
@@ -285,7 +275,7 @@ async def add_token(
 
 async def remove_token(request: web.Request, token: ApiToken) -> None:
     """Revoke a token; the next call with it is refused."""
-    check_sees_all(request)
+    check_all_queues(request, "change users, tokens and sessions")
     entry = audit_entry(request, target=token.name)
     await context_of(request).auth.accounts.remove_token(entry, token)
 
@@ -357,6 +347,6 @@ async def end_session(request: web.Request, session: LoginSession) -> None:
     accounts = context_of(request).auth.accounts
     own: LoginSession | None = request.get(LOGIN)
     if own is None or own.user_id != session.user_id:
-        check_sees_all(request)
+        check_all_queues(request, "change users, tokens and sessions")
     entry = audit_entry(request, target=accounts.user_of(session).name)
     await accounts.remove_session(entry, session)

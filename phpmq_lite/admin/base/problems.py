@@ -10,35 +10,22 @@ from pydantic import ValidationError
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 from phpmq_lite.settings.validation_errors import describe_error
 
-_REFUSALS: Final = {  # code of a RefusedError -> status; any other is 409
-    "unknown_queue": 404,
-    "bad_side": 422,
-    "unknown_setting": 422,
-    "bad_setting": 422,
-    "bad_name": 422,
-    "bad_key": 422,
-    "bad_value": 422,
-    "too_many": 422,
-    "stale": 412,
-    "unknown_client": 404,
-    "foreign_queue": 403,
-    "foreign_app_id": 403,
-    "unknown_app_id": 404,
-    "too_many_queues": 422,
-    "unknown_subscription": 404,
-    "unknown_claims": 422,
-    "unknown_token": 404,
-    "bad_token": 422,
-    "bad_app_id": 422,
-    "bad_version": 422,
-    "stage_full": 507,
-    "too_large": 413,
-    "disk_full": 507,
-    "database_full": 507,
-    "not_writable": 503,
-    "draining": 503,
-    "not_ready": 503,
-}
+_REFUSALS: Final = {  # status -> codes of a RefusedError; any other is 409
+    403: ("foreign_queue", "foreign_app_id"),
+    404: (
+        "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",
+        "unknown_token",
+    ),
+    412: ("stale",),
+    413: ("too_large",),
+    422: (
+        "bad_side", "unknown_setting", "bad_setting", "bad_name", "bad_key", "bad_value",
+        "too_many", "too_many_queues", "unknown_claims", "bad_token", "bad_app_id", "bad_version",
+    ),
+    503: ("not_writable", "draining", "not_ready"),
+    507: ("stage_full", "disk_full", "database_full"),
+}  # fmt: skip
+_STATUSES: Final = {code: status for status, codes in _REFUSALS.items() for code in codes}
 DOCS: Final = {  # code -> the page of the documentation that explains it
     "bad_query": "guides/admin#find-a-message",
     "cross_site": "operate/security#4-changes-from-elsewhere",
@@ -130,7 +117,7 @@ def problem_of(error: Exception) -> Problem | None:
         case ValidationError():
             return _of_validation(error)
         case RefusedError():
-            return Problem(_REFUSALS.get(error.code, 409), error.code, _sentence(str(error)))
+            return Problem(_STATUSES.get(error.code, 409), error.code, _sentence(str(error)))
         case ReadTooLongError():
             return Problem(503, "too_slow", _sentence(str(error)), headers={"Retry-After": "5"})
         case StorageFullError():

@@ -128,41 +128,25 @@ class SummaryFile:
 
     def _read(self) -> PipelineSummary | None:
         try:
-            stamp = _stamp_of(os.stat(self.path))
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                stamp = stat.st_ino, stat.st_mtime_ns, stat.st_size
+                kept = self._kept
+                if kept is None or kept[0] != stamp:
+                    kept = self._kept = stamp, _parse_summary(file.read(SUMMARY_BYTES + 1))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise BadSummaryError(f"it cannot be read: {error.strerror}") from error
-        kept = self._kept
-        if kept is None or kept[0] != stamp:
-            found = self._bytes()
-            if found is None:
-                return None
-            kept = self._kept = found[0], _parse_summary(found[1])
         if isinstance(kept[1], BadSummaryError):
             raise BadSummaryError(str(kept[1]))
         return kept[1]
 
-    def _bytes(self) -> tuple[FileStamp, bytes] | None:
-        try:
-            with self.path.open("rb") as file:
-                stamp = _stamp_of(os.fstat(file.fileno()))
-                raw = file.read(SUMMARY_BYTES + 1)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise BadSummaryError(f"it cannot be read: {error.strerror}") from error
-        if len(raw) > SUMMARY_BYTES:
-            raise BadSummaryError(f"it is larger than {SUMMARY_BYTES} bytes")
-        return stamp, raw
-
 
 def _parse_summary(raw: bytes) -> PipelineSummary | BadSummaryError:
+    if len(raw) > SUMMARY_BYTES:
+        return BadSummaryError(f"it is larger than {SUMMARY_BYTES} bytes")
     try:
         return read_summary(raw)
     except ValueError as error:
         return BadSummaryError(str(error))
-
-
-def _stamp_of(stat: os.stat_result) -> FileStamp:
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size

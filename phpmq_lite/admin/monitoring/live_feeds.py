@@ -193,9 +193,8 @@ class LiveFeeds:
 
     def __init__(self) -> None:
         self.is_closed = False
-        self.waits: dict[
-            asyncio.Event, str
-        ] = {}  # identities by their wake-up event, which is set at the end
+        # Identities by their wake-up event, which is set at the end.
+        self.waits: dict[asyncio.Event, str] = {}
         self.states: dict[Hashable, FeedState] = {}  # by feed
         self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # longest unused first
         self._number = 0

@@ -22,21 +22,6 @@ def label_name(name: str) -> str:
 class QueueSeries:
     """The series of one label: sums over its queues at this scrape."""
 
-    __slots__ = (
-        "_base",
-        "_hold",
-        "_is_rest",
-        "_last",
-        "_wait",
-        "counts",
-        "gauges",
-        "hold",
-        "is_alive",
-        "label",
-        "oldest_at",
-        "wait",
-    )
-
     def __init__(self, label: str) -> None:
         self.label = label
         self.counts: Counter[str] = Counter()  # since the start: "acked", "dead crc"
@@ -123,9 +108,8 @@ class MetricLabels:
         self._gone: dict[str, None] = {}  # labels whose queue is gone, oldest first
         self._other = QueueSeries(OTHER)
         self._has_other = False
-        self._seen = (
-            0  # highest queue_id of earlier scrapes: a queue that shared a label then always does
-        )
+        # Highest queue_id of earlier scrapes: a queue that shared a label then always does.
+        self._seen = 0
         self._highest = 0
 
     def begin(self) -> None:

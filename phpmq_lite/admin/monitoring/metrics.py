@@ -111,10 +111,10 @@ class MetricDefinition:
     @property
     def full_name(self) -> str:
         """The name of its samples."""
-        return f"phpmq_{self.name}{ {'counter': '_total', 'info': '_info'}.get(self.kind, '') }"
+        return f"phpmq_{self.name}{_SUFFIXES.get(self.kind, '')}"
 
     def family(self) -> Any:
-        """Return its family, with a sample of 0 samples if it has labels."""
+        """Return its family without samples."""
         return _FAMILIES[self.kind](f"phpmq_{self.name}", self.help, labels=self.labels)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from phpmq_lite import installation
 from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.monitoring.limits import LimitUsage
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
@@ -83,17 +83,17 @@ def _found_at_start(start: Start) -> list[SystemFact]:
     if report.last_error:
         found.append(SystemFact("Stopped because", report.last_error, level="bad"))
     if report.wal_dropped:
-        text = f"{number(report.wal_dropped)} {plural(report.wal_dropped, 'commit', 'commits')}"
+        text = count_of(report.wal_dropped, "commit", "commits")
         found.append(SystemFact("Given up", text, "after damage in the write-ahead log", "bad"))
     if report.wal_commits:
-        text = f"{number(report.wal_commits)} {plural(report.wal_commits, 'commit', 'commits')}"
+        text = count_of(report.wal_commits, "commit", "commits")
         note = f"{number(report.wal_frames)} frames of the write-ahead log"
         found.append(SystemFact("Read back", text, note))
     if report.returned:
-        text = f"{number(report.returned)} {plural(report.returned, 'message', 'messages')}"
+        text = count_of(report.returned, "message", "messages")
         found.append(SystemFact("Put back", text, "held by consumers; returned to their positions"))
     if report.expired:
-        text = f"{number(report.expired)} {plural(report.expired, 'message', 'messages')}"
+        text = count_of(report.expired, "message", "messages")
         found.append(SystemFact("Expired meanwhile", text, "handled as their queues' settings say"))
     if report.clock_doubt_ms:
         text = f"{formats.format_duration(report.clock_doubt_ms)} ahead"
@@ -108,8 +108,8 @@ def _found_at_start(start: Start) -> list[SystemFact]:
         found.append(SystemFact("Schema", ", ".join(report.migrations), "migrated"))
     if report.version_before:
         found.append(SystemFact("Version", start.version, f"before: {report.version_before}"))
-    text = f"{number(report.messages)} {plural(report.messages, 'message', 'messages')}"
-    note = f"in {number(report.queues)} {plural(report.queues, 'queue', 'queues')}"
+    text = count_of(report.messages, "message", "messages")
+    note = f"in {count_of(report.queues, 'queue', 'queues')}"
     found.append(SystemFact("Found", text, note))
     found.append(SystemFact("Start took", formats.format_duration(round(report.seconds * 1_000))))
     return found
@@ -273,7 +273,7 @@ def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> l
     )
     found = [
         SystemFact(
-            f"{formats.format_number(count)} {plural(count, 'connection', 'connections')} not read",
+            f"{count_of(count, 'connection', 'connections')} not read",
             _PAUSES.get(reason, reason),
             level="warn",
         )

@@ -5,8 +5,9 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final
 
+from phpmq_lite.admin.actions.message_draft import check_json
 from phpmq_lite.admin.base.formats import HIDDEN_RUN, TextPiece, split_hidden
 
 VIEWS: Final = ("tree", "pretty", "raw", "hex")
@@ -151,22 +152,11 @@ def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
 
 
 def is_strict_json(text: str) -> bool:
-    """Return whether a text is standard JSON; its numbers are not evaluated."""
-    if not text.lstrip(" \t\r\n").startswith(("{", "[", '"')):
-        return False  # a bare number or word looks the same in both views
-    try:
-        json.loads(text, parse_int=_pass, parse_float=_pass, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    """Return whether a text is standard JSON, and an object, a list or a string.
 
-
-def _pass(text: str) -> None:
-    """Accept a number without converting it: it may have a million digits."""
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    A bare number or word looks the same in both views.
+    """
+    return text.lstrip(" \t\r\n").startswith(("{", "[", '"')) and check_json(text) is None
 
 
 def prettify(text: str) -> list[TextPiece] | None:

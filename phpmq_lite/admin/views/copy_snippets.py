@@ -45,7 +45,7 @@ def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
     """Return the code for each language; ``base`` is the URL of the admin."""
     where = f"[{host}]" if ":" in host else host
     return [
-        Snippet("php", "PHP", _php(where, port)),
+        Snippet("php", "PHP", _message_php(QUEUE, CONTENT.encode(), f"{where}:{port}")),
         Snippet("python", "Python", _python(where, port)),
         Snippet("curl", "curl", _curl(base)),
         Snippet("cli", "Command line", _cli(where, port)),
@@ -84,15 +84,6 @@ def _python(where: str, port: int) -> str:
         "import phpmq_lite\n\n"
         f'with phpmq_lite.connect_blocking("{where}:{port}") as client:\n'
         f"    client.publish(\"{QUEUE}\", b'{CONTENT}')"
-    )
-
-
-def _php(where: str, port: int) -> str:
-    return (
-        f"$broker = stream_socket_client('tcp://{where}:{port}');\n"
-        "$packet = fn($type, $text) => 'P' . $type . sprintf('%029d', strlen($text)) . $text;\n"
-        f"fwrite($broker, 'H0100102' . $packet('01', '{QUEUE}')\n"
-        f"    . $packet('02', '{CONTENT}'));"
     )
 
 
