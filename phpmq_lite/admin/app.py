@@ -101,7 +101,7 @@ def create_app(
     app = web.Application(
         middlewares=[
             _see_through_proxies,
-            _account,
+            _send_in_pieces,
             _observe,
             _guard_host,
             _answer_problems,
@@ -170,18 +170,18 @@ async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
 async def _see_through_proxies(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Use the request as the browser sent it to a trusted proxy; note its start and end."""
     trusted = context_of(request).settings.admin.trusted_proxies
-    door = connection_of(request)
-    if door is None:
+    connection = connection_of(request)
+    if connection is None:
         return await handler(as_browser_sent(request, trusted))
-    door.take(request)
+    connection.take(request)
     try:
         return await handler(as_browser_sent(request, trusted))
     finally:
-        door.finish()
+        connection.finish()
 
 
 @web.middleware
-async def _account(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _send_in_pieces(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Send a large response in pieces; release the memory of the request at its end."""
     try:
         return await send_response(request, await handler(request))
@@ -271,29 +271,22 @@ def _guarded(route: Route) -> Handler:
         request[ROUTE_NAME], request[ROUTE] = route.name, route
         if route.audit is not None:
             return await _write(request, route)
-        _check_asked(request, route)
+        _check_request(request, route)
         return await route.handler(request)
 
     return handle
 
 
-def _check_asked(request: web.Request, route: Route) -> None:
-    """Run the checks of every route."""
-    _check_started(request, route)
+def _check_request(request: web.Request, route: Route) -> None:
+    if not route.is_early and not is_started(request):
+        raise Problem(
+            503, "starting", f"The broker is starting: {status_of(request).step}.",
+            headers={"Retry-After": "1"},
+        )  # fmt: skip
     middleware.check_role(request, route)
     check_path(request)
     check_encoding(request)
     check_length(request)
-
-
-def _check_started(request: web.Request, route: Route) -> None:
-    if not route.is_early and not is_started(request):
-        raise Problem(
-            503,
-            "starting",
-            f"The broker is starting: {status_of(request).step}.",
-            headers={"Retry-After": "1"},
-        )
 
 
 async def _write(request: web.Request, route: Route) -> web.StreamResponse:
@@ -303,7 +296,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
     """
     entry = begin_entry(request, route, request[REQUEST_ID])
     try:
-        _check_asked(request, route)
+        _check_request(request, route)
         if route.is_writing:
             await middleware.check_change(request, route)
         return await route.handler(request)

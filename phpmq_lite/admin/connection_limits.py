@@ -34,7 +34,7 @@ class SlowClientTimeouts:
 
 
 class ConnectionLimits:
-    """All connections of the admin.  ``run`` closes those that are too slow."""
+    """All connections of the admin.  ``run`` closes the slow ones."""
 
     def __init__(
         self,

@@ -170,7 +170,6 @@ async def _start(context: Context, entry: AuditEntry, order: BulkWork) -> BulkJo
 
 
 def _detail(asked: BulkRequest, total: int) -> str:
-    """Return the details of a bulk job for the audit."""
     options = asked.options
     members = {
         "total": total,

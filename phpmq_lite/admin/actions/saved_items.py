@@ -18,7 +18,7 @@ _OF_QUEUES: Final = ("queue", "origin")  # terms of a search that name queues
 
 
 async def visible_items(request: web.Request, kind: str) -> list[SavedItem]:
-    """Return the saved items of a kind, without those that name queues the caller may not use."""
+    """Return the saved items of a kind, except for queues that the caller may not use."""
     rows = await SavedItems(context_of(request).readers).all(kind)
     return [row for row in rows if _may_see(request, kind, row.content)]
 

@@ -92,7 +92,7 @@ async def act_on_selected(
     *,
     is_one: bool = False,
 ) -> ActionResult:
-    """Apply an action to a few messages in one transaction, skipping those that it does not fit."""
+    """Apply an action to a few messages in one transaction; skip what it does not fit."""
     context = context_of(request)
     options = check_options(request, action, options)
     entry = audit_entry(request, target=target, reason=reason)

@@ -66,7 +66,7 @@ class EngineProtocol(Protocol):
     """What the admin uses of the engine: figures now, changes after their commit."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return the live figures of the queues for whose names ``wanted`` is true."""
+        """Return the live figures of the queues for whose names ``is_wanted`` is true."""
 
     def summary(self) -> BrokerStatus:
         """Return the same without the queues, at a cost that does not depend on their number."""
@@ -106,7 +106,7 @@ class Context:
     engine: EngineProtocol
     readers: Readers  # for the readers of storage
     reader: MessageReader
-    search: Search  # on a connection of its own
+    search: Search  # on a separate connection
     settings: Settings
     sources: Mapping[str, str]  # source of each setting
     urls: Urls
@@ -126,7 +126,7 @@ class Context:
     labels: MetricLabels = field(default_factory=MetricLabels)  # of the metrics
     uploads: FairReadSlots = field(default_factory=lambda: FairReadSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # results of the pipeline's jobs
-    exports: ExportProcesses = field(init=False)  # to Arrow, in processes of their own
+    exports: ExportProcesses = field(init=False)  # to Arrow, in separate processes
     memory: HttpMemory = field(init=False)  # of large requests and responses
     docs: Documentation = field(init=False)  # pages at /docs/
     actions: ActionState = field(init=False)  # selections, bulk jobs, undo records

@@ -122,7 +122,7 @@ class HttpMemory:
         return max(younger, key=lambda other: other.began_s, default=None)
 
     def give_back(self, hold: "MemoryReservation", less: int) -> None:
-        """Reduce the memory of a hold and wake those that wait for memory."""
+        """Reduce the memory of a hold and wake the requests that wait for memory."""
         self.used -= less
         hold.bytes -= less
         self._of[hold.identity] -= less

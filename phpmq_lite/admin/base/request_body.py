@@ -106,7 +106,6 @@ def _heads(text: str) -> dict[str, str]:
 
 
 def _header(value: str) -> Message:
-    """Return a header whose parameters can be read."""
     made = Message()
     made["Content-Type"] = value
     return made
@@ -116,7 +115,7 @@ WHOLE_S: Final = 600.0  # an upload
 STALLED_S: Final = 30.0  # without progress
 FIELDS_MAX: Final = 1_000  # of a form
 FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
-FREE_VALUES: Final = 10_000  # of JSON, without memory of their own
+FREE_VALUES: Final = 10_000  # of JSON, outside the budget
 VALUE_BYTES: Final = 100  # in memory: {} takes 64, a member of an object 120 and more
 _BLOCK: Final = 64 << 10
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

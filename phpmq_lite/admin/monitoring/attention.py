@@ -64,10 +64,10 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
             who = f"Client {client.client}"
             text = f"{client.address} is not read: {client.paused_reason}"
             found.append(Notice("warn", who, text, "clients", {}, "See clients"))
-    held, shelves = _longest(seen.held), dead_letter_queues_named(status.queues)
+    held, named = _longest(seen.held), dead_letter_queues_named(status.queues)
     for queue in status.queues:
         # Notices beyond the limit are not formatted: with 10,000 queues that takes 40 ms.
-        is_waiting = expects_waiting(queue) or queue.name in shelves
+        is_waiting = expects_waiting(queue) or queue.name in named
         found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
@@ -123,7 +123,6 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
 
 
 def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
-    """Return notices about damage, and about failed or late backups."""
     for text in seen.damage:
         yield Notice("bad", "Damage", text, "backups", {}, "Scrub")
     if seen.backup_error is not None:
@@ -167,7 +166,6 @@ def _of_queue(
 
 
 def _deaths(queue: QueueStatus, reasons: Mapping[str, int]) -> Iterator[Notice]:
-    """Return notices about quarantined messages and about other dead letters."""
     refused = {reason: count for reason, count in reasons.items() if reason in REASONS}
     others = {reason: count for reason, count in reasons.items() if reason not in REASONS}
     if refused:
@@ -182,7 +180,6 @@ def _deaths(queue: QueueStatus, reasons: Mapping[str, int]) -> Iterator[Notice]:
 
 
 def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
-    """Return notices about the alert limits of this queue."""
     settings = queue.settings
     at_ms = seen.ages.get(queue.queue_id)
     if settings.alert_age_s and at_ms is not None:
@@ -285,7 +282,6 @@ async def read_notices(
 
 
 def _maintenance_facts(context: Context, now_ms: int) -> dict[str, Any]:
-    """Return the facts about backups and scrub."""
     if context.maintenance is None:
         return {}
     made = context.maintenance.backups

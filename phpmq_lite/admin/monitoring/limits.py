@@ -60,6 +60,16 @@ class LimitUsage:
         return formats.format_number(value) + (f" {self.unit}" if self.unit else "")
 
 
+def count_paused_readers(status: BrokerStatus) -> Counter[str]:
+    """Return how many connections are not read now, by reason."""
+    return Counter(
+        reason
+        for client in status.clients
+        for reason in (client.paused_reason or "").split(", ")
+        if reason
+    )
+
+
 def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
     """Return all limits with their use."""
     settings = context.settings

@@ -1,4 +1,4 @@
-"""The series of the metrics: queues with a label of their own, and HTTP requests by route."""
+"""The series of the metrics: queues with their own label, and HTTP requests by route."""
 
 import asyncio
 from bisect import bisect_left

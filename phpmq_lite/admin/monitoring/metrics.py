@@ -390,18 +390,11 @@ def _histograms(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
 
 @cache
 def _below(at_ms: int) -> int:
-    """Return the number of buckets that end below ``at_ms``."""
     return sum(histogram.upper_ms(index) < at_ms for index in range(histogram.BUCKETS))
 
 
 def _clients(status: BrokerStatus) -> Iterator[Metric]:
     traffic = {"in": status.bytes_in, "out": status.bytes_out}
-    paused = Counter(
-        reason
-        for client in status.clients
-        for reason in (client.paused_reason or "").split(", ")
-        if reason
-    )
     refused = Counter(dict.fromkeys(_KNOWN_REFUSALS, 0))
     for reason, count in (status.refused or {}).items():
         refused[_REFUSALS.get(reason, reason.replace(" ", "_"))] += count
@@ -410,7 +403,7 @@ def _clients(status: BrokerStatus) -> Iterator[Metric]:
         closed[reason.partition(":")[0]] += count
     for name, counts in (
         ("network_bytes", traffic),
-        ("readers_paused", paused),
+        ("readers_paused", limits.count_paused_readers(status)),
         ("clients_closed", closed),
         ("protocol_errors", status.protocol_errors),
         ("acks_ignored", status.acks_ignored),
@@ -489,7 +482,6 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
 
 
 def _maintenance(context: Context) -> dict[str, Any]:
-    """Return the readings of backups and scrub."""
     maintenance = context.maintenance
     if maintenance is None:
         return {}
@@ -503,7 +495,7 @@ def _maintenance(context: Context) -> dict[str, Any]:
 
 
 async def _readings(context: Context) -> MetricReadings:
-    """Return the readings; if the database cannot be read, those that need it are None."""
+    """Return the readings; if the database cannot be read, the readings that need it are None."""
     status = context.engine.summary()
     readings = MetricReadings(
         status=status,

@@ -5,7 +5,6 @@ import platform
 import sqlite3
 import ssl
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +14,7 @@ from typing import Any, Final
 from phpmq_lite import installation
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.formats import count_of
-from phpmq_lite.admin.monitoring.limits import LimitUsage
+from phpmq_lite.admin.monitoring.limits import LimitUsage, count_paused_readers
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
@@ -200,30 +199,23 @@ def storage_facts(
     settings: Settings, disk: DiskUsage | None, stored: DatabaseSize | None, folder: Path
 ) -> list[SystemFact]:
     """Return the location and size of the files, and the free space."""
+    size = formats.format_size
     found = [SystemFact("Folder", str(folder.absolute()))]
     if disk is not None:
         wal, limit = disk.files["wal"], settings.storage.wal_bytes
         found += [
-            SystemFact("Database", formats.format_size(disk.files["database"])),
-            SystemFact(
-                "Write-ahead log",
-                formats.format_size(wal),
-                f"truncated above {formats.format_size(limit)}",
-                "warn" if wal > 2 * limit else "",
-            ),
-            SystemFact(
-                "Free on the disk",
-                formats.format_size(disk.free),
-                f"of {formats.format_size(disk.total)}",
-                "bad" if disk.free < disk.total / 50 else "",
-            ),
-        ]
+            SystemFact("Database", size(disk.files["database"])),
+            SystemFact("Write-ahead log", size(wal), f"truncated above {size(limit)}",
+                 "warn" if wal > 2 * limit else ""),
+            SystemFact("Free on the disk", size(disk.free), f"of {size(disk.total)}",
+                 "bad" if disk.free < disk.total / 50 else ""),
+        ]  # fmt: skip
     if stored is not None:
         free = stored.pages_free * stored.page_bytes
         found += [
             SystemFact("Pages", formats.format_number(stored.pages),
-                 f"of {formats.format_size(stored.page_bytes)} each"),
-            SystemFact("Free in the file", formats.format_size(free), "reused before it grows"),
+                 f"of {size(stored.page_bytes)} each"),
+            SystemFact("Free in the file", size(free), "reused before it grows"),
             SystemFact("Schema", f"version {stored.schema}"),
         ]  # fmt: skip
     return found
@@ -233,51 +225,36 @@ def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[Sys
     """Return the size of the history and its bounds."""
     if stored is None:
         return []
-    history, audit, number = settings.history, settings.audit, formats.format_number
+    history, audit = settings.history, settings.audit
+    number, size = formats.format_number, formats.format_size
     most = int(history.rows * history.deleted_share)
     share = f"{stored.deleted_share:.1%} of the settled, at most {number(most)}"
     return [
         SystemFact(
             "Settled messages", number(stored.history_rows), f"at most {number(history.rows)}"
         ),
-        SystemFact(
-            "Their bodies",
-            formats.format_size(stored.history_bytes),
-            f"at most {formats.format_size(history.bytes)}",
-        ),
-        SystemFact(
-            "Oldest",
-            formats.DASH,
-            f"at most {history.days:g} days old",
-            at_ms=stored.history_oldest_at,
-        ),
+        SystemFact("Their bodies", size(stored.history_bytes), f"at most {size(history.bytes)}"),
+        _oldest("Oldest", stored.history_oldest_at, history.days),
         SystemFact("Deleted ones", number(stored.deleted_rows), share),
         SystemFact("Gone for good", number(stored.removed), "removed by retention so far"),
         SystemFact("Rows of the audit", number(stored.audit_rows), f"at most {number(audit.rows)}"),
-        SystemFact(
-            "Oldest of them",
-            formats.DASH,
-            f"at most {audit.days:g} days old",
-            at_ms=stored.audit_oldest_at,
-        ),
+        _oldest("Oldest of them", stored.audit_oldest_at, audit.days),
     ]
+
+
+def _oldest(name: str, at_ms: int | None, days: float) -> SystemFact:
+    return SystemFact(name, formats.DASH, f"at most {days:g} days old", at_ms=at_ms)
 
 
 def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> list[SystemFact]:
     """Return which connections wait and why, and which limits are reached; empty if none."""
-    paused = Counter(
-        reason
-        for client in status.clients
-        for reason in (client.paused_reason or "").split(", ")
-        if reason
-    )
     found = [
         SystemFact(
             f"{count_of(count, 'connection', 'connections')} not read",
             _PAUSES.get(reason, reason),
             level="warn",
         )
-        for reason, count in paused.most_common()
+        for reason, count in count_paused_readers(status).most_common()
     ]
     return [*found, *_full(reached)]
 
@@ -333,7 +310,7 @@ async def read_certificates(settings: Settings) -> list[Certificate]:
 
 def _read(section: str, cert: Path, key: Path) -> Certificate:
     try:
-        told = _certificate_facts(cert, key)
+        facts = _certificate_facts(cert, key)
     except ssl.SSLCertVerificationError as error:
         wrong = "has expired" if error.verify_code == _EXPIRED else error.verify_message
         return Certificate(section, str(cert), error=str(wrong))
@@ -342,10 +319,10 @@ def _read(section: str, cert: Path, key: Path) -> Certificate:
     return Certificate(
         section,
         str(cert),
-        subject=_name(told.get("subject", ())),
-        issuer=_name(told.get("issuer", ())),
-        names=tuple(value for _, value in told.get("subjectAltName", ())),
-        expires_at=int(ssl.cert_time_to_seconds(told["notAfter"])) * 1_000,
+        subject=_name(facts.get("subject", ())),
+        issuer=_name(facts.get("issuer", ())),
+        names=tuple(value for _, value in facts.get("subjectAltName", ())),
+        expires_at=int(ssl.cert_time_to_seconds(facts["notAfter"])) * 1_000,
     )
 
 

@@ -32,7 +32,7 @@ _TOKEN: Final = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:
 class ShownBody:
     """One view of a body.
 
-    ``views`` are those that can be chosen; ``note`` says what is omitted or unusual, if anything.
+    ``views`` can be chosen; ``note`` says what is omitted or unusual, if anything.
     """
 
     view: str
@@ -184,23 +184,22 @@ def prettify(text: str) -> list[TextPiece] | None:
 def build_tree(text: str) -> tuple[BodyBranch, bool]:
     """Return a tree of valid JSON, and whether it is complete.
 
-    Numbers are as sent; texts have no escapes that JSON does not need.
-
-    It iterates over tokens, so that depth needs no stack.
+    Numbers are as sent; texts have no escapes that JSON does not need.  It iterates over tokens,
+    so that depth needs no stack.
     """
-    root = grave = BodyBranch([], [])
+    root = closed = BodyBranch([], [])
     stack: list[BodyBranch] = []
     left, deep, key = TREE_NODES, 0, ""
     is_whole = True
-    buried: list[str] = []  # tokens below the deepest level
+    deeper: list[str] = []  # tokens below the deepest level
     words: list[str] = _TOKEN.findall(text)
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if deep:
-            buried.append(word)
+            deeper.append(word)
             deep += (word in "{[") - (word in "}]")
             if not deep:
-                grave.value = _leaf("".join(buried))
-                buried.clear()
+                closed.value = _leaf("".join(deeper))
+                deeper.clear()
         elif word in (",", ":"):
             continue
         elif word in ("}", "]"):
@@ -227,8 +226,8 @@ def build_tree(text: str) -> tuple[BodyBranch, bool]:
             elif len(stack) < TREE_DEPTH:
                 stack.append(made)
             else:
-                made.mark, deep, grave = "", 1, made
-                buried.append(word)
+                made.mark, deep, closed = "", 1, made
+                deeper.append(word)
     return root, is_whole
 
 

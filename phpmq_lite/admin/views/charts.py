@@ -206,7 +206,6 @@ def _split_at_gaps(values: Sequence[BucketValue]) -> list[tuple[int, list[float]
 
 
 def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when: str) -> str:
-    """Describe the lines in words."""
     said = []
     for one in series:
         known = [value for value in one.values if value is not None]

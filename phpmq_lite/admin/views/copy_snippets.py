@@ -132,7 +132,6 @@ def _php_text(content: bytes) -> str:
 
 
 def _shell_text(content: bytes) -> str:
-    """Return a quoted word for a shell."""
     if not _is_plain(content):
         return f'"$(echo {_base64(content)} | base64 -d)"'
     return shlex.quote(content.decode())

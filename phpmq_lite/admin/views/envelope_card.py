@@ -187,7 +187,6 @@ def _read(content: bytes) -> dict[str, Any]:
 
 
 def _meta_texts(meta: Any) -> dict[str, Any]:
-    """Return the members of ``meta`` that are shown."""
     found = meta if isinstance(meta, dict) else {}
     return {name: _plain(found.get(name)) for name in MEMBERS}
 

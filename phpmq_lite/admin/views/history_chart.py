@@ -208,7 +208,6 @@ def _about(
     sums: Sequence[int],
     picked: Sequence[Sequence[int] | None],
 ) -> str:
-    """Describe the columns in words."""
     said = [
         f"{formats.format_number(count)} {key}" for key, count in zip(outcomes, sums, strict=True)
     ]

@@ -82,14 +82,16 @@ def make_timeline(
     for seq, (other, turns) in (others or {}).items():
         steps += [replace(step, of_seq=seq) for step in _steps(other, turns)]
     steps.sort(key=lambda step: step.at_ms)  # steps with equal times stay in the order of a life
-    told = [
+    timeline = [
         replace(step, gap=formats.format_duration(step.at_ms - before.at_ms) if before else None)
         for before, step in zip([None, *steps], steps, strict=False)
     ]
     if row.state == State.READY and row.deadline_at is not None:
         gap = formats.format_duration(row.deadline_at - now_ms)
-        told.append(LifeStep(row.deadline_at, "Expires unless dispatched first", "ahead", gap=gap))
-    return told
+        timeline.append(
+            LifeStep(row.deadline_at, "Expires unless dispatched first", "ahead", gap=gap)
+        )
+    return timeline
 
 
 def _steps(row: MessageRow, events: Iterable[EventRow]) -> list[LifeStep]:

@@ -183,8 +183,8 @@ def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -
     """Return the figures at the top of the overview by their live field."""
     sums = sum_totals(status)
     others = dead_letter_queues_named(status.queues)
-    shelves = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
-    oldest = min((at for key, at in ages.items() if key not in shelves), default=None)
+    dead_letter_ids = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
+    oldest = min((at for key, at in ages.items() if key not in dead_letter_ids), default=None)
     return {
         "total.ready": formats.format_number(int(sums["ready"])),
         "total.dispatched": formats.format_number(int(sums["dispatched"])),

@@ -232,7 +232,6 @@ class SettingsView(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
 
 
 def _changed_field(setting: SettingDefinition) -> tuple[Any, Any]:
-    """Return type and field of a setting to change, for ``create_model``."""
     of_type: Any = setting.type
     if setting.type is int:
         of_type = Annotated[int, Field(ge=0, le=setting.maximum)]

@@ -279,7 +279,6 @@ def _speed(per_s: float) -> str:
 
 
 def _about(seconds: float) -> str:
-    """Format a rough duration."""
     if seconds < 60:
         return f"{max(1, round(seconds / 5) * 5)} s"
     if seconds < 5_400:
