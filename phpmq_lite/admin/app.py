@@ -126,21 +126,16 @@ def create_app(
     )
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_count_refusals)
-    app.on_shutdown.append(_end_streams)
-    app.on_shutdown.append(_stop_bulk_jobs)
+    app.on_shutdown.append(_stop)
     register_routes(app, urls.base_path, _guarded)
     for prefix in dict.fromkeys((urls.base_path, "")):
         app.router.add_get(prefix + "/static/{version}/{name}", static.handle)
     return app
 
 
-async def _end_streams(app: web.Application) -> None:
-    """End streams and waits, which would keep the server from stopping."""
+async def _stop(app: web.Application) -> None:
+    """End streams and waits, which would keep the server from stopping, and bulk jobs."""
     app[CONTEXT].live.close()
-
-
-async def _stop_bulk_jobs(app: web.Application) -> None:
-    """Stop bulk jobs. After the next start the audit shows them as interrupted."""
     await app[CONTEXT].actions.jobs.close()
 
 

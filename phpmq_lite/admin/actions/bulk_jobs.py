@@ -212,7 +212,8 @@ class BulkJobs:
 async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
     """Run the next slice, in one transaction with its audit row."""
     order, start = job.order, job.handled
-    end = min(start + _slice_size(order), job.total)
+    size = SLICE if order.rate is None else max(1, min(SLICE, order.rate))
+    end = min(start + size, job.total)
     options = order.options
     if order.undo is not None:
         options = replace(options, places=order.undo.positions_of(start, end))
@@ -228,10 +229,6 @@ async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
 async def _close_row(act: RunSlice, job: BulkJob, result: str) -> None:
     job.entry.result = result
     await act(job.entry, job.order.action, [], job.order.options)
-
-
-def _slice_size(order: BulkWork) -> int:
-    return SLICE if order.rate is None else max(1, min(SLICE, order.rate))
 
 
 async def _keep_rate(job: BulkJob, began_s: float) -> None:

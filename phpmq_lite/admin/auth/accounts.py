@@ -198,10 +198,7 @@ class Accounts:
                 del self.users[user.name], self._by_id[user.user_id]
                 self._forget_sessions(user.user_id)
 
-            rows: list[Write] = [
-                DeleteUser(user.user_id),
-                DeleteUserSessions(user.user_id),
-            ]
+            rows: list[Write] = [DeleteUser(user.user_id), DeleteUserSessions(user.user_id)]
             await self._store(entry, rows, done)
 
     def _check_there(self, user: User) -> None:
@@ -300,10 +297,7 @@ class Accounts:
 
             rows: list[Write] = [DeleteSession(one.session_id) for one in old]
             values = tuple(getattr(session, name) for name in LoginSession.__slots__)
-            rows += [
-                AddSession(*values),
-                SetLastLogin(now_ms, user.user_id),
-            ]
+            rows += [AddSession(*values), SetLastLogin(now_ms, user.user_id)]
             await self._store(entry, rows, done)
         return cookie
 

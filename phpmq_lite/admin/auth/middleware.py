@@ -1,6 +1,5 @@
 """Identify the caller; check role, CSRF token and content type."""
 
-from typing import Final
 from urllib.parse import urlencode
 
 from aiohttp import web
@@ -14,9 +13,6 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import CONTROL, LOCAL, NOBODY, Identity, identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Role, Route
-
-_BEARER: Final = "bearer"
-
 
 # -- identification
 
@@ -43,7 +39,7 @@ def find_identity(request: web.Request) -> Identity:
 def bearer_of(request: web.Request) -> str | None:
     """Return the bearer token of the request; None if there is none."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-    return secret.strip() if scheme.lower() == _BEARER else None
+    return secret.strip() if scheme.lower() == "bearer" else None
 
 
 def _of_token(context: Context, secret: str) -> Identity:
@@ -57,11 +53,8 @@ def _of_token(context: Context, secret: str) -> Identity:
 
 
 def _of_session(request: web.Request, context: Context) -> Identity | None:
-    cookie = cookie_of(request)
-    if not cookie:
-        return None
-    accounts, now_ms = context.auth.accounts, context.now_ms()
-    session = accounts.session_of(cookie, now_ms)
+    accounts, now_ms, cookie = context.auth.accounts, context.now_ms(), cookie_of(request)
+    session = accounts.session_of(cookie, now_ms) if cookie else None
     if session is None:
         return None
     request[LOGIN] = session

@@ -1,6 +1,7 @@
 """Session cookies, form tokens and the message for the next page."""
 
 import hmac
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from secrets import token_bytes, token_hex
@@ -11,6 +12,7 @@ from aiohttp import web
 from phpmq_lite.storage.read.accounts import LoginSession
 
 LOGIN: Final = web.RequestKey("login", LoginSession)  # set if the cookie belongs to a login
+_SESSION_ID: Final = re.compile("[0-9a-f]{64}")
 _SESSION: Final = web.RequestKey("session", str)
 _NOTES: Final = 64  # sessions with a message that was not shown yet
 
@@ -39,7 +41,7 @@ class BrowserSessions:
         """Return the session of a request, a new one if it has none."""
         if _SESSION not in request:
             known = cookie_of(request)
-            request[_SESSION] = known if _is_session(known) else token_hex(32)
+            request[_SESSION] = known if _SESSION_ID.fullmatch(known) else token_hex(32)
         session: str = request[_SESSION]
         return session
 
@@ -105,7 +107,3 @@ def cookie_name(request: web.Request) -> str:
     port = request.host.rpartition(":")[2]
     name = f"phpmq-{port if port.isdecimal() else 'web'}"
     return f"__Host-{name}" if request.secure else name
-
-
-def _is_session(text: str) -> bool:
-    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)

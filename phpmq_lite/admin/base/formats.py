@@ -166,9 +166,9 @@ def client_name(number: int | None, kind: str | None, address: str | None) -> st
 
 def count_messages(count: int) -> str:
     """Format a count of messages: ``1 message``, ``12,408 messages``."""
-    return f"{format_number(count)} {'message' if count == 1 else 'messages'}"
+    return count_of(count, "message", "messages")
 
 
 def count_of(count: int, one: str, many: str) -> str:
     """Format a count with its noun in singular or plural."""
-    return f"{format_number(count)} {one if count == 1 else many}"
+    return f"{format_number(count)} {plural(count, one, many)}"

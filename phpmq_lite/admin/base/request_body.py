@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from email import message_from_string
 from email.message import Message
 from typing import Final, TypeVar
 from urllib.parse import parse_qsl
@@ -37,7 +38,9 @@ def boundary_of(content_type: str) -> bytes:
     Raises:
         ValueError: there is none, or none that RFC 2046 allows.
     """
-    boundary = _header(content_type).get_param("boundary")
+    header = Message()
+    header["Content-Type"] = content_type
+    boundary = header.get_param("boundary")
     if not isinstance(boundary, str) or not 1 <= len(boundary) <= 70 or not boundary.isascii():
         raise ValueError("the boundary is missing, or longer than 70 characters")
     return boundary.encode()
@@ -81,34 +84,21 @@ def _end_of_head(raw: bytes | bytearray, at: int) -> int:
 
 
 def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, FormValue]:
-    head = _heads(raw[at : begin - 4].decode())
-    shape = _header(head.get("content-disposition", ""))
-    name, file = shape.get_param("name"), shape.get_param("filename")
+    head = message_from_string(raw[at : begin - 4].decode().lstrip())
+    name = head.get_param("name", header="content-disposition")
+    file = head.get_param("filename", header="content-disposition")
     if not isinstance(name, str):
         raise ValueError("a part has no name")  # noqa: TRY004 - of what was sent
     coding = head.get("content-transfer-encoding", "").strip().lower()
     if coding not in _PLAIN_CODINGS or "content-encoding" in head:
         raise ValueError(f"the part {name[:50]!r} is encoded")
     content = bytes(memoryview(raw)[begin:end])
-    kind = _header(head.get("content-type", "text/plain"))
     if file is not None:
         return name, UploadedFile(file if isinstance(file, str) else file[2], content)
-    if kind.get_content_maintype() != "text":
+    if head.get_content_maintype() != "text":
         return name, UploadedFile("", content)
-    charset = kind.get_param("charset")
+    charset = head.get_param("charset")
     return name, content.decode(charset if isinstance(charset, str) else "utf-8")
-
-
-def _heads(text: str) -> dict[str, str]:
-    """Return the headers of a part by their names in lower case."""
-    lines = (line.partition(":") for line in text.split("\r\n") if line.strip())
-    return {name.strip().lower(): value.strip() for name, _, value in lines}
-
-
-def _header(value: str) -> Message:
-    made = Message()
-    made["Content-Type"] = value
-    return made
 
 
 WHOLE_S: Final = 600.0  # an upload

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Final, NoReturn
 
 from phpmq_lite.admin.base.problems import Problem
@@ -162,18 +163,14 @@ def _value(text: str, at: int) -> tuple[str, int, bool]:
 # -- one reader per kind of qualifier
 
 
-def _check_characters(name: str, value: str) -> None:
-    if _HIDDEN.search(value):
-        _refuse(f"{name}: contains a control character.", "no control characters except line feeds")
-
-
 def _wildcards(pattern: str) -> int:
     bare = re.sub(r"\\.", "", pattern, flags=re.DOTALL)
     return bare.count("*") + bare.count("?")
 
 
 def _pattern(name: str, value: str, is_negated: bool) -> SearchTerm:
-    _check_characters(name, value)
+    if _HIDDEN.search(value):
+        _refuse(f"{name}: contains a control character.", "no control characters except line feeds")
     if not value:
         _refuse(f"{name}: has no value.", "at least one character")
     if _wildcards(value) > WILDCARDS:
@@ -205,20 +202,12 @@ def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
     return term
 
 
-def _count(name: str, value: str, is_negated: bool) -> SearchTerm:
-    return _compared(name, value, is_negated, {"": 1}, "a number: 3, >3, <=3")
-
-
 def _attempts(name: str, value: str, is_negated: bool) -> SearchTerm:
     """Parse an integer, also a negative one: an envelope may contain any."""
     found = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
     if found is None:
         _refuse(f"{name}: {value!r} is not allowed.", "a number: 3, >3, <=3")
     return SearchTerm(name, value, is_negated, sign=found[1] or "=", number=int(found[2]))
-
-
-def _size(name: str, value: str, is_negated: bool) -> SearchTerm:
-    return _compared(name, value, is_negated, _SIZES, "bytes: >100k, <1m")
 
 
 def _time(name: str, value: str, is_negated: bool) -> SearchTerm:
@@ -270,8 +259,8 @@ _READERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
     "client": _pattern,
     "state": _state,
     "id": _id,
-    "deliveries": _count,
-    "size": _size,
+    "deliveries": partial(_compared, units={"": 1}, possible="a number: 3, >3, <=3"),
+    "size": partial(_compared, units=_SIZES, possible="bytes: >100k, <1m"),
     "ttl": _time,
     "age": _time,
 }

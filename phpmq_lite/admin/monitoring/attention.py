@@ -240,11 +240,8 @@ def _expiring(count: int, soonest_ms: int, now_ms: int) -> str:
 
 
 def _at_least(count: int) -> str:
-    return (
-        f"At least {formats.format_number(count)}"
-        if count >= COUNT_LIMIT
-        else formats.format_number(count)
-    )
+    prefix = "At least " if count >= COUNT_LIMIT else ""
+    return prefix + formats.format_number(count)
 
 
 def _by_reason(reasons: Mapping[str, int]) -> str:

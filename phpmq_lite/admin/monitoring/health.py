@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -111,10 +110,12 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
         word = "draining"
     else:
         word = "not ready" if context.is_ready() else "starting"
-    detail = _detail(found) if _is_known(request) else ""
+    lines = [word]
+    if identity_of(request).role.may(Role.VIEWER):
+        lines += [f"{'ok' if one.is_good else 'BAD':3} {one.name}: {one.text}" for one in found]
     return web.Response(
         status=200 if is_good else 503,
-        text=f"{word}\n{detail}",
+        text="".join(f"{line}\n" for line in lines),
         headers={} if is_good else _RETRY,
     )
 
@@ -133,16 +134,6 @@ def is_started(request: web.Request) -> bool:
     """Return whether the start is complete; pages can also be read while the broker drains."""
     context = context_of(request)
     return context.is_ready() or context.engine.summary().is_draining
-
-
-def _is_known(request: web.Request) -> bool:
-    return identity_of(request).role.may(Role.VIEWER)
-
-
-def _detail(found: Iterable[HealthCheck]) -> str:
-    return "".join(
-        f"{'ok' if check.is_good else 'BAD':3} {check.name}: {check.text}\n" for check in found
-    )
 
 
 ROUTES: Final = (

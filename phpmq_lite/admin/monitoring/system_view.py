@@ -75,7 +75,7 @@ def _title(start: Start) -> str:
 
 
 def _found_at_start(start: Start) -> list[SystemFact]:
-    """Yield only facts that apply, and always the duration."""
+    """Return only facts that apply, and always the duration."""
     report = start.report
     number = formats.format_number
     found = []

@@ -44,11 +44,12 @@ def http_address(scheme: str, host: str, base_path: str) -> str:
 def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
     """Return the code for each language; ``base`` is the URL of the admin."""
     where = f"[{host}]" if ":" in host else host
+    command = f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --body '{CONTENT}'"
     return [
         Snippet("php", "PHP", _message_php(QUEUE, CONTENT.encode(), f"{where}:{port}")),
         Snippet("python", "Python", _python(where, port)),
         Snippet("curl", "curl", _curl(base)),
-        Snippet("cli", "Command line", _cli(where, port)),
+        Snippet("cli", "Command line", command),
     ]
 
 
@@ -64,10 +65,6 @@ def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
         add = "phpmq-lite token create pipeline --role operator > token"
         made.insert(1, Snippet("token", "A token, on the broker's machine", add))
     return made
-
-
-def _cli(where: str, port: int) -> str:
-    return f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --body '{CONTENT}'"
 
 
 def _curl(base: str) -> str:

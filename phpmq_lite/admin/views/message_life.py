@@ -95,16 +95,13 @@ def make_timeline(
 
 
 def _steps(row: MessageRow, events: Iterable[EventRow]) -> list[LifeStep]:
-    steps = [_published(row), *_dispatches(row), *(_event(row, event) for event in events)]
+    who = client_name(row.publisher, row.publisher_kind, row.publisher_address)
+    published = LifeStep(row.published_at, "Published", "ready", f"by {who}")
+    steps = [published, *_dispatches(row), *(_event(row, event) for event in events)]
     if row.settled_at is not None:
         state = State(row.state)
         steps.append(LifeStep(row.settled_at, _SETTLED[state], state.name.lower(), row.reason))
     return steps
-
-
-def _published(row: MessageRow) -> LifeStep:
-    who = client_name(row.publisher, row.publisher_kind, row.publisher_address)
-    return LifeStep(row.published_at, "Published", "ready", f"by {who}")
 
 
 def _dispatches(row: MessageRow) -> list[LifeStep]:

@@ -223,7 +223,7 @@ def _is_wide(*listeners: str) -> bool:
 
 
 def list_broker_problems(request: web.Request, context: Context) -> list[str]:
-    """Yield the problems of the whole broker for the red bar; usually none."""
+    """Return the problems of the whole broker for the red bar; usually none."""
     status = status_of(request)
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():

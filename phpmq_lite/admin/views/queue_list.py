@@ -107,13 +107,9 @@ def make_queue_page(
     cursor = responses.decode_cursor(scope, query.cursor)
     if cursor is not None:
         place = _place_of(cursor, listed, key)
-        behind = next(
-            (
-                at
-                for at, queue in enumerate(listed)
-                if _is_behind(_pair(queue, key), place, is_descending=is_descending)
-            ),
-            len(listed),
+        behind = sum(
+            not _is_behind(_pair(queue, key), place, is_descending=is_descending)
+            for queue in listed
         )
         if cursor.direction == "after":
             start, end = behind, behind + query.limit
@@ -121,16 +117,12 @@ def make_queue_page(
             ahead = behind - (behind > 0 and _pair(listed[behind - 1], key) == place)
             start, end = max(0, ahead - query.limit), ahead
     page = listed[start:end]
-    return QueuePage(
-        page,
-        len(listed),
-        responses.encode_cursor(scope, "after", list(_pair(page[-1], key)))
-        if page and end < len(listed)
-        else None,
-        responses.encode_cursor(scope, "before", list(_pair(page[0], key)))
-        if page and start
-        else None,
-    )
+    following = previous = None
+    if page and end < len(listed):
+        following = responses.encode_cursor(scope, "after", list(_pair(page[-1], key)))
+    if page and start:
+        previous = responses.encode_cursor(scope, "before", list(_pair(page[0], key)))
+    return QueuePage(page, len(listed), following, previous)
 
 
 SortedPair = tuple[int | float | str, str]

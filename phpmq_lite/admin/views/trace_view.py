@@ -79,7 +79,7 @@ def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()
     if not ordered:
         return TraceView([], [], 0, 0, 0)
     first_at = ordered[0].published_at
-    last_at = max(_end_of(row) or row.published_at for row in ordered)
+    last_at = max(row.settled_at or row.last_dispatched_at or row.published_at for row in ordered)
     failed = find_failed_attempts(ordered, others)
     bars = [replace(_bar(row, first_at, last_at), is_failed=row.seq in failed) for row in ordered]
     lanes: dict[int, TraceLane] = {}
@@ -110,10 +110,6 @@ def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> 
             failed.add(row.seq)
         later[row.meta_id] = max(later.get(row.meta_id, 0), attempts)
     return frozenset(failed)
-
-
-def _end_of(row: MessageRow) -> int | None:
-    return row.settled_at or row.last_dispatched_at
 
 
 def _bar(row: MessageRow, first_at: int, last_at: int) -> TraceBar:

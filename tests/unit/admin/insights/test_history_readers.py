@@ -1,6 +1,7 @@
 """How far a reader is behind, and which bound of the history reaches it first."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,32 +40,20 @@ def test_reader_is_reached_where_no_row_is_left() -> None:
     assert measure_lag(KEPT, 100, None, NOW).is_reached
 
 
-def test_age_reaches_a_reader_when_its_next_row_is_too_old() -> None:
-    found = measure_lag(replace(KEPT, rows_max=1 << 40), 100, NOW - DAY, NOW)
-    assert (found.reached_at, found.bound) == (NOW + 6 * DAY, "days")
-
-
-def test_rows_reach_a_reader_after_the_room_and_what_lies_before_it() -> None:
-    """1,000 rows in 10,000,000 ms are one in 10,000; 4,000 find room, 100 lie before the 201st."""
-    found = measure_lag(KEPT, 200, NOW, NOW)
-    assert (found.reached_at, found.bound) == (NOW + 4_100 * 10_000, "rows")
-
-
-def test_bytes_reach_a_reader_by_the_mean_size() -> None:
-    found = measure_lag(replace(KEPT, bytes_max=1_500_000), 100, NOW, NOW)
-    assert (found.reached_at, found.bound) == (NOW + 500 * 10_000, "bytes")
-
-
-def test_overdue_row_is_reached_now() -> None:
-    found = measure_lag(KEPT, 100, NOW - 8 * DAY, NOW)
-    assert (found.reached_at, found.bound) == (NOW, "days")
-
-
-def test_history_without_a_past_gives_no_rate() -> None:
-    found = measure_lag(replace(KEPT, oldest_at=None), 100, NOW, NOW)
-    assert found.bound == "days"
-
-
-def test_burst_of_a_second_is_taken_for_an_hour() -> None:
-    found = measure_lag(replace(KEPT, oldest_at=NOW - 1_000), 100, NOW, NOW)
-    assert (found.reached_at, found.bound) == (NOW + 4_000 * 3_600, "rows")
+@pytest.mark.parametrize(
+    ("changes", "position", "settled_at", "reached_at", "bound"),
+    [
+        ({"rows_max": 1 << 40}, 100, NOW - DAY, NOW + 6 * DAY, "days"),
+        # 1,000 rows in 10,000,000 ms are one in 10,000 ms; 4,000 fit, 100 lie before the 201st.
+        ({}, 200, NOW, NOW + 4_100 * 10_000, "rows"),
+        ({"bytes_max": 1_500_000}, 100, NOW, NOW + 500 * 10_000, "bytes"),  # by the mean size
+        ({}, 100, NOW - 8 * DAY, NOW, "days"),  # it is overdue
+        ({"oldest_at": None}, 100, NOW, NOW + 7 * DAY, "days"),  # there is no rate
+        ({"oldest_at": NOW - 1_000}, 100, NOW, NOW + 4_000 * 3_600, "rows"),  # counts as an hour
+    ],
+)
+def test_first_bound_reaches_a_reader(
+    changes: dict[str, Any], position: int, settled_at: int, reached_at: int, bound: str
+) -> None:
+    found = measure_lag(replace(KEPT, **changes), position, settled_at, NOW)
+    assert (found.reached_at, found.bound) == (reached_at, bound)
