@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from secrets import token_urlsafe
-from typing import Final, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.storage.read.search import FrozenSelection
@@ -39,6 +39,8 @@ class OwnedStore(Generic[T]):
     is stored whatever its size.
     """
 
+    _expired: ClassVar[tuple[str, str]]  # code and text of the problem
+
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[str, T] = OrderedDict()
@@ -57,10 +59,17 @@ class OwnedStore(Generic[T]):
             self.dropped += 1
             self._drop(self._oldest_of_largest(token))
 
-    def _find(self, token: str, owner: str, now_ms: int) -> T | None:
+    def find(self, token: str, owner: str, now_ms: int) -> T:
+        """Return the item of a token, for the user who made it.
+
+        Raises:
+            Problem: 410 if it was used, has expired, was dropped, or belongs to another user.
+        """
         found = self._kept.get(token)
-        is_there = found is not None and found.owner == owner and found.expires_at > now_ms
-        return found if is_there else None
+        if found is None or found.owner != owner or found.expires_at <= now_ms:
+            code, detail = self._expired
+            raise Problem(410, code, detail, field="token")
+        return found
 
     def _oldest_of_largest(self, newest: str) -> str:
         """Return the oldest token, except the newest, of the user with the most bytes."""
@@ -99,24 +108,14 @@ class MessageSelection:
 class SelectionStore(OwnedStore[MessageSelection]):
     """Selections by token, for ten minutes."""
 
+    _expired = (
+        "selection_expired",
+        "This selection has expired, or another user made it. Selections last ten minutes. "
+        "Nothing was changed; select again.",
+    )
+
     def add(self, query: str, frozen: FrozenSelection, owner: str, now_ms: int) -> MessageSelection:
         """Store a selection for ten minutes."""
         made = MessageSelection(token_urlsafe(16), query, frozen, owner, now_ms + LIFE_MS)
         self._store(made.token, made, now_ms)
         return made
-
-    def find(self, token: str, owner: str, now_ms: int) -> MessageSelection:
-        """Return the selection of a token, for the user who made it.
-
-        Raises:
-            Problem: 410 if it has expired, was dropped, or belongs to another user.
-        """
-        found = self._find(token, owner, now_ms)
-        if found is None:
-            raise Problem(
-                410, "selection_expired",
-                "This selection has expired, or another user made it. Selections last ten minutes. "
-                "Nothing was changed; select again.",
-                field="token",
-            )  # fmt: skip
-        return found

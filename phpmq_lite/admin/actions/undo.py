@@ -7,7 +7,6 @@ from secrets import token_urlsafe
 from typing import Final
 
 from phpmq_lite.admin.actions.selections import OwnedStore
-from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 LIFE_MS: Final = 3_600_000
@@ -81,6 +80,13 @@ class UndoStore(OwnedStore[UndoRecord]):
     as after a restart.
     """
 
+    _expired = (
+        "undo_expired",
+        "This can no longer be undone with one click: it was already undone, an hour has passed, "
+        "or the broker was restarted. Deleted messages can still be restored from the trash for "
+        "the retention time.",
+    )
+
     def add(self, undo: UndoRecord | None, now_ms: int) -> str | None:
         """Store a record and return its token; None if there is nothing to undo."""
         if undo is None or not undo.seqs:
@@ -89,23 +95,6 @@ class UndoStore(OwnedStore[UndoRecord]):
         undo.expires_at = now_ms + LIFE_MS
         self._store(token, undo, now_ms)
         return token
-
-    def find(self, token: str, owner: str, now_ms: int) -> UndoRecord:
-        """Return the record of a token, for the user who did the action.
-
-        Raises:
-            Problem: 410 if it was used, has expired or was dropped, or belongs to another user.
-        """
-        found = self._find(token, owner, now_ms)
-        if found is None:
-            raise Problem(
-                410, "undo_expired",
-                "This can no longer be undone with one click: it was already undone, an hour has "
-                "passed, or the broker was restarted. Deleted messages can still be restored from "
-                "the trash for the retention time.",
-                field="token",
-            )  # fmt: skip
-        return found
 
     def take(self, token: str) -> None:
         """Remove a token that was used."""
