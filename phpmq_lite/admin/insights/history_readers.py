@@ -154,11 +154,8 @@ async def read_readers(context: Context) -> list[ReaderView]:
 
 
 async def _history_extent(context: Context) -> HistoryExtent:
-    bounds, found, keep = (
-        await read_bounds(context),
-        await measure_database(context.readers),
-        context.settings.history,
-    )
+    bounds, found = await read_bounds(context), await measure_database(context.readers)
+    keep = context.settings.history
     return HistoryExtent(
         lo=bounds.lo + 1, hi=bounds.hi, lo_deleted=bounds.lo_deleted + 1,
         rows=found.history_rows, bytes=found.history_bytes, oldest_at=found.history_oldest_at,
