@@ -7,7 +7,7 @@ messages are included in ``acked``, but are not successes. Percentiles are exact
 which has maxima but no percentiles. Unknown members are ignored.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -78,6 +78,14 @@ class PipelineJobState(_DocumentModel):
     error: str | None = Field(None, description="why it failed; null: it did not, or hidden")
 
 
+def _wait(statistic: str) -> Any:
+    return Field(None, description=f"publish to dispatch, ms: {statistic}; null: none")
+
+
+def _hold(statistic: str) -> Any:
+    return Field(None, description=f"dispatch to end, ms: {statistic}; null: none")
+
+
 class StepFigures(_DocumentModel):
     """Figures of a period; times are None if nothing was dispatched or settled."""
 
@@ -89,22 +97,14 @@ class StepFigures(_DocumentModel):
     deleted: NonNegativeCount = Field(0, description="messages deleted or purged")
     redelivered: NonNegativeCount = Field(0, description="repeated deliveries")
     bytes: NonNegativeCount = Field(0, description="size of the published bodies, bytes")
-    wait_p50: DurationMs | None = Field(
-        None, description="publish to dispatch, ms: median; null: none"
-    )
-    wait_p95: DurationMs | None = Field(
-        None, description="publish to dispatch, ms: p95; null: none"
-    )
-    wait_p99: DurationMs | None = Field(
-        None, description="publish to dispatch, ms: p99; null: none"
-    )
-    wait_max: DurationMs | None = Field(
-        None, description="publish to dispatch, ms: max; null: none"
-    )
-    hold_p50: DurationMs | None = Field(None, description="dispatch to end, ms: median; null: none")
-    hold_p95: DurationMs | None = Field(None, description="dispatch to end, ms: p95; null: none")
-    hold_p99: DurationMs | None = Field(None, description="dispatch to end, ms: p99; null: none")
-    hold_max: DurationMs | None = Field(None, description="dispatch to end, ms: max; null: none")
+    wait_p50: DurationMs | None = _wait("median")
+    wait_p95: DurationMs | None = _wait("p95")
+    wait_p99: DurationMs | None = _wait("p99")
+    wait_max: DurationMs | None = _wait("max")
+    hold_p50: DurationMs | None = _hold("median")
+    hold_p95: DurationMs | None = _hold("p95")
+    hold_p99: DurationMs | None = _hold("p99")
+    hold_max: DurationMs | None = _hold("max")
 
 
 class _PeriodRow(_QueueRow):

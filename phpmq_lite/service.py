@@ -41,10 +41,11 @@ from phpmq_lite.server.backpressure import (
 )
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.frame_processing import SessionLimits
 from phpmq_lite.server.listeners import Kind, Listeners
 from phpmq_lite.server.maintenance import DiskSpaceMonitor, Maintenance
 from phpmq_lite.server.rollups import Rollups, RollupSampler
-from phpmq_lite.server.session import Session, SessionContext, SessionLimits
+from phpmq_lite.server.session import Session, SessionContext
 from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.server.tls import TlsListener, reload_contexts, server_context
 from phpmq_lite.server.watchdog import EngineWatchdog, SessionMonitor
@@ -391,48 +392,15 @@ class Service:
         pages: asyncio.Task[None],
     ) -> None:
         """Open the PHPMQ listeners and serve until ``stop``, then drain."""
-        limits = self.settings.limits
-        shared = self._session_context = SessionContext(
-            engine,
-            gate,
-            ReadBackpressure(limits.unstored_total),
-            self.handle.figures,
-            SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
-        )
-        brake = MemoryLimiter(memory_bound(limits.memory))
-        self.handle.pressure, self.handle.gate, self.handle.brake = shared.pressure, gate, brake
-        watch = SessionMonitor(
-            shared.sessions,
-            self.handle,
-            SlowPeerLimits(
-                limits.frame_timeout_s,
-                limits.frame_rate_bytes,
-                limits.write_timeout_s,
-                places=gate.capacity,
-            ),
-            brake,
-        )
+        monitor = self._open_sessions(engine, gate)
         readers = Readers(folder.database, count=1)  # separate, so that pages do not wait for it
         stack.push_async_callback(readers.close)
-        self.sampler = sampler = RollupSampler(engine, readers, self.rollups)
-        await self._work(stack, engine, folder, listeners, shared, watch, sampler, pages)
-
-    async def _work(
-        self,
-        stack: AsyncExitStack,
-        engine: Engine,
-        folder: DataFolder,
-        listeners: Listeners,
-        shared: SessionContext,
-        watch: SessionMonitor,
-        sampler: RollupSampler,
-        pages: asyncio.Task[None],
-    ) -> None:
+        self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:
             work = tasks.create_task(run_engine(engine, folder))
-            looking = tasks.create_task(watch.run())
-            sampling = tasks.create_task(sampler.run())
-            reading = tasks.create_task(self.schemas.watch(_log_schema_error))
+            monitoring = tasks.create_task(monitor.run())
+            sampling = tasks.create_task(self.sampler.run())
+            watching = tasks.create_task(self.schemas.watch(_log_schema_error))
             await pages
             maintaining = tasks.create_task(
                 self._build_maintenance(engine).run(is_structure_due=self._needs_structure_check)
@@ -445,26 +413,46 @@ class Service:
             self.handle.set(step="ready", is_ready=True, listeners=tuple(listeners.opened))
             self._ready.set()
             await self._stop.wait()
-            await self._drain(engine, listeners, shared)
+            await self._drain(engine, listeners)
             sampling.cancel()
             maintaining.cancel()
             await asyncio.wait({sampling, maintaining})
             with suppress(TimeoutError):
-                await asyncio.wait_for(sampler.finish(), CLOSE_S)
+                await asyncio.wait_for(self.sampler.finish(), CLOSE_S)
             engine.stop()
             await work
-            looking.cancel()
-            reading.cancel()
+            monitoring.cancel()
+            watching.cancel()
         await engine.end()
+
+    def _open_sessions(self, engine: Engine, gate: Admission) -> SessionMonitor:
+        """Create what all sessions share; return their monitor."""
+        limits = self.settings.limits
+        context = self._session_context = SessionContext(
+            engine,
+            gate,
+            ReadBackpressure(limits.unstored_total),
+            self.handle.figures,
+            SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
+        )
+        brake = MemoryLimiter(memory_bound(limits.memory))
+        self.handle.pressure, self.handle.gate, self.handle.brake = context.pressure, gate, brake
+        slow_peers = SlowPeerLimits(
+            limits.frame_timeout_s,
+            limits.frame_rate_bytes,
+            limits.write_timeout_s,
+            places=gate.capacity,
+        )
+        return SessionMonitor(context.sessions, self.handle, slow_peers, brake)
 
     def _build_maintenance(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE
-        care = Maintenance(
+        maintenance = Maintenance(
             engine, self.handle.figures, database, lambda: self.settings, __version__
         )
         if self._context is not None:
-            self._context.maintenance = care
-        return care
+            self._context.maintenance = maintenance
+        return maintenance
 
     async def _prepare_login(self) -> None:
         """Load the accounts; if there are none, prepare the creation of the first user."""
@@ -478,17 +466,18 @@ class Service:
         _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
                   token_file=str(self._context.auth.setup.path), **shown)  # fmt: skip
 
-    async def _drain(self, engine: Engine, listeners: Listeners, shared: SessionContext) -> None:
+    async def _drain(self, engine: Engine, listeners: Listeners) -> None:
         """Stop dispatching, wait for acknowledgements, then close all connections."""
+        context = self._session_context
         self.handle.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(engine.call(lambda core, answer: core.drain(answer)), DRAIN_S)
-        for session in list(shared.sessions):
+        for session in list(context.sessions):
             session.end("the broker is stopping")
         with suppress(TimeoutError):
-            await asyncio.wait_for(shared.wait_empty(), CLOSE_S)
-        for session in list(shared.sessions):
+            await asyncio.wait_for(context.wait_empty(), CLOSE_S)
+        for session in list(context.sessions):
             session.abort("the broker is stopping")
 
 

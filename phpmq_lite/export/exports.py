@@ -116,7 +116,7 @@ class RunningExport:
                 yield payload
                 self.paused_s += await self._pace.pause()
                 continue
-            reply = _parse_object(payload)
+            reply = json.loads(payload)
             if kind != child_process.END:
                 raise ExportError(str(reply.get("detail", f"the export process sent {kind!r}")))
             if reply["rows"] != self.header.rows:
@@ -287,7 +287,7 @@ class _ExportProcess:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             await self.process.stdin.drain()
         kind, payload = await self.frame()
-        reply = _parse_object(payload)
+        reply = json.loads(payload)
         if kind == child_process.HEADER:
             return ExportHeader(**reply)
         if kind != child_process.ERROR:
@@ -343,8 +343,3 @@ class _ExportProcess:
             if not await self.process.stdout.read(child_process.PIECE_BYTES):
                 break
         await self.process.wait()
-
-
-def _parse_object(payload: bytes) -> dict[str, Any]:
-    reply: dict[str, Any] = json.loads(payload)
-    return reply

@@ -28,11 +28,12 @@ _PRELOADED: Final = 500  # frames whose messages are loaded together
 
 
 @dataclass(slots=True, frozen=True)
-class FrameLimits:
-    """Bounds of what one connection has sent and the broker has not stored."""
+class SessionLimits:
+    """Bounds of one session; ``settings/model.py`` has the defaults."""
 
-    frames: int = 2_000
-    bytes: int = 2 << 20  # and one message
+    unstored_frames: int = 2_000  # read and not yet stored
+    unstored_bytes: int = 2 << 20  # of them, and one message
+    write_buffer_bytes: int = 1 << 20
 
 
 class FrameSession(Protocol):
@@ -81,7 +82,7 @@ class _EndedSession:
 class FrameProcessor:
     """The frames that a session has read and the broker has not processed."""
 
-    def __init__(self, session: FrameSession, engine: Engine, limits: FrameLimits) -> None:
+    def __init__(self, session: FrameSession, engine: Engine, limits: SessionLimits) -> None:
         self.is_parked = False  # a publish waits for its queue, and all frames after it
         self.content_bytes = 0  # of the frames
         self._session: FrameSession = session
@@ -106,7 +107,7 @@ class FrameProcessor:
                     self.content_bytes += len(frame.content)
             self.submit()
         limits = self._limits
-        if len(self._frames) > limits.frames or self.content_bytes > limits.bytes:
+        if len(self._frames) > limits.unstored_frames or self.content_bytes > limits.unstored_bytes:
             self._session.pause_reading(UNSTORED)
 
     def submit(self) -> None:
@@ -182,7 +183,10 @@ class FrameProcessor:
         batch.commands += done
         self._is_forced = self._is_forced and self._is_queued
         limits = self._limits
-        if len(frames) <= limits.frames // 2 and self.content_bytes <= limits.bytes // 2:
+        if (
+            len(frames) <= limits.unstored_frames // 2
+            and self.content_bytes <= limits.unstored_bytes // 2
+        ):
             self._session.resume_reading(UNSTORED)
         self._session.on_processed(core)
 

@@ -343,7 +343,10 @@ class FrameRecorder:
 
 
 class RecordedSide:
-    """Replaces a ``ServerSide`` and records its traffic."""
+    """Replaces a ``ServerSide`` and records its traffic; all else is that of ``side``.
+
+    Frames that ``release`` returns were recorded when they arrived.
+    """
 
     __slots__ = ("recorder", "side")
 
@@ -352,45 +355,14 @@ class RecordedSide:
         self.recorder = recorder
         recorder.align(side)
 
-    @property
-    def error(self) -> RemoteProtocolError | None:
-        """See ``ServerSide``."""
-        return self.side.error
-
-    @property
-    def is_waiting(self) -> bool:
-        """See ``ServerSide``."""
-        return self.side.is_waiting
-
-    @property
-    def partial_bytes(self) -> int:
-        """See ``ServerSide``."""
-        return self.side.partial_bytes
-
-    @property
-    def framing(self) -> str | None:
-        """See ``ServerSide``."""
-        return self.side.framing
-
-    @property
-    def packet_header(self) -> int:
-        """See ``ServerSide``."""
-        return self.side.packet_header
-
-    @property
-    def revision(self) -> str | None:
-        """See ``ServerSide``."""
-        return self.side.revision
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.side, name)
 
     def receive(self, data: bytes) -> list[ClientFrame]:
         """Parse data and record it."""
         frames = self.side.receive(data)
         self.recorder.record_inbound(data, len(frames), self.side)
         return frames
-
-    def release(self) -> list[ClientFrame]:
-        """See ``ServerSide``; these frames were recorded when they arrived."""
-        return self.side.release()
 
     @property
     def dispatcher(self) -> AppendDispatch:

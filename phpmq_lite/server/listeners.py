@@ -22,15 +22,12 @@ from phpmq_lite.server.addresses import (
     address_text,
     bind_private,
     bind_tcp,
-    check_exposed_listeners,
     read_endpoints,
     remove_stale,
 )
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.settings.model import TcpSettings
-
-__all__ = ["Factory", "Kind", "Listeners", "check_exposed_listeners"]
 
 Kind = Literal["tcp", "tls", "unix"]
 Factory = Callable[[Kind, Revision], asyncio.Protocol]  # the protocol of a new connection
@@ -164,14 +161,11 @@ class Listeners:
             if endpoint.kind == "unix":
                 remove_stale(endpoint.path)
                 self._unix.append((len(self._listeners), endpoint, revision))
-            else:
-                await self._bind_tcp(endpoint, revision)
-
-    async def _bind_tcp(self, endpoint: ListenAddress, revision: Revision) -> None:
-        kind: Kind = "tcp" if self.tls is None else "tls"
-        for bound in await bind_tcp(endpoint):
-            host, port = bound.getsockname()[:2]
-            self._listeners.append(_Listener(bound, address_text(host, port), kind, revision))
+                return
+            kind: Kind = "tcp" if self.tls is None else "tls"
+            for bound in await bind_tcp(endpoint):
+                host, port = bound.getsockname()[:2]
+                self._listeners.append(_Listener(bound, address_text(host, port), kind, revision))
 
     # -- accepting
 

@@ -208,7 +208,8 @@ class ScrubRunner:
 
     async def _check_slice(self, part: str) -> None:
         upto = self.state.now.upto
-        found = await self._in_thread(partial(self._scrub.check, part, upto, self.tick_bytes))
+        work = partial(self._scrub.check, part, upto, self.tick_bytes)
+        found = await asyncio.shield(self._begin(work))
         note(self.state, part, found)
         if not found.bad:
             return
@@ -219,9 +220,6 @@ class ScrubRunner:
             )
         _log.error("bodies_damaged", messages=part, seqs=found.bad[:10], count=len(found.bad),
                    settled_as_dead=dead)  # fmt: skip
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.shield(self._begin(work))
 
     def _begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         self._thread = thread = asyncio.ensure_future(asyncio.to_thread(work))
@@ -314,7 +312,7 @@ class DiskSpaceMonitor:
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
-            loop.call_soon_threadsafe(self._run_round)
+            loop.call_soon_threadsafe(self._apply_change)
 
         space.on_change = tell
 
@@ -323,7 +321,7 @@ class DiskSpaceMonitor:
         self._engine = engine
         self._set_shortage(self._shortage)
 
-    def _run_round(self) -> None:
+    def _apply_change(self) -> None:
         trouble, self._trouble = self._trouble, self.space.write_problem
         if self._trouble is not None and self._trouble != trouble:
             _log.error("storage_unavailable", reason=self._trouble)

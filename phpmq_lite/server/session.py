@@ -23,7 +23,7 @@ from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import ReadBackpressure, WriteProgress
 from phpmq_lite.server.counters import ConnectionCounters, SmoothedRate
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.frame_processing import FrameLimits, FrameProcessor
+from phpmq_lite.server.frame_processing import FrameProcessor, SessionLimits
 from phpmq_lite.server.frame_recorder import Side
 
 GUARD_SILENCE_S: Final = 0.02  # then, what may have been a browser is treated as a client
@@ -32,15 +32,6 @@ _SMALL_BYTES: Final = 4_096
 _PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)  # a reset is always reported
 _HINT_S: Final = 1.0  # from the first dispatch to the disconnect
 _log = get_logger(__name__)
-
-
-@dataclass(slots=True, frozen=True)
-class SessionLimits:
-    """Bounds of one session; ``settings/model.py`` has the defaults."""
-
-    unstored_frames: int = 2_000  # read and not yet stored
-    unstored_bytes: int = 2 << 20  # of them, and a message
-    write_buffer_bytes: int = 1 << 20
 
 
 @dataclass(slots=True)
@@ -72,7 +63,6 @@ class Session(asyncio.Protocol):
     """One connection.  The engine calls it as a ``model.Peer``, the event loop as a protocol."""
 
     def __init__(self, shared: SessionContext, side: ServerSide, kind: str) -> None:
-        limits = shared.limits
         self.side: Side = side  # one that records while the connection is watched
         self.kind = kind  # tcp, tls or unix
         self.address = ""
@@ -88,16 +78,14 @@ class Session(asyncio.Protocol):
         self.first_dispatch_at: float | None = None
         self.paused: set[str] = set()  # reasons not to read
         self.has_eof = False  # the peer sends no more
-        self.frames = FrameProcessor(
-            self, shared.engine, FrameLimits(limits.unstored_frames, limits.unstored_bytes)
-        )
+        self.frames = FrameProcessor(self, shared.engine, shared.limits)
         self._progress = WriteProgress()
         self._is_charged = True  # False: the peer had closed before its first dispatch
         self._batches_left = HALF_CLOSED_BATCHES
         self._end_detector: EndDetector | None = None
         self._shared = shared
         self._engine = shared.engine
-        self._limits = limits
+        self._limits = shared.limits
         self._pressure = shared.pressure
         self._figures = shared.figures
         self._host: str | None = None  # as the gate counted it

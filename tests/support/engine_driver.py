@@ -24,7 +24,8 @@ from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import ReadBackpressure
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.session import Session, SessionContext, SessionLimits
+from phpmq_lite.server.frame_processing import SessionLimits
+from phpmq_lite.server.session import Session, SessionContext
 from phpmq_lite.storage.write.batch_sql import batch_statements
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.storage.write.writer import Writer
