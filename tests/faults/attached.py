@@ -12,7 +12,7 @@ from typing import Final
 from phpmq_lite.cli.main import main
 from phpmq_lite.server import engine
 from phpmq_lite.storage import disk_space
-from tests.faults.disk_mutants import MUTANTS
+from tests.faults.mutants import MUTANTS
 from tests.faults.shim import attach
 
 EACH_S: Final = 0.05

@@ -116,8 +116,7 @@ def run(folder: Path, seed: int, number: int, take: "Take | None" = None) -> lis
     found: list[Taken] = []
     flags = ["--admin", "127.0.0.1:0", "--set", f"backups.keep={number}"]
     broker = BrokerProcess(folder / "data", flags)
-    broker.start()
-    try:
+    with broker:
         with Load(broker.port, random.Random(seed)) as load:
             for _ in range(number):
                 load.wait_for(BETWEEN)
@@ -125,8 +124,6 @@ def run(folder: Path, seed: int, number: int, take: "Take | None" = None) -> lis
                 database = (take or asked)(broker.data)
                 found.append(_look(database, before, time.monotonic() - began))
         assert not load.errors, load.errors
-    finally:
-        broker.kill()
     return found
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from phpmq_lite.broker_process import BrokerProcess
+from tests.faults.mutants import program_of
 from tests.faults.shim import Shim
 from tests.support.socket_client import AdminApi, SocketClient
 
@@ -56,20 +57,18 @@ class Trial:
     def of(cls, folder: Path, mutant: str = "") -> "Trial":
         """Make one in an empty folder; ``mutant`` names a broker with a defect."""
         shim = Shim(folder)
-        program = ("-m", "tests.faults.clock_mutants", mutant) if mutant else ("-m", "phpmq_lite")
         flags = ["--admin", "127.0.0.1:0"]
-        return cls(BrokerProcess(shim.data, flags, program=program, env=shim.env()), shim)
+        return cls(
+            BrokerProcess(shim.data, flags, program=program_of(mutant), env=shim.env()), shim
+        )
 
     def run(self, jumps_ms: tuple[int, ...] = JUMPS_MS, ways: tuple[str, ...] = WAYS) -> None:
         """Set the clock in each way by each of the jumps; look after each, and at the end."""
-        self.broker.start()
-        try:
+        with self.broker:
             for way in ways:
                 for jump_ms in jumps_ms:
                     self.jump(way, jump_ms)
             self.end()
-        finally:
-            self.broker.kill()
 
     def jump(self, way: str, jump_ms: int) -> None:
         """Publish, set the clock, publish again under the same keys, and look."""

@@ -35,6 +35,7 @@ from phpmq_lite.errors import PhpmqError
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity import seal
 from phpmq_lite.storage.integrity.database_check import verify
+from tests.faults.mutants import program_of
 from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import SocketClient
 
@@ -245,8 +246,7 @@ def _verified(data: Path, outcome: Outcome) -> list[str]:
 
 def _start(filled: Filled, outcome: Outcome, data: Path, mutant: str) -> None:
     before = files_of(data)
-    program = ("-m", "tests.faults.blind", mutant) if mutant else ("-m", "phpmq_lite")
-    broker = BrokerProcess(data, ["--admin", "none"], program=program)
+    broker = BrokerProcess(data, ["--admin", "none"], program=program_of(mutant))
     try:
         broker.start()
     except StartFailedError as error:

@@ -13,12 +13,11 @@ after the shortest sequence of rules that breaks a promise.  After each rule:
 import argparse
 import json
 import os
-import sqlite3
 import sys
 import time
 import urllib.request
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,12 +41,13 @@ from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.server import engine
 from phpmq_lite.storage import disk_space
 from phpmq_lite.storage.data_folder import DATABASE
+from tests.faults.ghosts import IN_MEMORY, accepts
+from tests.faults.ledger import read_only
 from tests.faults.shim import Shim, attach, library
 from tests.support.core_and_store import empty_database
 from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import AdminApi, SocketClient, new_key
 
-IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 EXAMPLES: Final = 12
 STEPS: Final = 12
 SHRINKING_S: Final = 60  # a step takes a tenth of a second
@@ -157,8 +157,7 @@ class EndToEnd(RuleBasedStateMachine):
         return row
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        path = f"file:{self.broker.data / DATABASE}?mode=ro"
-        with closing(sqlite3.connect(path, uri=True)) as database:
+        with read_only(self.broker.data) as database:
             return database.execute(sql).fetchall()
 
     # -- clients
@@ -266,19 +265,13 @@ class EndToEnd(RuleBasedStateMachine):
             consumer.take()
         assert self.broker.process is not None
         self.broker.process.terminate()
-        while self._accepts():
+        while accepts(self.broker):
             pass
         for consumer in self.consumers[:leaving]:
             consumer.peer.close()
         assert self.broker.process.wait(30) == 0
         self.broker.kill()  # it has ended
         self.start()
-
-    def _accepts(self) -> bool:
-        with suppress(ConnectionError):
-            SocketClient(self.broker.port).close()
-            return True
-        return False
 
     # -- the machine below it
 

@@ -6,12 +6,11 @@ system of its own, for which one must be root, or a quota that the shim keeps.
 """
 
 import os
-import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -20,7 +19,8 @@ from typing import Final, Protocol
 from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
-from phpmq_lite.storage.data_folder import DATABASE
+from tests.faults.ledger import read_only, seq_of
+from tests.faults.mutants import program_of
 from tests.faults.shim import Shim
 from tests.support.socket_client import AdminApi, SocketClient
 
@@ -228,7 +228,7 @@ class Story:
 
     def lost(self) -> list[str]:
         """Name what was said to be stored and is not, and what is damaged."""
-        with closing(_open(self.disk.data)) as database:
+        with read_only(self.disk.data) as database:
             bodies = {row[0] for row in database.execute(
                 "SELECT substr(content, 1, ?) FROM body", (_KEY,))}  # fmt: skip
             settled = {row[0] for row in database.execute(
@@ -237,7 +237,7 @@ class Story:
             found = database.execute("PRAGMA integrity_check").fetchone()[0]
         offences = [f"{key!r} was confirmed" for key in self.confirmed if key not in bodies]
         for dispatch in self.stored:
-            seq = int(dispatch.message_id[:16], 16)
+            seq = seq_of(dispatch.message_id)
             if seq not in settled or seq in alive:
                 offences.append(f"{dispatch.message_id!r} was acknowledged")
         return offences if found == "ok" else [*offences, found]
@@ -251,23 +251,15 @@ class Story:
         )
 
 
-def _open(data: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True)
-
-
 @contextmanager
 def story_on(disk: Disk, *settings: str, mutant: str = "") -> Iterator[Story]:
     """Start a broker on a disk; it is killed at the end."""
     flags = ["--admin", "127.0.0.1:0", "--set", f"storage.ballast_bytes={32 << 20}"]
     for each in settings:
         flags += ["--set", each]
-    program = ("-m", "tests.faults.mutants", mutant) if mutant else ("-m", "phpmq_lite")
-    broker = BrokerProcess(disk.data, flags, env=disk.env, program=program)
-    broker.start()
-    try:
+    broker = BrokerProcess(disk.data, flags, env=disk.env, program=program_of(mutant))
+    with broker:
         yield Story(broker, disk)
-    finally:
-        broker.kill()
 
 
 def admin_of(story: Story) -> AdminApi:

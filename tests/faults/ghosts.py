@@ -7,17 +7,16 @@ SIGTERM with held messages; ``--short`` does a few of both; it ends with 1 if an
 import argparse
 import os
 import random
-import sqlite3
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from phpmq_lite.storage.data_folder import DATABASE
+from tests.faults.ledger import read_only, seq_of
 from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import SocketClient
 
@@ -46,7 +45,7 @@ class Figures:
 
 def rows(broker: BrokerProcess, sql: str) -> list[tuple[int, ...]]:
     """Read what is committed."""
-    with closing(sqlite3.connect(f"file:{broker.data / DATABASE}?mode=ro", uri=True)) as database:
+    with read_only(broker.data) as database:
         return database.execute(sql).fetchall()
 
 
@@ -90,7 +89,7 @@ def play(broker: BrokerProcess, publisher: SocketClient, end: str, figures: Figu
             return
         if dispatch.content != body:
             figures.offences.append(f"round {number}, {end}: {dispatch.content!r}, not {body!r}")
-        seq = int(dispatch.message_id[:16], 16)
+        seq = seq_of(dispatch.message_id)
         found = rows(broker, f"SELECT charged FROM message WHERE seq = {seq}")
         charged = found[0][0] if found else 0
         figures.charged += charged
@@ -123,7 +122,7 @@ def deploy(broker: BrokerProcess, figures: Figures, rng: random.Random) -> None:
         leaving = rng.randrange(len(workers) + 1)
         assert broker.process is not None
         broker.process.terminate()
-        while _accepts(broker):  # then the drain has begun; who is here stays until its end
+        while accepts(broker):  # then the drain has begun; who is here stays until its end
             pass
         for worker in workers[:leaving]:
             rng.choice((worker.close, worker.reset, worker.half_close))()
@@ -139,7 +138,8 @@ def deploy(broker: BrokerProcess, figures: Figures, rng: random.Random) -> None:
         figures.offences.append(f"stop {figures.stops}: state and charged are {found}")
 
 
-def _accepts(broker: BrokerProcess) -> bool:
+def accepts(broker: BrokerProcess) -> bool:
+    """Return whether the broker accepts connections."""
     try:
         SocketClient(broker.port).close()
     except ConnectionError:
@@ -155,16 +155,13 @@ def run(rounds: int, stops: int, seed: int) -> Figures:
 
 def _run(broker: BrokerProcess, rounds: int, stops: int, seed: int) -> Figures:
     figures = Figures()
-    broker.start()
-    try:
+    with broker:
         haunt(broker, rounds, figures)
         with SocketClient(broker.port) as publisher:
             publisher.store("slow", *JOBS)
         rng = random.Random(seed)
         for _ in range(stops):
             deploy(broker, figures, rng)
-    finally:
-        broker.kill()
     return figures
 
 

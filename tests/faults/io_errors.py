@@ -371,7 +371,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.io_errors", description=__doc__)
     parser.add_argument("--sample", type=int, default=0, help="so many n of each kind; 0: all")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**9))
-    parser.add_argument("--mutant", default="", help="a broker with a defect, of disk_mutants")
+    parser.add_argument("--mutant", default="", help="a broker with a defect, see mutants.py")
     parser.add_argument("--ops", default=",".join(op.name for op in OPS))
     parser.add_argument("--errors", default=",".join(errno.errorcode[each] for each in ERRORS))
     given = parser.parse_args()

@@ -21,6 +21,7 @@ from typing import Final, cast
 
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.ledger import QUEUES, TIMED, Crowd, Late, Ledger, Load, is_drained
+from tests.faults.mutants import program_of
 from tests.support.fork_server import BrokerProcess, ForkedProcess
 
 MOST_RECEIPTS: Final = 2_000  # between two kills
@@ -48,10 +49,9 @@ class Lives:
     @classmethod
     def of(cls, folder: Path, seed: int, *flags: str, mutant: str = "") -> "Lives":
         """Make them in an empty folder; ``mutant`` names a broker with a defect."""
-        program = ("-m", "tests.faults.mutants", mutant) if mutant else ("-m", "phpmq_lite")
         # Without the bound of 2 GiB: what retention removed could not be told from what was lost.
         given = ["--admin", "none", "--set", "history.bytes=1TiB", *flags]
-        broker = BrokerProcess(folder / "data", given, program=program)
+        broker = BrokerProcess(folder / "data", given, program=program_of(mutant))
         return cls(broker, Ledger(random.Random(seed)))
 
     @property

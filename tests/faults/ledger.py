@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -78,14 +79,8 @@ class Ledger:
 
     def compare(self, data: Path) -> None:
         """See that what was confirmed since the last look is on disk, and once."""
-        with _open(data) as database:
-            rows = database.execute(
-                "SELECT seq, substr(content, 1, ?) FROM body WHERE seq > ? AND seq NOT IN ("
-                "SELECT seq FROM message WHERE source_seq IS NOT NULL UNION ALL "
-                "SELECT seq FROM history WHERE source_seq IS NOT NULL) ORDER BY seq",
-                (KEY_BYTES, self.checked_to),
-            ).fetchall()
-        database.close()
+        with read_only(data) as database:
+            rows = stored_keys(database, self.checked_to)
         for seq, key in rows:
             self._note_seq(key, seq)
         self.checked_to = max([self.checked_to, *(seq for seq, _ in rows)])
@@ -94,9 +89,8 @@ class Ledger:
 
     def see_ended(self, data: Path) -> None:
         """After a clean stop all that was ended is: the broker waited for the acknowledgements."""
-        with _open(data) as database:
+        with read_only(data) as database:
             alive = {row[0] for row in database.execute("SELECT seq FROM message")}
-        database.close()
         for message_id in self.unknown:
             if seq_of(message_id) in alive:
                 self.offences.append(f"the end of {message_id!r} was lost in a clean stop")
@@ -106,12 +100,11 @@ class Ledger:
         """Compare everything, and look whether the database agrees with itself."""
         self.checked_to = 0
         self.compare(data)
-        with _open(data) as database:
+        with read_only(data) as database:
             for text, found in contradictions(database):
                 self.offences.append(f"{text}: {found}")
             alive = {row[0] for row in database.execute("SELECT seq FROM message")}
             settled = {row[0] for row in database.execute("SELECT seq FROM history")}
-        database.close()
         for message_id in self.stored:
             if seq_of(message_id) in alive or seq_of(message_id) not in settled:
                 self.offences.append(f"the end of {message_id!r} was stored and is lost")
@@ -126,8 +119,19 @@ def seq_of(message_id: bytes) -> int:
     return int(message_id[:16], 16)
 
 
-def _open(data: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True)
+def read_only(data: Path) -> "closing[sqlite3.Connection]":
+    """Open the database of a data folder for reading; for ``with``."""
+    return closing(sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True, timeout=30))
+
+
+def stored_keys(database: sqlite3.Connection, after: int = 0) -> list[tuple[int, bytes]]:
+    """Return seq and key of the messages after a seq, without records of dead letters."""
+    return database.execute(
+        "SELECT seq, substr(content, 1, ?) FROM body WHERE seq > ? AND seq NOT IN ("
+        "SELECT seq FROM message WHERE source_seq IS NOT NULL UNION ALL "
+        "SELECT seq FROM history WHERE source_seq IS NOT NULL) ORDER BY seq",
+        (KEY_BYTES, after),
+    ).fetchall()
 
 
 def contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
@@ -380,9 +384,8 @@ class Crowd:
 
 def is_drained(data: Path) -> bool:
     """Tell whether nothing is alive but marks and records of dead letters."""
-    with _open(data) as database:
+    with read_only(data) as database:
         (left,) = database.execute(
             "SELECT count(*) FROM message JOIN queue USING (queue_id) WHERE name IN (?, ?)", QUEUES
         ).fetchone()
-    database.close()
     return bool(left == 0)

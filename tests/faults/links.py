@@ -85,7 +85,10 @@ class BadLinks:
         for way in others:
             way.cancel()
         for each in (writer, broker_writer):
-            _end(each, link.ending)
+            if link.ending == "reset":
+                reset(each)
+            else:
+                each.close()
             self._writers.discard(each)
 
 
@@ -105,11 +108,9 @@ async def _pass(
             left = None if left is None else left - len(data)
 
 
-def _end(writer: asyncio.StreamWriter, ending: Ending) -> None:
-    if ending == "reset":
-        own = writer.get_extra_info("socket")
-        with suppress(OSError):
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        writer.transport.abort()
-    else:
-        writer.close()
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection with a reset."""
+    own = writer.get_extra_info("socket")
+    with suppress(OSError):
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

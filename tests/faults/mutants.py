@@ -1,4 +1,4 @@
-"""Brokers with a defect each, to see that the ledger finds it.  Run as a program.
+"""Brokers with one defect each, which the fault tests must find.  Run as a program.
 
 ``python -m tests.faults.mutants NAME serve …`` is ``phpmq-lite serve …`` with that defect.
 """
@@ -6,7 +6,8 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import inf
 from typing import Any, Final
@@ -21,11 +22,15 @@ from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
-from phpmq_lite.errors import StorageFullError
-from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message
+from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
+from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, RecoveredState
 from phpmq_lite.server.engine import Engine
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.integrity import seal, startup
+from phpmq_lite.storage.integrity.wal_check import WalScan
 from phpmq_lite.storage.read.read_connections import Readers
-from phpmq_lite.storage.write import writer
+from phpmq_lite.storage.statements import many
+from phpmq_lite.storage.write import store, writer
 from phpmq_lite.storage.write.store import Store
 
 SLOW_DISK_S: Final = 0.02
@@ -175,6 +180,118 @@ def _charge_all() -> None:
     setattr(transitions, "return_message", charge)  # noqa: B010 - a function is not assigned to
 
 
+# -- defects that only a disk brings out
+
+
+class DispatchesBeforeCommit(Defective):
+    """Sends messages to consumers while they are being stored."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
+        """Send first."""
+        now_ms = self.clock.now().steady_ms
+        for connection, (dispatches, _) in batch.sends.items():
+            if dispatches:
+                self._send(connection, dispatches[:], [], now_ms)
+                dispatches.clear()
+        return super().commit(batch)
+
+
+class SettlesLate(Defective):
+    """Stores acknowledgements some batches behind the receipts that vouch for them."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._late: deque[dict[tuple[int, str | None], list[int]]] = deque([{}, {}, {}])
+
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
+        """Store what is settled later, and now what was before."""
+        self._late.append(batch.settled)
+        batch.settled = self._late.popleft()
+        return super().commit(batch)
+
+
+class StoresNoKeys(Defective):
+    """Keeps the keys of confirmed publishes in memory only."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
+        """Store the rest."""
+        batch.keys.clear()
+        return super().commit(batch)
+
+
+class NumbersAnewStore(Store):
+    """Takes the next number from what is alive, so that numbers come back."""
+
+    def recover(
+        self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
+    ) -> RecoveredState:
+        """Forget where the numbers had got to."""
+        stored = super().recover(now, receipt_window_ms, receipt_limit)
+        (highest,) = self.execute("SELECT coalesce(max(seq), 0) FROM message").fetchone()
+        stored.counters["next_number"] = highest + 1
+        return stored
+
+
+class CarriesOnStore(Store):
+    """Takes a failed COMMIT for one that may be repeated."""
+
+    def end(self, batch: Batch) -> LoadedRows | None:
+        """Try once more."""
+        try:
+            return super().end(batch)
+        except OutcomeUnknownError:
+            return super().end(batch)
+
+
+def _keep_seals() -> None:
+    """Write to the database under the seal that it had; it gets no other."""
+    setattr(seal, "_MIN_INTERVAL_S", float("inf"))  # noqa: B010
+    setattr(seal.LiveSeal, "erase", lambda _self: None)  # noqa: B010
+
+
+# -- defects of the clock
+
+
+class LiveWallClock(Clock):
+    """Expires by the wall clock as it is."""
+
+    def now(self) -> ClockReading:
+        """Read it."""
+        wall_ms = super().now().wall_ms
+        return ClockReading(wall_ms, wall_ms)
+
+
+class BelievesAtTheStart(Clock):
+    """Takes the wall clock at a start for the truth."""
+
+    def _resume(self, stored: Mapping[str, int], wall_ms: int, running_ms: int) -> int:
+        return wall_ms - stored.get("clock_step_ms", 0)
+
+
+# -- defects that files with damage bring out
+
+
+def _check_no_bodies() -> None:
+    """Deliver bodies as they are; the seal of the database would tell too."""
+    _check_no_seal()
+
+    def bodies(self: Store, seqs: list[int], _checksums: str = "") -> dict[int, bytes | None]:
+        return dict.fromkeys(seqs) | dict(many("batch", "bodies").run(self.execute, seqs))
+
+    setattr(Store, "_bodies", bodies)  # noqa: B010
+
+
+def _check_no_seal() -> None:
+    """Take any database for the one that was closed."""
+    setattr(startup, "break_seal", lambda *_given, **_more: True)  # noqa: B010
+
+
+def _make_database() -> None:
+    """Begin anew where the database is gone; its seal would tell too."""
+    _check_no_seal()
+    setattr(DataFolder, "check_database", lambda _self: None)  # noqa: B010
+
+
 def _set(module: Any, name: str, defect: Any) -> Callable[[], None]:
     assert hasattr(module, name)
     return lambda: setattr(module, name, defect)
@@ -194,7 +311,28 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "ChargesAllThatWasHeld": _charge_all,
     "StaysHalfAlive": _stay_half_alive,
     "AnswersFullAsStored": _answer_full_as_stored,
+    # on a disk, see test_power.py and test_io_errors.py
+    "DispatchesBeforeCommit": _set(service, "Engine", DispatchesBeforeCommit),
+    "SettlesLate": _set(service, "Engine", SettlesLate),
+    "StoresNoKeys": _set(service, "Engine", StoresNoKeys),
+    "CarriesOn": _set(writer, "Store", CarriesOnStore),
+    "SyncsLess": lambda: store._PRAGMAS.update(synchronous=1),  # NORMAL
+    "KeepsItsSeals": _keep_seals,
+    # with another clock, see test_clock.py
+    "LiveWallClock": _set(service, "Clock", LiveWallClock),
+    "BelievesAtTheStart": _set(service, "Clock", BelievesAtTheStart),
+    # with damaged files, see test_damage.py
+    "ChecksNoWal": _set(startup, "check_wal", lambda *_given, **_more: WalScan()),
+    "ChecksNoBodies": _check_no_bodies,
+    "ChecksNoSeal": _check_no_seal,
+    "MakesDatabase": _make_database,
 }
+
+
+def program_of(mutant: str = "") -> tuple[str, ...]:
+    """Return what Python runs: the broker, or the one with this defect."""
+    return ("-m", __name__, mutant) if mutant else ("-m", "phpmq_lite")
+
 
 if __name__ == "__main__":
     MUTANTS[sys.argv.pop(1)]()

@@ -37,7 +37,18 @@ from phpmq_lite.storage.integrity.startup import check_files
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write.store import Store
 from tests.faults.disk import Disk, Policy
-from tests.faults.ledger import QUEUES, Client, Consumer, Crowd, Ledger, Load, Producer
+from tests.faults.ledger import (
+    QUEUES,
+    Client,
+    Consumer,
+    Crowd,
+    Ledger,
+    Load,
+    Producer,
+    read_only,
+    seq_of,
+)
+from tests.faults.mutants import program_of
 from tests.faults.power_ledger import (
     DAMAGED,
     FORGOTTEN,
@@ -98,9 +109,8 @@ class Taker(Client):
 async def record(folder: Path, rng: random.Random, mutant: str = "", lives: int = 3) -> list[Path]:
     """Have a broker live in ``folder``: it is stopped, then killed, then stopped; give its logs."""
     shim = Shim(folder)
-    program = ("-m", "tests.faults.disk_mutants", mutant) if mutant else ("-m", "phpmq_lite")
     flags = ["--admin", "none", "--log-level", "error", *rng.choice(_FLAGS)]
-    broker = BrokerProcess(shim.data, flags, program=program, env=shim.env())
+    broker = BrokerProcess(shim.data, flags, program=program_of(mutant), env=shim.env())
     ledger = Ledger(rng)
     logs = []
     for life in range(lives):
@@ -294,14 +304,13 @@ def _recover(store: Store, books: PowerLedger) -> list[Finding]:
 def serve(data: Path, books: PowerLedger) -> Iterator[Finding]:
     """Start the broker on it, and read all that is there and never expires."""
     with fork_server.broker_process(data, "--admin", "none") as broker:
-        with sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True) as database:
+        with read_only(data) as database:
             rows = database.execute(
                 "SELECT seq FROM message JOIN queue USING (queue_id) "
                 "WHERE deadline_ms IS NULL AND name IN (?, ?, ?)",
                 (*QUEUES, LONE),
             )
             expected = {seq for (seq,) in rows}
-        database.close()
         side = ClientSide()
         with socket.create_connection(("127.0.0.1", broker.port), timeout=20) as client:
             for queue in (*QUEUES, LONE):
@@ -309,7 +318,7 @@ def serve(data: Path, books: PowerLedger) -> Iterator[Finding]:
             while expected:
                 for frame in side.receive(client.recv(1 << 20)):
                     assert isinstance(frame, Dispatch)
-                    expected.discard(int(frame.message_id[:16], 16))
+                    expected.discard(seq_of(frame.message_id))
                     if frame.content != books.contents.get(frame.content[:16]):
                         yield Finding("other content", f"dispatched as {frame.message_id!r}")
         if code := broker.terminate():
@@ -322,7 +331,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=1_000)
     parser.add_argument("--served", type=int, default=20, help="disks that the broker serves")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**9))
-    parser.add_argument("--mutant", default="", help="a broker with a defect, of disk_mutants")
+    parser.add_argument("--mutant", default="", help="a broker with a defect, see mutants.py")
     given = parser.parse_args()
     rng = random.Random(given.seed)
     tally, began = Tally(), time.monotonic()

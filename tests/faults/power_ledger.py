@@ -21,7 +21,7 @@ from phpmq_lite.protocol.frames import (
     Publish,
     WireLimits,
 )
-from tests.faults.ledger import KEY_BYTES, contradictions, seq_of
+from tests.faults.ledger import KEY_BYTES, contradictions, seq_of, stored_keys
 from tests.faults.shim import Kind, Record
 
 LOST: Final = "confirmed and lost"
@@ -118,7 +118,7 @@ class PowerLedger:
         settled = {seq: (token, State(outcome)) for seq, token, outcome in rows}
         removed = database.execute('SELECT coalesce(min("offset"), 1) - 1 FROM history').fetchone()
         found = [Finding(DAMAGED, f"{text}: {rows}") for text, rows in contradictions(database)]
-        seqs = _seqs(database)
+        seqs = dict(stored_keys(database))
         found += self._wrong_contents(database, seqs)
         found += (Finding(TWICE, repr(key)) for key, n in Counter(seqs.values()).items() if n > 1)
         present = {key for seq, key in seqs.items() if seq in alive or seq in settled}
@@ -167,15 +167,3 @@ class PowerLedger:
             is_gone = is_trimmed and seq not in settled
             if seq in alive or not (is_gone or settled.get(seq) is outcome):
                 yield Finding(UNDONE, f"{message_id!r}, {outcome.name}")
-
-
-def _seqs(database: sqlite3.Connection) -> dict[int, bytes]:
-    """Give the key of each message but the records of dead letters, which are about another."""
-    return dict(
-        database.execute(
-            "SELECT seq, substr(content, 1, ?) FROM body WHERE seq NOT IN ("
-            "SELECT seq FROM message WHERE source_seq IS NOT NULL UNION ALL "
-            "SELECT seq FROM history WHERE source_seq IS NOT NULL)",
-            (KEY_BYTES,),
-        )
-    )

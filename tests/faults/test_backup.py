@@ -4,18 +4,17 @@
 """
 
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults import backups
+from tests.support.seed import SEED
 
 pytestmark = pytest.mark.faults
 
 BACKUPS = int(os.environ.get("PHPMQ_BACKUPS", "5"))
-SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 
 
 def test_backups_under_load_have_all_that_was_confirmed(

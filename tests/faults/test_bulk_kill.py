@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import pytest
 
-from tests.faults import mutants
+from tests.faults.mutants import program_of
 from tests.support.fork_server import BrokerProcess
+from tests.support.seed import SEED
 from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
 
 KILLS = int(os.environ.get("PHPMQ_KILLS", "6"))
-SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 SELECTED: Final = 6_000  # messages in one piece of work: twelve slices
 LATER: Final = 50  # arrive after they were selected
 ACTIONS: Final = ("delete", "move", "requeue")
@@ -173,7 +173,7 @@ def test_comparison_finds_a_broker_that_forgets(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     """A fault test that cannot fail is worth nothing."""
-    program = ("-m", mutants.__name__, "ForgetsAcknowledgements")
+    program = program_of("ForgetsAcknowledgements")
     rng = random.Random(SEED)
     for number in range(10):
         one = Round(tmp_path / str(number), "delete", rng, program)

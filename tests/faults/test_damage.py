@@ -15,12 +15,12 @@ import pytest
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults import damage
 from tests.faults.damage import WAL, Case, Filled
+from tests.support.seed import SEED
 
 pytestmark = pytest.mark.faults
 
 FLIPS = int(os.environ.get("PHPMQ_FLIPS", "12"))
 CUTS = 6
-SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 
 
 @pytest.mark.slow
@@ -59,7 +59,11 @@ def find(
 
 @pytest.mark.parametrize(
     ("mutant", "end", "file"),
-    [("no_scan", "killed", WAL), ("no_crc", "killed", DATABASE), ("makes_database", "clean", "")],
+    [
+        ("ChecksNoWal", "killed", WAL),
+        ("ChecksNoBodies", "killed", DATABASE),
+        ("MakesDatabase", "clean", ""),
+    ],
 )
 def test_harness_finds_a_broker_with(
     request: pytest.FixtureRequest,
@@ -84,9 +88,9 @@ def test_harness_finds_a_broker_without_a_seal(
     """It would not see what else nobody sees: what is kept about messages."""
     found = []
     for case in islice(damage.flips(clean, DATABASE, random.Random(SEED)), 40):
-        outcome = damage.judge(clean, case, tmp_path / "case", "no_seal")
+        outcome = damage.judge(clean, case, tmp_path / "case", "ChecksNoSeal")
         found.append(outcome.by)
         if outcome.by != damage.START:
             break
-    figure(f"mutant no_seal: found after {len(found)} flips: {found[-1:]}")
+    figure(f"mutant ChecksNoSeal: found after {len(found)} flips: {found[-1:]}")
     assert found[-1] != damage.START

@@ -15,9 +15,9 @@ from select import select
 import pytest
 
 from phpmq_lite.process_memory import resident_bytes
-from tests.faults.test_kill import SEED
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.latency_probe import MIB, Latencies, LatencyProbe
+from tests.support.seed import SEED
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults

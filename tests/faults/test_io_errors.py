@@ -6,28 +6,24 @@ of its own because the process that brokers are forked off needs the shim below 
 """
 
 import errno
-import os
-import random
 import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from phpmq_lite.broker_process import BrokerProcess, StartFailedError
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.shim import IS_AVAILABLE, Op, Shim
+from tests.support.seed import SEED
 
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
 ]
-
-SEED: Final = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 
 
 def _try(*flags: str, seed: int = SEED) -> tuple[int, list[str]]:

@@ -4,8 +4,6 @@
 of a run.
 """
 
-import os
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.faults import kill
+from tests.support.seed import SEED
 
 pytestmark = pytest.mark.faults
 
 KILLS = 5, 20
-SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 
 
 @pytest.mark.sample("5")

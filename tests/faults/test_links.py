@@ -7,11 +7,10 @@ repeats the choices of a run.
 import asyncio
 import os
 import random
-import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,9 +19,11 @@ import pytest
 from phpmq_lite.client.async_client import connect
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.client.session import Backoff
+from tests.faults.ledger import read_only
 from tests.faults.links import BadLinks, Ending, Link
-from tests.faults.test_kill import SEED
+from tests.faults.mutants import program_of
 from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.seed import SEED
 from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
@@ -42,7 +43,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def stored(broker: BrokerProcess, queue: str) -> list[bytes]:
     """Give the contents that were ever stored in a queue, in order."""
-    with closing(sqlite3.connect(f"file:{broker.data / 'phpmq.db'}?mode=ro", uri=True)) as database:
+    with read_only(broker.data) as database:
         rows = database.execute(
             "SELECT content FROM body JOIN (SELECT seq, queue_id FROM message UNION ALL "
             "SELECT seq, queue_id FROM history) USING (seq) JOIN queue USING (queue_id) "
@@ -279,7 +280,7 @@ def test_consumers_that_return_show_a_broker_that_loses_the_order(
 @contextmanager
 def mutant(folder: Path, name: str) -> Iterator[BrokerProcess]:
     """Run a broker with a defect."""
-    broker = BrokerProcess(folder / "data", program=("-m", "tests.faults.mutants", name))
+    broker = BrokerProcess(folder / "data", program=program_of(name))
     broker.start()
     try:
         yield broker

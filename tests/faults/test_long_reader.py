@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.mutants import program_of
 from tests.support.fork_server import BrokerProcess
 from tests.support.latency_probe import MIB
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
@@ -29,14 +30,10 @@ PAGES = ("", "queues", "messages", "metrics", "api/v1/messages?q=queue:large", "
 
 
 @contextmanager
-def running(data: Path, *program: str) -> Iterator[BrokerProcess]:
+def running(data: Path, mutant: str = "") -> Iterator[BrokerProcess]:
     flags = ["--admin", "127.0.0.1:0", "--set", f"storage.wal_bytes={LIMIT}"]
-    broker = BrokerProcess(data, flags, program=program or ("-m", "phpmq_lite"))
-    broker.start()
-    try:
+    with BrokerProcess(data, flags, program=program_of(mutant)) as broker:
         yield broker
-    finally:
-        broker.kill()
 
 
 @contextmanager
@@ -103,8 +100,7 @@ def test_pages_and_exports_do_not_hold_up_checkpoints(
 def test_wal_shows_a_reader_of_ours_that_keeps_its_transaction(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    program = ("-m", "tests.faults.mutants", "KeepsItsTransactions")
-    with running(tmp_path / "data", *program) as broker:
+    with running(tmp_path / "data", "KeepsItsTransactions") as broker:
         urllib.request.urlopen(broker.admin[0], timeout=WAIT_S).close()
         most = write(broker, 4 * LIMIT)
     figure(f"mutant KeepsItsTransactions: a WAL of {most / MIB:.1f} MiB")

@@ -1,14 +1,14 @@
 """A message that ends its consumer's connection dies in the end; its neighbours do not."""
 
-import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faults.ledger import read_only
+from tests.faults.mutants import program_of
 from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import SocketClient
 
@@ -48,7 +48,7 @@ def work_off(broker: BrokerProcess) -> tuple[int, float]:
 
 def lives(broker: BrokerProcess) -> dict[bytes, tuple[Any, ...]]:
     """Give outcome, reason, deliveries and charged of all that is settled in the queue."""
-    with closing(sqlite3.connect(f"file:{broker.data / 'phpmq.db'}?mode=ro", uri=True)) as database:
+    with read_only(broker.data) as database:
         rows = database.execute(
             "SELECT content, outcome, reason, deliveries, charged FROM history "
             "JOIN body USING (seq) JOIN queue USING (queue_id) WHERE name = 'work'"
@@ -69,20 +69,15 @@ def judge(broker: BrokerProcess) -> tuple[int, float]:
     return connections, took_ms
 
 
-def run(folder: Path, *program: str) -> BrokerProcess:
-    broker = BrokerProcess(folder / "data", program=program or ("-m", "phpmq_lite"))
-    broker.start()
-    return broker
+def broker_in(folder: Path, mutant: str = "") -> BrokerProcess:
+    return BrokerProcess(folder / "data", program=program_of(mutant))
 
 
 def test_poison_dies_and_its_neighbours_are_charged_nothing(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    broker = run(tmp_path)
-    try:
+    with broker_in(tmp_path) as broker:
         connections, took_ms = judge(broker)
-    finally:
-        broker.kill()
     figure(
         f"poison: dead after {MOST} deliveries, which ended {connections - 1} connections; "
         f"{len(GOOD)} neighbours charged nothing, the last of them after {took_ms:.0f} ms"
@@ -92,10 +87,9 @@ def test_poison_dies_and_its_neighbours_are_charged_nothing(
 def test_neighbours_show_a_broker_that_charges_all_that_was_held(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    broker = run(tmp_path, "-m", "tests.faults.mutants", "ChargesAllThatWasHeld")
-    try:
-        with pytest.raises((AssertionError, TimeoutError)) as found:
-            judge(broker)
-    finally:
-        broker.kill()
+    with (
+        broker_in(tmp_path, "ChargesAllThatWasHeld") as broker,
+        pytest.raises((AssertionError, TimeoutError)) as found,
+    ):
+        judge(broker)
     figure(f"mutant ChargesAllThatWasHeld: found: {str(found.value).splitlines()[0][:80]}")

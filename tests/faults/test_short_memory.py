@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
-from tests.faults.test_kill import SEED
+from tests.faults.mutants import program_of
 from tests.support.fork_server import BrokerProcess
 from tests.support.latency_probe import MIB
+from tests.support.seed import SEED
 from tests.support.socket_client import SocketClient
 
 pytestmark = pytest.mark.faults
@@ -84,12 +85,12 @@ def is_at_work(broker: BrokerProcess) -> bool:
     return True
 
 
-async def live_short(folder: Path, room: int, *program: str) -> tuple[Ledger, bool, int]:
+async def live_short(folder: Path, room: int, mutant: str = "") -> tuple[Ledger, bool, int]:
     """Load a broker without memory, and see what it did by what the next one finds.
 
     Returns the books, whether it was still at work, and its exit code.
     """
-    broker = BrokerProcess(folder / "data", program=program or ("-m", "phpmq_lite"))
+    broker = BrokerProcess(folder / "data", program=program_of(mutant))
     ledger = Ledger(random.Random(SEED))
     broker.start()
     process = broker.process
@@ -129,12 +130,11 @@ async def test_clients_show_a_broker_that_is_half_alive(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     """What meets the shortage is by chance, so it gets more than one life."""
-    program = ("-m", "tests.faults.mutants", "StaysHalfAlive")
     for life in range(LIVES):
         folder = tmp_path / str(life)
         folder.mkdir()
         try:
-            await live_short(folder, ROOM[0], *program)
+            await live_short(folder, ROOM[0], "StaysHalfAlive")
         except (TimeoutError, subprocess.TimeoutExpired):
             figure(f"mutant StaysHalfAlive: found in life {life + 1}: it neither works nor ends")
             return

@@ -15,9 +15,10 @@ import pytest
 
 from phpmq_lite.broker_process import BrokerProcess
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
+from tests.faults.mutants import program_of
 from tests.faults.shim import Shim
-from tests.faults.test_kill import SEED
 from tests.support.latency_probe import Latencies
+from tests.support.seed import SEED
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
@@ -29,17 +30,12 @@ CROWD = 3_000
 
 
 @contextmanager
-def broker_on(data: Path, *program: str) -> Iterator[tuple[BrokerProcess, Shim]]:
+def broker_on(data: Path, mutant: str = "") -> Iterator[tuple[BrokerProcess, Shim]]:
     """Run a broker whose disk can turn slow; what a consumer holds goes back after a second."""
     shim = Shim(data.parent, data)
     flags = ["--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1"]
-    broker = BrokerProcess(data, flags, env=shim.env())
-    broker.program = program or broker.program
-    broker.start()
-    try:
+    with BrokerProcess(data, flags, env=shim.env(), program=program_of(mutant)) as broker:
         yield broker, shim
-    finally:
-        broker.kill()
 
 
 def ask(url: str) -> float:
@@ -119,8 +115,7 @@ async def test_loop_lives_while_the_disk_is_slow(
 def test_health_shows_a_broker_that_waits_in_its_loop(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    program = ("-m", "tests.faults.mutants", "WaitsForTheDiskInTheLoop")
-    with broker_on(tmp_path / "data", *program) as (broker, shim):
+    with broker_on(tmp_path / "data", "WaitsForTheDiskInTheLoop") as (broker, shim):
         health, _ = confirm_alone(broker, shim)
     figure(f"mutant WaitsForTheDiskInTheLoop: health answers in {health}")
     assert health.p50 > LIVES_MS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import kill
-from tests.faults.test_kill import SEED
+from tests.support.seed import SEED
 
 pytestmark = pytest.mark.faults
 

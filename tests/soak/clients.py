@@ -10,7 +10,8 @@ from typing import Final
 
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import Dispatch
-from tests.soak.ledger import KEY_BYTES, LONG_TTL_S, SoakLedger, key_of
+from tests.faults.ledger import KEY_BYTES, seq_of
+from tests.soak.ledger import LONG_TTL_S, SoakLedger, key_of
 
 QUEUES: Final = ("orders", "mails")
 MARKS: Final = "marks"  # publishes behind acknowledgements; nobody consumes it, so they expire
@@ -184,7 +185,7 @@ class Consumer(Client):
     def take(self, dispatch: Dispatch) -> None:
         """Decide what becomes of a message."""
         message_id, queue = dispatch.message_id, dispatch.queue
-        number = self.books.dispatch(dispatch.content[:KEY_BYTES], int(message_id[:16], 16))
+        number = self.books.dispatch(dispatch.content[:KEY_BYTES], seq_of(message_id))
         if number is None:
             return
         chance = 0.0 if self._is_last else self.scene.rng.random()

@@ -5,7 +5,6 @@ so that a day fits into memory.  The number of a message is its key and the begi
 """
 
 import asyncio
-import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Iterable
@@ -13,10 +12,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from phpmq_lite.storage.data_folder import DATABASE
-from tests.faults.ledger import contradictions
+from tests.faults.ledger import KEY_BYTES, contradictions, read_only, stored_keys
 
-KEY_BYTES: Final = 16
 LONG_TTL_S: Final = 4_000  # nothing of it may expire where a clock jumps by an hour
 _EXPIRED: Final = 3  # outcome in the history
 
@@ -25,8 +22,6 @@ REFUSED: Final = 2
 SEEN: Final = 4  # dispatched; a requeue takes it away
 ENDED: Final = 8  # acknowledged or dead-lettered, and that is stored
 LONG: Final = 16  # with LONG_TTL_S
-
-Row = tuple[int, bytes]  # seq, key
 
 
 def key_of(number: int) -> bytes:
@@ -101,7 +96,7 @@ class SoakLedger:
     async def compare(self, data: Path) -> None:
         """See that what was confirmed since the last look is on disk, and once."""
         unproved, self._unproved = self._unproved, []
-        for seq, key in await asyncio.to_thread(_bodies, data, self._checked_to):
+        for seq, key in await asyncio.to_thread(_stored, data, self._checked_to):
             self._numbered(key, seq)
             self._checked_to = max(self._checked_to, seq)
         for number in unproved:
@@ -113,13 +108,12 @@ class SoakLedger:
         """Compare everything with a database that nobody has open."""
         self._checked_to = 0
         await self.compare(data)
-        with sqlite3.connect(data / DATABASE) as database:
+        with read_only(data) as database:
             for text, found in contradictions(database):
                 if text != "expired early":  # its clock has not jumped; see below
                     self.offend(f"{text}: {found}")
             alive = {row[0] for row in database.execute("SELECT seq FROM message")}
             settled = dict(database.execute("SELECT seq, outcome FROM history"))
-        database.close()
         oldest = min(settled, default=0)  # what was before it, retention has removed
         for number, (flags, seq) in enumerate(zip(self._flags, self._seqs, strict=True)):
             if seq >= oldest and seq:
@@ -150,15 +144,6 @@ class SoakLedger:
         return number
 
 
-def _bodies(data: Path, after: int) -> list[Row]:
-    """Read the bodies behind a seq, but those of dead letters' records."""
-    database = sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True, timeout=30)
-    try:
-        return database.execute(
-            "SELECT seq, substr(content, 1, ?) FROM body WHERE seq > ? AND seq NOT IN ("
-            "SELECT seq FROM message WHERE source_seq IS NOT NULL UNION ALL "
-            "SELECT seq FROM history WHERE source_seq IS NOT NULL) ORDER BY seq",
-            (KEY_BYTES, after),
-        ).fetchall()
-    finally:
-        database.close()
+def _stored(data: Path, after: int) -> list[tuple[int, bytes]]:
+    with read_only(data) as database:
+        return stored_keys(database, after)

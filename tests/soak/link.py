@@ -1,12 +1,9 @@
 """The network between the clients and the broker: it may be slow, stand still, or be torn."""
 
 import asyncio
-import socket
-import struct
 from contextlib import suppress
-from typing import Final
 
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: the end is a reset
+from tests.faults.links import reset
 
 
 class Link:
@@ -44,10 +41,7 @@ class Link:
     def reset(self) -> None:
         """Tear all connections."""
         for writer in self._writers:
-            own = writer.get_extra_info("socket")
-            with suppress(OSError):
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            writer.transport.abort()
+            reset(writer)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,18 +1,16 @@
 """The soak, for half a minute: everything befalls the broker that ``python -m tests.soak`` has."""
 
-import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.faults.mutants import program_of
 from tests.soak.report import offences_of, report
 from tests.soak.run import Plan, soak
+from tests.support.seed import SEED
 
 pytestmark = pytest.mark.faults
-
-SEED = int(os.environ.get("PHPMQ_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 
 
 @pytest.mark.slow
@@ -38,7 +36,7 @@ async def test_soak_finds_a_broker_that_forgets(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     """A fault test that cannot fail is worth nothing."""
-    program = ("-m", "tests.faults.mutants", "ForgetsAcknowledgements")
+    program = program_of("ForgetsAcknowledgements")
     plan = Plan(5, SEED, (0.5, 1.0), ("kill -9",), rate=150, program=program)
     result = await soak(plan, tmp_path)
     figure(f"soak, mutant ForgetsAcknowledgements: {len(result.books.offences):,} offences")
