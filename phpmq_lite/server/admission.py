@@ -141,7 +141,8 @@ class Admission:
     def reserve(self, address: str | None) -> str | None:
         """Like ``admit``, for a connection that must complete its TLS handshake first.
 
-        Afterwards either the connection calls ``admit``, or the listener calls ``give_up``.
+        Afterwards either the connection calls ``admit``, or the listener calls
+        ``cancel_reservation``.
         """
         reason = self._count(address)
         if reason is None:

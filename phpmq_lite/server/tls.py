@@ -68,9 +68,8 @@ def reload_contexts(secured: Sequence[TlsListener]) -> None:
         server_context(one.cert, one.key, one.client_ca, section=one.section) for one in secured
     ]
     for one, context in zip(secured, fresh, strict=True):
-        one.context.sni_callback = partial(
-            _switch_context, context
-        )  # called without a server name, too
+        # Called without a server name, too.
+        one.context.sni_callback = partial(_switch_context, context)
 
 
 def _switch_context(

@@ -58,9 +58,8 @@ class SessionMonitor:
             if session.connection is not None:
                 session.acks.sample(session.connection.acked, _INTERVAL_S)
             if session.paused and session.frame_began_at is not None:
-                session.frame_began_at += (
-                    _INTERVAL_S  # the timeout is suspended while it is not read
-                )
+                # The timeout is suspended while the session is not read.
+                session.frame_began_at += _INTERVAL_S
             reason = overdue_reason(session, now_s, self._limits)
             if reason is not None:
                 session.abort(reason)
