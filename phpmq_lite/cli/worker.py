@@ -173,21 +173,21 @@ def load_app(name: str) -> "BabelQueue":
 def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
     """Set our transport; an app of ``connect()`` keeps its own unless flags differ."""
     from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
-    from phpmq_lite.envelopes.transport import PhpmqTransport, WorkerEvents, log_event
+    from phpmq_lite.envelopes.transport import PhpmqTransport, log_event
     from phpmq_lite.envelopes.worker_connection import WorkerConnection
 
     transport = app.transport
     if not isinstance(transport, PhpmqTransport):
         delays = None if app.retry_backoff > 0 else RetryDelays(DEFAULT_DELAYS_S)
         link = WorkerConnection(client(is_patient=True), options["credit"])
-        app.transport = PhpmqTransport(link, WorkerEvents(_write), delays=delays)
+        app.transport = PhpmqTransport(link, _write, delays=delays)
         return
     if _is_given("url", "tls_ca", "tls_cert", "config", "setting__data"):
         transport.link = WorkerConnection(client(is_patient=True), transport.link.credit)
     if _is_given("credit"):
         transport.link.credit = options["credit"]
-    own = transport.events.hook
-    transport.events.hook = _write if own is log_event else partial(_write_both, own)
+    own = transport.hook
+    transport.hook = _write if own is log_event else partial(_write_both, own)
 
 
 def _is_given(*names: str) -> bool:

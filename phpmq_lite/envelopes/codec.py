@@ -40,10 +40,12 @@ def make(
         raise EnvelopeError(str(error)) from error
 
 
-def from_message(message: Any, queue: str = "default") -> dict[str, Any]:
+def from_message(
+    message: Any, queue: str = "default", *, inherited_trace_id: str | None = None
+) -> dict[str, Any]:
     """Return the envelope of an object with ``get_babel_urn`` and ``to_payload``.
 
-    It continues the trace of ``get_babel_trace_id``, if the object has one.
+    It continues the trace of ``get_babel_trace_id``, if the object has one, else the inherited one.
 
     Raises:
         EnvelopeError: as in ``make``, or a method is missing.
@@ -53,6 +55,8 @@ def from_message(message: Any, queue: str = "default") -> dict[str, Any]:
             raise EnvelopeError(f"{type(message).__name__} has no method {name}")
     get_trace = getattr(message, "get_babel_trace_id", None)
     trace_id = get_trace() if callable(get_trace) else None
+    if trace_id is None or (isinstance(trace_id, str) and indexed_fields.is_blank(trace_id)):
+        trace_id = inherited_trace_id
     return make(message.get_babel_urn(), message.to_payload(), queue=queue, trace_id=trace_id)
 
 

@@ -4,7 +4,7 @@ import base64
 import binascii
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import msgspec
@@ -17,16 +17,16 @@ _UNSUPPORTED: Final = "unsupported_schema_version"
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, frozen=True, kw_only=True)
 class DeadLetterBlock:
-    """The member ``dead_letter`` of a record."""
+    """The member ``dead_letter`` of a record, in the order of its members."""
 
     reason: str  # failed, unknown_urn or poison
-    original_queue: str  # where the message failed
-    failed_at: int  # Unix ms
-    attempts: int  # runs by workers
     error: str | None = None  # message of the last exception
     exception: str | None = None  # class of that exception
+    failed_at: int  # Unix ms
+    original_queue: str  # where the message failed
+    attempts: int  # runs by workers
     lang: str = "python"  # of the program that gave up
     detail: str | None = None  # exact cause: a verdict's reason, max_deliveries, expired …
     message_id: str | None = None  # wire id of the failed message
@@ -76,20 +76,11 @@ def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool 
 
 def _encode_block(block: DeadLetterBlock) -> bytes:
     """Encode a block, without ``detail`` and ``message_id`` (our additions) if they are None."""
-    members_of_block = {
-        "reason": block.reason,
-        "error": block.error,
-        "exception": block.exception,
-        "failed_at": block.failed_at,
-        "original_queue": block.original_queue,
-        "attempts": block.attempts,
-        "lang": block.lang,
-    }
-    if block.detail is not None:
-        members_of_block["detail"] = block.detail
-    if block.message_id is not None:
-        members_of_block["message_id"] = block.message_id
-    return _encode_json(members_of_block)
+    members = asdict(block)
+    for name in ("detail", "message_id"):
+        if members[name] is None:
+            del members[name]
+    return _encode_json(members)
 
 
 def _encode_json(value: object) -> bytes:

@@ -4,14 +4,17 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
+
+if TYPE_CHECKING:
+    from phpmq_lite.envelopes.transport import PhpmqTransport
 
 _CANCEL_S: Final = 5.0  # time for the cleanup of an interrupted coroutine
 
@@ -64,21 +67,8 @@ Middleware = Callable[[JobContext, NextHandler], None]
 """``fn(context, next)`` calls ``next(context)`` once, or not at all to count it as handled."""
 
 
-class CurrentJob(Protocol):
-    """Tracks the current job; implemented by the transport."""
-
-    def begin(self) -> JobContext:
-        """Record that the handler starts; return its context."""
-
-    def done(self) -> None:
-        """Record that the handler has returned."""
-
-    def failed(self, error: BaseException) -> None:
-        """Record the exception that the handler raised."""
-
-
 class HandlerLoop:
-    """An event loop in its own thread, started by the first coroutine; a context manager.
+    """An event loop in its own thread, started by the first coroutine.
 
     It runs between jobs too, so that sessions and pools of handlers stay open.
     """
@@ -86,12 +76,6 @@ class HandlerLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> "HandlerLoop":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """Wait for a result; an interruption of the wait cancels the coroutine first."""
@@ -156,16 +140,16 @@ async def _cancel_others() -> None:
 
 @contextmanager
 def wrap_handlers(
-    app: BabelQueue, current: CurrentJob, middleware: Sequence[Middleware]
+    app: BabelQueue, transport: "PhpmqTransport", middleware: Sequence[Middleware]
 ) -> Iterator[None]:
     """Wrap every handler of an app in middleware, trace and loop within the block.
 
     Handlers registered later within the block receive the SDK's own arguments.
     """
     originals = dict(app._handlers)  # the SDK has no public list of handlers
-    with HandlerLoop() as loop:
+    with closing(HandlerLoop()) as loop:
         for urn, handler in originals.items():
-            app._handlers[urn] = _wrap_handler(handler, current, middleware, loop)
+            app._handlers[urn] = _wrap_handler(handler, transport, middleware, loop)
         try:
             yield
         finally:
@@ -173,7 +157,10 @@ def wrap_handlers(
 
 
 def _wrap_handler(
-    handler: Handler, current: CurrentJob, middleware: Sequence[Middleware], loop: HandlerLoop
+    handler: Handler,
+    transport: "PhpmqTransport",
+    middleware: Sequence[Middleware],
+    loop: HandlerLoop,
 ) -> Handler:
     wants_envelope = takes_envelope(handler)
 
@@ -189,14 +176,14 @@ def _wrap_handler(
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
         """Run the chain on its own data: the SDK encodes its envelope again for a retry."""
-        context = current.begin()
+        context = transport.begin()
         try:
             with codec.continue_trace(context.envelope):
                 chain(context)
         except BaseException as error:
-            current.failed(error)
+            transport.failed(error)
             raise
-        current.done()
+        transport.done()
 
     return work
 
@@ -213,14 +200,3 @@ def takes_envelope(handler: Handler) -> bool:
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) >= 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-
-
-def check_middleware(one: Middleware) -> Middleware:
-    """Return a middleware if it is a plain function.
-
-    Raises:
-        TypeError: it is ``async def``; it would block the handlers' loop.
-    """
-    if inspect.iscoroutinefunction(one):
-        raise TypeError(f"middleware {one!r} is async; use a plain function")
-    return one

@@ -7,14 +7,13 @@ both handle it. Here the first one claims it, and the second one learns that it 
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
-from phpmq_lite.envelopes.sqlite_file import open_file, transaction
+from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
 
 LEASE_S: Final = 300  # a claim of a process that died expires after this
 KEEP_S: Final = 7 * 86_400  # the default retention of the broker's history
@@ -98,7 +97,7 @@ class SqliteIdempotencyStore:
         *,
         lease_s: float = LEASE_S,
         keep_s: float = KEEP_S,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._path = path
         self._lease_ms = round(lease_s * 1_000)

@@ -266,7 +266,7 @@ class SqliteOutboxStore:
             try:
                 text = row.body.decode()
             except UnicodeDecodeError as error:
-                self.record_failure(row.row_id, str(error))
+                self.mark_failed(row.row_id, str(error))
                 continue
             records.append(OutboxRecord(row.row_id, text, row.queue, row.attempts))
         return records
@@ -277,9 +277,15 @@ class SqliteOutboxStore:
         with self._transaction():
             self._connection.executemany(self._sql(_SENT), [(now_ms, row_id) for row_id in ids])
 
-    def mark_failed(self, id: str, error: str) -> None:
-        """Record an error; the row is sent again later."""
-        self.record_failure(id, error)
+    def mark_failed(self, id: str, error: str, *, delays_row: bool = True) -> None:
+        """Record an error; ``delays_row`` postpones the next attempt of the row by 5 to 300 s."""
+        values = {
+            "id": id, "error": error[:ERROR_CHARACTERS], "delays_row": delays_row,
+            "now_ms": self._now_ms(), "first_ms": round(RETRY_FIRST_S * 1_000),
+            "max_ms": round(RETRY_MAX_S * 1_000),
+        }  # fmt: skip
+        with self._transaction():
+            self._connection.execute(self._sql(_FAILED), values)
 
     # -- for our relay
 
@@ -316,16 +322,6 @@ class SqliteOutboxStore:
         cursor.close()  # ends the read transaction
         return rows
 
-    def record_failure(self, row_id: str, error: str, *, delays_row: bool = True) -> None:
-        """Record an error of a row; ``delays_row`` postpones its next attempt by 5 to 300 s."""
-        values = {
-            "id": row_id, "error": error[:ERROR_CHARACTERS], "delays_row": delays_row,
-            "now_ms": self._now_ms(), "first_ms": round(RETRY_FIRST_S * 1_000),
-            "max_ms": round(RETRY_MAX_S * 1_000),
-        }  # fmt: skip
-        with self._transaction():
-            self._connection.execute(self._sql(_FAILED), values)
-
     def release(self) -> None:
         """Release the leases of this relay, so that others need not wait until they expire."""
         with self._transaction():
@@ -353,7 +349,7 @@ class SqliteOutboxStore:
         return [OutboxQueueStatus(*row) for row in cursor]
 
     def data_version(self) -> int:
-        """Return a number that data_version when another connection commits to the file."""
+        """Return a number that changes when another connection commits to the file."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def _transaction(self) -> AbstractContextManager[sqlite3.Connection]:

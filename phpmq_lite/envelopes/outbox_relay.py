@@ -85,8 +85,7 @@ class Relay:
         """Send one batch; return whether the queue accepts more."""
         outcomes = self._send([_keyed_message(row) for row in rows])
         if len(rows) > 1 and any(_is_lost(outcome) for outcome in outcomes):
-            # The broker keeps closing the connection because of one row: send each alone to find
-            # it.
+            # One row makes the broker close the connection: send each alone to find it.
             self._settle(rows, outcomes, result, is_blamed=False)
             lost = [row for row, outcome in zip(rows, outcomes, strict=True) if _is_lost(outcome)]
             return all(self._send_rows(queue, [row], result) for row in lost)
@@ -119,7 +118,7 @@ class Relay:
             if isinstance(outcome, ConnectionLostError) and not is_blamed:
                 continue
             delays_row = not isinstance(outcome, PublishRefusedError)
-            self._store.record_failure(row.row_id, str(outcome), delays_row=delays_row)
+            self._store.mark_failed(row.row_id, str(outcome), delays_row=delays_row)
             result.failed += 1
             self._report(row, str(outcome))
 

@@ -10,7 +10,7 @@ schemas are errors. Other keywords that would restrict values are not applied, b
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,7 +18,6 @@ from typing import Any, Final
 from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
-TYPES: Final = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 REASON: Final = "schema_mismatch"
 DEPTH_LIMIT: Final = 64  # of a schema document
 VALUES_LIMIT: Final = 10_000  # of one enum
@@ -41,6 +40,7 @@ _ARTICLES: Final = {
     "boolean": "true or false",
     "null": "null",
 }
+TYPES: Final = tuple(_ARTICLES)
 
 
 class SchemaError(PhpmqError):
@@ -223,11 +223,11 @@ def _types(document: dict[str, Any], at: str) -> frozenset[str] | None:
     for name in names:
         if not isinstance(name, str) or name not in TYPES:
             shown = json.dumps(name, ensure_ascii=False)[:100]
-            raise SchemaError(f"{shown} is not a type; use {_listed(TYPES)}", f"{at}/type")
+            raise SchemaError(f"{shown} is not a type; use {_listed(TYPES, 'and')}", f"{at}/type")
     found = frozenset(names)
     if "number" in found:
         found -= {"integer"}
-    return None if found == TYPES - {"integer"} else found
+    return None if found == set(TYPES) - {"integer"} else found
 
 
 def _required(document: dict[str, Any], at: str) -> tuple[str, ...]:
@@ -262,14 +262,11 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level:
         depth += 1
-        level = [inner for outer in level for inner in _inner(outer)]
+        outer, level = level, []
+        for each in outer:
+            if isinstance(each, dict | list):
+                level += each.values() if isinstance(each, dict) else each
     return depth
-
-
-def _inner(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
 
 
 def _min_length(document: dict[str, Any], at: str) -> int:
@@ -413,17 +410,17 @@ def type_name(value: Any) -> str:
     return _ARTICLES[kinds_by_type.get(type(value), "null")]
 
 
-def type_names(types: frozenset[str]) -> str:
-    """Return type names for people: ``a string or null``."""
-    return _listed(types, " or ", _ARTICLES)
+def type_names(types: frozenset[str] | None) -> str:
+    """Return type names for people: ``a string or null``; None is ``anything``."""
+    if types is None:
+        return "anything"
+    return _listed([_ARTICLES[name] for name in _ARTICLES if name in types], "or")
 
 
-def _listed(
-    names: frozenset[str], last: str = " and ", detail: Mapping[str, str] | None = None
-) -> str:
-    order = [name for name in _ARTICLES if name in names]
-    shown = [detail[name] if detail else name for name in order]
-    return last.join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+def _listed(names: Sequence[str], conjunction: str) -> str:
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} {conjunction} {names[-1]}"
 
 
 def escape_pointer(name: str) -> str:
@@ -444,20 +441,15 @@ class SchemaField:
 
 
 def schema_fields(rule: SchemaRule) -> Iterator[SchemaField]:
-    """Yield the locations subschema ``data`` in the order of the schema."""
+    """Yield the locations below ``data`` in the order of the schema."""
     for name, inner in rule.properties.items():
-        path = f"{name}[]" if inner.items is not None else name
         yield SchemaField(
-            name, type_names(inner.types) if inner.types else "anything", name in rule.required,
+            name, type_names(inner.types), name in rule.required,
             _limits(inner), inner.sensitivity, inner.title,
         )  # fmt: skip
-        for subschema in (inner, inner.items):
-            prefix = name if subschema is inner else path
-            for inner_field in schema_fields(subschema) if subschema is not None else ():
-                yield SchemaField(
-                    f"{prefix}.{inner_field.path}", inner_field.types, inner_field.is_required,
-                    inner_field.limits, inner_field.sensitivity, inner_field.title,
-                )  # fmt: skip
+        for prefix, subschema in ((name, inner), (f"{name}[]", inner.items)):
+            for below in schema_fields(subschema) if subschema is not None else ():
+                yield replace(below, path=f"{prefix}.{below.path}")
 
 
 def _limits(rule: SchemaRule) -> str:

@@ -39,38 +39,6 @@ class PreparedEnvelope(NamedTuple):
     meta_id: str  # empty if it has none
 
 
-def make_envelope(
-    urn: str,
-    data: Mapping[str, Any],
-    *,
-    queue: str,
-    trace_id: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return an envelope that continues the current trace, unless ``trace_id`` is given.
-
-    Raises:
-        EnvelopeError: as in ``codec.make``.
-    """
-    inherited = codec.current_trace_id() if trace_id is None else trace_id
-    return codec.make(urn, data, queue=queue, trace_id=inherited, meta=meta)
-
-
-def make_from_object(message: Any, *, queue: str) -> dict[str, Any]:
-    """Return the envelope of an object with ``get_babel_urn`` and ``to_payload``.
-
-    Its own ``get_babel_trace_id`` takes precedence over the current trace.
-
-    Raises:
-        EnvelopeError: as in ``codec.from_message``.
-    """
-    envelope = codec.from_message(message, queue=queue)
-    inherited = codec.current_trace_id()
-    if inherited is not None and not _has_trace(message):
-        envelope["trace_id"] = inherited
-    return envelope
-
-
 def envelope_for(
     job: str | EnvelopeSource,
     data: Mapping[str, Any] | str | None,
@@ -80,34 +48,32 @@ def envelope_for(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the envelope of a URN with its data, or of a job.
+    """Return the envelope of a URN with its data, or of a job; it continues the current trace.
 
-    With a job the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
+    ``trace_id`` and the job's ``get_babel_trace_id`` take precedence over the current trace. With a
+    job the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
 
     Raises:
-        EnvelopeError: as in ``codec.make``; the data is missing, or was passed along with a job.
+        EnvelopeError: as in ``codec.make`` and ``codec.from_message``; the data is missing, or was
+            passed along with a job.
     """
     if isinstance(job, str):
         if data is None:
             raise EnvelopeError(f"/data is missing: publish({job[:200]!r}, data)")
         target = default_queue if queue is None else queue
-        return make_envelope(job, data, queue=target, trace_id=trace_id, meta=meta)  # type: ignore[arg-type]
+        inherited = codec.current_trace_id() if trace_id is None else trace_id
+        return codec.make(job, data, target, trace_id=inherited, meta=meta)  # type: ignore[arg-type]
     if isinstance(data, str) and queue is None:
         data, queue = None, data
     if data is not None or meta is not None:
         raise EnvelopeError(
             f"/data comes from the {type(job).__name__}; pass neither data nor meta"
         )
-    envelope = make_from_object(job, queue=default_queue if queue is None else queue)
+    target = default_queue if queue is None else queue
+    envelope = codec.from_message(job, target, inherited_trace_id=codec.current_trace_id())
     if trace_id is not None and not is_blank(trace_id):
         envelope["trace_id"] = trace_id
     return envelope
-
-
-def _has_trace(message: Any) -> bool:
-    ask = getattr(message, "get_babel_trace_id", None)
-    found = ask() if callable(ask) else None
-    return isinstance(found, str) and not is_blank(found)
 
 
 def prepare_publish(

@@ -77,7 +77,9 @@ class _Differences:
             self._compare_values(old, old.values, new, at)
             return
         if old.types != new.types:
-            self._add_breaking(at, f"it was {_type_names(old)} and is {_type_names(new)} now")
+            self._add_breaking(
+                at, f"it was {type_names(old.types)} and is {type_names(new.types)} now"
+            )
             return  # locations below have another meaning
         if new.values is not None:
             self._add_breaking(at, f"now only allows {_format_values(new.values)}")
@@ -158,10 +160,6 @@ class _Differences:
 
 def _fits(rule: SchemaRule, value: Any) -> bool:
     return PayloadSchema(rule, None).check(value) is None
-
-
-def _type_names(rule: SchemaRule) -> str:
-    return type_names(rule.types) if rule.types else "anything"
 
 
 def _sensitivity(rule: SchemaRule) -> str:

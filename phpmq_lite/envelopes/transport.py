@@ -13,16 +13,16 @@ from typing import Any, Final, Literal
 
 from babelqueue.transport import ReceivedMessage, Transport
 
-from phpmq_lite import errors
 from phpmq_lite.client.session import Backoff, Delivery
 from phpmq_lite.envelopes import codec, dead_letter_record
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
 from phpmq_lite.envelopes.handlers import JobContext
 from phpmq_lite.envelopes.idempotency import IdempotencyDecision, IdempotencyStore, idempotency_key
 from phpmq_lite.envelopes.retry_delays import RetryDelays
+from phpmq_lite.envelopes.sqlite_file import wall_ms
 from phpmq_lite.envelopes.validation import EmptyListData, EnvelopeProblem, Verdict, validate
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
-from phpmq_lite.errors import ClientError, LocalProtocolError
+from phpmq_lite.errors import ClientError, EnvelopeError, LocalProtocolError
 
 EventLevel = Literal["info", "warning", "error"]
 EventHook = Callable[[EventLevel, str, Mapping[str, Any]], None]
@@ -55,23 +55,6 @@ def log_event(level: EventLevel, event: str, context: Mapping[str, Any]) -> None
     _log.log(_LEVELS[level], "%s %s", event, details)
 
 
-class WorkerEvents:
-    """Passes events to a hook; exceptions of the hook are logged."""
-
-    __slots__ = ("hook",)
-
-    def __init__(self, hook: EventHook = log_event) -> None:
-        self.hook = hook
-
-    def emit(self, level: EventLevel, event: EventName, **context: Any) -> None:
-        """Emit an event without the members that are None."""
-        known = {name: value for name, value in context.items() if value is not None}
-        try:
-            self.hook(level, event, known)
-        except Exception:
-            _log.exception("the event hook failed at %s", event)
-
-
 ATTEMPTS_LIMIT: Final = 1 << 31
 RELEASE_S: Final = 5.0  # delay of messages that cannot be handled now
 DEAD_SUFFIX: Final = ".dlq"
@@ -81,8 +64,6 @@ _SETTLED_LIMIT: Final = 10_000  # message ids
 _ERROR_CHARACTERS: Final = 2_000  # of an exception message in a record
 _TRACEBACK_LINES: Final = 20
 _UNSUPPORTED: Final = "unsupported_schema_version"
-
-StopReason = Callable[[int], str | None]  # number of jobs so far -> reason to stop, or None
 
 
 @dataclass(slots=True)
@@ -108,8 +89,8 @@ class WorkerJob:
 class PhpmqTransport(Transport):
     """Feeds an SDK app from a queue, one message at a time on one connection.
 
-    ``delays`` replaces the app's retry delays. ``stop_reason`` is called before each job; if it
-    returns a reason, ``stop`` is called with it.
+    ``delays`` replaces the app's retry delays. ``must_stop`` is called before each job with False,
+    and with True when the queue is empty; if it returns True, no job follows.
     """
 
     classifies_poison = True  # the app only receives valid bodies
@@ -117,7 +98,7 @@ class PhpmqTransport(Transport):
     def __init__(
         self,
         link: WorkerConnection,
-        events: WorkerEvents | None = None,
+        hook: EventHook = log_event,
         *,
         delays: RetryDelays | None = None,
         idempotency_store: IdempotencyStore | None = None,
@@ -125,18 +106,16 @@ class PhpmqTransport(Transport):
         empty_list_data: EmptyListData = "php",
         dead_letter_queue: str | None = None,
         release_s: float = RELEASE_S,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = wall_ms,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.link = link
-        self.events = events or WorkerEvents()
+        self.hook = hook
         self.delays = delays
         self.idempotency_store = idempotency_store
         self.dead_letter_queue = dead_letter_queue  # None: QUEUE.dlq
-        self.stop_reason: StopReason = _no_reason
-        self.reason_when_empty: Callable[[], str | None] = lambda: None
-        self.stop: Callable[[str], None] = _ignore_stop
+        self.must_stop: Callable[[bool], bool] = lambda is_empty: False
         self.jobs = 0  # received so far, including malformed ones
         self._idempotency_by = idempotency_by
         self._empty_list_data: EmptyListData = empty_list_data
@@ -158,15 +137,14 @@ class PhpmqTransport(Transport):
 
         Raises:
             EnvelopeError: no consumer would handle it; nothing was sent.
-            PublishRefusedError, ConnectionLostError, TimeoutError: see ``publish_content``.
+            PublishRefusedError, ConnectionLostError, TimeoutError: as in ``link.publish``.
         """
-        content = _encode(body)
+        try:
+            content = body.encode()
+        except UnicodeEncodeError as error:
+            raise EnvelopeError(f"lone surrogate at character {error.start}") from error
         codec.decode(content, "never")  # only to validate; the original bytes are sent
-        self.publish_content(queue, content)
-
-    def publish_content(self, queue: str, content: bytes, key: bytes | None = None) -> None:
-        """Publish bytes and wait for the receipt; with a ``key``, repeats are stored once."""
-        self.link.publish(queue, content, 0, key)
+        self.link.publish(queue, content)
 
     def pop(self, queue: str, timeout: float = 1.0) -> ReceivedMessage | None:
         """Return the next message to handle, or None after ``timeout``."""
@@ -176,12 +154,9 @@ class PhpmqTransport(Transport):
         except (ClientError, OSError) as error:
             self._report_unreachable(queue, error)
         except Exception as error:  # no exception may end the SDK's loop
-            self._emit(
-                "error",
-                "reserve.failed",
-                queue,
-                reason=_format_error(error),
-                exception=_format_traceback(),
+            trace = traceback.format_exc(limit=-_TRACEBACK_LINES)
+            self.emit(
+                "error", "reserve.failed", queue, reason=_format_error(error), exception=trace
             )
             self.link.return_messages(queue)
             self._sleep(min(timeout, self._pause.next_s()))
@@ -190,15 +165,13 @@ class PhpmqTransport(Transport):
     def ack(self, message: ReceivedMessage) -> None:
         """Settle a job that was handled, or that the app drops."""
         job = _job_of(message)
-        if job.is_handled:
-            self._finish_claim(job, is_done=True)
-            self._settle(job, Settlement.ACK)
-            self._emit_for("info", "job.ack", job)
-            return
-        self._finish_claim(job, is_done=False)
+        self._finish_claim(job, is_done=job.is_handled)
         self._settle(job, Settlement.ACK)
-        reason = "failed" if job.error is not None else "unknown_urn"
-        self._emit_for("warning", "job.dropped", job, reason=reason)
+        if job.is_handled:
+            self._emit_for("info", "job.ack", job)
+        else:
+            reason = "failed" if job.error is not None else "unknown_urn"
+            self._emit_for("warning", "job.dropped", job, reason=reason)
 
     def redeliver(self, message: ReceivedMessage, body: str, delay: float) -> None:
         """Retry a job if ``attempts`` grew, else requeue it unchanged."""
@@ -230,10 +203,11 @@ class PhpmqTransport(Transport):
     def close(self) -> None:
         """Close the connection; an unsettled message is requeued. Safe to call twice."""
         job, self._job = self._job, None
-        is_open = job is not None and not job.is_settled
-        if job is not None and is_open:
+        if job is None or job.is_settled:
+            self.link.close()
+        else:
             self._finish_claim(job, is_done=False)
-        self.link.close(is_tidy=not is_open)
+            self.link.close(is_tidy=False)
 
     # -- the context of handlers
 
@@ -266,17 +240,13 @@ class PhpmqTransport(Transport):
     def _pop(self, queue: str, timeout_s: float) -> ReceivedMessage | None:
         until = self._monotonic() + timeout_s
         while True:
-            reason = self.stop_reason(self.jobs)
-            if reason is not None:
-                self.stop(reason)
+            if self.must_stop(False):
                 return None
             # Wait for the full time after malformed messages too: "none" must mean an empty queue.
             delivery = self.link.receive(queue, timeout_s)
             self._is_unreachable = False
             if delivery is None:
-                reason = self.reason_when_empty()
-                if reason is not None:
-                    self.stop(reason)
+                self.must_stop(True)
                 return None
             message = self._validate(delivery)
             if message is not None or self._monotonic() >= until:
@@ -287,7 +257,7 @@ class PhpmqTransport(Transport):
         how = self._settled.get(delivery.message_id)
         if how is not None:  # its settlement was lost with a connection
             self.link.settle(delivery, how)
-            self._emit(
+            self.emit(
                 "info", "job.duplicate", delivery.queue,
                 message_id=delivery.message_id, reason="settled before",
             )  # fmt: skip
@@ -333,7 +303,7 @@ class PhpmqTransport(Transport):
         for warning in verdict.warnings:
             if (queue, warning) not in self._warned and len(self._warned) < _SETTLED_LIMIT:
                 self._warned.add((queue, warning))
-                self._emit("warning", "job.warning", queue, reason=warning)
+                self.emit("warning", "job.warning", queue, reason=warning)
 
     # -- settling; each may raise ClientError
 
@@ -364,7 +334,8 @@ class PhpmqTransport(Transport):
     def _quarantine(self, job: WorkerJob, problem: EnvelopeProblem) -> None:
         """Dead-letter a malformed body on its first delivery."""
         block = self._block(job, "poison", job.attempts, problem.detail, None, problem.reason)
-        self._publish_record(job, self._dead_letter_queue_of(job), job.delivery.body, block)
+        queue = self.dead_letter_queue or job.delivery.queue + DEAD_SUFFIX
+        self._publish_record(job, queue, job.delivery.body, block)
         self._emit_for(
             "warning", "job.dead_letter", job, reason=problem.reason, error=problem.detail
         )
@@ -431,9 +402,6 @@ class PhpmqTransport(Transport):
             return 0
         return max(1, ceil(job.delivery.ttl_s - (self._monotonic() - job.received_s)))
 
-    def _dead_letter_queue_of(self, job: WorkerJob) -> str:
-        return self.dead_letter_queue or job.delivery.queue + DEAD_SUFFIX
-
     def _run_or_requeue(self, job: WorkerJob, action: Callable[[], None]) -> None:
         """Run ``action``; if it fails, requeue the message after an increasing pause."""
         try:
@@ -465,32 +433,29 @@ class PhpmqTransport(Transport):
         """Emit one event per outage, to keep the log short."""
         if not self._is_unreachable:
             self._is_unreachable = True
-            self._emit("error", "reserve.failed", queue, reason=_format_error(error))
+            self.emit("error", "reserve.failed", queue, reason=_format_error(error))
 
-    def _emit(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
-        self.events.emit(level, event, queue=queue, **context)
+    def emit(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
+        """Pass an event to the hook, without the members that are None; log its exceptions."""
+        known = {name: value for name, value in context.items() if value is not None}
+        try:
+            self.hook(level, event, {"queue": queue} | known)
+        except Exception:
+            _log.exception("the event hook failed at %s", event)
 
     def _emit_for(
         self, level: EventLevel, event: EventName, job: WorkerJob, **context: Any
     ) -> None:
         index = job.verdict.index
-        self.events.emit(
+        self.emit(
             level,
             event,
-            queue=job.delivery.queue,
+            job.delivery.queue,
             urn=index.urn if index else None,
             trace_id=index.trace_id if index else None,
             message_id=job.message_id,
             **({"attempt": job.attempts} | context),
         )
-
-
-def _no_reason(_jobs: int) -> str | None:
-    return None
-
-
-def _ignore_stop(_reason: str) -> None:
-    """Ignore the request to stop."""
 
 
 def _job_of(message: ReceivedMessage) -> WorkerJob:
@@ -510,20 +475,9 @@ def _attempts_in(body: str, otherwise: int) -> int:
     return found if type(found) is int else otherwise
 
 
-def _encode(body: str) -> bytes:
-    try:
-        return body.encode()
-    except UnicodeEncodeError as error:
-        raise errors.EnvelopeError(f"lone surrogate at character {error.start}") from error
-
-
 def _format_error(error: BaseException) -> str:
     text = str(error)[:_ERROR_CHARACTERS]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _format_traceback() -> str:
-    return traceback.format_exc(limit=-_TRACEBACK_LINES)
 
 
 def _describe_error(error: BaseException | None) -> dict[str, Any]:

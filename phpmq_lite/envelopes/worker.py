@@ -26,7 +26,7 @@ class WorkerLimits:
     max_runtime_s: float = 0.0
     memory_bytes: int = 0  # resident
     stop_when_empty: bool = False
-    parent: int = 0  # process id; the worker run_limits when that process has ended
+    parent: int = 0  # process id; the worker stops when that process has ended
 
     def reached(self, jobs: int, runtime_s: float, resident_bytes: Callable[[], int]) -> str | None:
         """Return the limit that is reached: jobs, runtime, memory or orphaned; or None."""
@@ -93,13 +93,13 @@ def run_worker(
     target = queue or app.queue
     phpmq_transport = _checked_transport(app, target, drop_exhausted=drop_exhausted)
     around = [*middleware, *(app.middleware if isinstance(app, App) else ())]
-    run_limits = _RunLimits(app, limits or WorkerLimits(), monotonic)
+    run_limits = _RunLimits(app, phpmq_transport, limits or WorkerLimits(), monotonic)
     with (
         _limited_by(phpmq_transport, run_limits),
         wrap_handlers(app, phpmq_transport, around),
         _muted_codec(),
     ):
-        phpmq_transport.events.emit("info", "worker.started", queue=target)
+        phpmq_transport.emit("info", "worker.started", target)
         try:
             # App.consume would wrap the handlers a second time.
             BabelQueue.consume(
@@ -109,11 +109,9 @@ def run_worker(
             run_limits.reason = "exit"
             raise
         finally:
-            phpmq_transport.events.emit(
-                "info", "worker.stopping", queue=target, reason=run_limits.reason
-            )
+            phpmq_transport.emit("info", "worker.stopping", target, reason=run_limits.reason)
             phpmq_transport.close()
-    return WorkerOutcome(phpmq_transport.jobs - run_limits.jobs_before, run_limits.reason)
+    return WorkerOutcome(run_limits.jobs, run_limits.reason)
 
 
 def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTransport:
@@ -141,47 +139,50 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
 
 
 class _RunLimits:
-    """Checks the limits and run_limits the SDK's loop."""
+    """Checks the limits of one run, and stops the SDK's loop at the first one reached."""
 
     def __init__(
-        self, app: BabelQueue, limits: WorkerLimits, monotonic: Callable[[], float]
+        self,
+        app: BabelQueue,
+        transport: PhpmqTransport,
+        limits: WorkerLimits,
+        monotonic: Callable[[], float],
     ) -> None:
         self.reason = "stopped"  # by a signal or app.stop(), which the SDK does not report
-        self.jobs_before = 0
         self._app = app
+        self._transport = transport
+        self._jobs_before = transport.jobs
         self._limits = limits
         self._monotonic = monotonic
         self._started_s = monotonic()
 
-    def stop_reason(self, jobs: int) -> str | None:
-        """Return the reached limit before the next job, or None."""
-        runtime_s = self._monotonic() - self._started_s
-        return self._limits.reached(jobs - self.jobs_before, runtime_s, _memory_bytes)
+    @property
+    def jobs(self) -> int:
+        """The number of jobs received in this run."""
+        return self._transport.jobs - self._jobs_before
 
-    def reason_when_empty(self) -> str | None:
-        """Return the reason to stop after a wait without a message, or None."""
-        return "empty" if self._limits.stop_when_empty else None
-
-    def stop(self, reason: str) -> None:
-        """Stop the loop."""
+    def must_stop(self, is_empty: bool) -> bool:
+        """Stop the loop if a limit is reached, or the queue is empty and that is a limit."""
+        if is_empty:
+            reason = "empty" if self._limits.stop_when_empty else None
+        else:
+            runtime_s = self._monotonic() - self._started_s
+            reason = self._limits.reached(self.jobs, runtime_s, _memory_bytes)
+        if reason is None:
+            return False
         self.reason = reason
         self._app.stop()
+        return True
 
 
 @contextmanager
 def _limited_by(transport: PhpmqTransport, run_limits: _RunLimits) -> Iterator[None]:
-    """Connect the transport to ``run_limits`` within the block."""
-    before = transport.stop_reason, transport.reason_when_empty, transport.stop
-    run_limits.jobs_before = transport.jobs
-    transport.stop_reason, transport.reason_when_empty = (
-        run_limits.stop_reason,
-        run_limits.reason_when_empty,
-    )
-    transport.stop = run_limits.stop
+    """Let ``run_limits`` stop the transport within the block."""
+    before, transport.must_stop = transport.must_stop, run_limits.must_stop
     try:
         yield
     finally:
-        transport.stop_reason, transport.reason_when_empty, transport.stop = before
+        transport.must_stop = before
 
 
 @contextmanager

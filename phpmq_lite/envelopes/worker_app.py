@@ -1,21 +1,21 @@
 """``connect(url)`` returns the SDK's app on the PHPMQ transport, with safe defaults."""
 
+import inspect
 import ssl as tls
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from babelqueue import BabelQueue
 
 from phpmq_lite.client.blocking_client import client_from_url
 from phpmq_lite.envelopes import producer
-from phpmq_lite.envelopes.handlers import Handler, Middleware, check_middleware, wrap_handlers
+from phpmq_lite.envelopes.handlers import Handler, Middleware, wrap_handlers
 from phpmq_lite.envelopes.idempotency import IdempotencyStore
 from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
 from phpmq_lite.envelopes.transport import (
     RELEASE_S,
     EventHook,
     PhpmqTransport,
-    WorkerEvents,
     log_event,
 )
 from phpmq_lite.envelopes.validation import EmptyListData
@@ -23,13 +23,13 @@ from phpmq_lite.envelopes.worker_connection import WorkerConnection
 
 DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
 
-Unknown = Literal["fail", "delete", "release", "dead_letter"]
-STRATEGIES: Final[tuple[Unknown, ...]] = (
+Unknown = Literal[
     "fail",  # retried like a failing job, then dead-lettered
     "delete",  # dropped
     "release",  # requeued unchanged after a delay
     "dead_letter",  # dead-lettered at once
-)
+]
+STRATEGIES: Final[tuple[Unknown, ...]] = get_args(Unknown)
 
 
 class App(BabelQueue):
@@ -52,12 +52,14 @@ class App(BabelQueue):
         self.middleware: list[Middleware] = []  # the first is the outermost
 
     def use(self, middleware: Middleware) -> Middleware:
-        """Wrap all handlers in ``fn(context, next)``, inside existing middleware; also a decorator.
+        """Wrap all handlers in a middleware, inside the existing ones; also a decorator.
 
         Raises:
-            TypeError: ``fn`` is ``async def``.
+            TypeError: ``middleware`` is ``async def``.
         """
-        self.middleware.append(check_middleware(middleware))
+        if inspect.iscoroutinefunction(middleware):  # it would block the handlers' loop
+            raise TypeError(f"middleware {middleware!r} is async; use a plain function")
+        self.middleware.append(middleware)
         return middleware
 
     def register(self, urn: str, fn: Handler) -> None:
@@ -110,7 +112,7 @@ class App(BabelQueue):
         """
         envelope = producer.envelope_for(job, data, queue or None, self.queue, trace_id=trace_id)
         made = producer.prepare_publish(envelope)
-        self.transport.publish_content(made.queue, made.content, made.key)
+        self.transport.link.publish(made.queue, made.content, key=made.key)
         return made.meta_id
 
     def consume(
@@ -179,7 +181,7 @@ def connect(
     delays = backoff if isinstance(backoff, RetryDelays) else RetryDelays(tuple(backoff))
     transport = PhpmqTransport(
         WorkerConnection(client_from_url(url, ssl=ssl, max_content=max_content), credit),
-        WorkerEvents(hook),
+        hook,
         delays=delays, idempotency_store=idempotency_store, idempotency_by=idempotency_by,
         empty_list_data=empty_list_data,
         dead_letter_queue=dead_letter_queue, release_s=release_delay_s,

@@ -175,7 +175,10 @@ class Ours:
 
     def record(self, content: bytes, reason: str, queue: str, attempts: int) -> bytes:
         return dead_letter_record.build_record(
-            content, dead_letter_record.DeadLetterBlock(reason, queue, 1, attempts)
+            content,
+            dead_letter_record.DeadLetterBlock(
+                reason=reason, original_queue=queue, failed_at=1, attempts=attempts
+            ),
         )
 
     def delay(self, case: Mapping[str, Any], uniform: Callable[[float, float], float]) -> float:

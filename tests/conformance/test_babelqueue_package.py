@@ -64,9 +64,15 @@ def test_poison_record_has_the_members_of_the_packages(case: Case) -> None:
     if case.reason != "poison":
         return
     text = case.content.decode("utf-8", "surrogateescape")
-    block = json.loads(build_record(b"{}", DeadLetterBlock("poison", "q", 1, 0)))["dead_letter"]
+    block = json.loads(
+        build_record(
+            b"{}", DeadLetterBlock(reason="poison", original_queue="q", failed_at=1, attempts=0)
+        )
+    )["dead_letter"]
     theirs = build_poison_record(text, block).encode()
-    ours = build_record(case.content, DeadLetterBlock("poison", "q", 1, 0))
+    ours = build_record(
+        case.content, DeadLetterBlock(reason="poison", original_queue="q", failed_at=1, attempts=0)
+    )
     if case.name in ("like a wrapper", "like a wrapper of base64"):
         assert theirs != ours  # theirs could not be told from a wrapper
     elif case.name == "integer of 5,000 digits":

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
-from phpmq_lite.envelopes import producer
+from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.dead_letter_record import read_block
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
@@ -52,7 +52,7 @@ def at(seconds: float = 0) -> str:
 
 
 def payload(number: int, attempts: int = 0) -> bytes:
-    envelope = producer.make_envelope(URN, {"n": number}, queue="orders") | {"attempts": attempts}
+    envelope = codec.make(URN, {"n": number}, queue="orders") | {"attempts": attempts}
     return producer.prepare_publish(envelope).content
 
 

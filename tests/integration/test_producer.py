@@ -11,7 +11,7 @@ import pytest
 from phpmq_lite.client import Client, connect, connect_blocking
 from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, publish_each
 from phpmq_lite.client.session import Backoff
-from phpmq_lite.envelopes import codec, producer
+from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
 from phpmq_lite.errors import EnvelopeError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
@@ -61,7 +61,7 @@ async def test_blocking_producer_publishes_what_a_consumer_decodes(broker: Runni
 
 
 async def test_envelope_published_twice_is_stored_once(broker: RunningBroker) -> None:
-    envelope = producer.make_envelope(URN, {"n": 1}, queue="orders")
+    envelope = codec.make(URN, {"n": 1}, queue="orders")
     for _ in range(2):  # the second as after a restart, on another connection
         async with AsyncProducer(f"127.0.0.1:{broker.port}") as orders:
             await orders.publish_envelope(envelope)

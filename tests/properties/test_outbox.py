@@ -201,7 +201,7 @@ def test_machine_finds_a_relay_with(mutant: str, monkeypatch: pytest.MonkeyPatch
     elif mutant == "lost failures":
         monkeypatch.setattr(
             SqliteOutboxStore,
-            "record_failure",
+            "mark_failed",
             lambda self, row_id, _, **__: self.mark_published([row_id]),
         )
     else:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from phpmq_lite.client.session import Delivery
-from phpmq_lite.envelopes.transport import PhpmqTransport
+from phpmq_lite.envelopes.transport import EventHook, PhpmqTransport
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.protocol.frames import Dispatch
 
@@ -86,15 +86,11 @@ class RecordedEvents:
         return [event for event, _ in self.events]
 
 
-def transport_on(
-    link: FakeLink, events: RecordedEvents | None = None, **options: Any
-) -> PhpmqTransport:
+def transport_on(link: FakeLink, events: EventHook | None = None, **options: Any) -> PhpmqTransport:
     """Return a transport that neither sleeps nor reads a clock."""
-    from phpmq_lite.envelopes.transport import WorkerEvents
-
     return PhpmqTransport(
         cast("WorkerConnection", link),
-        WorkerEvents(events or RecordedEvents()),
+        events or RecordedEvents(),
         now_ms=lambda: 1_700_000_000_000,
         **({"monotonic": lambda: 0.0, "sleep": lambda _s: None} | options),
     )

@@ -15,10 +15,10 @@ from phpmq_lite.envelopes.dead_letter_record import (
 from tests.support.envelope_cases import CASES, Case, body, record_of
 
 BLOCK = DeadLetterBlock(
-    "poison",
-    "orders",
-    1749132727000,
-    3,
+    reason="poison",
+    original_queue="orders",
+    failed_at=1749132727000,
+    attempts=3,
     error='it said "no"\n☕',
     exception="ValueError",
     detail="missing_trace_id",
@@ -76,22 +76,41 @@ def test_content_is_kept_when_its_version_is_the_cause() -> None:
     content = body(data="[]", meta='{"lang":"go","schema_version":2}')
     assert (
         build_record(
-            content, DeadLetterBlock("poison", "q", 1, 0, detail="unsupported_schema_version")
+            content,
+            DeadLetterBlock(
+                reason="poison",
+                original_queue="q",
+                failed_at=1,
+                attempts=0,
+                detail="unsupported_schema_version",
+            ),
         )
         == content
     )
-    assert build_record(content, DeadLetterBlock("poison", "q", 1, 0)) != content
+    assert (
+        build_record(
+            content, DeadLetterBlock(reason="poison", original_queue="q", failed_at=1, attempts=0)
+        )
+        != content
+    )
 
 
 def test_block_leaves_out_our_members_when_they_are_empty() -> None:
     assert (
-        build_record(b"{}", DeadLetterBlock("failed", "q", 1, 0))
+        build_record(
+            b"{}", DeadLetterBlock(reason="failed", original_queue="q", failed_at=1, attempts=0)
+        )
         == b'{"dead_letter":' + SHORT + b"}"
     )
 
 
 def test_block_with_half_a_surrogate_pair_can_be_written() -> None:
-    made = build_record(b"{}", DeadLetterBlock("failed", "q", 1, 0, error="\ud800x"))
+    made = build_record(
+        b"{}",
+        DeadLetterBlock(
+            reason="failed", original_queue="q", failed_at=1, attempts=0, error="\ud800x"
+        ),
+    )
     block = read_block(made)
     assert block is not None
     assert block.error == "?x"
@@ -121,7 +140,7 @@ def test_wrapper_of_text_says_the_bytes_exactly() -> None:
         (b'{"dead_letter":{"reason":"failed","original_queue":"q","message_id":5}}', None),
         (
             b'{"dead_letter":{"reason":"failed","original_queue":"q","x":1,"error":null}}',
-            DeadLetterBlock("failed", "q", 0, 0, lang=""),
+            DeadLetterBlock(reason="failed", original_queue="q", failed_at=0, attempts=0, lang=""),
         ),
         (
             b'{"dead_letter":1,"dead_letter":{"reason":"failed","original_queue":"q"}}',

@@ -20,7 +20,7 @@ from phpmq_lite.envelopes.validation import lint, validate
 from tests.support.envelope_cases import body, edit
 
 MIB: Final = 1 << 20
-BLOCK: Final = DeadLetterBlock("poison", "orders", 1, 0)
+BLOCK: Final = DeadLetterBlock(reason="poison", original_queue="orders", failed_at=1, attempts=0)
 
 
 def repeated(unit: bytes, size: int) -> bytes:

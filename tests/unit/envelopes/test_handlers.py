@@ -12,7 +12,6 @@ from babelqueue import BabelQueue
 from phpmq_lite.envelopes import codec, dead_letter_record, worker
 from phpmq_lite.envelopes.handlers import JobContext, NextHandler, takes_envelope
 from phpmq_lite.envelopes.retry_delays import RetryDelays, parse_delays
-from phpmq_lite.envelopes.transport import WorkerEvents
 from phpmq_lite.envelopes.worker import WorkerLimits
 from phpmq_lite.envelopes.worker_app import App, connect
 from phpmq_lite.errors import LocalProtocolError, SettingsError
@@ -315,7 +314,7 @@ def test_hook_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def hook(*_: Any) -> None:
         raise ValueError
 
-    WorkerEvents(hook).emit("info", "job.ack")
+    transport_on(FakeLink(), hook).emit("info", "job.ack", "orders")
     assert "the event hook failed at job.ack" in caplog.text
 
 

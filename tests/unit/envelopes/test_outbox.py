@@ -104,7 +104,7 @@ def test_row_is_committed_with_the_business_data_or_not_at_all(house: House) -> 
 
 
 def test_row_has_the_bytes_that_a_producer_sends(house: House) -> None:
-    envelope = producer.make_envelope(URN, {"name": "Zoë\u2028/"}, queue="orders")
+    envelope = codec.make(URN, {"name": "Zoë\u2028/"}, queue="orders")
     row_id = house.outbox.write(envelope, ttl_s=60)
     assert house.column("body") == [producer.prepare_publish(envelope).content]
     assert (house.column("id"), house.column("ttl_s")) == ([row_id], [60])
@@ -339,9 +339,7 @@ def test_sent_rows_are_purged_after_their_time_and_others_never(house: House) ->
 
 def test_text_in_the_body_column_is_sent_as_its_bytes(house: House) -> None:
     """Other languages may write the row with a statement of their own."""
-    text = producer.prepare_publish(
-        producer.make_envelope(URN, {"n": 1}, queue="orders")
-    ).content.decode()
+    text = producer.prepare_publish(codec.make(URN, {"n": 1}, queue="orders")).content.decode()
     house.connection.execute(
         "INSERT INTO phpmq_outbox (id, queue, body, written_ms) VALUES ('x', 'orders', ?, 0)",
         (text,),
@@ -368,7 +366,7 @@ class Transport:
 def test_sdk_outbox_and_relay_work_over_the_store(house: House) -> None:
     outbox = SdkOutbox(house.store)
     for word in ("one", "ugly", "two"):
-        outbox.write(producer.make_envelope(URN, {"word": word}, queue="orders"))
+        outbox.write(codec.make(URN, {"word": word}, queue="orders"))
     transport: Any = Transport()
     done = OutboxRelay(transport, house.store, sleeper=lambda _: None).drain()
     assert (done.published, done.failed) == (2, 1)
@@ -379,7 +377,7 @@ def test_sdk_outbox_and_relay_work_over_the_store(house: House) -> None:
 
 def test_store_refuses_what_the_sdk_writes_wrongly(house: House) -> None:
     outbox = SdkOutbox(house.store)
-    envelope = producer.make_envelope(URN, {}, queue="orders")
+    envelope = codec.make(URN, {}, queue="orders")
     for data in ({"n": float("nan")}, {"name": "\ud800"}):
         with pytest.raises(EnvelopeError):
             outbox.write(envelope | {"data": data})

@@ -11,7 +11,7 @@ import pytest
 
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.client.blocking_client import BlockingClient
-from phpmq_lite.envelopes import codec, producer
+from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.codec import decode
 from phpmq_lite.envelopes.outbox import TABLE, Outbox, create_tables
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare_publish, receipt_key
@@ -94,7 +94,7 @@ def test_each_publish_is_an_envelope_of_its_own(orders: Producer, sent: Sent) ->
 def test_made_envelope_is_sent_again_with_the_same_bytes_and_key(
     orders: Producer, sent: Sent
 ) -> None:
-    envelope = producer.make_envelope(URN, {"n": 1}, queue="invoices")
+    envelope = codec.make(URN, {"n": 1}, queue="invoices")
     assert orders.publish_envelope(envelope) == orders.publish_envelope(envelope)
     first, second = sent.calls
     assert first == second
@@ -253,12 +253,12 @@ def test_envelope_that_no_consumer_may_handle_is_refused(
     orders: Producer, sent: Sent, change: dict[str, Any]
 ) -> None:
     with pytest.raises(EnvelopeError):
-        orders.publish_envelope(producer.make_envelope(URN, {}, queue="orders") | change)
+        orders.publish_envelope(codec.make(URN, {}, queue="orders") | change)
     assert sent.calls == []
 
 
 def test_envelope_without_a_queue_needs_one() -> None:
-    envelope = producer.make_envelope(URN, {}, queue="orders")
+    envelope = codec.make(URN, {}, queue="orders")
     del envelope["meta"]["queue"]
     with pytest.raises(EnvelopeError, match="/meta/queue"):
         prepare_publish(envelope)
@@ -266,7 +266,7 @@ def test_envelope_without_a_queue_needs_one() -> None:
 
 
 def test_later_attempt_of_an_envelope_is_another_message() -> None:
-    envelope = producer.make_envelope(URN, {}, queue="orders")
+    envelope = codec.make(URN, {}, queue="orders")
     meta_id = envelope["meta"]["id"].encode()
     keys = [prepare_publish(envelope | {"attempts": n}).key for n in (0, 1, 2)]
     assert keys == [meta_id, meta_id + b":1", meta_id + b":2"]

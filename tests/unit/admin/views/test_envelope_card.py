@@ -38,7 +38,12 @@ RIGHT: dict[str, Any] = {
     "data": {"order_id": 1042}, "meta": META, "attempts": 2,
 }  # fmt: skip
 BLOCK = DeadLetterBlock(
-    "failed", "orders", 1_767_326_400_000, 3, error="no answer", detail="max_deliveries"
+    reason="failed",
+    original_queue="orders",
+    failed_at=1_767_326_400_000,
+    attempts=3,
+    error="no answer",
+    detail="max_deliveries",
 )
 
 
