@@ -17,7 +17,7 @@ from pyspark.sql.types import (
 )
 
 from phpmq_lite.spark.errors import OptionError
-from phpmq_lite.spark.source_options import nearest_name
+from phpmq_lite.spark.source_options import suggestion
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,9 +79,7 @@ def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> Str
     fields = {field.name: field for field in [*HISTORY_COLUMNS, StructField(BODY, BinaryType())]}
     for name in columns:
         if name not in fields:
-            near = nearest_name(name, tuple(fields))
-            hint = f": did you mean {near!r}?" if near else f"; choose from {', '.join(fields)}"
-            raise OptionError(f"the history has no column {name!r}{hint}")
+            raise OptionError(f"the history has no column {name!r}{suggestion(name, fields)}")
     names = list(columns or HISTORY_COLUMNS.names)
     if body and BODY not in names:
         names.append(BODY)
@@ -97,10 +95,7 @@ def check_read_schema(requested: StructType, offered: StructType) -> None:
     kinds = {field.name: field.dataType for field in offered}
     for field in requested:
         if field.name not in kinds:
-            near = nearest_name(field.name, tuple(kinds))
-            raise OptionError(
-                f"there is no column {field.name!r}" + (f": did you mean {near!r}?" if near else "")
-            )
+            raise OptionError(f"there is no column {field.name!r}{suggestion(field.name, kinds)}")
         if field.dataType != kinds[field.name]:
             raise OptionError(
                 f"column {field.name!r} is {kinds[field.name].simpleString()},"

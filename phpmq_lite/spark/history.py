@@ -164,10 +164,7 @@ class _FileHistory:
         self._path = path
 
     def bounds(
-        self,
-        reader: str | None = None,
-        position: int | None = None,
-        at_ms: int | None = None,
+        self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
         from phpmq_lite.storage.arrow import HistoryRanges
 

@@ -33,7 +33,7 @@ from phpmq_lite.spark.jobs.metric_tables import (
 )
 from phpmq_lite.spark.jobs.metrics import rows_of_dates
 from phpmq_lite.spark.jobs.options import JobOptions, ReportProgress, report_nothing
-from phpmq_lite.spark.pipeline_client import put_insights
+from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
 
@@ -93,7 +93,7 @@ def write_summary(
     files.write(results_folder.SUMMARY, text)
     if options.connection is not None and options.connection.url is not None:
         try:
-            put_insights(options.connection, text.encode())
+            PipelineClient(options.connection).put_insights(text.encode())
         except (PhpmqError, OSError) as error:
             notes += (f"the broker did not accept the summary: {error}",)
     return notes

@@ -100,14 +100,9 @@ class PipelineClient:
             asked += [("reader", reader), ("position", position)]
         if at_ms is not None:
             asked.append(("at_ms", at_ms))
-        answer = self._json("GET", f"{BASE}/history/bounds", asked)
-        return HistoryBounds(
-            answer["history_id"],
-            answer["lo"],
-            answer["hi"],
-            answer["lo_deleted"],
-            answer.get("offset"),
-        )
+        found = self._json("GET", f"{BASE}/history/bounds", asked)
+        lo, hi, lo_deleted = found["lo"], found["hi"], found["lo_deleted"]
+        return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"))
 
     def history(self, query: Query, history_id: str) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of a range in order of offset, and count them.
@@ -319,9 +314,8 @@ class PipelineClient:
             now = response.getheader("X-History-Id", history_id)
             if history_id is not None and now != history_id:
                 raise DataLossError(f"the broker's history is {now}, expected {history_id}")
-            yield from check_row_count(
-                _decode_stream(response, f"{self._url}{path}"), int(announced)
-            )
+            batches = _decode_stream(response, f"{self._url}{path}")
+            yield from check_row_count(batches, int(announced))
 
 
 def queue_segment(queue: str) -> str:
@@ -370,8 +364,3 @@ def _retry_after_s(response: HTTPResponse) -> float | None:
     if response.status != 503 or not given.isdigit():
         return None
     return min(max(float(given), 0.1), _WAIT_MAX_S)
-
-
-def put_insights(connection: SourceConnection, body: bytes) -> None:
-    """Send the insights document to a broker."""
-    PipelineClient(connection).put_insights(body)

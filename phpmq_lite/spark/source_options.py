@@ -5,16 +5,14 @@ Spark passes options as strings with lower-case names. Names and meanings follow
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from phpmq_lite.spark.errors import OptionError
-
-_Value = TypeVar("_Value")
 
 
 class SourceMode(StrEnum):
@@ -27,12 +25,14 @@ class SourceMode(StrEnum):
     STREAM_WRITE = "a stream write"
 
 
-_READS: Final = frozenset(
-    {SourceMode.BATCH_READ, SourceMode.HISTORY_STREAM, SourceMode.QUEUE_STREAM}
-)
-_HISTORY: Final = frozenset({SourceMode.BATCH_READ, SourceMode.HISTORY_STREAM})
-_WRITES: Final = frozenset({SourceMode.BATCH_WRITE, SourceMode.STREAM_WRITE})
 _BATCH: Final = frozenset({SourceMode.BATCH_READ})
+_STREAM: Final = frozenset({SourceMode.HISTORY_STREAM})
+_QUEUE: Final = frozenset({SourceMode.QUEUE_STREAM})
+_BATCH_WRITE: Final = frozenset({SourceMode.BATCH_WRITE})
+_STREAM_WRITE: Final = frozenset({SourceMode.STREAM_WRITE})
+_HISTORY: Final = _BATCH | _STREAM
+_READS: Final = _HISTORY | _QUEUE
+_WRITES: Final = _BATCH_WRITE | _STREAM_WRITE
 
 OPTIONS: Final[Mapping[str, frozenset[SourceMode]]] = {
     "url": _READS | _WRITES,
@@ -47,19 +47,19 @@ OPTIONS: Final[Mapping[str, frozenset[SourceMode]]] = {
     "startingTimestamp": _HISTORY,
     "endingOffsets": _BATCH,
     "endingTimestamp": _BATCH,
-    "maxOffsetsPerTrigger": frozenset({SourceMode.HISTORY_STREAM}),
-    "maxMessagesPerTrigger": frozenset({SourceMode.QUEUE_STREAM}),
-    "maxBytesPerTrigger": frozenset({SourceMode.QUEUE_STREAM}),
-    "subscription": frozenset({SourceMode.QUEUE_STREAM}),
+    "maxOffsetsPerTrigger": _STREAM,
+    "maxMessagesPerTrigger": _QUEUE,
+    "maxBytesPerTrigger": _QUEUE,
+    "subscription": _QUEUE,
     "numPartitions": _READS,
     "failOnDataLoss": _READS,
     "includeBody": _HISTORY,
     "columns": _HISTORY,
     "pushFilters": _BATCH,
-    "reader": frozenset({SourceMode.HISTORY_STREAM}),
-    "txnAppId": frozenset({SourceMode.BATCH_WRITE}),
-    "txnVersion": frozenset({SourceMode.BATCH_WRITE}),
-    "checkpointLocation": frozenset({SourceMode.STREAM_WRITE}),  # Spark's own option
+    "reader": _STREAM,
+    "txnAppId": _BATCH_WRITE,
+    "txnVersion": _BATCH_WRITE,
+    "checkpointLocation": _STREAM_WRITE,  # Spark's own option
 }
 KAFKA_NAMES: Final[Mapping[str, str]] = {  # name in Kafka's source -> name here
     "kafka.bootstrap.servers": "url",
@@ -76,6 +76,8 @@ KAFKA_NAMES: Final[Mapping[str, str]] = {  # name in Kafka's source -> name here
 }
 _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
 _KAFKAS_BY_LOWER: Final = {name.lower(): name for name in KAFKA_NAMES}
+
+_MODES: Final = ("history", "queue")
 
 DELETED: Final = "deleted"
 OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
@@ -292,10 +294,7 @@ def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
         return "history"
     if mode == "queue":
         return "queue"
-    raise OptionError(f"mode is {mode!r}, it must be history or queue{_nearest(mode, _MODES)}")
-
-
-_MODES: Final = ("history", "queue")
+    raise OptionError(f"mode is {mode!r}, it must be history or queue{suggestion(mode, _MODES)}")
 
 
 def check_option_names(options: Mapping[str, str], use: SourceMode | None = None) -> None:
@@ -310,25 +309,20 @@ def check_option_names(options: Mapping[str, str], use: SourceMode | None = None
             kafka_name = _KAFKAS_BY_LOWER[lower]
             raise OptionError(f"option {kafka_name!r} is Kafka's; use {KAFKA_NAMES[kafka_name]}")
         if lower not in _BY_LOWER:
-            raise OptionError(
-                f"unknown option {given!r}{_nearest(lower, tuple(_BY_LOWER.values()))}"
-            )
+            raise OptionError(f"unknown option {given!r}{suggestion(given, OPTIONS)}")
         name = _BY_LOWER[lower]
         if use is not None and use not in OPTIONS[name]:
             uses = " and ".join(sorted(OPTIONS[name]))
             raise OptionError(f"option {name!r} is for {uses}, this is {use}")
 
 
-def nearest_name(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the known name that is most similar, ignoring case; None if none is."""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the most similar known name, else all names."""
     by_lower = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    return by_lower[found[0]] if found else None
-
-
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    near = nearest_name(name, known)
-    return f": did you mean {near!r}?" if near else f"; choose from {', '.join(known)}"
+    if found:
+        return f": did you mean {by_lower[found[0]]!r}?"
+    return f"; choose from {', '.join(by_lower.values())}"
 
 
 class _OptionParser:
@@ -337,10 +331,6 @@ class _OptionParser:
     def __init__(self, options: Mapping[str, str], use: SourceMode) -> None:
         check_option_names(options, use)
         self._values = {name.lower(): value for name, value in options.items()}
-
-    def _read(self, name: str, convert: Callable[[str], _Value]) -> _Value | None:
-        value = self._values.get(name.lower())
-        return None if value is None else convert(value)
 
     def connection(self) -> SourceConnection:
         """Return the location; a write has no ``path``, so it needs ``url``."""
@@ -389,16 +379,16 @@ class _OptionParser:
             if name not in OUTCOMES:
                 raise OptionError(
                     f"option 'outcomes' has {name!r}, it must be one of {', '.join(OUTCOMES)}"
-                    f"{_nearest(name, OUTCOMES)}"
+                    f"{suggestion(name, OUTCOMES)}"
                 )
         return names
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return a boolean."""
-        value = self._read(name, str.lower)
-        if value not in (None, "true", "false"):
+        value = self._values.get(name.lower(), str(default)).lower()
+        if value not in ("true", "false"):
             raise OptionError(f"option {name!r} is {value!r}, it must be true or false")
-        return default if value is None else value == "true"
+        return value == "true"
 
     def number(self, name: str, minimum: int, maximum: int) -> int | None:
         """Return an integer from ``minimum`` to ``maximum``."""

@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 
 from phpmq_lite.spark.errors import OptionError, PipelineError, ShortReadError
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.source_options import WriteOptions, nearest_name
+from phpmq_lite.spark.source_options import WriteOptions, suggestion
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,10 +50,8 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     """
     for field in schema:
         if field.name not in WRITTEN:
-            near = nearest_name(field.name, tuple(WRITTEN))
             raise OptionError(
-                f"column {field.name!r} cannot be written"
-                + (f": did you mean {near!r}?" if near else "; choose from body, queue and ttl_s")
+                f"column {field.name!r} cannot be written{suggestion(field.name, WRITTEN)}"
             )
         if not isinstance(field.dataType, WRITTEN[field.name]):
             kinds = " or ".join(kind().simpleString() for kind in WRITTEN[field.name])
@@ -151,8 +149,8 @@ class BatchWriter(DataSourceArrowWriter):
         if app_id is None or version is None:
             app_id = f"batch-{uuid.uuid4().hex}"  # unique, so never a repetition
             publish_staged(messages, self._options, app_id, 0, is_single=True)
-            return
-        publish_staged(messages, self._options, app_id, version)
+        else:
+            publish_staged(messages, self._options, app_id, version)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the staged rows."""

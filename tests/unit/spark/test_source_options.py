@@ -20,7 +20,6 @@ from phpmq_lite.spark.source_options import (
     SourceMode,
     check_option_names,
     history_options,
-    nearest_name,
     queue_options,
     queues_text,
     read_mode,
@@ -178,10 +177,6 @@ def test_each_name_without_its_last_letter_finds_its_way_back(name: str) -> None
     with pytest.raises(OptionError) as caught:
         check_option_names({name[:-1]: "x"})
     assert f"did you mean {name!r}" in str(caught.value)
-
-
-def test_nearest_gives_nothing_for_what_is_like_nothing() -> None:
-    assert nearest_name("zzz", tuple(OPTIONS)) is None
 
 
 def test_connection_is_one_of_two() -> None:
