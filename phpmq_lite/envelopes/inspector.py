@@ -37,7 +37,7 @@ _DATA: Final = msgspec.json.Decoder(_Data)
 
 
 class BabelQueueInspector:
-    """Implements ``model.Envelopes``. Its methods are pure, never raise, and may run in a thread.
+    """Implements ``model.EnvelopeInspector``; its methods never raise and may run in a thread.
 
     ``schemas`` are the payload schemas by URN; None if there are none.
     """
@@ -62,14 +62,12 @@ class BabelQueueInspector:
             return EnvelopeInspection(right)
         shown, problem = found.index or _NOTHING, found.problem
         if problem is None and is_checked:
-            problem = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
-            if settings.schema_mode != "quarantine":
-                problem = None  # it is only counted
-        return (
-            EnvelopeInspection(shown)
-            if problem is None
-            else EnvelopeInspection(shown, problem.reason, problem.detail)
-        )
+            mismatch = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
+            if settings.schema_mode == "quarantine":
+                problem = mismatch  # in the other modes it is only counted
+        if problem is None:
+            return EnvelopeInspection(shown)
+        return EnvelopeInspection(shown, problem.reason, problem.detail)
 
     def _mismatch(
         self, content: bytes, urn: str | None, *, is_empty: bool

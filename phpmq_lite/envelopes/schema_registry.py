@@ -8,8 +8,8 @@ keeps the last valid version and reloads the folder when a file changes.
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ FILE_BYTES: Final = 1 << 20  # per file
 WATCH_S: Final = 2.0  # interval of checks for changed files
 _VERSION: Final = re.compile(r"[.:]v([0-9]{1,6})")
 _SHOWN_FAULTS: Final = 3
-Stamp = tuple[tuple[str, int, int, int], ...]
+Stamp = dict[str, tuple[int, int, int]]  # file -> time, size and inode
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,7 +68,7 @@ class SchemaRegistry:
 
     entries: Mapping[str, RegisteredSchema] = field(default_factory=dict)  # by URN
     faults: tuple[RegistryFault, ...] = ()
-    stamp: Stamp = ()  # of the files before they were read
+    stamp: Stamp = field(default_factory=dict)  # of the files before they were read
 
     def check(self, urn: str, data: Any, *, is_on_wire: bool = False) -> EnvelopeProblem | None:
         """Return the first violation in a payload; None also for a URN without a schema.
@@ -95,12 +95,11 @@ class RegistryError(PhpmqError):
 def read_registry(folder: Path) -> SchemaRegistry:
     """Read the folder from disk; errors are collected, not raised."""
     faults: list[RegistryFault] = []
-    before = _stamp(folder, (MANIFEST,))
+    before = _stamp(folder, [MANIFEST])
     rows = list(_rows(folder, faults))
-    files = sorted({MANIFEST, *(row["schema"] for row in rows)})
-    stamp = _stamp(folder, files)
-    if dict(_times(before)).items() - dict(_times(stamp)).items():
-        stamp = ()  # it changed while it was read, so the next check reads it again
+    stamp = _stamp(folder, {MANIFEST, *(row["schema"] for row in rows)})
+    if stamp[MANIFEST] != before[MANIFEST]:
+        stamp = {}  # it changed while it was read, so the next check reads it again
     read: dict[str, PayloadSchema] = {}
     broken: set[str] = set()
     entries: dict[str, RegisteredSchema] = {}
@@ -116,10 +115,6 @@ def read_registry(folder: Path) -> SchemaRegistry:
             owner, status = (str(row.get(key) or "") for key in ("owner", "status"))
             entries[row["urn"]] = RegisteredSchema(row["urn"], file, read[file], owner, status)
     return SchemaRegistry(entries, tuple(faults), stamp)
-
-
-def _times(stamp: Stamp) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    return ((name, (time, size, node)) for name, time, size, node in stamp)
 
 
 def read_file(path: Path) -> PayloadSchema:
@@ -199,22 +194,21 @@ def _file_error(name: object) -> str:
     return ""
 
 
-def _stamp(folder: Path, files: tuple[str, ...] | list[str]) -> Stamp:
-    found = []
+def _stamp(folder: Path, files: Iterable[str]) -> Stamp:
+    found = {}
     for name in files:
         try:
             status = (folder / name).stat()
         except (OSError, ValueError):
-            found.append((name, 0, -1, 0))
+            found[name] = (0, -1, 0)
         else:
-            found.append((name, status.st_mtime_ns, status.st_size, status.st_ino))
-    return tuple(found)
+            found[name] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return found
 
 
 def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
     """Return whether a file of the folder has changed since it was read."""
-    files = [name for name, *_ in registry.stamp] or [MANIFEST]
-    return _stamp(folder, files) != registry.stamp
+    return _stamp(folder, registry.stamp or [MANIFEST]) != registry.stamp
 
 
 # -- active schemas
@@ -304,7 +298,6 @@ class ActiveSchemas:
         return problem
 
     def counts(self, urn: str) -> ValidationCounts:
-        """Return the counts of a URN."""
+        """Return a copy of the counts of a URN."""
         with self._lock:
-            found = self._counts.get(urn, ValidationCounts())
-            return ValidationCounts(found.passed, found.failed, found.last)
+            return replace(self._counts.get(urn, ValidationCounts()))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeGuard
 from uuid import UUID
 
 import msgspec
@@ -200,16 +200,18 @@ def _type_problems(body: _Body) -> Iterator[EnvelopeProblem]:
                         yield problem
 
 
-def _has_identity(body: _Body) -> bool:
-    return any(
-        type(value) is str and not is_blank(value)
-        for value in (body.last.get("job"), body.last.get("urn"))
-    )
+def _has_text(value: Any) -> TypeGuard[str]:
+    return type(value) is str and not is_blank(value)
+
+
+def _is_text_missing(value: Any) -> bool:
+    """Return whether a value is null, missing or blank; other types are errors of layer A."""
+    return value is None or (type(value) is str and is_blank(value))
 
 
 def _layer_a(body: _Body) -> Iterator[EnvelopeProblem]:
     yield from _type_problems(body)
-    if not _has_identity(body):
+    if not (_has_text(body.last.get("job")) or _has_text(body.last.get("urn"))):
         yield EnvelopeProblem("poison", "missing_urn")
 
 
@@ -229,16 +231,16 @@ def _layer_b(body: _Body) -> Iterator[EnvelopeProblem]:
         )
     if last.get("data") is None:
         yield EnvelopeProblem("invalid_data", _absence(last, "data"), "/data")
-    trace_id = last.get("trace_id")
-    if trace_id is None or (type(trace_id) is str and is_blank(trace_id)):
-        detail = _absence(last, "trace_id") if trace_id is None else "trace_id is blank"
-        yield EnvelopeProblem("missing_trace_id", detail, "/trace_id")
+    if _is_text_missing(last.get("trace_id")):
+        yield EnvelopeProblem("missing_trace_id", _absence(last, "trace_id"), "/trace_id")
     if last.get("attempts") is None:
         yield EnvelopeProblem("invalid_attempts", _absence(last, "attempts"), "/attempts")
 
 
 def _absence(members: dict[str, Any], name: str) -> str:
-    return f"{name} is null" if name in members else f"{name} is missing"
+    if name not in members:
+        return f"{name} is missing"
+    return f"{name} is null" if members[name] is None else f"{name} is blank"
 
 
 def _warnings(body: _Body) -> tuple[str, ...]:
@@ -247,7 +249,7 @@ def _warnings(body: _Body) -> tuple[str, ...]:
     job = last.get("job")
     if "job" in last and type(job) is not str:
         found.append(f"/job is {_describe(job)}, not a string: ignored")
-    if "urn" in last and type(job) is str and not is_blank(job):
+    if "urn" in last and _has_text(job):
         found.append("/urn is ignored in favor of /job")
     found.extend(f"{pointer} is outdated: ignored" for pointer in _outdated(body))
     return tuple(found)
@@ -293,14 +295,14 @@ def _layer_c(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield rules that only producers must follow."""
     last, meta = body.last, body.meta
     job = last.get("job")
-    if type(job) is not str or is_blank(job):
+    if not _has_text(job):
         yield EnvelopeProblem("missing_job", "producers must write job; urn is only read", "/job")
     elif job != job.strip(BLANK):
         yield EnvelopeProblem("untrimmed", "job begins or ends with blanks", "/job")
     if "urn" in last:
         yield EnvelopeProblem("alias", "urn is only read; producers must write job", "/urn")
     trace_id = last.get("trace_id")
-    if type(trace_id) is str and not is_blank(trace_id) and not _is_uuid(trace_id):
+    if _has_text(trace_id) and not _is_uuid(trace_id):
         yield EnvelopeProblem("not_uuid", "trace_id is not a UUID", "/trace_id")
     if body.is_tolerated:
         yield EnvelopeProblem(
@@ -321,14 +323,13 @@ def _layer_c(body: _Body) -> Iterator[EnvelopeProblem]:
 
 def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[EnvelopeProblem]:
     for name in ("id", "queue", "lang"):
-        value = meta.get(name)
-        if value is None or (type(value) is str and is_blank(value)):
-            detail = _absence(meta, name) if value is None else f"{name} is blank"
-            yield EnvelopeProblem(f"missing_{name}", f"meta.{detail}", f"/meta/{name}")
+        if _is_text_missing(meta.get(name)):
+            detail = f"meta.{_absence(meta, name)}"
+            yield EnvelopeProblem(f"missing_{name}", detail, f"/meta/{name}")
     meta_id, lang, created_at = meta.get("id"), meta.get("lang"), meta.get("created_at")
-    if type(meta_id) is str and not is_blank(meta_id) and not _is_uuid(meta_id):
+    if _has_text(meta_id) and not _is_uuid(meta_id):
         yield EnvelopeProblem("not_uuid", "meta.id is not a UUID", "/meta/id")
-    if type(lang) is str and not is_blank(lang) and lang not in LANGUAGES:
+    if _has_text(lang) and lang not in LANGUAGES:
         yield EnvelopeProblem(
             "unknown_lang", f"meta.lang is not one of {' '.join(LANGUAGES)}", "/meta/lang"
         )
@@ -346,25 +347,20 @@ def _repeated(body: _Body) -> Iterator[EnvelopeProblem]:
         ("", body.pairs, _TOP.keys() | {"job", "urn"}),
         ("/meta", body.last.get("meta"), _NESTED["meta"].keys()),
     ):
-        if type(pairs) is not tuple:
-            continue
-        names = [name for name, _ in pairs if name in known]
         seen: set[str] = set()
-        for name in names:
-            if name in seen:
+        for name, _ in pairs if type(pairs) is tuple else ():
+            if name in seen and name in known:
                 yield EnvelopeProblem("repeated", f"{name} is repeated", f"{prefix}/{name}")
             seen.add(name)
 
 
 def _convention(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield a hint if the URN does not follow the recommended form."""
-    for name in ("job", "urn"):
-        urn = body.last.get(name)
-        if type(urn) is str and not is_blank(urn):
-            break
-    else:
+    name = "job" if _has_text(body.last.get("job")) else "urn"
+    value = body.last.get(name)
+    if not _has_text(value):
         return
-    urn = urn.strip(BLANK)
+    urn = value.strip(BLANK)
     if _URN.fullmatch(urn):
         return
     if _CLASS.search(urn):
@@ -426,12 +422,8 @@ def fast_verdict(content: bytes) -> Indexed | None:
         envelope = _decode(content)
     except (ValueError, RecursionError):
         return None
-    urn, trace_id, meta_id, attempts = (
-        envelope.job,
-        envelope.trace_id,
-        envelope.meta.id,
-        envelope.attempts,
-    )
+    urn, trace_id, meta_id = envelope.job, envelope.trace_id, envelope.meta.id
+    attempts = envelope.attempts
     if (
         urn > AFTER_BLANKS
         and trace_id > AFTER_BLANKS
