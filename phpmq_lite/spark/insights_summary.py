@@ -22,17 +22,18 @@ from phpmq_lite.spark.checkpoints import last_committed_batch
 from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
 from phpmq_lite.spark.history import history_bounds
 from phpmq_lite.spark.jobs import archive_gaps
+from phpmq_lite.spark.jobs.archive_gaps import ArchiveGap
 from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.metric_tables import (
     BUCKET_BASE,
     COUNTS,
-    PERCENTILES,
+    OUTCOMES,
+    SPAN_FIGURES,
     SPANS,
-    figures_by_name,
     period_figures,
 )
 from phpmq_lite.spark.jobs.metrics import rows_of_dates
-from phpmq_lite.spark.jobs.options import JobOptions, ReportProgress, report_nothing
+from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
@@ -45,39 +46,23 @@ MAX_ROWS: Final = 200  # of urns, deaths, expiries
 MAX_PATHS: Final = 50
 MAX_GAPS: Final = 100
 MAX_KEYS: Final = 20  # of failed and attempts of a urn
-SHARES: Final = {"last24h": 1_150_000, "last30d": 500_000}  # bytes of SUMMARY_BYTES
+SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # bytes of SUMMARY_BYTES, by table
 
 _DAYS: Final = 30
 _DAY_MS: Final = 86_400_000
 _MAXIMA: Final = tuple(f"{span}_max" for span in SPANS)
-_SPANS: Final = tuple(f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max"))
-_URN_COUNTS: Final = [
-    "published",
-    "bytes",
-    "acked",
-    "expired",
-    "dead",
-    "deleted",
-    "retried",
-    "redelivered_messages",
-]
+_URN_COUNTS: Final = ("published", "bytes", *OUTCOMES, "retried", "redelivered_messages")
 
 Item = dict[str, Any]
 
 
 def write_summary(
-    spark: "SparkSession",
-    options: JobOptions,
-    runs: Sequence[PipelineJobState],
-    *,
-    now_ms: int,
-    report: ReportProgress = report_nothing,
+    spark: "SparkSession", options: JobOptions, runs: Sequence[PipelineJobState], *, now_ms: int
 ) -> tuple[str, ...]:
     """Write ``summary.json`` and send it to the broker; return problems as notes.
 
     The latest of ``runs`` by name is stored in ``jobs.json``.
     """
-    report("summary", 0, None)
     files = open_results(spark, options.out)
     kept = record_run(files, runs)
     lag, notes = _lag(options)
@@ -123,28 +108,27 @@ def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
 def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) -> Item:
     """Return the document without ``jobs`` and ``lag``, from archive and metrics."""
     done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
-    summary: Item = {
-        "gaps": [asdict(gap) for gap in archive_gaps.read_gaps(files)[:MAX_GAPS]],
+    gaps = archive_gaps.read_gaps(files)
+    tables = MetricTables(spark, files, now_ms)
+    return {
+        "gaps": [asdict(gap) for gap in gaps[:MAX_GAPS]],
         "version": 1,
         "finished_at": now_ms,
         "history_id": done.history_id if done else None,
-        "archive": _archive(spark, files, done.offset if done else None),
+        "archive": _archive(spark, files, done.offset if done else None, gaps),
+        "queues": tables.queues(),
+        "last24h": tables.periods("minutes", "minute", 1),
+        "last30d": tables.periods("hours", "hour", _DAYS),
+        "urns": tables.urns(),
+        "deaths": tables.totals("deaths", ("queue", "urn", "reason"), ("count",)),
+        "paths": tables.paths(),
+        "expiries": tables.totals("expiries", ("queue",), ("dispatched", "never")),
     }
-    tables = MetricTables(spark, files, now_ms)
-    for name, read in (
-        ("queues", tables.queues),
-        ("last24h", tables.minutes),
-        ("last30d", tables.hours),
-        ("urns", tables.urns),
-        ("deaths", tables.deaths),
-        ("paths", tables.paths),
-        ("expiries", tables.expiries),
-    ):
-        summary[name] = read()
-    return summary
 
 
-def _archive(spark: "SparkSession", files: ResultsFolder, offset: int | None) -> Item:
+def _archive(
+    spark: "SparkSession", files: ResultsFolder, offset: int | None, gaps: Sequence[ArchiveGap]
+) -> Item:
     sizes = files.files(results_folder.ARCHIVE)
     dates = [name for name in files.names(results_folder.ARCHIVE) if name.startswith("date=")]
     rows = (
@@ -159,8 +143,8 @@ def _archive(spark: "SparkSession", files: ResultsFolder, offset: int | None) ->
         "dates": len(dates),
         "bytes": sum(sizes),
         "outcomes": selection.get("outcomes", []),
-        "gaps": len(found := archive_gaps.read_gaps(files)),
-        "missing": sum(gap.rows_at_most for gap in found),
+        "gaps": len(gaps),
+        "missing": sum(gap.rows_at_most for gap in gaps),
     }
 
 
@@ -195,24 +179,17 @@ class MetricTables:
         fit_shuffles(self._spark, archive.where(sf.col("date").isin(*dates)).count())
         recent = rows_of_dates(archive, dates)
         rows = period_figures(recent, since_ms=since_ms).collect()
-        items = [round_times({"queue": row["queue"], **figures_by_name(row)}) for row in rows]
-        return sorted(items, key=lambda item: (-queue_weight(item), item["queue"]))[:MAX_ROWS]
+        items = [round_times(row.asDict()) for row in rows]
+        return sorted(items, key=lambda item: (-_queue_weight(item), item["queue"]))[:MAX_ROWS]
 
-    def minutes(self) -> list[Item]:
-        """Return the last 24 hours by minute."""
-        return self._periods("minutes", "minute", 1, SHARES["last24h"])
-
-    def hours(self) -> list[Item]:
-        """Return the last 30 days by hour."""
-        return self._periods("hours", "hour", _DAYS, SHARES["last30d"])
-
-    def _periods(self, table: str, name: str, days: int, share: int) -> list[Item]:
+    def periods(self, table: str, name: str, days: int) -> list[Item]:
+        """Return the last ``days`` times 24 hours by period; ``name`` is the column of times."""
         rows = self._read(table, days)
         if rows is None:
             return []
         at = sf.unix_millis(name)
         recent = rows.where(at > self._now_ms - days * _DAY_MS).withColumn(name, at).drop("date")
-        total = sf.sum(sf.col("published") + sum((sf.col(o) for o in COUNTS[4:8]), sf.lit(0)))
+        total = sf.sum(sum((sf.col(name) for name in OUTCOMES), sf.col("published")))
         totals = recent.groupBy("queue").agg(total.alias("n")).orderBy(sf.desc("n"), "queue")
         busiest = [row["queue"] for row in totals.limit(MAX_QUEUES).collect()]
         named = recent.where(sf.col("queue").isin(busiest)).collect()
@@ -220,17 +197,14 @@ class MetricTables:
         maxima = [sf.max(maximum).alias(maximum) for maximum in _MAXIMA]
         rest = recent.where(~sf.col("queue").isin(busiest)).groupBy(name).agg(*sums, *maxima)
         items = [round_times(row.asDict()) for row in named]
-        return fit_queues(items, [row.asDict() for row in rest.collect()], busiest, name, share)
+        return fit_queues(
+            items, [row.asDict() for row in rest.collect()], busiest, name, SHARES[table]
+        )
 
     def urns(self) -> list[Item]:
         """Return the busiest URNs with their results."""
-        rows = self._read("urns", _DAYS)
-        if rows is None:
-            return []
-        sums = [sf.sum(name).alias(name) for name in _URN_COUNTS]
-        totals = rows.groupBy("queue", "urn").agg(*sums)
-        order = (sf.desc(sf.col("published") + sf.col("acked") + sf.col("dead")), "queue", "urn")
-        found = [row.asDict() for row in totals.orderBy(*order).limit(MAX_ROWS).collect()]
+        weights = ("published", "acked", "dead")
+        found = self.totals("urns", ("queue", "urn"), _URN_COUNTS, weights)
         failed = self._by_urn("deaths", "reason", found)
         attempts = self._by_urn("attempts", "attempts", found)
         for item in found:
@@ -256,26 +230,24 @@ class MetricTables:
             result[row["queue"], row["urn"]][str(row[column])] = row["n"]
         return result
 
-    def deaths(self) -> list[Item]:
-        """Return the most frequent causes of dead letters."""
-        keys = ["queue", "urn", "reason"]
-        rows = self._read("deaths", _DAYS)
-        if rows is None:
-            return []
-        totals = rows.groupBy(*keys).agg(sf.sum("count").alias("count"))
-        ordered = totals.orderBy(sf.desc("count"), *keys).limit(MAX_ROWS)
-        return [row.asDict() for row in ordered.collect()]
+    def totals(
+        self,
+        table: str,
+        keys: Sequence[str],
+        counts: Sequence[str],
+        weights: Sequence[str] | None = None,
+    ) -> list[Item]:
+        """Return the sums of ``counts`` by ``keys``, in descending order of all ``weights``.
 
-    def expiries(self) -> list[Item]:
-        """Return the queues with the most expired messages."""
-        rows = self._read("expiries", _DAYS)
+        The default of ``weights`` is ``counts``.
+        """
+        rows = self._read(table, _DAYS)
         if rows is None:
             return []
-        totals = rows.groupBy("queue").agg(
-            sf.sum("dispatched").alias("dispatched"), sf.sum("never").alias("never")
-        )
-        order = (sf.desc(sf.col("dispatched") + sf.col("never")), "queue")
-        return [row.asDict() for row in totals.orderBy(*order).limit(MAX_ROWS).collect()]
+        totals = rows.groupBy(*keys).agg(*(sf.sum(name).alias(name) for name in counts))
+        weight = sum((sf.col(name) for name in weights or counts), sf.lit(0))
+        ordered = totals.orderBy(sf.desc(weight), *keys).limit(MAX_ROWS)
+        return [row.asDict() for row in ordered.collect()]
 
     def paths(self) -> list[Item]:
         """Return the most frequent paths of traces, added up over the days."""
@@ -309,10 +281,9 @@ def _percentile(buckets: Mapping[int, int], wanted: float) -> float | None:
     return None
 
 
-def queue_weight(item: Mapping[str, Any]) -> int:
+def _queue_weight(item: Mapping[str, Any]) -> int:
     """Return the number of messages published and settled."""
-    names = ("published", "acked", "expired", "dead", "deleted")
-    return sum(int(item[name]) for name in names)
+    return sum(int(item[name]) for name in ("published", *OUTCOMES))
 
 
 def fit_queues(
@@ -359,7 +330,7 @@ def _others(items: Iterable[Item], name: str) -> list[Item]:
                 name: item[name],
                 "queue": OTHER_QUEUES,
                 **dict.fromkeys(COUNTS, 0),
-                **dict.fromkeys(_SPANS),
+                **dict.fromkeys(SPAN_FIGURES),
             },
         )
         for count in COUNTS:

@@ -18,6 +18,7 @@ from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
     CompactOptions,
     ConsumeOptions,
+    JobControl,
     JobOptions,
     MetricsOptions,
 )
@@ -213,7 +214,7 @@ def test_archive_stops_between_batches_and_goes_on(site: Site) -> None:
     for n in range(3):
         site.settle(days(n * 10 + 1, n * 10 + 11, 0))
     calls = iter([False, True])
-    stopped = site.archive(stop=lambda: next(calls))
+    stopped = site.archive(control=JobControl(stop=lambda: next(calls)))
     assert stopped.is_stopped
     assert site.offsets() == list(range(1, 11))
     assert not site.archive().is_stopped

@@ -8,7 +8,7 @@ import pytest
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.jobs import replay
-from phpmq_lite.spark.jobs.options import ReplayOptions
+from phpmq_lite.spark.jobs.options import JobControl, ReplayOptions
 from tests.spark.history_rows import START_MS, Row, history_row, to_arrow
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def test_replay_stops_between_pieces(
 ) -> None:
     monkeypatch.setattr(replay, "MAX_ROWS", 10)
     calls = iter([False, True])
-    result = replay.run(spark, asked(out, name="n"), stop=lambda: next(calls))
+    result = replay.run(spark, asked(out, name="n"), JobControl(stop=lambda: next(calls)))
     assert result.is_stopped
     assert len(broker.published) == 10
 

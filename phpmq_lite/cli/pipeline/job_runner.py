@@ -249,11 +249,13 @@ def _run(
     runs: "list[PipelineJobState]",
 ) -> JobOutcome:
     """Run a job, and append its end to ``runs``."""
+    from phpmq_lite.spark.jobs.options import JobControl
+
     progress(job.name)
     began_ms, began_s = _now_ms(), time.monotonic()
     try:
         run = import_module(f"phpmq_lite.spark.jobs.{job.name}").run
-        result: JobResult = run(spark, job.options, progress, stop)
+        result: JobResult = run(spark, job.options, JobControl(progress, stop))
     except Exception as error:
         if job.is_noted:
             runs.append(_job_run(job.name, "failed", began_ms, error=_error_text(error)))
@@ -277,9 +279,7 @@ def _summarize(
         return
     progress("summary")
     options = jobs[0].options
-    for note in insights_summary.write_summary(
-        spark, options, runs, now_ms=_now_ms(), report=progress
-    ):
+    for note in insights_summary.write_summary(spark, options, runs, now_ms=_now_ms()):
         progress.note(note)
 
 

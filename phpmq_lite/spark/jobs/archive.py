@@ -21,14 +21,7 @@ from phpmq_lite.spark.columns import utc_day
 from phpmq_lite.spark.history import history_bounds
 from phpmq_lite.spark.jobs import archive_gaps
 from phpmq_lite.spark.jobs.compact import block_swaps
-from phpmq_lite.spark.jobs.options import (
-    ArchiveOptions,
-    JobResult,
-    ReportProgress,
-    ShouldStop,
-    never_stop,
-    report_nothing,
-)
+from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import StreamTarget, batch_name, write_stream
 from phpmq_lite.spark.pipeline_client import HistoryBounds
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
@@ -51,10 +44,7 @@ def transform(history: "DataFrame") -> "DataFrame":
 
 
 def run(
-    spark: "SparkSession",
-    options: ArchiveOptions,
-    report: ReportProgress = report_nothing,
-    stop: ShouldStop = never_stop,
+    spark: "SparkSession", options: ArchiveOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
     """Archive the messages settled since the last run.
 
@@ -75,17 +65,16 @@ def run(
                 "Archive to another folder",
             )
         begin = first_offset(options, bounds, committed)
-        report(TARGET.name, begin, end)
+        control.report(TARGET.name, begin, end)
     stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
-    return archive_stream(spark, stream, options, report, stop, end, begin)
+    return archive_stream(spark, stream, options, control, end, begin)
 
 
 def archive_stream(
     spark: "SparkSession",
     stream: "DataFrame",
     options: ArchiveOptions,
-    report: ReportProgress = report_nothing,
-    stop: ShouldStop = never_stop,
+    control: JobControl = UNCONTROLLED,
     end: int | None = None,
     begin: int = 0,
 ) -> JobResult:
@@ -94,7 +83,7 @@ def archive_stream(
     with files.lock("checkpoint"), block_swaps(files):
         check_selection(files, options)
         watch = None if options.fail_on_data_loss else _GapRecorder(spark, files, options, begin)
-        drained = write_stream(transform(stream), files, TARGET, report, stop, end, watch)
+        drained = write_stream(transform(stream), files, TARGET, control, end, watch)
         committed = last_committed_batch(files, TARGET.checkpoint)
     return JobResult(
         job="archive",

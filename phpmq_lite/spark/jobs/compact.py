@@ -25,14 +25,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import last_committed_batch, query_id
 from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
-from phpmq_lite.spark.jobs.options import (
-    CompactOptions,
-    JobResult,
-    ReportProgress,
-    ShouldStop,
-    never_stop,
-    report_nothing,
-)
+from phpmq_lite.spark.jobs.options import UNCONTROLLED, CompactOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import batch_name
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 
@@ -54,10 +47,7 @@ def transform(rows: "DataFrame", files: int) -> "DataFrame":
 
 
 def run(
-    spark: "SparkSession",
-    options: CompactOptions,
-    report: ReportProgress = report_nothing,
-    stop: ShouldStop = never_stop,
+    spark: "SparkSession", options: CompactOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
     """Compact each closed date with too many files; stops between two dates."""
     files = open_results(spark, options.out)
@@ -67,8 +57,8 @@ def run(
         finish_swap(files)
         dates = closed_dates(files)
         for number, date in enumerate(dates):
-            report("compact", number, len(dates))
-            if is_stopped := stop():
+            control.report("compact", number, len(dates))
+            if is_stopped := control.stop():
                 break
             sizes = files.files(f"{results_folder.ARCHIVE}/{date}")
             wanted = max(1, math.ceil(sum(sizes) / options.target_bytes))
@@ -79,7 +69,7 @@ def run(
             compacted += 1
             before += len(sizes)
             after += len(files.files(f"{results_folder.ARCHIVE}/{date}"))
-    report("compact", len(dates), len(dates))
+    control.report("compact", len(dates), len(dates))
     details = {"dates": compacted, "files_before": before, "files_after": after}
     return JobResult(job="compact", rows=rows, is_stopped=is_stopped, details=details)
 

@@ -7,14 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phpmq_lite.spark import results_folder
-from phpmq_lite.spark.jobs.options import (
-    ConsumeOptions,
-    JobResult,
-    ReportProgress,
-    ShouldStop,
-    never_stop,
-    report_nothing,
-)
+from phpmq_lite.spark.checkpoints import final_ack
+from phpmq_lite.spark.jobs.options import UNCONTROLLED, ConsumeOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import StreamTarget, write_stream
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import open_results
@@ -23,35 +17,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def transform(messages: "DataFrame") -> "DataFrame":
-    """Return all columns; the name of the batch is added when it is written."""
-    return messages
-
-
-def consume_target(options: ConsumeOptions) -> StreamTarget:
-    """Return the folder of the messages and the checkpoint of the subscription."""
-    return StreamTarget(
-        name="consume",
-        folder=results_folder.consumed_folder(options.queue),
-        checkpoint=results_folder.consume_checkpoint_folder(options.subscription),
-    )
-
-
 def run(
-    spark: "SparkSession",
-    options: ConsumeOptions,
-    report: ReportProgress = report_nothing,
-    stop: ShouldStop = never_stop,
+    spark: "SparkSession", options: ConsumeOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
     """Consume the messages that are in the queue now."""
-    given = source_options(options)
-    stream = spark.readStream.format("phpmq").options(**given).load()
+    stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
     end: int | None = None
     notes: tuple[str, ...] = ()
     if options.connection is not None:
         end, notes = count_waiting(PipelineClient(options.connection), options)
-    report("consume", 0, end)
-    return replace(consume_stream(spark, stream, options, report, stop, end), notes=notes)
+    control.report("consume", 0, end)
+    return replace(consume_stream(spark, stream, options, control, end), notes=notes)
 
 
 def count_waiting(broker: PipelineClient, options: ConsumeOptions) -> tuple[int, tuple[str, ...]]:
@@ -82,8 +58,7 @@ def consume_stream(
     spark: "SparkSession",
     stream: "DataFrame",
     options: ConsumeOptions,
-    report: ReportProgress = report_nothing,
-    stop: ShouldStop = never_stop,
+    control: JobControl = UNCONTROLLED,
     end: int | None = None,
 ) -> JobResult:
     """Write a stream with the queue's columns, then acknowledge the last batch.
@@ -91,15 +66,17 @@ def consume_stream(
     Spark reports a batch to the source only when it plans the next one, which may never happen.
     """
     files = open_results(spark, options.out)
-    where = consume_target(options)
+    target = StreamTarget(
+        name="consume",
+        folder=results_folder.consumed_folder(options.queue),
+        checkpoint=results_folder.consume_checkpoint_folder(options.subscription),
+    )
     with files.lock(results_folder.consume_lock_name(options.subscription)):
-        drained = write_stream(transform(stream), files, where, report, stop, end)
+        drained = write_stream(stream, files, target, control, end)
         details: dict[str, int | str] = {}
         if options.connection is not None:
-            from phpmq_lite.spark.checkpoints import final_ack
-
             details["acked_at_end"] = final_ack(
-                options.connection, options.subscription, files.url(where.checkpoint), spark
+                options.connection, options.subscription, files.url(target.checkpoint), spark
             )
     return JobResult(
         job="consume",

@@ -1,12 +1,12 @@
 """Figures per period and queue, and per day and envelope. Pure functions."""
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
-from phpmq_lite.spark.columns import utc_day
+from phpmq_lite.spark.columns import DAY_MS, utc_day
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -18,29 +18,21 @@ BUCKET_BASE: Final = 1.01  # durations in a bucket differ by at most 1 %
 
 def urn_counts(rows: "DataFrame") -> "DataFrame":
     """Return date, queue, urn; counts of messages published and settled on that date."""
-    pass
-
     named = rows.where(sf.col("urn").isNotNull())
     flags = {outcome: sf.col("outcome") == outcome for outcome in OUTCOMES}
     flags |= {"retried": sf.col("retried"), "redelivered_messages": sf.col("deliveries") > 1}
-    zeros = [sf.lit(0).cast("bigint").alias(name) for name in flags]
-    ones = [
-        sf.when(flag, 1).otherwise(0).cast("bigint").alias(name) for name, flag in flags.items()
-    ]
-    none = sf.lit(0).cast("bigint")
-    one = sf.lit(1).cast("bigint")
+    names = ("published", "bytes", *flags)
+
+    def event(at: str, **given: "Column") -> "Column":
+        counts = [given.get(name, sf.lit(0)).cast("bigint").alias(name) for name in names]
+        return sf.struct(utc_day(at).alias("date"), *counts)
+
+    settled = {name: _flag(condition) for name, condition in flags.items()}
     events = sf.array(
-        sf.struct(
-            utc_day("published_at").alias("date"),
-            one.alias("published"),
-            sf.col("size").alias("bytes"),
-            *zeros,
-        ),
-        sf.struct(
-            utc_day("settled_at").alias("date"), none.alias("published"), none.alias("bytes"), *ones
-        ),
+        event("published_at", published=sf.lit(1), bytes=sf.col("size")),
+        event("settled_at", **settled),
     )
-    sums = [sf.sum(name).alias(name) for name in ("published", "bytes", *flags)]
+    sums = [sf.sum(name).alias(name) for name in names]
     exploded = named.select("queue", "urn", sf.explode(events).alias("event"))
     return exploded.select("queue", "urn", "event.*").groupBy("date", "queue", "urn").agg(*sums)
 
@@ -140,15 +132,13 @@ def _most_frequent(summed: "DataFrame") -> "DataFrame":
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 
+OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 COUNTS: Final = (
     "published",  # messages
     "bytes",  # of the published bodies
     "dispatched",  # messages, first dispatch
     "redelivered",  # deliveries after the first; counted at the last dispatch
-    "acked",
-    "expired",
-    "dead",
-    "deleted",
+    *OUTCOMES,
     "redelivered_messages",  # settled messages with more than one delivery
     "retried",  # acked messages whose envelope was published again with more attempts: no success
     "expired_dispatched",  # expired messages that had been dispatched
@@ -159,7 +149,7 @@ SPANS: Final = (
     "hold",  # last dispatch to settled, only acked and dead messages; counted when settled
 )
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
+SPAN_FIGURES: Final = tuple(f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max"))
 
 
 def period_figures(
@@ -176,8 +166,6 @@ def period_figures(
     there are none; a clock that was set back counts as 0). With ``period_ms`` it also has ``date``
     and ``name``, the TIMESTAMP at which the period begins.
     """
-    from phpmq_lite.spark.columns import DAY_MS
-
     events = _events(rows)
     if since_ms is not None:
         events = events.where(sf.col("at") >= since_ms)
@@ -191,7 +179,12 @@ def period_figures(
         keys = ["date", name, "queue"]
     sums = [sf.sum(count).alias(count) for count in COUNTS]
     spans = [figure for span in SPANS for figure in _percentiles(span)]
-    return events.groupBy(*keys).agg(*sums, *spans).select("*", *_unpacked()).drop(*SPANS)
+    percentiles = [
+        sf.col(span)[number].alias(f"{span}_{name}")
+        for span in SPANS
+        for number, name in enumerate(PERCENTILES)
+    ]
+    return events.groupBy(*keys).agg(*sums, *spans).select("*", *percentiles).drop(*SPANS)
 
 
 def _events(rows: "DataFrame") -> "DataFrame":
@@ -242,17 +235,3 @@ def _span(begin: "Column", end: "Column") -> "Column":
 def _percentiles(span: str) -> list["Column"]:
     wanted = sf.array(*(sf.lit(share) for share in PERCENTILES.values()))
     return [sf.percentile(span, wanted).alias(span), sf.max(span).alias(f"{span}_max")]
-
-
-def _unpacked() -> list["Column"]:
-    return [
-        sf.col(span)[n].alias(f"{span}_{name}")
-        for span in SPANS
-        for n, name in enumerate(PERCENTILES)
-    ]
-
-
-def figures_by_name(row: Any) -> dict[str, Any]:
-    """Return the figures of a collected row by name, ``COUNTS`` first."""
-    spans = [f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max")]
-    return {name: row[name] for name in (*COUNTS, *spans)}

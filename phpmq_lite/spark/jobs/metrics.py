@@ -19,14 +19,7 @@ from phpmq_lite.spark.columns import DAY_MS, TIME_COLUMNS, utc_day
 from phpmq_lite.spark.jobs import metric_tables
 from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.metric_tables import HOUR_MS, MINUTE_MS, period_figures
-from phpmq_lite.spark.jobs.options import (
-    JobResult,
-    MetricsOptions,
-    ReportProgress,
-    ShouldStop,
-    never_stop,
-    report_nothing,
-)
+from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, MetricsOptions
 from phpmq_lite.spark.jobs.stream_writer import remove_staged
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
@@ -164,10 +157,7 @@ def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataF
 
 
 def run(
-    spark: "SparkSession",
-    options: MetricsOptions,
-    report: ReportProgress = report_nothing,
-    stop: ShouldStop = never_stop,
+    spark: "SparkSession", options: MetricsOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
     """Compute the dates affected by new rows; stops between two tables, then starts over."""
     files = open_results(spark, options.out)
@@ -182,7 +172,7 @@ def run(
         new = archive if (after := _included(files, done)) is None else archive.where(after)
         asked = set(options.dates) or touched_dates(new) | dates_touched_by_retries(new, archive)
         dates = sorted(asked | _unfinished_dates(files))
-        is_stopped = not _write(archive, dates, files, report, stop)
+        is_stopped = not _write(archive, dates, files, control)
         if not is_stopped and not options.dates and done is not None:
             state = {"tables": VERSION, "history_id": done.history_id, "offset": done.offset}
             files.write(results_folder.METRICS_STATE, json.dumps(state))
@@ -221,11 +211,7 @@ def _unfinished_dates(files: ResultsFolder) -> set[date]:
 
 
 def _write(
-    archive: "DataFrame",
-    dates: list[date],
-    files: ResultsFolder,
-    report: ReportProgress,
-    stop: ShouldStop,
+    archive: "DataFrame", dates: list[date], files: ResultsFolder, control: JobControl
 ) -> bool:
     """Overwrite the dates in all tables; return False if stopped before the end."""
     if not dates:
@@ -235,9 +221,9 @@ def _write(
     rows = rows_of_dates(archive, dates).persist()
     try:
         for number, (table, compute) in enumerate(TABLES.items()):
-            if stop():
+            if control.stop():
                 return False
-            report("metrics", number, len(TABLES))
+            control.report("metrics", number, len(TABLES))
             folder = f"{results_folder.METRICS}/{table}"
             remove_staged(files, folder)
             computed = keep_dates(compute(rows), dates)
@@ -250,7 +236,7 @@ def _write(
             )
     finally:
         rows.unpersist()
-    report("metrics", len(TABLES), len(TABLES))
+    control.report("metrics", len(TABLES), len(TABLES))
     return True
 
 

@@ -3,25 +3,25 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from phpmq_lite.spark.source_options import SourceConnection
 
-ReportProgress = Callable[[str, int, int | None], None]
-"""``report(phase, done, total)``: rows or offsets of this phase; None if the total is unknown."""
 
-ShouldStop = Callable[[], bool]
-"""Returns True to end the job after the current batch; its result has ``is_stopped``."""
+@dataclass(frozen=True, slots=True)
+class JobControl:
+    """How a job reports its progress, and whether it should end.
+
+    ``report(phase, done, total)`` receives rows or offsets of a phase; None for an unknown total.
+    ``stop`` returns True to end the job after the current batch; its result has ``is_stopped``.
+    """
+
+    report: Callable[[str, int, int | None], None] = lambda phase, done, total: None
+    stop: Callable[[], bool] = lambda: False
 
 
-def report_nothing(phase: str, done: int, total: int | None) -> None:
-    """Ignore the progress."""
-
-
-def never_stop() -> bool:
-    """Return False."""
-    return False
+UNCONTROLLED: Final = JobControl()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

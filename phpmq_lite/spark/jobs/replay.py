@@ -20,14 +20,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.jobs import replay_plans
 from phpmq_lite.spark.jobs.compact import block_swaps
-from phpmq_lite.spark.jobs.options import (
-    JobResult,
-    ReplayOptions,
-    ReportProgress,
-    ShouldStop,
-    never_stop,
-    report_nothing,
-)
+from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, ReplayOptions
 from phpmq_lite.spark.jobs.replay_plans import ReplayPlan
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
@@ -82,10 +75,7 @@ def _select(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
 
 
 def run(
-    spark: "SparkSession",
-    options: ReplayOptions,
-    report: ReportProgress = report_nothing,
-    stop: ShouldStop = never_stop,
+    spark: "SparkSession", options: ReplayOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
     """Publish the selection, or count it (``dry_run``); stops between two pieces.
 
@@ -103,8 +93,8 @@ def run(
         if options.dry_run:
             return _count(rows)
         if plan is None:
-            plan = _plan(files, rows, options, report)
-        return _publish(spark, files, rows, plan, options, report, stop)
+            plan = _plan(files, rows, options, control)
+        return _publish(spark, files, rows, plan, options, control)
 
 
 def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions) -> "DataFrame":
@@ -150,7 +140,7 @@ def _notes(rows: int, gone: int) -> tuple[str, ...]:
 
 
 def _plan(
-    files: ResultsFolder, rows: "DataFrame", options: ReplayOptions, report: ReportProgress
+    files: ResultsFolder, rows: "DataFrame", options: ReplayOptions, control: JobControl
 ) -> ReplayPlan:
     """Select the rows, cut them into pieces and store the plan."""
     name = replay_plans.plan_name(options)
@@ -160,13 +150,13 @@ def _plan(
     def sized_offsets() -> Iterator[tuple[int, int]]:
         for number, row in enumerate(found.toLocalIterator()):
             if number % _REPORT_EVERY == 0:
-                report("select", number, None)
+                control.report("select", number, None)
             if row["is_gone"]:
                 plan.without_body += 1
             else:
                 yield row["offset"], row["size"]
 
-    report("select", 0, None)
+    control.report("select", 0, None)
     max_rows = _piece_rows(options.rate)
     plan.pieces = replay_plans.cut_pieces(sized_offsets(), max_rows=max_rows, max_bytes=MAX_BYTES)
     if plan.without_body and not plan.pieces:
@@ -186,8 +176,7 @@ def _publish(
     rows: "DataFrame",
     plan: ReplayPlan,
     options: ReplayOptions,
-    report: ReportProgress,
-    stop: ShouldStop,
+    control: JobControl,
 ) -> JobResult:
     """Publish the remaining pieces, each in one transaction, at the requested rate."""
     free_at = 0.0  # monotonic clock; time lost by a slow piece is not made up for
@@ -195,12 +184,12 @@ def _publish(
     done = replay_plans.sent_pieces(files, plan)
     before = plan.rows_of(done)
     is_stopped = False
-    report("replay", before, plan.rows)
+    control.report("replay", before, plan.rows)
     for number, (first, last, expected) in enumerate(plan.pieces[done:], done + 1):
-        if is_stopped := stop():
+        if is_stopped := control.stop():
             break
         table = _piece(rows, first, last, expected)
-        if is_stopped := _wait_or_stop(free_at, stop):
+        if is_stopped := _wait_or_stop(free_at, control):
             break
         if options.rate is not None:
             free_at = time.monotonic() + expected / options.rate
@@ -208,7 +197,7 @@ def _publish(
         files.write(results_folder.replay_progress_file(plan.name), str(number))
         sent += expected
         pieces += 1
-        report("replay", before + sent, plan.rows)
+        control.report("replay", before + sent, plan.rows)
     return JobResult(
         job="replay",
         rows=sent,
@@ -230,10 +219,10 @@ def _describe_end(plan: ReplayPlan, sent: int, now: int) -> tuple[str, ...]:
     return ()
 
 
-def _wait_or_stop(until: float, stop: ShouldStop) -> bool:
+def _wait_or_stop(until: float, control: JobControl) -> bool:
     """Wait for a time of the monotonic clock; return True if ``stop`` comes first."""
     while (left := until - time.monotonic()) > 0:
-        if stop():
+        if control.stop():
             return True
         time.sleep(min(left, 0.2))
     return False

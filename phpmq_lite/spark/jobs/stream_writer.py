@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
 from phpmq_lite.spark.checkpoints import offset_of, query_id
-from phpmq_lite.spark.jobs.options import ReportProgress, ShouldStop
+from phpmq_lite.spark.jobs.options import JobControl
 from phpmq_lite.spark.results_folder import ResultsFolder
 
 if TYPE_CHECKING:
@@ -57,12 +57,11 @@ def write_stream(
     stream: "DataFrame",
     files: ResultsFolder,
     target: StreamTarget,
-    report: ReportProgress,
-    stop: ShouldStop,
+    control: JobControl,
     end: int | None = None,
     after: Callable[[int], None] | None = None,
 ) -> StreamResult:
-    """Write all available rows; ``stop`` ends it between two batches.
+    """Write all available rows; ``control.stop`` ends it between two batches.
 
     ``end`` is reported as the total if the source does not provide one. ``after`` is called with
     the number of each batch that is written, before Spark commits it. Exceptions of Spark pass
@@ -71,7 +70,7 @@ def write_stream(
     result = StreamResult()
 
     def write(batch: "DataFrame", number: int) -> None:
-        if stop():
+        if control.stop():
             result.is_stopped = True
             raise _StoppedError
         write_batch(batch, files, target, number)
@@ -86,7 +85,9 @@ def write_stream(
         .trigger(availableNow=True)
         .start()
     )
-    _report_batches(query, result, lambda done, latest: report(target.name, done, latest or end))
+    _report_batches(
+        query, result, lambda done, latest: control.report(target.name, done, latest or end)
+    )
     return result
 
 
