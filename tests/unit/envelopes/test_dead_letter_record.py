@@ -1,6 +1,7 @@
 """Dead-letter records: their four forms, the block read back, and what is sent again."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,7 @@ BLOCK = DeadLetterBlock(
     detail="missing_trace_id",
     message_id="0123456789abcdef0123456789abcdef",
 )
+SMALL = DeadLetterBlock(reason="failed", original_queue="q", failed_at=1, attempts=0)
 LONG = b"1" * 5_000  # digits: Python reads no such number
 WRITTEN = (
     '{"reason":"poison","error":"it said \\"no\\"\\n☕","exception":"ValueError",'
@@ -74,44 +76,17 @@ def test_kept_content_stays_as_it_is(case: Case) -> None:
 def test_content_is_kept_when_its_version_is_the_cause() -> None:
     """A queue may take ``data: []`` from everybody, so the caller's cause counts too."""
     content = body(data="[]", meta='{"lang":"go","schema_version":2}')
-    assert (
-        build_record(
-            content,
-            DeadLetterBlock(
-                reason="poison",
-                original_queue="q",
-                failed_at=1,
-                attempts=0,
-                detail="unsupported_schema_version",
-            ),
-        )
-        == content
-    )
-    assert (
-        build_record(
-            content, DeadLetterBlock(reason="poison", original_queue="q", failed_at=1, attempts=0)
-        )
-        != content
-    )
+    unsupported = replace(SMALL, detail="unsupported_schema_version")
+    assert build_record(content, unsupported) == content
+    assert build_record(content, SMALL) != content
 
 
 def test_block_leaves_out_our_members_when_they_are_empty() -> None:
-    assert (
-        build_record(
-            b"{}", DeadLetterBlock(reason="failed", original_queue="q", failed_at=1, attempts=0)
-        )
-        == b'{"dead_letter":' + SHORT + b"}"
-    )
+    assert build_record(b"{}", SMALL) == b'{"dead_letter":' + SHORT + b"}"
 
 
 def test_block_with_half_a_surrogate_pair_can_be_written() -> None:
-    made = build_record(
-        b"{}",
-        DeadLetterBlock(
-            reason="failed", original_queue="q", failed_at=1, attempts=0, error="\ud800x"
-        ),
-    )
-    block = read_block(made)
+    block = read_block(build_record(b"{}", replace(SMALL, error="\ud800x")))
     assert block is not None
     assert block.error == "?x"
 
@@ -140,7 +115,7 @@ def test_wrapper_of_text_says_the_bytes_exactly() -> None:
         (b'{"dead_letter":{"reason":"failed","original_queue":"q","message_id":5}}', None),
         (
             b'{"dead_letter":{"reason":"failed","original_queue":"q","x":1,"error":null}}',
-            DeadLetterBlock(reason="failed", original_queue="q", failed_at=0, attempts=0, lang=""),
+            replace(SMALL, failed_at=0, lang=""),
         ),
         (
             b'{"dead_letter":1,"dead_letter":{"reason":"failed","original_queue":"q"}}',

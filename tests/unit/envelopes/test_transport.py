@@ -38,6 +38,12 @@ def popped(transport: PhpmqTransport) -> ReceivedMessage:
     return message
 
 
+def handle(transport: PhpmqTransport, message: ReceivedMessage) -> None:
+    transport.begin()
+    transport.done()
+    transport.ack(message)
+
+
 def retry_body(content: bytes, attempts: int) -> str:
     """Give what the SDK sends again: its own encoding, of which only attempts counts."""
     return json.dumps(json.loads(content) | {"attempts": attempts, "data": {"leaked": True}})
@@ -90,10 +96,7 @@ def test_negative_attempts_are_handed_out_as_none() -> None:
 def test_handled_job_is_acknowledged() -> None:
     link, recorded = FakeLink(body()), RecordedEvents()
     transport = transport_on(link, recorded)
-    message = popped(transport)
-    transport.begin()
-    transport.done()
-    transport.ack(message)
+    handle(transport, popped(transport))
     assert link.calls == [("ack", ID)]
     assert recorded.names == ["job.ack"]
     assert recorded.events[0][1] == {
@@ -221,8 +224,6 @@ def test_dead_letter_is_a_record_then_a_006() -> None:
 def test_what_dies_in_a_dead_letter_queue_gets_no_record() -> None:
     link = FakeLink()
     transport = transport_on(link)
-    from tests.unit.envelopes.fake_worker_connection import delivery
-
     link.waiting.append(delivery(b"{", queue="orders.dlq"))
     assert transport.pop("orders.dlq") is None
     assert link.calls == [("dead_letter", ID)]
@@ -274,9 +275,7 @@ def test_finished_job_that_comes_again_is_ended_again_without_a_run() -> None:
     link, recorded = FakeLink(body()), RecordedEvents()
     transport = transport_on(link, recorded)
     message = popped(transport)
-    transport.begin()
-    transport.done()
-    transport.ack(message)
+    handle(transport, message)
     link.waiting.append(message.handle.delivery)
     assert transport.pop("orders") is None
     assert link.calls == [("ack", ID), ("ack", ID)]
@@ -306,22 +305,16 @@ CLAIM = "orders\0f1e2d3c4-b5a6-4789-90ab-cdef01234567"
 
 def test_envelope_handled_before_is_acknowledged_without_a_run() -> None:
     link, recorded = FakeLink(body()), RecordedEvents()
-    assert (
-        transport_on(link, recorded, idempotency_store=Store(IdempotencyDecision.DONE)).pop(
-            "orders"
-        )
-        is None
-    )
+    transport = transport_on(link, recorded, idempotency_store=Store(IdempotencyDecision.DONE))
+    assert transport.pop("orders") is None
     assert link.calls == [("ack", ID)]
     assert recorded.names == ["job.duplicate"]
 
 
 def test_envelope_in_flight_comes_again_later() -> None:
     link = FakeLink(body())
-    assert (
-        transport_on(link, idempotency_store=Store(IdempotencyDecision.IN_FLIGHT)).pop("orders")
-        is None
-    )
+    transport = transport_on(link, idempotency_store=Store(IdempotencyDecision.IN_FLIGHT))
+    assert transport.pop("orders") is None
     assert link.calls == [("publish", "orders.retry", body(), 5, f"{ID}:0".encode()), ("ack", ID)]
 
 
@@ -329,9 +322,7 @@ def test_claim_is_remembered_at_ack_and_forgotten_at_failure() -> None:
     store = Store(IdempotencyDecision.RUN)
     transport = transport_on(FakeLink(body(), body()), idempotency_store=store)
     message = popped(transport)
-    transport.begin()
-    transport.done()
-    transport.ack(message)
+    handle(transport, message)
     transport.redeliver(popped(transport), retry_body(body(), 1), 1.0)
     assert [call for call, _ in store.asked] == ["claim", "remember", "claim", "forget"]
     assert {key for _, key in store.asked} == {CLAIM}
