@@ -3,18 +3,17 @@
 import base64
 import binascii
 import json
-import re
 from dataclasses import asdict, dataclass
 from typing import Final
 
 import msgspec
 
 from phpmq_lite.envelopes import strict_json
+from phpmq_lite.envelopes.indexed_fields import INT64_MAX, INT64_MIN, INTEGER
 from phpmq_lite.envelopes.json_edit import JsonMember, edit_members, find_members
 from phpmq_lite.envelopes.validation import validate
 
 _UNSUPPORTED: Final = "unsupported_schema_version"
-_INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -184,12 +183,12 @@ def _has_other_attempts(content: bytes, found: list[JsonMember], written: bytes)
     for member in reversed(found):
         if member.name == "attempts":
             value = content[member.value_start : member.end]
-            return value != written and _INTEGER.match(value) is not None and _is_64_bits(value)
+            return value != written and INTEGER.match(value) is not None and _is_64_bits(value)
     return False
 
 
 def _is_64_bits(digits: bytes) -> bool:
-    return len(digits) <= 20 and -(1 << 63) <= int(digits) < 1 << 63
+    return len(digits) <= 20 and INT64_MIN <= int(digits) <= INT64_MAX
 
 
 def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:

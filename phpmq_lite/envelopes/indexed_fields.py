@@ -17,7 +17,7 @@ BLANK: Final = " \t\n\v\f\r"  # exactly the characters that count as blank
 AFTER_BLANKS: Final = "!"  # a string greater than this begins with a non-blank character
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
-_INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
+INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
 
 
 class IndexedFields(NamedTuple):
@@ -142,7 +142,7 @@ def _raw_text(raw: bytes) -> str | None:
 
 
 def _raw_integer(raw: bytes) -> int | None:
-    if _INTEGER.match(raw) is None:
+    if INTEGER.match(raw) is None:
         return None
     if len(raw) > 20:  # beyond 64 bits, and possibly too long for int()
         return INT64_MIN if raw.startswith(b"-") else INT64_MAX

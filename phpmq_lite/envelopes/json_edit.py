@@ -6,7 +6,7 @@ All functions take linear time. Offsets are bytes.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from phpmq_lite.envelopes import strict_json
 
@@ -24,13 +24,12 @@ class JsonMember(NamedTuple):
     end: int  # of its value
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 # Values are only skipped: objects are discarded, numbers are not converted.
 _SKIPPER: Final = json.JSONDecoder(
-    object_pairs_hook=len, parse_constant=_refuse_constant, parse_int=len, parse_float=len
+    object_pairs_hook=len,
+    parse_constant=strict_json.refuse_constant,
+    parse_int=len,
+    parse_float=len,
 )
 
 

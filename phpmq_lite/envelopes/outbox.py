@@ -12,7 +12,6 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from babelqueue.outbox import OutboxRecord
@@ -274,7 +273,7 @@ class SqliteOutboxStore:
     def mark_published(self, ids: Sequence[str]) -> None:
         """Mark rows as sent; rows already marked do not change."""
         now_ms = self._now_ms()
-        with self._transaction():
+        with transaction(self._connection):
             self._connection.executemany(self._sql(_SENT), [(now_ms, row_id) for row_id in ids])
 
     def mark_failed(self, id: str, error: str, *, delays_row: bool = True) -> None:
@@ -284,7 +283,7 @@ class SqliteOutboxStore:
             "now_ms": self._now_ms(), "first_ms": round(RETRY_FIRST_S * 1_000),
             "max_ms": round(RETRY_MAX_S * 1_000),
         }  # fmt: skip
-        with self._transaction():
+        with transaction(self._connection):
             self._connection.execute(self._sql(_FAILED), values)
 
     # -- for our relay
@@ -304,7 +303,7 @@ class SqliteOutboxStore:
         Returns at most ``limit`` rows, and stops after ``max_bytes`` of bodies.
         """
         now_ms = self._now_ms()
-        with self._transaction():
+        with transaction(self._connection):
             values = {
                 "queue": queue, "relay": self._relay, "now_ms": now_ms,
                 "until_ms": now_ms + self._lease_ms,
@@ -324,7 +323,7 @@ class SqliteOutboxStore:
 
     def release(self) -> None:
         """Release the leases of this relay, so that others need not wait until they expire."""
-        with self._transaction():
+        with transaction(self._connection):
             self._connection.execute(
                 f"DELETE FROM {self._table}_lease WHERE relay = ?",  # noqa: S608 - checked name
                 (self._relay,),
@@ -335,7 +334,7 @@ class SqliteOutboxStore:
         before_ms = self._now_ms() - round(keep_s * 1_000)
         removed = 0
         while True:
-            with self._transaction():
+            with transaction(self._connection):
                 count = self._connection.execute(
                     self._sql(_PURGE), (before_ms, PURGE_ROWS)
                 ).rowcount
@@ -351,9 +350,6 @@ class SqliteOutboxStore:
     def data_version(self) -> int:
         """Return a number that changes when another connection commits to the file."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-
-    def _transaction(self) -> AbstractContextManager[sqlite3.Connection]:
-        return transaction(self._connection)
 
     def _sql(self, text: str) -> str:
         return text.format(table=self._table)

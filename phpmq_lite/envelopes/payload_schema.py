@@ -10,7 +10,7 @@ schemas are errors. Other keywords that would restrict values are not applied, b
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -309,7 +309,7 @@ def _check(rule: SchemaRule, value: Any, is_on_wire: bool) -> _Found | None:
             "is not the only allowed value" if count == 1 else f"is not one of {count} values",
             [],
         )
-    if rule.types is not None and not any(_is_of(value, name) for name in rule.types):
+    if rule.types is not None and not any(_IS_OF_TYPE[name](value) for name in rule.types):
         return f"is {type_name(value)}, not {type_names(rule.types)}", []
     if isinstance(value, dict):
         return _check_object(rule, value, is_on_wire)
@@ -358,24 +358,6 @@ def _problem(detail: str, path: list[str | int]) -> EnvelopeProblem:
     return EnvelopeProblem(REASON, f"{pointer} {detail}", pointer)
 
 
-def _is_of(value: Any, name: str) -> bool:
-    match name:
-        case "object":
-            return isinstance(value, dict)
-        case "array":
-            return isinstance(value, list)
-        case "string":
-            return isinstance(value, str)
-        case "integer":
-            return is_integer(value)
-        case "number":
-            return is_number(value)
-        case "boolean":
-            return isinstance(value, bool)
-        case _:
-            return value is None
-
-
 def is_integer(value: Any) -> bool:
     """Return whether JSON Schema considers the value an integer: 1.0 is, true is not."""
     if isinstance(value, float):
@@ -388,6 +370,17 @@ def is_number(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+_IS_OF_TYPE: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "integer": is_integer,
+    "number": is_number,
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+}
 
 
 def equality_key(value: Any) -> Any:

@@ -31,7 +31,8 @@ _NUMBER_SIGNS: Final = bytes(
 _LONG_NUMBERS: Final = (b"0" * 200, b"e000", b"e+000")
 
 
-def _refuse_constant(name: str) -> Any:
+def refuse_constant(name: str) -> Any:
+    """Raise ValueError for NaN and Infinity, which ``json`` would accept."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -41,9 +42,9 @@ def _read_integer(literal: str) -> int:
     return int(literal)
 
 
-_PLAIN: Final = json.JSONDecoder(object_pairs_hook=tuple, parse_constant=_refuse_constant)
+_PLAIN: Final = json.JSONDecoder(object_pairs_hook=tuple, parse_constant=refuse_constant)
 _CHECKED: Final = json.JSONDecoder(
-    object_pairs_hook=tuple, parse_constant=_refuse_constant, parse_int=_read_integer
+    object_pairs_hook=tuple, parse_constant=refuse_constant, parse_int=_read_integer
 )
 
 

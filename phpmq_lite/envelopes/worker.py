@@ -28,21 +28,19 @@ class WorkerLimits:
     stop_when_empty: bool = False
     parent: int = 0  # process id; the worker stops when that process has ended
 
-    def reached(self, jobs: int, runtime_s: float, resident_bytes: Callable[[], int]) -> str | None:
+    def reached(self, jobs: int, runtime_s: float) -> str | None:
         """Return the limit that is reached: jobs, runtime, memory or orphaned; or None."""
         if self.max_jobs and jobs >= self.max_jobs:
             return "jobs"
         if self.max_runtime_s and runtime_s >= self.max_runtime_s:
             return "runtime"
-        if self.memory_bytes and resident_bytes() >= self.memory_bytes:
-            return "memory"
+        if self.memory_bytes:
+            size = resident_bytes() or peak_resident_bytes()  # only Linux has the current value
+            if size >= self.memory_bytes:
+                return "memory"
         if self.parent and os.getppid() != self.parent:
             return "orphaned"
         return None
-
-
-def _memory_bytes() -> int:
-    return resident_bytes() or peak_resident_bytes()  # only Linux reports the current value
 
 
 RESERVE_S = 1.0  # wait for a message; limits and signals are checked in between
@@ -167,7 +165,7 @@ class _RunLimits:
             reason = "empty" if self._limits.stop_when_empty else None
         else:
             runtime_s = self._monotonic() - self._started_s
-            reason = self._limits.reached(self.jobs, runtime_s, _memory_bytes)
+            reason = self._limits.reached(self.jobs, runtime_s)
         if reason is None:
             return False
         self.reason = reason

@@ -98,7 +98,9 @@ class WorkerConnection:
 
     def _open_window(self, queue: str) -> ConsumedQueue:
         session = self.client.session
-        window = self._windows[queue] = session.start_consuming(queue, self.credit, _ignore_wake)
+        # No wake-up is needed: the waiting call runs the pump itself.
+        window = session.start_consuming(queue, self.credit, lambda: None)
+        self._windows[queue] = window
         self.client.send_now(session.side.consume(queue, self.credit))
         return window
 
@@ -175,7 +177,3 @@ class WorkerConnection:
             self._forget_windows()
             if self.client.is_connected:
                 self.client.close()
-
-
-def _ignore_wake() -> None:
-    """Do nothing: the waiting call runs the pump itself."""
