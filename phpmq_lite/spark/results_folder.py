@@ -1,6 +1,7 @@
 """Files and paths below the results folder, on this machine or through Hadoop."""
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -343,6 +344,16 @@ def _file_name(text: str, extra: int = 0) -> str:
     if len(name) + extra > _NAME_MAX:
         name = f"{name[:_KEPT_BYTES]}%-{sha256(text.encode()).hexdigest()}"
     return name
+
+
+def read_json_files(files: ResultsFolder, folder: str) -> list[Any]:
+    """Return the content of all JSON files in a folder, except hidden ones."""
+    texts = (
+        files.read(f"{folder}/{name}")
+        for name in files.names(folder)
+        if name.endswith(".json") and not name.startswith(".")
+    )
+    return [json.loads(text) for text in texts if text is not None]
 
 
 def read_archive(spark: "SparkSession", files: ResultsFolder) -> "DataFrame":

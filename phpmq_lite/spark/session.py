@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -129,22 +130,20 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
         return
     start = SparkConf(loadDefaults=False)
     start.setAll(list(settings.items()))
-    streams: dict[str, Any] = {}
-    if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-    file = log.open("ab") if log is not None else None
-    try:
-        if file is not None:
+    with ExitStack() as stack:
+        streams: dict[str, Any] = {}
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(log.open("ab"))  # Java has its own copy
             streams = {"stdout": file, "stderr": file}
-        gateway = launch_gateway(start, streams)  # type: ignore[no-untyped-call]
-    except PySparkRuntimeError as error:
-        where = f"; see {log}" if log is not None else ""
-        java = shlex.quote(os.environ.get("JAVA_HOME", ""))
-        raise PipelineError(
-            f"Java ({java}) ended before Spark started, with Python {sys.version.split()[0]}{where}"
-        ) from error
-    finally:
-        if file is not None:
-            file.close()  # Java has its own copy
+        try:
+            gateway = launch_gateway(start, streams)  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError as error:
+            where = f"; see {log}" if log is not None else ""
+            java, python = os.environ.get("JAVA_HOME", ""), sys.version.split()[0]
+            raise PipelineError(
+                f"Java ({shlex.quote(java)}) ended before Spark started,"
+                f" with Python {python}{where}"
+            ) from error
     SparkContext._gateway = gateway
     SparkContext._jvm = gateway.jvm

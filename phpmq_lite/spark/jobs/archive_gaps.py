@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.pipeline_client import HistoryBounds
-from phpmq_lite.spark.results_folder import ResultsFolder
+from phpmq_lite.spark.results_folder import ResultsFolder, read_json_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,7 @@ def store_gap(files: ResultsFolder, gap: ArchiveGap) -> None:
 
 def read_gaps(files: ResultsFolder) -> list[ArchiveGap]:
     """Return all gaps, newest first."""
-    texts = (
-        files.read(f"{results_folder.GAPS}/{name}")
-        for name in files.names(results_folder.GAPS)
-        if name.endswith(".json") and not name.startswith(".")
-    )
-    gaps = [ArchiveGap(**json.loads(text)) for text in texts if text is not None]
+    gaps = [ArchiveGap(**each) for each in read_json_files(files, results_folder.GAPS)]
     return sorted(gaps, key=lambda gap: (-gap.at_ms, -gap.lo))
 
 

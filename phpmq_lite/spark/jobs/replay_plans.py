@@ -8,29 +8,18 @@ run is continued by name.
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.jobs.options import ReplayOptions
-from phpmq_lite.spark.results_folder import ResultsFolder
+from phpmq_lite.spark.results_folder import ResultsFolder, read_json_files
 
 _TIMES: Final = ("since_ms", "until_ms")
-_SELECTION: Final = (
-    "source",
-    "queues",
-    "queue_pattern",
-    *_TIMES,
-    "outcomes",
-    "reasons",
-    "urns",
-    "traces",
-    "where",
-    "to_queue",
-    "ttl_s",
-)
+_NOT_SELECTION: Final = {"connection", "out", "name", "goes_on", "rate", "dry_run"}
+_SELECTION: Final = [f.name for f in fields(ReplayOptions) if f.name not in _NOT_SELECTION]
 
 
 @dataclass(slots=True)
@@ -149,12 +138,7 @@ def _read(files: ResultsFolder, name: str) -> ReplayPlan | None:
 
 
 def _all(files: ResultsFolder) -> list[ReplayPlan]:
-    texts = (
-        files.read(f"{results_folder.REPLAYS}/{name}")
-        for name in files.names(results_folder.REPLAYS)
-        if name.endswith(".json") and not name.startswith(".")
-    )
-    return [ReplayPlan(**json.loads(text)) for text in texts if text is not None]
+    return [ReplayPlan(**each) for each in read_json_files(files, results_folder.REPLAYS)]
 
 
 def cut_pieces(

@@ -24,13 +24,16 @@ from phpmq_lite.spark.source_options import HistoryOptions, SourceConnection
 def test_range_is_cut_without_gap_or_empty_part(
     lo: int, hi: int, asked: int | None, ranges: list[tuple[int, int]]
 ) -> None:
-    assert cut_range(lo, hi, asked) == ranges
+    whole = OffsetRange(lo, hi, "id", "machine", ("q",), ("dead",))
+    assert cut_range(whole, asked) == [
+        OffsetRange(*ends, "id", "machine", ("q",), ("dead",)) for ends in ranges
+    ]
 
 
 def test_long_range_is_cut_into_a_million_each() -> None:
-    parts = cut_range(0, 2_500_000, None)
+    parts = cut_range(OffsetRange(0, 2_500_000, "id", "machine"), None)
     assert len(parts) == 3
-    assert max(hi - lo for lo, hi in parts) <= 1_000_000
+    assert max(part.hi - part.lo for part in parts) <= 1_000_000
 
 
 def test_filters_on_offset_and_queue_are_taken_and_others_returned() -> None:
