@@ -19,46 +19,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pyarrow as pa
 from pyarrow import ipc
 
-MS = pa.timestamp("ms", tz="UTC")
-HISTORY = pa.schema(
-    [
-        ("offset", pa.int64()),
-        ("seq", pa.int64()),
-        ("message_id", pa.string()),
-        ("queue", pa.string()),
-        ("position", pa.int64()),
-        ("outcome", pa.string()),
-        ("reason", pa.string()),
-        ("published_at", MS),
-        ("first_dispatched_at", MS),
-        ("last_dispatched_at", MS),
-        ("settled_at", MS),
-        ("deadline", MS),
-        ("ttl_s", pa.int64()),
-        ("deliveries", pa.int32()),
-        ("size", pa.int64()),
-        ("publisher", pa.int64()),
-        ("consumer", pa.int64()),
-        ("urn", pa.string()),
-        ("trace_id", pa.string()),
-        ("meta_id", pa.string()),
-        ("attempts", pa.int64()),
-        ("body", pa.binary()),
-    ]
-)
-CLAIMS = pa.schema(
-    [
-        ("claim", pa.int64()),
-        ("message_id", pa.string()),
-        ("queue", pa.string()),
-        ("body", pa.binary()),
-        ("published_at", MS),
-        ("deliveries", pa.int32()),
-        ("urn", pa.string()),
-        ("trace_id", pa.string()),
-        ("meta_id", pa.string()),
-    ]
-)
+from phpmq_lite.storage import arrow
+from phpmq_lite.storage.arrow import arrow_schema
+
+HISTORY = arrow_schema((*arrow.COLUMNS, arrow.BODY))
+CLAIMS = arrow_schema(arrow.CLAIM_COLUMNS)
 START_MS = 1_700_000_000_000
 
 

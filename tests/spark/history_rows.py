@@ -11,60 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from phpmq_lite.storage import arrow
+from phpmq_lite.storage.arrow import arrow_schema
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DAY_MS: Final = 86_400_000
 START_MS: Final = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp() * 1000)
 
-NUMBERS: Final = [
-    "offset",
-    "seq",
-    "position",
-    "published_at",
-    "first_dispatched_at",
-    "last_dispatched_at",
-    "settled_at",
-    "deadline",
-    "ttl_s",
-    "deliveries",
-    "size",
-    "publisher",
-    "consumer",
-    "attempts",
-]
-TEXTS: Final = ["message_id", "queue", "outcome", "reason", "urn", "trace_id", "meta_id"]
-NAMES: Final = [
-    "offset",
-    "seq",
-    "message_id",
-    "queue",
-    "position",
-    "outcome",
-    "reason",
-    "published_at",
-    "first_dispatched_at",
-    "last_dispatched_at",
-    "settled_at",
-    "deadline",
-    "ttl_s",
-    "deliveries",
-    "size",
-    "publisher",
-    "consumer",
-    "urn",
-    "trace_id",
-    "meta_id",
-    "attempts",
-    "body",
-]
-TIMES: Final = {
-    "published_at",
-    "first_dispatched_at",
-    "last_dispatched_at",
-    "settled_at",
-    "deadline",
-}
+COLUMNS: Final = arrow_schema((*arrow.COLUMNS, arrow.BODY))
 
 Row = dict[str, Any]
 
@@ -72,7 +28,7 @@ Row = dict[str, Any]
 def history_row(offset: int, **given: Any) -> Row:
     """Make one row: published, dispatched and acked within a second, unless told otherwise."""
     published = given.get("published_at", START_MS + offset * 1000)
-    row: Row = dict.fromkeys(NAMES)
+    row: Row = dict.fromkeys(COLUMNS.names)
     row |= {
         "offset": offset,
         "seq": offset,
@@ -157,23 +113,16 @@ def to_sqlite(rows: Iterable[Row]) -> sqlite3.Connection:
     """Put rows into a table ``history`` with the same columns; times are milliseconds."""
     database = sqlite3.connect(":memory:")
     database.row_factory = sqlite3.Row
-    columns = ", ".join(f'"{name}"' for name in NAMES)
+    columns = ", ".join(f'"{name}"' for name in COLUMNS.names)
     database.execute(f"CREATE TABLE history ({columns})")
-    places = ", ".join("?" * len(NAMES))
-    database.executemany(
-        f"INSERT INTO history VALUES ({places})", ([row[name] for name in NAMES] for row in rows)
-    )
+    places = ", ".join(f":{name}" for name in COLUMNS.names)
+    database.executemany(f"INSERT INTO history VALUES ({places})", rows)
     return database
 
 
 def to_arrow(rows: Sequence[Row]) -> pa.Table:
     """Give the rows in the types of the history."""
-    types = {name: pa.int64() for name in NUMBERS} | {name: pa.string() for name in TEXTS}
-    types |= {name: pa.timestamp("ms", tz="UTC") for name in TIMES}
-    types |= {"deliveries": pa.int32(), "body": pa.binary()}
-    return pa.table(
-        {name: pa.array([row[name] for row in rows], types[name]) for name in NAMES},
-    )
+    return pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
 def to_parquet(rows: Sequence[Row], file: Path) -> None:

@@ -9,18 +9,16 @@ from pyspark.sql import DataFrame, SparkSession
 Sink = Callable[[DataFrame, int], None]
 
 
-def read(spark: SparkSession, **options: object) -> DataFrame:
+def read(spark: SparkSession, **options: Any) -> DataFrame:
     """Read a batch from the source."""
-    return spark.read.format("phpmq").options(**_texts(options)).load()
+    return spark.read.format("phpmq").options(**options).load()
 
 
-def run(
-    spark: SparkSession, checkpoint: Path, sink: Sink, **options: object
-) -> list[dict[str, Any]]:
+def run(spark: SparkSession, checkpoint: Path, sink: Sink, **options: Any) -> list[dict[str, Any]]:
     """Run a stream over what is there, to its end; return the progress of its batches."""
     query = (
         spark.readStream.format("phpmq")
-        .options(**_texts(options))
+        .options(**options)
         .load()
         .writeStream.foreachBatch(sink)
         .option("checkpointLocation", str(checkpoint))
@@ -61,10 +59,3 @@ def forget_commit(checkpoint: Path, batch_id: int) -> None:
     """Leave a checkpoint as a driver does that dies after the sink and before the commit."""
     (checkpoint / "commits" / str(batch_id)).unlink()
     (checkpoint / "commits" / f".{batch_id}.crc").unlink(missing_ok=True)
-
-
-def _texts(options: dict[str, object]) -> dict[str, str]:
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in options.items()
-    }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from phpmq_lite.spark.jobs.metric_tables import COUNTS
 from tests.spark.history_rows import (
     DAY_MS,
     START_MS,
@@ -49,20 +50,6 @@ EVENTS = f"""
     CASE WHEN outcome IN ('acked', 'dead') THEN max(settled_at - last_dispatched_at, 0) END
     FROM history h
 """
-COUNTS = [
-    "published",
-    "bytes",
-    "dispatched",
-    "redelivered",
-    "acked",
-    "expired",
-    "dead",
-    "deleted",
-    "redelivered_messages",
-    "retried",
-    "expired_dispatched",
-    "expired_never",
-]
 
 
 @pytest.fixture(scope="module")

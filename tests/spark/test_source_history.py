@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
@@ -14,7 +15,7 @@ from tests.spark.fake_broker import START_MS, FakeBroker
 from tests.spark.queries import Batches, forget_commit, read, run
 
 
-def offsets(spark: SparkSession, broker: FakeBroker, **options: object) -> list[int]:
+def offsets(spark: SparkSession, broker: FakeBroker, **options: Any) -> list[int]:
     rows = read(spark, url=broker.url, **options).select("offset").collect()
     return sorted(row[0] for row in rows)
 
@@ -95,7 +96,7 @@ def test_filters_are_left_to_spark_when_not_asked_for(
     ],
 )
 def test_wrong_option_is_an_error_that_helps(
-    spark: SparkSession, broker: FakeBroker, options: dict[str, object], words: str
+    spark: SparkSession, broker: FakeBroker, options: dict[str, Any], words: str
 ) -> None:
     broker.settle(100)
     with pytest.raises((AnalysisException, PySparkException)) as caught:

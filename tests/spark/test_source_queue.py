@@ -1,6 +1,7 @@
 """A queue as a stream: durable claims, and the acknowledgement that Spark leaves out."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -14,14 +15,11 @@ from tests.spark.fake_broker import FakeBroker
 from tests.spark.queries import Batches, forget_commit, run
 
 
-def options(broker: FakeBroker) -> dict[str, object]:
+def options(broker: FakeBroker) -> dict[str, Any]:
     return {
-        "url": broker.url,
-        "mode": "queue",
-        "queue": "work",
-        "subscription": "s",
+        "url": broker.url, "mode": "queue", "queue": "work", "subscription": "s",
         "maxMessagesPerTrigger": 100,
-    }
+    }  # fmt: skip
 
 
 def test_last_batch_stays_claimed_until_final_ack(
@@ -48,17 +46,14 @@ def test_claims_come_again_in_the_same_batch_after_a_failure(
     sink = Batches("claim", fails_at=1)
     with pytest.raises(PySparkException):
         run(spark, tmp_path, sink, **options(broker))
-    assert (
-        final_ack(SourceConnection(broker.url), "s", str(tmp_path)) == 0
-    )  # batch 0 was acknowledged
+    connection = SourceConnection(broker.url)
+    assert final_ack(connection, "s", str(tmp_path)) == 0  # batch 0 was acknowledged
     broker.ready = [b"new"]
     run(spark, tmp_path, sink, **options(broker))
     assert sink.runs == [0, 1, 1, 2]
     assert sink.all == list(range(1, 152))
     forget_commit(tmp_path, 2)
-    assert (
-        final_ack(SourceConnection(broker.url), "s", str(tmp_path)) == 0
-    )  # planned, not committed
+    assert final_ack(connection, "s", str(tmp_path)) == 0  # planned, not committed
     again = Batches("claim")
     run(spark, tmp_path, again, **options(broker))
     assert again.kept == {2: [151]}
@@ -106,7 +101,5 @@ def test_checkpoint_of_another_subscription_or_history_is_refused(
 
 
 def test_columns_are_those_of_a_queue(spark: SparkSession, broker: FakeBroker) -> None:
-    reader = spark.readStream.format("phpmq")
-    for name, value in options(broker).items():
-        reader = reader.option(name, str(value))
-    assert reader.load().schema == QUEUE_COLUMNS
+    stream = spark.readStream.format("phpmq").options(**options(broker)).load()
+    assert stream.schema == QUEUE_COLUMNS
