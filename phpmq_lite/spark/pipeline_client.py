@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -28,6 +28,18 @@ _BUFFER_BYTES: Final = 1 << 20
 _TEXT_MAX: Final = 500
 
 Query = Sequence[tuple[str, str | int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One HTTP request; one that is not repeatable is sent again only if it was not received."""
+
+    method: str
+    path: str
+    query: Query = ()
+    content: bytes | None = None
+    head: Mapping[str, str] = field(default_factory=dict)
+    is_repeatable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ class PipelineClient:
             asked += [("reader", reader), ("position", position)]
         if at_ms is not None:
             asked.append(("at_ms", at_ms))
-        found = self._json("GET", f"{BASE}/history/bounds", asked)
+        found = self._get(f"{BASE}/history/bounds", asked)
         lo, hi, lo_deleted = found["lo"], found["hi"], found["lo_deleted"]
         return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"))
 
@@ -115,14 +127,14 @@ class PipelineClient:
 
     def queues(self) -> list[str]:
         """Return the queues that the history may contain and the token has access to."""
-        return list(self._json("GET", f"{BASE}/history/bounds", [("queues", 1)])["queues"])
+        return list(self._get(f"{BASE}/history/bounds", [("queues", 1)])["queues"])
 
     # -- claims
 
     def claimed(self, subscription: str) -> ClaimState:
         """Return the state of a subscription; a new one is at 0."""
         try:
-            answer = self._json("GET", f"{BASE}/claims/state", [("subscription", subscription)])
+            answer = self._get(f"{BASE}/claims/state", [("subscription", subscription)])
         except BrokerError as error:
             if error.status == 404:
                 return ClaimState(0, 0)
@@ -140,7 +152,7 @@ class PipelineClient:
             "max_bytes": size_bytes,
             "after": after,
         }
-        return int(self._json("POST", f"{BASE}/claims/claim", body=body)["hi"])
+        return int(self._post(f"{BASE}/claims/claim", body)["hi"])
 
     def claims(self, subscription: str, lo: int, hi: int) -> Iterator["pa.RecordBatch"]:
         """Yield the claims of ``(lo, hi]`` in order, counted as in ``history``."""
@@ -152,7 +164,7 @@ class PipelineClient:
         if upto == 0:
             return 0  # a subscription without claims has nothing to acknowledge
         body = {"subscription": subscription, "upto": upto}
-        return int(self._json("POST", f"{BASE}/claims/ack", body=body)["acked"])
+        return int(self._post(f"{BASE}/claims/ack", body)["acked"])
 
     def ready(self, queue: str) -> int:
         """Return the number of ready messages of a queue; 0 if the queue does not exist."""
@@ -161,7 +173,7 @@ class PipelineClient:
     def ready_or_none(self, queue: str) -> int | None:
         """Return the number of ready messages; None if the queue does not exist yet."""
         try:
-            return int(self._json("GET", f"/api/v1/queues/{queue_segment(queue)}")["ready"])
+            return int(self._get(f"/api/v1/queues/{queue_segment(queue)}")["ready"])
         except BrokerError as error:
             if error.code == "unknown_queue":  # another 404 means a wrong address
                 return None
@@ -176,8 +188,8 @@ class PipelineClient:
         """
         head = {"Content-Type": ARROW, "X-Row-Count": str(rows)}
         query = [("token", token)]
-        answer = self._json("POST", f"{BASE}/stage", query, stream, head, is_repeatable=False)
-        return int(answer["rows"])
+        request = _Request("POST", f"{BASE}/stage", query, stream, head, is_repeatable=False)
+        return int(self._json(request)["rows"])
 
     def publish(
         self, app_id: str, version: int, tokens: Sequence[str], *, is_single: bool = False
@@ -188,33 +200,29 @@ class PipelineClient:
         """
         body = {"app_id": app_id, "version": version, "tokens": list(tokens), "in_parts": True}
         body |= {"single_use": True} if is_single else {}
-        answer = self._json("POST", f"{BASE}/publish", body=body)
+        answer = self._post(f"{BASE}/publish", body)
         return PublishResult(
             answer["published"], answer["repeated"], answer["remaining"], answer["resumed"]
         )
 
     def unstage(self, tokens: Sequence[str]) -> int:
         """Drop staged rows; published messages are not affected."""
-        return int(self._json("POST", f"{BASE}/unstage", body={"tokens": list(tokens)})["unstaged"])
+        return int(self._post(f"{BASE}/unstage", {"tokens": list(tokens)})["unstaged"])
 
     def put_insights(self, summary: bytes) -> None:
         """Send the insights document (JSON, up to 2 MiB) to the broker."""
-        self._text("PUT", f"{BASE}/insights", (), summary)
+        self._text(_Request("PUT", f"{BASE}/insights", content=summary, head=JSON))
 
     # -- requests
 
-    def _json(
-        self,
-        method: str,
-        path: str,
-        query: Query = (),
-        body: Mapping[str, Any] | bytes | None = None,
-        head: Mapping[str, str] = JSON,
-        *,
-        is_repeatable: bool = True,
-    ) -> dict[str, Any]:
-        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        text = self._text(method, path, query, content, head, is_repeatable=is_repeatable)
+    def _get(self, path: str, query: Query = ()) -> dict[str, Any]:
+        return self._json(_Request("GET", path, query))
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._json(_Request("POST", path, content=json.dumps(body).encode(), head=JSON))
+
+    def _json(self, request: _Request) -> dict[str, Any]:
+        text = self._text(request)
         try:
             answer = json.loads(text)
         except ValueError:
@@ -223,53 +231,36 @@ class PipelineClient:
             raise BrokerError(f"{self._url} sent an unexpected response: {text[:_TEXT_MAX]!r}")
         return answer
 
-    def _text(
-        self,
-        method: str,
-        path: str,
-        query: Query,
-        content: bytes | None,
-        head: Mapping[str, str] = JSON,
-        *,
-        is_repeatable: bool = True,
-    ) -> bytes:
-        head = head if content is not None else {}
+    def _text(self, request: _Request) -> bytes:
         for wait_s in (*RETRY_DELAYS_S, None):
-            connection, response = self._send(method, path, query, content, head, is_repeatable)
+            connection, response = self._send(request)
             with closing(connection):
                 try:
                     return response.read()
                 except (OSError, HTTPException) as error:
-                    if wait_s is None or not is_repeatable:
+                    if wait_s is None or not request.is_repeatable:
                         raise BrokerError(
                             f"{self._url} ended its response early: {error!r}"
                         ) from error
                     self._sleep(wait_s)
         raise AssertionError  # the last attempt returns or raises
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        query: Query,
-        content: bytes | None,
-        head: Mapping[str, str],
-        is_repeatable: bool,
-    ) -> tuple[HTTPConnection, HTTPResponse]:
+    def _send(self, request: _Request) -> tuple[HTTPConnection, HTTPResponse]:
         """Send the request until the response is not "busy"; return it with its headers read."""
-        target = self._prefix + path + ("?" + urlencode(query) if query else "")
+        query = "?" + urlencode(request.query) if request.query else ""
+        target, headers = self._prefix + request.path + query, {**self._headers, **request.head}
         waited_s = 0.0
         gone = iter(RETRY_DELAYS_S)
         while True:
             connection = self._connection()
             try:
-                connection.request(method, target, content, {**self._headers, **head})
+                connection.request(request.method, target, request.content, headers)
                 response = connection.getresponse()
             except (OSError, HTTPException) as error:
                 connection.close()
                 wait_s = next(gone, None)
                 is_unsent = isinstance(error, ConnectionRefusedError | socket.gaierror)
-                if wait_s is None or not (is_repeatable or is_unsent):
+                if wait_s is None or not (request.is_repeatable or is_unsent):
                     raise BrokerError(f"{self._url} did not respond: {error!r}") from error
                 self._sleep(wait_s)
                 continue
@@ -306,7 +297,8 @@ class PipelineClient:
     def _batches(
         self, path: str, query: Query, history_id: str | None
     ) -> Iterator["pa.RecordBatch"]:
-        connection, response = self._send("GET", path, query, None, {"Accept": ARROW}, True)
+        request = _Request("GET", path, query, head={"Accept": ARROW})
+        connection, response = self._send(request)
         with closing(connection):
             announced = response.getheader("X-Row-Count")
             if announced is None:
