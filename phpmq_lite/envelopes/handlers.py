@@ -7,14 +7,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
-
-if TYPE_CHECKING:
-    from phpmq_lite.envelopes.transport import PhpmqTransport
 
 _CANCEL_S: Final = 5.0  # time for the cleanup of an interrupted coroutine
 
@@ -65,6 +62,19 @@ class JobContext:
 NextHandler = Callable[[JobContext], None]
 Middleware = Callable[[JobContext, NextHandler], None]
 """``fn(context, next)`` calls ``next(context)`` once, or not at all to count it as handled."""
+
+
+class CurrentJob(Protocol):
+    """Tracks the current job; implemented by the transport."""
+
+    def begin(self) -> JobContext:
+        """Record that the handler starts; return its context."""
+
+    def done(self) -> None:
+        """Record that the handler has returned."""
+
+    def failed(self, error: BaseException) -> None:
+        """Record the exception that the handler raised."""
 
 
 class HandlerLoop:
@@ -140,7 +150,7 @@ async def _cancel_others() -> None:
 
 @contextmanager
 def wrap_handlers(
-    app: BabelQueue, transport: "PhpmqTransport", middleware: Sequence[Middleware]
+    app: BabelQueue, current: CurrentJob, middleware: Sequence[Middleware]
 ) -> Iterator[None]:
     """Wrap every handler of an app in middleware, trace and loop within the block.
 
@@ -149,7 +159,7 @@ def wrap_handlers(
     originals = dict(app._handlers)  # the SDK has no public list of handlers
     with closing(HandlerLoop()) as loop:
         for urn, handler in originals.items():
-            app._handlers[urn] = _wrap_handler(handler, transport, middleware, loop)
+            app._handlers[urn] = _wrap_handler(handler, current, middleware, loop)
         try:
             yield
         finally:
@@ -158,7 +168,7 @@ def wrap_handlers(
 
 def _wrap_handler(
     handler: Handler,
-    transport: "PhpmqTransport",
+    current: CurrentJob,
     middleware: Sequence[Middleware],
     loop: HandlerLoop,
 ) -> Handler:
@@ -176,14 +186,14 @@ def _wrap_handler(
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
         """Run the chain on its own data: the SDK encodes its envelope again for a retry."""
-        context = transport.begin()
+        context = current.begin()
         try:
             with codec.continue_trace(context.envelope):
                 chain(context)
         except BaseException as error:
-            transport.failed(error)
+            current.failed(error)
             raise
-        transport.done()
+        current.done()
 
     return work
 

@@ -175,7 +175,7 @@ class _RunLimits:
 
 @contextmanager
 def _limited_by(transport: PhpmqTransport, run_limits: _RunLimits) -> Iterator[None]:
-    """Let ``run_limits`` stop the transport within the block."""
+    """Connect the transport to ``run_limits`` within the block."""
     before, transport.must_stop = transport.must_stop, run_limits.must_stop
     try:
         yield
