@@ -85,11 +85,11 @@ def parse_address(text: str) -> IpAddress | None:
     An IPv4-mapped IPv6 address (``::ffff:10.0.0.1``) is returned as IPv4.
     """
     try:
-        address = ipaddress.ip_address(text.partition("%")[0])
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
+    if isinstance(address, ipaddress.IPv6Address):
+        return address.ipv4_mapped or ipaddress.IPv6Address(int(address))
     return address
 
 

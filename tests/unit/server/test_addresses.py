@@ -113,8 +113,9 @@ def test_address_has_one_name(text: str, name: str) -> None:
     assert str(parse_address(text)) == name
 
 
-def test_host_name_is_no_address() -> None:
-    assert parse_address("localhost") is None
+@pytest.mark.parametrize("text", ["localhost", "10.0.0.1%eth0", ""])
+def test_anything_else_is_not_an_address(text: str) -> None:
+    assert parse_address(text) is None
 
 
 WIDE = ["0.0.0.0:9100", "[::]:9100", "192.168.1.5:0", "broker.example.com:9100"]

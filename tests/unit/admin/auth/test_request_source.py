@@ -100,6 +100,7 @@ def test_trusted_proxy_tells_address_scheme_and_host() -> None:
         ("[2001:db8::1]:5000", "2001:db8::1"),
         ("nonsense, 192.0.2.7", "192.0.2.7"),
         ("192.0.2.7, nonsense", "10.0.0.2"),
+        ("192.0.2.7, 10.0.0.9%eth0", "10.0.0.2"),  # IPv4 addresses have no zone
         ("", "10.0.0.2"),
         (", ".join(["192.0.2.1"] + ["10.0.0.9"] * 1_000), "10.0.0.9"),
     ],
