@@ -1,6 +1,7 @@
 """The root command: imports the command that was called; shell completion."""
 
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, Final, NamedTuple
 
 import click
@@ -19,108 +20,73 @@ from phpmq_lite.cli.errors import (
 class CommandEntry(NamedTuple):
     """A command that is imported when it is called; ``help`` is shown without importing it."""
 
-    module: str
+    module: str  # in this package
     help: str
-    attribute: str = ""  # name in the module, if it differs from the command's
 
 
 SECTIONS: Final = {  # of the help
     "Broker": {
-        "serve": CommandEntry("phpmq_lite.cli.serve", "Run the broker."),
-        "doctor": CommandEntry(
-            "phpmq_lite.cli.doctor",
-            "Check whether a broker can run here; suggest remedies.",
-        ),
+        "serve": CommandEntry("serve", "Run the broker."),
+        "doctor": CommandEntry("doctor", "Check whether a broker can run here; suggest remedies."),
         "status": CommandEntry(
-            "phpmq_lite.cli.status",
-            "Show whether the broker accepts messages, and its main figures.",
+            "status", "Show whether the broker accepts messages, and its main figures."
         ),
-        "check": CommandEntry(
-            "phpmq_lite.cli.checks",
-            "Check one figure, as a plugin of a monitoring system.",
-        ),
+        "check": CommandEntry("checks", "Check one figure, as a plugin of a monitoring system."),
         "config": CommandEntry(
-            "phpmq_lite.cli.config", "Create a configuration file; show the settings in force."
+            "config", "Create a configuration file; show the settings in force."
         ),
         "clock": CommandEntry(
-            "phpmq_lite.cli.status", "Show clock changes, and decide whether a doubtful one counts."
+            "status", "Show clock changes, and decide whether a doubtful one counts."
         ),
-        "bench": CommandEntry("phpmq_lite.cli.bench", "Measure throughput and latency."),
+        "bench": CommandEntry("bench", "Measure throughput and latency."),
     },
     "Messages": {
         "publish": CommandEntry(
-            "phpmq_lite.cli.publish_consume", "Publish messages and wait until they are stored."
+            "publish_consume", "Publish messages and wait until they are stored."
         ),
-        "consume": CommandEntry(
-            "phpmq_lite.cli.publish_consume", "Consume messages from a queue and print them."
-        ),
+        "consume": CommandEntry("publish_consume", "Consume messages from a queue and print them."),
         "message": CommandEntry(
-            "phpmq_lite.cli.messages",
-            "Search, show, move, delete, export and import messages.",
+            "messages", "Search, show, move, delete, export and import messages."
         ),
-        "dead-letter": CommandEntry(
-            "phpmq_lite.cli.dead_letters", "List, redrive and delete dead letters.", "dead_letter"
-        ),
+        "dead-letter": CommandEntry("dead_letters", "List, redrive and delete dead letters."),
         "trace": CommandEntry(
-            "phpmq_lite.cli.messages", "Show the messages of one trace in all queues, newest first."
+            "messages", "Show the messages of one trace in all queues, newest first."
         ),
     },
     "Queues": {
-        "queue": CommandEntry(
-            "phpmq_lite.cli.queues", "List, create, configure, pause, purge and delete queues."
-        ),
+        "queue": CommandEntry("queues", "List, create, configure, pause, purge and delete queues."),
     },
     "Applications": {
-        "worker": CommandEntry(
-            "phpmq_lite.cli.worker", "Handle the envelopes of a queue with an app's handlers."
-        ),
+        "worker": CommandEntry("worker", "Handle the envelopes of a queue with an app's handlers."),
         "outbox": CommandEntry(
-            "phpmq_lite.cli.outbox", "Publish the rows of an outbox table in a service's database."
+            "outbox", "Publish the rows of an outbox table in a service's database."
         ),
-        "envelope": CommandEntry(
-            "phpmq_lite.cli.envelopes", "Create, check and show BabelQueue envelopes."
-        ),
-        "schema": CommandEntry(
-            "phpmq_lite.cli.envelopes", "Check payload schemas, and payloads against them."
-        ),
-        "frame": CommandEntry(
-            "phpmq_lite.cli.frames", "Explain bytes of the PHPMQ protocol, without a broker."
-        ),
+        "envelope": CommandEntry("envelopes", "Create, check and show BabelQueue envelopes."),
+        "schema": CommandEntry("envelopes", "Check payload schemas, and payloads against them."),
+        "frame": CommandEntry("frames", "Explain bytes of the PHPMQ protocol, without a broker."),
     },
     "History in Spark": {
         "pipeline": CommandEntry(
-            "phpmq_lite.cli.pipeline.commands",
-            "Archive, measure and replay the history with Spark.",
+            "pipeline.commands", "Archive, measure and replay the history with Spark."
         ),
     },
     "Data": {
         "backup": CommandEntry(
-            "phpmq_lite.cli.backups", "Create, list, restore and test backups of the database."
+            "backups", "Create, list, restore and test backups of the database."
         ),
-        "database": CommandEntry(
-            "phpmq_lite.cli.database", "Upgrade the database, and check it for damage."
-        ),
-        "import": CommandEntry(
-            "phpmq_lite.cli.importers",
-            "Import messages from beanstalkd or InitPHP Queue.",
-            "import_",
-        ),
+        "database": CommandEntry("database", "Upgrade the database, and check it for damage."),
+        "import": CommandEntry("importers", "Import messages from beanstalkd or InitPHP Queue."),
     },
     "Access": {
-        "user": CommandEntry(
-            "phpmq_lite.cli.accounts", "List, create and delete users; set their passwords."
-        ),
-        "token": CommandEntry("phpmq_lite.cli.accounts", "List, create and revoke API tokens."),
+        "user": CommandEntry("accounts", "List, create and delete users; set their passwords."),
+        "token": CommandEntry("accounts", "List, create and revoke API tokens."),
         "context": CommandEntry(
-            "phpmq_lite.cli.contexts", "Name brokers, and choose the one that commands talk to."
+            "contexts", "Name brokers, and choose the one that commands talk to."
         ),
     },
     "Shell": {
-        "docs": CommandEntry("phpmq_lite.cli.docs", "Open the documentation of the broker."),
-        "completion": CommandEntry(
-            "phpmq_lite.cli.main",
-            "Print the completion script of a shell.",
-        ),
+        "docs": CommandEntry("docs", "Open the documentation of the broker."),
+        "completion": CommandEntry("main", "Print the completion script of a shell."),
     },
 }
 DOCS: Final = {  # command -> its page of the documentation, for the end of --help
@@ -169,7 +135,9 @@ class RootGroup(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = getattr(import_module(entry.module), entry.attribute or cmd_name)
+        attribute = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
+        module = import_module(f"phpmq_lite.cli.{entry.module}")
+        command: click.Command = getattr(module, attribute)
         if command.epilog is None and (page := DOCS.get(cmd_name)):
             command.epilog = f"Documentation: phpmq-lite docs {page}"
         return command
