@@ -5,7 +5,7 @@ import platform
 import socket
 import sqlite3
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -74,18 +74,27 @@ _CACHE_BYTES: Final = 8 << 20  # the broker's cache size
 _RECEIVE_BYTES: Final = 1 << 16
 
 
+def _rate(step: Callable[[], object], seconds: float) -> float:
+    """Repeat ``step`` for ``seconds``; return how often it ran per second."""
+    done = 0
+    began_s = time.perf_counter()
+    while (elapsed_s := time.perf_counter() - began_s) < seconds:
+        step()
+        done += 1
+    return done / elapsed_s
+
+
 def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
     """Append blocks of 4 KiB and sync each one; return syncs per second."""
     file = os.open(folder / "sync.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     sync = getattr(os, "fdatasync", os.fsync)
-    done = 0
-    yield
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < seconds:
+
+    def append() -> None:
         os.write(file, _BLOCK)
         sync(file)
-        done += 1
-    rate = done / (time.perf_counter() - began_s)
+
+    yield
+    rate = _rate(append, seconds)
     os.close(file)
     return rate
 
@@ -105,18 +114,17 @@ def measure_rows(
     size = min(rows_per_commit, _ROWS_PER_STATEMENT)
     insert = f"INSERT INTO body (content) VALUES {', '.join(['(?)'] * size)}"  # noqa: S608 - constant
     contents = [b"x" * ROW_BYTES] * size
-    done = 0
-    yield
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < seconds:
+
+    def commit() -> None:
         execute("BEGIN IMMEDIATE")
         for _ in range(rows_per_commit // size):
             execute(insert, contents)
         execute("COMMIT")
-        done += rows_per_commit
-    rate = done / (time.perf_counter() - began_s)
+
+    yield
+    commits_per_s = _rate(commit, seconds)
     database.close()
-    return rate
+    return rows_per_commit * commits_per_s
 
 
 def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]:
@@ -134,22 +142,23 @@ def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]
     execute("CREATE TABLE body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")
     content = b"x" * LARGE_ROW_BYTES
     rows_per_commit = COMMIT_BYTES // LARGE_ROW_BYTES
-    done = in_log = 0
-    yield
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < seconds:
+    in_log = 0
+
+    def commit() -> None:
+        nonlocal in_log
         execute("BEGIN IMMEDIATE")
         for _ in range(rows_per_commit):
             execute("INSERT INTO body (content) VALUES (?)", (content,))
         execute("COMMIT")
-        done += rows_per_commit
         in_log += rows_per_commit * LARGE_ROW_BYTES
         if in_log >= LONG_WAL_BYTES:
             store.checkpoint("RESTART")
             in_log = 0
-    rate = done * LARGE_ROW_BYTES / (time.perf_counter() - began_s)
+
+    yield
+    commits_per_s = _rate(commit, seconds)
     connection.close()
-    return rate
+    return rows_per_commit * LARGE_ROW_BYTES * commits_per_s
 
 
 def echo_server(listener: socket.socket) -> Generator[None, None, None]:
@@ -166,14 +175,13 @@ def echo_server(listener: socket.socket) -> Generator[None, None, None]:
 def measure_round_trips(address: Address, seconds: float) -> Generator[None, None, float]:
     """Send 256 bytes over the loopback and wait for the echo; return round trips per second."""
     message = b"x" * ECHO_BYTES
-    done = 0
     with connect(address) as link:
-        yield
-        began_s = time.perf_counter()
-        while time.perf_counter() - began_s < seconds:
+
+        def round_trip() -> None:
             link.sendall(message)
             remaining = ECHO_BYTES
             while remaining:
                 remaining -= len(link.recv(_RECEIVE_BYTES)) or remaining
-            done += 1
-        return done / (time.perf_counter() - began_s)
+
+        yield
+        return _rate(round_trip, seconds)

@@ -245,28 +245,25 @@ def publish(
 
 
 def publish_number(
-    address: Address, queue: str, size: int, number: int, content: str = PLAIN
+    address: Address, queue: str, size: int, number: int
 ) -> Generator[None, None, int]:
     """Publish ``number`` confirmed messages, rounded up to whole writes; return how many.
 
     No message is marked as the last, because more may follow.
     """
-    stream = PublishStream(queue, size, content=content)
-    per_write, limit = publishes_per_write(size), unconfirmed_limit(size)
+    stream = PublishStream(queue, size)
     with connect(address) as link:
         yield
-        sent = confirmed = 0
-        while confirmed < sent or sent < number:
-            if sent < number and sent - confirmed <= limit - per_write:
-                link.sendall(stream.encode(per_write))
-                sent += per_write
-            else:
-                confirmed += stream.feed(receive(link))
-        return sent
+        return _publish_confirmed(link, stream, size, lambda sent: sent >= number, marks_last=False)
 
 
 def _publish_confirmed(
-    link: socket.socket, stream: PublishStream, size: int, is_finished: Callable[[int], bool]
+    link: socket.socket,
+    stream: PublishStream,
+    size: int,
+    is_finished: Callable[[int], bool],
+    *,
+    marks_last: bool = True,
 ) -> int:
     per_write, limit = publishes_per_write(size), unconfirmed_limit(size)
     sent = confirmed = 0
@@ -274,7 +271,7 @@ def _publish_confirmed(
     while not is_last or confirmed < sent:
         if not is_last and sent - confirmed <= limit - per_write:
             is_last = is_finished(sent + per_write)
-            link.sendall(stream.encode(per_write, is_last=is_last))
+            link.sendall(stream.encode(per_write, is_last=is_last and marks_last))
             sent += per_write
         else:
             confirmed += stream.feed(receive(link))
@@ -360,12 +357,7 @@ def _wait_dispatch(link: socket.socket, stream: DispatchStream) -> bytes:
 
 
 def drain(
-    address: Address,
-    queue: str,
-    size: int,
-    number: int,
-    window: int = UNCONFIRMED,
-    content: str = PLAIN,
+    address: Address, queue: str, size: int, number: int, window: int, content: str = PLAIN
 ) -> Generator[None, None, int]:
     """Consume ``number`` messages from a queue; return how many were acknowledged and stored.
 

@@ -73,17 +73,6 @@ class BenchObserver:
     def tick(self) -> None:
         """Update the progress; called a few times per second."""
 
-    def end(self) -> None:
-        """Handle the end of the step."""
-
-
-@dataclass(slots=True, frozen=True)
-class MeasuredBroker:
-    """The broker to measure."""
-
-    address: Address
-    pid: int | None  # None for a broker that we did not start
-
 
 def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
     """Run the benchmark. No process and no file remains, even after an error.
@@ -102,12 +91,12 @@ def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
             seconds=plan.seconds,
             limits=runner.measure_limits(folder),
         )
-        with _measured_broker(plan, folder / "data") as broker:
+        with _measured_broker(plan, folder / "data") as (address, pid):
             report.rates = [
-                runner.measure_rate(broker, name) for name in _RATES if name in plan.workloads
+                runner.measure_rate(address, pid, name) for name in _RATES if name in plan.workloads
             ]
             if LATENCY in plan.workloads:
-                report.latency = runner.measure_latency(broker)
+                report.latency = runner.measure_latency(address)
     return report
 
 
@@ -123,12 +112,13 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[MeasuredBroker]:
+def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[tuple[Address, int | None]]:
+    """Yield the address of the broker, and its pid if we start it."""
     if plan.address is not None:
-        yield MeasuredBroker(plan.address, None)
+        yield plan.address, None
         return
     with isolated_broker(data) as broker:
-        yield MeasuredBroker(broker.address, broker.pid)
+        yield broker.address, broker.pid
 
 
 class BenchRunner:
@@ -152,9 +142,7 @@ class BenchRunner:
         """
         self._observer.begin(step, seconds)
         timeout_s = seconds * _TIMEOUT_FACTOR + _EXTRA_TIMEOUT_S
-        timings = run_together(dict(jobs), timeout_s, on_start, self._observer.tick)
-        self._observer.end()
-        return timings
+        return run_together(dict(jobs), timeout_s, on_start, self._observer.tick)
 
     def measure_limits(self, folder: Path) -> MachineLimits:
         """Measure disk, SQLite and loopback without a broker."""
@@ -183,7 +171,7 @@ class BenchRunner:
             rate: float = self.run("loopback round trips", seconds, jobs)["client"].value
         return rate
 
-    def measure_rate(self, broker: MeasuredBroker, workload: str) -> Throughput:
+    def measure_rate(self, address: Address, pid: int | None, workload: str) -> Throughput:
         """Measure messages per second, from the first publish until the last is known stored.
 
         With bodies above 1 KB, publishing ends early once 1 GiB is written.
@@ -191,13 +179,13 @@ class BenchRunner:
         plan = self._plan
         queue = fresh_queue_name(workload)
         limit = max(1_000, _MAX_BYTES // plan.size) if plan.size > 1_000 else None
-        target = (broker.address, queue, plan.size)
+        target = (address, queue, plan.size)
         published = (*target, plan.seconds, workload != FLOW_PLAIN, plan.content, limit)
         jobs = {"producer": BenchJob(traffic.publish, published)}
         if workload != PUBLISH:
             window = min(plan.window, traffic.unconfirmed_limit(plan.size))
             jobs["consumer"] = BenchJob(traffic.consume, (*target, window, plan.content))
-        meter = CpuMeter(broker.pid)
+        meter = CpuMeter(pid)
         timings = self.run(workload, plan.seconds, jobs, meter.start)
         seconds = elapsed_span(timings)
         load = meter.stop(seconds, timings)
@@ -205,22 +193,16 @@ class BenchRunner:
         if len(set(counts)) > 1:
             raise ClientError(f"{counts[0]} messages published, {counts[1]} received")
         if workload == PUBLISH and plan.address is not None:
-            self._drain(broker, queue, counts[0])
+            window = traffic.unconfirmed_limit(plan.size)
+            job = BenchJob(traffic.drain, (*target, counts[0], window, plan.content))
+            self.run("consuming the published messages", plan.seconds, {"consumer": job})
         return Throughput(workload, plan.size, counts[0], seconds, load)
 
-    def _drain(self, broker: MeasuredBroker, queue: str, messages: int) -> None:
-        """Consume our own messages from a broker that we did not start."""
-        plan = self._plan
-        window = traffic.unconfirmed_limit(plan.size)
-        arguments = (broker.address, queue, plan.size, messages, window, plan.content)
-        job = BenchJob(traffic.drain, arguments)
-        self.run("consuming the published messages", plan.seconds, {"consumer": job})
-
-    def measure_latency(self, broker: MeasuredBroker) -> LatencyResult:
+    def measure_latency(self, address: Address) -> LatencyResult:
         """Measure with one message at a time."""
         plan = self._plan
         queue = fresh_queue_name(LATENCY)
-        arguments = (broker.address, queue, plan.size, plan.seconds, plan.content)
+        arguments = (address, queue, plan.size, plan.seconds, plan.content)
         job = BenchJob(traffic.one_in_flight, arguments)
         return LatencyResult.of(*self.run(LATENCY, plan.seconds, {"client": job})["client"].value)
 

@@ -121,7 +121,9 @@ def _format_markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) 
 
 
 def _sections(report: BenchReport) -> Iterator[_Section]:
-    yield _Section(_noise_warning(report), _LIMIT_COLUMNS, _limit_rows(report.limits))
+    noise = "Other processes were busy during the run (OTHERS), so the rates are too low."
+    warnings = (noise,) if report.is_noisy else ()
+    yield _Section(warnings, _LIMIT_COLUMNS, _limit_rows(report.limits))
     if report.rates:
         notes = [
             f"{rate.workload}: "
@@ -141,12 +143,6 @@ def _sections(report: BenchReport) -> Iterator[_Section]:
             _latency_row(report, "publish to receipt", report.latency.receipt),
         ]
         yield _Section((note,), _LATENCY_COLUMNS, rows)
-
-
-def _noise_warning(report: BenchReport) -> tuple[str, ...]:
-    if not report.is_noisy:
-        return ()
-    return ("Other processes were busy during the run (OTHERS), so the rates are too low.",)
 
 
 def _limit_rows(limits: MachineLimits) -> list[dict[str, Any]]:
@@ -304,8 +300,9 @@ def bench(
             f"{folder} is in memory ({kind}). Choose a folder on a disk with --data."
         )
     plan = BenchPlan(seconds, size, window, workloads, folder, connect, content)
-    with unwind_on_signals(), _BenchProgressBar(plan) as bar:
-        report = measure(plan, bar)
+    observer = _BenchProgressBar(plan)
+    with unwind_on_signals(), observer.progress:
+        report = measure(plan, observer)
     if output == "json":
         click.echo(json.dumps(report.document(), indent=2))
     elif output == "markdown":
@@ -318,8 +315,8 @@ class _BenchProgressBar(BenchObserver):
     """A progress bar on standard error, or one line per step if that is not a terminal."""
 
     def __init__(self, plan: BenchPlan) -> None:
-        self._console = console = Console(stderr=True)
-        self._progress = Progress(
+        console = Console(stderr=True)
+        self.progress = Progress(
             TextColumn("{task.description:30}"),
             BarColumn(),
             TimeRemainingColumn(),
@@ -328,31 +325,20 @@ class _BenchProgressBar(BenchObserver):
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("starting", total=plan.planned_seconds)
+        self._task = self.progress.add_task("starting", total=plan.planned_seconds)
         self._done_s = 0.0  # planned time of the finished steps
         self._step_s = 0.0
         self._began_s = 0.0
 
-    def __enter__(self) -> "_BenchProgressBar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
     def begin(self, step: str, seconds: float) -> None:
         """Implement ``BenchObserver``."""
+        self._done_s += self._step_s
         self._step_s, self._began_s = seconds, time.monotonic()
-        if not self._console.is_terminal:
+        if self.progress.disable:
             print_message(step)
-        self._progress.update(self._task, description=step, refresh=True)
+        self.progress.update(self._task, description=step, completed=self._done_s, refresh=True)
 
     def tick(self) -> None:
         """Implement ``BenchObserver``."""
         elapsed_s = min(time.monotonic() - self._began_s, self._step_s)
-        self._progress.update(self._task, completed=self._done_s + elapsed_s, refresh=True)
-
-    def end(self) -> None:
-        """Implement ``BenchObserver``."""
-        self._done_s += self._step_s
-        self._progress.update(self._task, completed=self._done_s, refresh=True)
+        self.progress.update(self._task, completed=self._done_s + elapsed_s, refresh=True)
