@@ -52,9 +52,21 @@ def _queue_name(value: str) -> str:
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of the process; those that override the app are separate."""
+    """Add the options of the app and of the process."""
     seconds = click.FloatRange(min=0)
     for option in (
+        click.option("--idempotency", type=FILE,
+                     metavar="FILE", help="Handle each meta.id once; FILE is a database of them."),
+        click.option("--drop-exhausted", is_flag=True,
+                     help="Allow an app without dead letters: exhausted messages are dropped."),
+        click.option("--dead-letter-queue", type=_queue_name, metavar="NAME",
+                     help="Queue for dead letters.  [default: the app's, QUEUE.dlq]"),
+        click.option("--on-unknown", type=click.Choice(_STRATEGIES),
+                     help="Action for a URN without a handler.  [default: the app's, fail]"),
+        click.option("--backoff", metavar="SECONDS,…",
+                     help="Delays before each retry; the last one repeats.  [default: 1,5,15]"),
+        click.option("--max-attempts", type=click.IntRange(min=1),
+                     metavar="N", help="Attempts per message.  [default: the app's, 3]"),
         click.option("--log-format", type=click.Choice(["auto", "json", "console"]),
                      default="auto", help="auto: console on a terminal, else JSON."),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
@@ -80,26 +92,6 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _app_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that override the app."""
-    for option in (
-        click.option("--idempotency", type=FILE,
-                     metavar="FILE", help="Handle each meta.id once; FILE is a database of them."),
-        click.option("--drop-exhausted", is_flag=True,
-                     help="Allow an app without dead letters: exhausted messages are dropped."),
-        click.option("--dead-letter-queue", type=_queue_name, metavar="NAME",
-                     help="Queue for dead letters.  [default: the app's, QUEUE.dlq]"),
-        click.option("--on-unknown", type=click.Choice(_STRATEGIES),
-                     help="Action for a URN without a handler.  [default: the app's, fail]"),
-        click.option("--backoff", metavar="SECONDS,…",
-                     help="Delays before each retry; the last one repeats.  [default: 1,5,15]"),
-        click.option("--max-attempts", type=click.IntRange(min=1),
-                     metavar="N", help="Attempts per message.  [default: the app's, 3]"),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
 @click.command()
 @click.option("--app", "app_name", required=True, metavar="MODULE:ATTR",
               help="The app, from phpmq_lite.envelopes.connect() or the SDK.")  # fmt: skip
@@ -107,7 +99,6 @@ def _app_options(command: Callable[..., None]) -> Callable[..., None]:
     "--queue", type=_queue_name, metavar="NAME", help="Queue to consume.  [default: the app's]"
 )
 @_options
-@_app_options
 @partial(client_options, reconnect=False)
 def worker(client: ClientFactory, app_name: str, queue: str | None, **options: Any) -> None:
     """Handle the envelopes of a queue with an app's handlers.
