@@ -1,10 +1,9 @@
 """Checks of the database files and of the backups."""
 
-import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from phpmq_lite import __version__
 from phpmq_lite.admin.base import formats
@@ -18,21 +17,12 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase, read_stopped
 
 _TIMEOUT_S: Final = 10.0
-# What starts, restores and migrations leave in the data folder.
+# Files that starts, restores and migrations leave in the data folder.
 _LEFT: Final = {
     "damaged-*": "copies of damaged files",
-    "replaced-*": "what a restore replaced",
+    "replaced-*": "files that a restore replaced",
     "before-migration-*.db": "copies from before an upgrade",
 }
-
-
-class LeftoverFiles(NamedTuple):
-    """Files next to the database that an operator may remove after a check."""
-
-    words: str
-    names: tuple[str, ...]
-    size: int  # bytes
-    is_damage: bool
 
 
 def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
@@ -43,7 +33,7 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
     elif path.is_dir():
         yield stopped_database_finding(read_stopped(path), settings.storage.max_bytes)
     if path.is_dir():
-        yield from leftover_findings(find_leftovers(path))
+        yield from leftover_findings(path)
 
 
 def _running_broker(settings: Settings, pid: str) -> Finding:
@@ -57,11 +47,7 @@ def _running_broker(settings: Settings, pid: str) -> Finding:
                 f"pid {pid} is not ready: {error}",
                 "it is starting: run doctor again soon",
             )
-        return bad(
-            "broker",
-            f"pid {pid} does not answer: {error}",
-            "see its log",
-        )
+        return bad("broker", f"pid {pid} does not answer: {error}", "see its log")
     return running_finding(stats, pid, settings)
 
 
@@ -76,11 +62,7 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     if reason is not None:
         return bad("broker", f"{text}; it accepts no messages: {reason}", "see the page System")
     if not stats["is_ready"]:
-        return warn(
-            "broker",
-            f"{text}; it is not ready: {stats['step']}",
-            "wait, or see its log",
-        )
+        return warn("broker", f"{text}; it is not ready: {stats['step']}", "wait, or see its log")
     if stats["version"] != __version__:
         return warn(
             "broker", f"{text}; it is {stats['version']}, {__version__} is installed", "restart it"
@@ -135,28 +117,16 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
     return ok(name, f"{text}, closed cleanly", "`phpmq-lite database verify` checks everything")
 
 
-def find_leftovers(path: Path) -> list[LeftoverFiles]:
-    """Return the leftover files next to the database."""
-    found = []
+def leftover_findings(path: Path) -> Iterator[Finding]:
+    """Yield findings about files next to the database that an operator may remove."""
     for pattern, words in _LEFT.items():
         paths = sorted(path.glob(pattern))
-        if paths:
-            names = tuple(one.name for one in paths)
-            size = sum(_size(one) for one in paths)
-            found.append(LeftoverFiles(words, names, size, pattern.startswith("damaged")))
-    return found
-
-
-def _size(path: Path) -> int:
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return sum(one.stat().st_size for one in files)
-
-
-def leftover_findings(found: Iterable[LeftoverFiles]) -> Iterator[Finding]:
-    """Yield findings about leftover files, and when they can be removed."""
-    for left in found:
-        text = f"{left.words}, {formats.format_size(left.size)}: {', '.join(left.names)}"
-        if left.is_damage:
+        if not paths:
+            continue
+        size = sum(map(_size, paths))
+        names = ", ".join(one.name for one in paths)
+        text = f"{words}, {formats.format_size(size)}: {names}"
+        if pattern.startswith("damaged"):
             yield warn(
                 "left over",
                 text,
@@ -164,6 +134,11 @@ def leftover_findings(found: Iterable[LeftoverFiles]) -> Iterator[Finding]:
             )
         else:
             yield ok("left over", text, "remove it once you are sure of the present data")
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    return sum(one.stat().st_size for one in files)
 
 
 NAME: Final = "backups"
@@ -179,16 +154,10 @@ def check_backups(settings: Settings) -> Iterator[Finding]:
     found = list_backups(folder)
     now_ms = time.time_ns() // 1_000_000
     ages = [now_ms - one.manifest.made_at for one in found]
-    age_ms = min(
-        (age for age in ages if age >= 0), default=None
-    )  # a negative age: the clock was ahead
-    yield backup_finding(
-        folder, age_ms, settings.backups.every_h, is_same=_is_same_disk(folder, settings.data)
-    )
-
-
-def _is_same_disk(folder: Path, data: Path) -> bool:
-    return folder.is_dir() and os.stat(folder).st_dev == os.stat(data).st_dev
+    # A negative age means that the clock was ahead.
+    age_ms = min((age for age in ages if age >= 0), default=None)
+    is_same = folder.is_dir() and folder.stat().st_dev == settings.data.stat().st_dev
+    yield backup_finding(folder, age_ms, settings.backups.every_h, is_same=is_same)
 
 
 def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:

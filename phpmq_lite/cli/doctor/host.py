@@ -71,7 +71,13 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
         yield bad(NAME, str(error), "name another folder: --data, or data in the settings")
         return
     yield folder_access_finding(folder_access(path), pid)
-    yield _file_system(path, is_allowed=settings.storage.allow_network_fs)
+    refusal = ""
+    try:
+        check_local(path)
+    except StartRefusedError as error:
+        refusal = str(error)
+    is_allowed = settings.storage.allow_network_fs
+    yield file_system_finding(file_system(path), refusal, is_allowed=is_allowed)
     if path.is_dir() and os.access(path, os.W_OK | os.X_OK):
         yield _disk_speed(path)
     yield _disk_space(settings, path)
@@ -151,14 +157,6 @@ def nearest_existing(path: Path) -> Path:
     return next(one for one in (path, *path.parents) if one.exists())
 
 
-def _file_system(path: Path, *, is_allowed: bool) -> Finding:
-    try:
-        check_local(path)
-    except StartRefusedError as error:
-        return file_system_finding(file_system(path), str(error), is_allowed=is_allowed)
-    return file_system_finding(file_system(path))
-
-
 def file_system_finding(
     kind: str | None, refusal: str = "", *, is_allowed: bool = False
 ) -> Finding:
@@ -183,11 +181,8 @@ def _disk_speed(path: Path) -> Finding:
     try:
         return sync_finding(statistics.median(measure_syncs_ms(path)))
     except OSError as error:
-        return bad(
-            "disk",
-            f"cannot write to {path}: {error.strerror}",
-            as_root("dmesg") + " shows the reason",
-        )
+        hint = as_root("dmesg") + " shows the reason"
+        return bad("disk", f"cannot write to {path}: {error.strerror}", hint)
 
 
 def measure_syncs_ms(path: Path) -> list[float]:
@@ -212,11 +207,8 @@ def sync_finding(took_ms: float) -> Finding:
     text = f"writes and syncs 4 KiB in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
     if took_ms < _SLOW_MS:
         return ok("disk", text)
-    return warn(
-        "disk",
-        text,
-        "each confirmed publish waits for it: use a faster disk, or one that is not shared",
-    )
+    hint = "each confirmed publish waits for it: use a faster disk, or one that is not shared"
+    return warn("disk", text, hint)
 
 
 def _disk_space(settings: Settings, path: Path) -> Finding:
@@ -231,20 +223,13 @@ def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
     """Return the finding about free disk space; ``shortage`` is why publishing stops."""
     text = f"{formats.format_size(free)} free"
     if shortage:
-        return bad(
-            "space",
-            f"{text}: {shortage}",
-            "free space, move the folder to another disk, or lower storage.free_bytes",
-        )
+        hint = "free space, move the folder to another disk, or lower storage.free_bytes"
+        return bad("space", f"{text}: {shortage}", hint)
+    if least:
+        text += f"; publishing stops below {formats.format_size(least)}"
     if free < 3 * least:
-        return warn(
-            "space",
-            f"{text}; publishing stops below {formats.format_size(least)}",
-            "free space, or lower history.days and history.bytes",
-        )
-    return ok(
-        "space", f"{text}; publishing stops below {formats.format_size(least)}" if least else text
-    )
+        return warn("space", text, "free space, or lower history.days and history.bytes")
+    return ok("space", text)
 
 
 _EARLIEST_MS: Final = 1_735_689_600_000  # 2025: older than this program
@@ -312,18 +297,15 @@ def _memory_bytes() -> int:
         return 0
 
 
-def clock_finding(now_ms: int, made_ms: int, kept: bool | None) -> Finding:
+def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Finding:
     """Return the finding about the clock; ``made_ms`` is when the data folder was created, or 0.
 
-    ``kept`` is whether a time service synchronizes the clock; None if unknown.
+    ``is_synchronized`` is None if the kernel does not know.
     """
     name, shown = "clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1_000))
     if not _EARLIEST_MS < now_ms < _LATEST_MS:
-        return bad(
-            name,
-            f"{shown} is impossible",
-            as_root("date -s TIME") + ", before messages get wrong times",
-        )
+        hint = as_root("date -s TIME") + ", before messages get wrong times"
+        return bad(name, f"{shown} is impossible", hint)
     if now_ms < made_ms - _AHEAD_MS:
         made = formats.format_duration(made_ms - now_ms)
         return bad(
@@ -331,13 +313,10 @@ def clock_finding(now_ms: int, made_ms: int, kept: bool | None) -> Finding:
             f"{shown}, but the data folder was created {made} later",
             as_root("date -s TIME") + "; `phpmq-lite clock show` shows what the broker detected",
         )
-    if kept is False:
-        return warn(
-            name,
-            f"{shown}, not synchronized by a time service",
-            as_root("systemctl enable --now systemd-timesyncd") + " (or chrony)",
-        )
-    return ok(name, f"{shown}, synchronized by a time service" if kept else shown)
+    if is_synchronized is False:
+        hint = as_root("systemctl enable --now systemd-timesyncd") + " (or chrony)"
+        return warn(name, f"{shown}, not synchronized by a time service", hint)
+    return ok(name, f"{shown}, synchronized by a time service" if is_synchronized else shown)
 
 
 def is_clock_synchronized() -> bool | None:

@@ -5,7 +5,7 @@ import platform
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from sysconfig import get_path
@@ -60,11 +60,10 @@ def installed_version(package: str) -> str | None:
 
 def check_python() -> Finding:
     """Check the running Python."""
-    try:
-        needed = metadata(DISTRIBUTION)["Requires-Python"]
-    except PackageNotFoundError:
-        needed = ""
-    return python_finding(platform.python_version(), needed or "")
+    needed = ""
+    with suppress(PackageNotFoundError):
+        needed = metadata(DISTRIBUTION)["Requires-Python"] or ""
+    return python_finding(platform.python_version(), needed)
 
 
 def python_finding(found: str, needed: str) -> Finding:
@@ -94,7 +93,7 @@ def package_finding(needed: Requirement, found: str | None, install: str) -> Fin
 
 
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.serving")
-PAGES: Final = (
+PAGES: Final = (  # files that every page needs
     "base.html",
     "static/app.css",
     "static/app.js",
@@ -104,7 +103,7 @@ PAGES: Final = (
     "static/live.js",
     "static/mark.svg",
     "static/views.css",
-)  # what every page needs
+)
 
 
 def check_installation() -> Iterator[Finding]:
@@ -130,11 +129,8 @@ def package_findings(
     if problem:
         yield bad(name, problem, again)
     elif not needed:
-        yield warn(
-            name,
-            f"{own} is not installed, so versions were not checked",
-            reinstall_command(),
-        )
+        found_text = f"{own} is not installed, so versions were not checked"
+        yield warn(name, found_text, reinstall_command())
     elif not wrong:
         yield ok(name, f"{own} and the {len(needed)} required packages")
 
@@ -178,28 +174,24 @@ def _page_files() -> Finding:
     folder = templates_folder()
     missing = [name for name in PAGES if not (folder / name).is_file()]
     if missing:
-        return bad(
-            "pages",
-            f"{folder} has no {', '.join(missing)}",
-            reinstall_command(flags="--force-reinstall"),
-        )
+        again = reinstall_command(flags="--force-reinstall")
+        return bad("pages", f"{folder} has no {', '.join(missing)}", again)
     return ok("pages", "all files of the web pages exist")
 
 
 def check_pipeline_packages() -> Iterator[Finding]:
     """Check Spark and Java, which only the pipeline needs."""
     found = installed_version("pyspark")
-    if found is None:
-        yield pipeline_finding(None, "")
-        return
-    from phpmq_lite.spark import java
+    runtime = problem = ""
+    if found is not None:
+        from phpmq_lite.spark import java
 
-    try:
-        runtime = java.find_java()
-    except PhpmqError as error:
-        yield pipeline_finding(found, "", str(error))
-    else:
-        yield pipeline_finding(found, f"Java {runtime.version} ({runtime.origin})")
+        try:
+            one = java.find_java()
+            runtime = f"Java {one.version} ({one.origin})"
+        except PhpmqError as error:
+            problem = str(error)
+    yield pipeline_finding(found, runtime, problem)
 
 
 def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding:

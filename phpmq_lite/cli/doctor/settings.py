@@ -1,6 +1,6 @@
 """Checks of the settings: unknown names, values that conflict, payload schemas."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,45 +21,31 @@ def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Find
         effective = settings_args.read()
     except SettingsError as error:
         fallback = Settings() if settings_args.data is None else Settings(data=settings_args.data)
-        return fallback, [invalid_settings_finding(error)]
+        hint = (
+            "correct it: the broker refuses to start (exit code 78); "
+            "the other checks use the defaults"
+        )
+        return fallback, [bad(NAME, str(error), hint)]
     changed = sum(source != "default" for source in effective.sources.values())
-    return effective.settings, [
-        settings_source_finding(path, changed),
-        *unknown_variable_findings(effective.warnings),
-    ]
-
-
-def invalid_settings_finding(error: SettingsError) -> Finding:
-    """Return the finding about invalid settings."""
-    return bad(
-        NAME,
-        str(error),
-        "correct it: the broker refuses to start (exit code 78); the other checks use the defaults",
-    )
-
-
-def settings_source_finding(path: Path | None, changed: int) -> Finding:
-    """Return the finding about the source of the settings."""
     where = "no file" if path is None else str(path)
     hint = "`phpmq-lite config init` creates a file that explains each" if path is None else ""
-    return ok(NAME, f"{where}, {changed} set, the others at their defaults", hint)
-
-
-def unknown_variable_findings(warnings: Sequence[str]) -> Iterator[Finding]:
-    """Yield findings about environment variables that look like settings, but are unknown."""
-    for warning in warnings:
-        yield warn(NAME, warning, "`phpmq-lite config show` lists the names")
+    return effective.settings, [
+        ok(NAME, f"{where}, {changed} set, the others at their defaults", hint),
+        *(
+            warn(NAME, one, "`phpmq-lite config show` lists the names")
+            for one in effective.warnings
+        ),
+    ]
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:
     """Check for valid values that conflict or have no effect."""
     if settings.envelopes.schemas is not None:
-        yield schemas_finding(settings.envelopes.schemas)
+        yield _schemas_finding(settings.envelopes.schemas)
     yield from conflicting_settings(settings)
 
 
-def schemas_finding(path: Path) -> Finding:
-    """Check the folder with payload schemas."""
+def _schemas_finding(path: Path) -> Finding:
     try:
         ActiveSchemas(path).load()
     except RegistryError as error:
@@ -74,16 +60,18 @@ def conflicting_settings(settings: Settings) -> Iterator[Finding]:
     yield from _size_conflicts(settings)
     queues, admin = settings.queues, settings.admin
     if queues.schema_mode != "off" and settings.envelopes.schemas is None:
-        yield _conflict(
+        yield warn(
+            NAME,
             f"queues.schema_mode is {queues.schema_mode}, but envelopes.schemas is not set",
             "set envelopes.schemas; without it no payload is checked",
         )
     if admin.hsts and admin.tls_cert is None:
-        yield _conflict(
-            "admin.hsts has no effect without TLS", "set admin.tls_cert and admin.tls_key"
+        yield warn(
+            NAME, "admin.hsts has no effect without TLS", "set admin.tls_cert and admin.tls_key"
         )
     if settings.storage.accept_loss:
-        yield _conflict(
+        yield warn(
+            NAME,
             "storage.accept_loss is set: every start accepts damaged files",
             "remove it; it is meant for a single start, as --accept-loss",
         )
@@ -93,24 +81,23 @@ def _size_conflicts(settings: Settings) -> Iterator[Finding]:
     limits, storage, history = settings.limits, settings.storage, settings.history
     needed = limits.body_cache + limits.unstored_total + storage.cache_bytes + _PROCESS_BYTES
     if needed > limits.memory:
-        yield _conflict(
+        yield warn(
+            NAME,
             f"limits.memory is {as_text(limits.memory)}; limits.body_cache, limits.unstored_total "
             "and storage.cache_bytes may use all of it, so that publishers wait",
             "raise limits.memory, or lower the others",
         )
     if 0 < storage.max_bytes <= history.bytes:
-        yield _conflict(
+        yield warn(
+            NAME,
             f"history.bytes is {as_text(history.bytes)}, storage.max_bytes "
             f"{as_text(storage.max_bytes)}: publishing stops before the history is trimmed",
             "lower history.bytes to half of storage.max_bytes, or raise storage.max_bytes",
         )
     if limits.unstored_total < limits.max_content:
-        yield _conflict(
+        yield warn(
+            NAME,
             f"limits.unstored_total is {as_text(limits.unstored_total)}, less than "
             f"limits.max_content, {as_text(limits.max_content)}: large ones are read one by one",
             "raise limits.unstored_total",
         )
-
-
-def _conflict(found: str, hint: str) -> Finding:
-    return warn(NAME, found, hint)

@@ -11,7 +11,15 @@ from urllib.parse import urlsplit
 import click
 from packaging.requirements import Requirement
 
-from phpmq_lite.cli.doctor.findings import BAD, OK, WARN, Finding, report_findings, warn
+from phpmq_lite.cli.doctor.findings import (
+    BAD,
+    OK,
+    WARN,
+    Finding,
+    bad,
+    report_findings,
+    warn,
+)
 from phpmq_lite.cli.doctor.installation import (
     check_python,
     installed_version,
@@ -26,7 +34,7 @@ from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.errors import PhpmqError, os_reason
 
 _WITHOUT: Final = "exports use Python, at 20 to 50 % of the rows/s"
-OPTIONAL: Final = {"adbc-driver-manager": _WITHOUT, "adbc-driver-sqlite": _WITHOUT}
+OPTIONAL: Final = ("adbc-driver-manager", "adbc-driver-sqlite")
 BROKER_TIMEOUT_S: Final = 10.0
 
 
@@ -60,11 +68,8 @@ def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
 def _package(needed: Requirement) -> Finding:
     found = installed_version(needed.name)
     if found is None and needed.name in OPTIONAL:
-        return warn(
-            needed.name,
-            "not installed",
-            f"{reinstall_command('spark')}; without: {OPTIONAL[needed.name]}",
-        )
+        hint = f"{reinstall_command('spark')}; without it, {_WITHOUT}"
+        return warn(needed.name, "not installed", hint)
     return package_finding(needed, found, reinstall_command("spark", flags="--upgrade"))
 
 
@@ -86,9 +91,7 @@ def _master(master: str) -> Finding:
     try:
         socket.create_connection((parts.hostname or "", parts.port or 7077), timeout=5).close()
     except OSError as error:
-        return Finding(
-            "master", BAD, f"{master}: {os_reason(error)}", "start it, or check the address"
-        )
+        return bad("master", f"{master}: {os_reason(error)}", "start it, or check the address")
     hint = f"every executor needs Python {sys.version_info[0]}.{sys.version_info[1]} and pyarrow"
     return Finding("master", OK, master, hint)
 
@@ -120,14 +123,10 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         ask("claims/state", subscription="pipeline")
     except CommandError as error:
         if error.code == REFUSED:
-            yield Finding(
-                "role", WARN, "viewer", "replay, consume and writing need the role operator"
-            )
+            yield warn("role", "viewer", "replay, consume and writing need the role operator")
             return
-        if (
-            error.code != NOT_FOUND
-        ):  # the subscription does not exist yet, but the request was allowed
-            yield Finding("role", WARN, f"unknown: {error}")
+        if error.code != NOT_FOUND:  # not found: the subscription does not exist yet
+            yield warn("role", f"unknown: {error}", "")
             return
     yield Finding("role", OK, "operator")
 
@@ -162,12 +161,8 @@ def _results(target: PipelineTarget) -> Finding:
         probe.write_text("written by phpmq-lite pipeline doctor", encoding="ascii")
         probe.unlink()
     except OSError as error:
-        return Finding(
-            "results",
-            BAD,
-            f"{folder}: {error.strerror}",
-            "give --out a folder that you can write to",
-        )
+        hint = "give --out a folder that you can write to"
+        return bad("results", f"{folder}: {error.strerror}", hint)
     return Finding("results", OK, str(folder), hint)
 
 

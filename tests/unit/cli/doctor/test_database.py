@@ -7,7 +7,6 @@ import pytest
 
 from phpmq_lite import __version__
 from phpmq_lite.cli.doctor import database
-from phpmq_lite.cli.doctor.database import LeftoverFiles
 from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase
@@ -75,15 +74,15 @@ def test_database_without_a_limit_may_be_of_any_size() -> None:
     assert database.stopped_database_finding(StoppedDatabase(used_bytes=1 << 50), 0).state == OK
 
 
-def test_what_is_left_over_is_told_and_damage_is_to_be_looked_at() -> None:
-    left = [
-        LeftoverFiles("copies of damaged files", ("damaged-1", "damaged-2"), 3 << 20, True),
-        LeftoverFiles("what a restore replaced", ("replaced-1",), 1 << 10, False),
-    ]
-    damaged, replaced = database.leftover_findings(left)
+def test_leftover_files_are_listed_and_damage_is_a_warning(tmp_path: Path) -> None:
+    for name, size in (("damaged-1/a", 1 << 10), ("damaged-2", 2 << 10), ("replaced-1", 1 << 10)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    damaged, replaced = database.leftover_findings(tmp_path)
     assert damaged.state == WARN
-    assert damaged.found == "copies of damaged files, 3 MiB: damaged-1, damaged-2"
-    assert (replaced.state, replaced.found) == (OK, "what a restore replaced, 1 KiB: replaced-1")
+    assert damaged.found == "copies of damaged files, 3 KiB: damaged-1, damaged-2"
+    text = "files that a restore replaced, 1 KiB: replaced-1"
+    assert (replaced.state, replaced.found) == (OK, text)
 
 
 HOUR_MS = 3_600_000

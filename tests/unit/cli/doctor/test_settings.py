@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from phpmq_lite.cli.doctor import settings as setting_checks
-from phpmq_lite.cli.doctor.findings import BAD, WARN
-from phpmq_lite.errors import SettingsError
+from phpmq_lite.cli.doctor.findings import BAD, WARN, Finding
+from phpmq_lite.cli.settings_options import SettingsArguments
 from phpmq_lite.settings import Settings
 
 
@@ -38,21 +38,27 @@ def test_database_without_a_limit_takes_any_history() -> None:
     assert list(setting_checks.conflicting_settings(settings)) == []
 
 
-def test_refusal_says_that_the_rest_is_about_the_defaults() -> None:
-    found = setting_checks.invalid_settings_finding(SettingsError("limits.credit is 'x'"))
-    assert (found.state, found.found) == (BAD, "limits.credit is 'x'")
+def read(values: dict[str, object], file: Path | None = None) -> list[Finding]:
+    return setting_checks.read_settings(SettingsArguments(values, file))[1]
+
+
+def test_refusal_says_that_the_other_checks_use_the_defaults() -> None:
+    (found,) = read({"limits.credit": "x"})
+    assert (found.state, "limits.credit" in found.found) == (BAD, True)
     assert "the other checks use the defaults" in found.hint
 
 
-def test_file_is_named_and_without_one_init() -> None:
-    assert setting_checks.settings_source_finding(Path("/etc/mq.toml"), 3).found == (
-        "/etc/mq.toml, 3 set, the others at their defaults"
-    )
-    assert "phpmq-lite config init" in setting_checks.settings_source_finding(None, 0).hint
+def test_file_is_named_and_without_one_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mq.toml"
+    file.write_text("[limits]\ncredit = 5\n")
+    assert read({}, file)[0].found == f"{file}, 1 set, the others at their defaults"
+    assert "phpmq-lite config init" in read({})[0].hint
 
 
-def test_stranger_of_the_environment_is_told() -> None:
-    (found,) = setting_checks.unknown_variable_findings(
-        ["PHPMQ_PORT in the environment is not a setting"]
-    )
-    assert (found.state, found.found[:10]) == (WARN, "PHPMQ_PORT")
+def test_unknown_variable_of_the_environment_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHPMQ_PORT", "1")
+    found = read({})[-1]
+    assert (found.state, "PHPMQ_PORT" in found.found) == (WARN, True)
