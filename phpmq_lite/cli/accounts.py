@@ -15,6 +15,7 @@ from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import (
     Column,
     Row,
+    columns,
     confirm,
     is_terminal,
     output_format,
@@ -48,12 +49,8 @@ def _format_ms(at_ms: int) -> str:
 
 
 ROLES: Final = ("viewer", "operator", "admin")
-USER_COLUMNS: Final = (
-    Column("name", "NAME"),
-    Column("role", "ROLE"),
-    Column("queues", "QUEUES"),
-    Column("created_at", "CREATED (UTC)"),
-    Column("last_login_at", "LAST LOGIN (UTC)"),
+USER_COLUMNS: Final = columns(
+    "name", "role", "queues", created_at="CREATED (UTC)", last_login_at="LAST LOGIN (UTC)"
 )
 
 _name = click.argument("name")

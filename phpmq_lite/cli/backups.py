@@ -17,6 +17,7 @@ from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, CommandError
 from phpmq_lite.cli.output import (
     Column,
     confirm,
+    number_columns,
     output_option,
     print_message,
     write_rows,
@@ -52,10 +53,7 @@ from phpmq_lite.storage.integrity.wal_check import check_wal
 _POLL_S: Final = 1.0
 _COLUMNS: Final = (
     Column("id", "ID"),
-    Column("bytes", "BYTES", is_number=True),
-    Column("messages", "LIVE", is_number=True),
-    Column("settled", "SETTLED", is_number=True),
-    Column("last_offset", "LAST OFFSET", is_number=True),
+    *number_columns("bytes", messages="LIVE", settled="SETTLED", last_offset="LAST OFFSET"),
     Column("path", "FOLDER"),
 )
 

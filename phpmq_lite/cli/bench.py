@@ -25,7 +25,7 @@ from phpmq_lite.bench.workloads import (
     measure,
 )
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.output import Column, format_cell, print_message, write_rows
+from phpmq_lite.cli.output import Column, format_cell, number_columns, print_message, write_rows
 from phpmq_lite.client.address import parse_address
 
 _NOTES: Final = {
@@ -38,23 +38,17 @@ _LIMIT_COLUMNS: Final = (
     Column("per_second", "PER SECOND", is_number=True),
 )
 _LOAD_COLUMNS: Final = (
-    Column("broker", "BROKER", is_number=True),
-    Column("clients", "CLIENTS", is_number=True),
-    Column("others", "OTHERS", is_number=True),
+    *number_columns("broker", "clients", "others"),
     Column("limit", "LIMITED BY"),
 )
 _RATE_COLUMNS: Final = (
     Column("workload", "WORKLOAD"),
-    Column("per_second", "PER SECOND", is_number=True),
-    Column("share", "OF SQLITE", is_number=True),
+    *number_columns("per_second", share="OF SQLITE"),
     *_LOAD_COLUMNS,
 )
 _LATENCY_COLUMNS: Final = (
     Column("what", "LATENCY (ms), ONE IN FLIGHT"),
-    Column("p50", "P50", is_number=True),
-    Column("p95", "P95", is_number=True),
-    Column("p99", "P99", is_number=True),
-    Column("ratio", "P50 / LEAST", is_number=True),
+    *number_columns("p50", "p95", "p99", ratio="P50 / LEAST"),
 )
 
 

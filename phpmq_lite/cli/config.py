@@ -8,7 +8,7 @@ import click
 
 from phpmq_lite import settings
 from phpmq_lite.cli.errors import REFUSED, CommandError
-from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.output import columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import FOLDER
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
@@ -24,11 +24,7 @@ from phpmq_lite.settings.reference import config_file
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity.stopped_database import has_admin
 
-COLUMNS: Final = (
-    Column("setting", "SETTING"),
-    Column("text", "VALUE"),
-    Column("source", "SOURCE"),
-)
+COLUMNS: Final = columns("setting", text="VALUE", source="SOURCE")
 
 
 @click.group()
@@ -97,10 +93,7 @@ CONFIG_FILE: Final = "config.toml"
 @config.command()
 @click.argument("place", metavar="[FOLDER|FILE.toml|-]", default=".")
 @setting_option(
-    "--data",
-    "data",
-    type=FOLDER,
-    help="Folder of the database, stored as an absolute path.",
+    "--data", "data", type=FOLDER, help="Folder of the database, stored as an absolute path."
 )
 @listener_options
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")

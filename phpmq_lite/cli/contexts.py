@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
-from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.output import Column, columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpmq_url
 
 
@@ -80,10 +80,7 @@ def _row(context: BrokerContext) -> dict[str, str]:
 
 
 COLUMNS: Final = (
-    Column("name", "NAME"),
-    Column("in_use", "IN USE"),
-    Column("where", "WHERE"),
-    Column("connect", "PHPMQ"),
+    *columns("name", "in_use", "where", connect="PHPMQ"),
     Column("token_file", "TOKEN FILE"),
 )
 
@@ -112,11 +109,7 @@ def context() -> None:
     help="The admin, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
 )  # fmt: skip
 @click.option("--data", type=FOLDER, help="Its data folder.")
-@click.option(
-    "--token-file",
-    type=EXISTING_FILE,
-    help="File with an API token.",
-)
+@click.option("--token-file", type=EXISTING_FILE, help="File with an API token.")
 def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
     """Store a broker under a name. The first one is used immediately."""
     phpmq = [one for one in urls if is_phpmq_url(one)]

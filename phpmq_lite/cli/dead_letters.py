@@ -19,6 +19,7 @@ from phpmq_lite.cli.messages import (
 )
 from phpmq_lite.cli.output import (
     Column,
+    columns,
     format_message_count,
     output_option,
     print_message,
@@ -28,21 +29,15 @@ from phpmq_lite.cli.parameters import duration, messages_per_second
 from phpmq_lite.logs import escape
 
 DEAD_LETTER_COLUMNS: Final = (
-    Column("queue", "QUEUE"),
-    Column("origin", "FROM"),
-    Column("reason", "REASON"),
+    *columns("queue", origin="FROM", reason="REASON"),
     Column("count", "COUNT", is_number=True),
 )
 CAUSE_COLUMNS: Final = (
     Column("count", "COUNT", is_number=True),
-    Column("origin", "FROM"),
-    Column("urn", "URN"),
-    Column("reason", "REASON"),
-    Column("cause", "CAUSE"),
+    *columns(origin="FROM", urn="URN", reason="REASON", cause="CAUSE"),
 )
 PLAN_COLUMNS: Final = (
-    Column("what", "WOULD BE"),
-    Column("name", "QUEUE OR REASON"),
+    *columns(what="WOULD BE", name="QUEUE OR REASON"),
     Column("count", "COUNT", is_number=True),
 )
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from phpmq_lite.cli.errors import ERROR, CommandError
-from phpmq_lite.cli.output import Column, output_format, output_option, write_record, write_rows
+from phpmq_lite.cli.output import (
+    Column,
+    columns,
+    output_format,
+    output_option,
+    write_record,
+    write_rows,
+)
 from phpmq_lite.cli.parameters import EXISTING_FOLDER, EXISTING_PATH, FILE_OR_STDIN, read_input
 
 if TYPE_CHECKING:
@@ -19,24 +26,10 @@ if TYPE_CHECKING:
 CHECK_COLUMNS: Final = (
     Column("urn", "URN"),
     Column("version", "VERSION", is_number=True),
-    Column("file", "FILE"),
-    Column("result", "RESULT"),
-    Column("pointer", "WHERE"),
-    Column("detail", "WHAT"),
+    *columns("file", "result", pointer="WHERE", detail="WHAT"),
 )
-VALIDATION_COLUMNS: Final = (
-    Column("file", "FILE"),
-    Column("urn", "URN"),
-    Column("result", "RESULT"),
-    Column("pointer", "WHERE"),
-    Column("detail", "WHAT"),
-)
-COMPARISON_COLUMNS: Final = (
-    Column("urn", "URN"),
-    Column("level", "LEVEL"),
-    Column("pointer", "WHERE"),
-    Column("detail", "WHAT"),
-)
+VALIDATION_COLUMNS: Final = columns("file", "urn", "result", pointer="WHERE", detail="WHAT")
+COMPARISON_COLUMNS: Final = columns("urn", "level", pointer="WHERE", detail="WHAT")
 
 _folder = click.argument("folder", type=EXISTING_FOLDER, metavar="FOLDER")
 
@@ -196,12 +189,7 @@ def _change_rows(
         yield {"urn": urn, "level": one.level, "pointer": one.pointer, "detail": one.detail}
 
 
-PROBLEM_COLUMNS: Final = (
-    Column("layer", "LAYER"),
-    Column("reason", "REASON"),
-    Column("pointer", "WHERE"),
-    Column("detail", "WHAT"),
-)
+PROBLEM_COLUMNS: Final = columns("layer", "reason", pointer="WHERE", detail="WHAT")
 HINT: Final = "hint"
 LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons of a verdict are B
 

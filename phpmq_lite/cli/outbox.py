@@ -12,7 +12,7 @@ import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.output import Column, number_columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_FILE, duration
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import BlockingClient, publish_each
@@ -28,10 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 COLUMNS: Final = (
     Column("queue", "QUEUE"),
-    Column("waiting", "WAITING", is_number=True),
-    Column("failing", "FAILING", is_number=True),
-    Column("oldest_s", "OLDEST (s)", is_number=True),
-    Column("attempts", "ATTEMPTS", is_number=True),
+    *number_columns("waiting", "failing", oldest_s="OLDEST (s)", attempts="ATTEMPTS"),
     Column("error", "ERROR"),
 )
 

@@ -40,6 +40,17 @@ class Column(NamedTuple):
     fit: ColumnOverflow = ColumnOverflow.WRAPPED
 
 
+def columns(*keys: str, **titles: str) -> tuple[Column, ...]:
+    """Return columns by their keys, then by keys with titles; a title is the key by default."""
+    named = {key: key.replace("_", " ").upper() for key in keys} | titles
+    return tuple(Column(key, title) for key, title in named.items())
+
+
+def number_columns(*keys: str, **titles: str) -> tuple[Column, ...]:
+    """Return ``columns`` of numbers."""
+    return tuple(one._replace(is_number=True) for one in columns(*keys, **titles))
+
+
 def output_option(command: Command) -> Command:
     """Add ``-o``; None is a table on a terminal and JSON lines elsewhere."""
     return click.option(
@@ -93,12 +104,8 @@ def write_record(found: Row, style: str | None) -> None:
         click.echo(json.dumps(found, indent=2 if style == "json" else None))
         return
     rows = [{"what": what, "value": value} for what, value in _flatten(found)]
-    write_rows(
-        rows,
-        (Column("what", "WHAT", fit=ColumnOverflow.WHOLE), Column("value", "VALUE")),
-        style,
-        "",
-    )
+    what = Column("what", "WHAT", fit=ColumnOverflow.WHOLE)
+    write_rows(rows, (what, Column("value", "VALUE")), style, "")
 
 
 def _flatten(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:

@@ -8,8 +8,8 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import ERROR
 from phpmq_lite.cli.output import (
-    Column,
     confirm,
+    number_columns,
     output_format,
     output_option,
     write_record,
@@ -58,11 +58,8 @@ def status(admin: AdminClient, output: str | None) -> None:
         click.get_current_context().exit(ERROR)
 
 
-COLUMNS = (
-    Column("jumps", "JUMPS", is_number=True),
-    Column("last_jump_ms", "LAST (ms)", is_number=True),
-    Column("doubt_ms", "IN DOUBT (ms)", is_number=True),
-    Column("would_expire", "WOULD EXPIRE", is_number=True),
+COLUMNS = number_columns(
+    "jumps", last_jump_ms="LAST (ms)", doubt_ms="IN DOUBT (ms)", would_expire="WOULD EXPIRE"
 )
 
 

@@ -9,7 +9,7 @@ import click
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.cli.errors import ERROR
 from phpmq_lite.cli.output import (
-    Column,
+    columns,
     format_cell,
     output_format,
     print_message,
@@ -19,12 +19,7 @@ from phpmq_lite.cli.output import (
 from phpmq_lite.errors import PhpmqError
 
 OK, WARN, BAD = "ok", "warn", "bad"
-COLUMNS: Final = (
-    Column("check", "CHECK"),
-    Column("state", "STATE"),
-    Column("found", "FOUND"),
-    Column("hint", "HINT"),
-)
+COLUMNS: Final = columns("check", "state", "found", "hint")
 _STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
 
 
