@@ -1,23 +1,37 @@
 """The group ``pipeline``: jobs, replay, status, keys of exactly-once writes, package."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
+from phpmq_lite.admin.base.formats import format_duration
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
-from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.output import (
+    Column,
+    columns,
+    number_columns,
+    output_format,
+    output_option,
+    print_message,
+    write_rows,
+)
 from phpmq_lite.cli.parameters import duration, messages_per_second, time_ms
 from phpmq_lite.cli.pipeline.doctor import doctor
-from phpmq_lite.cli.pipeline.job_runner import PipelineJob, run_jobs, source_connection
+from phpmq_lite.cli.pipeline.job_runner import (
+    PipelineJob,
+    require_spark,
+    run_jobs,
+    source_connection,
+)
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.spark import executor_zip
 from phpmq_lite.spark.jobs.archive_gaps import read_gaps
@@ -71,13 +85,14 @@ def _archive_options(command: Any) -> Any:
     for option in (
         click.option("--accept-gap", is_flag=True,
                      help="Continue if retention removed rows before they were archived."),
-        click.option("--partitions", type=click.IntRange(min=1), metavar="N",
+        click.option("--partitions", "num_partitions", type=click.IntRange(min=1), metavar="N",
                      help="Ranges that are read in parallel."
                      "  [default: 1 to 50,000 offsets, then 2; more above 2,000,000]"),
-        click.option("--max-offsets", type=click.IntRange(min=1), default=1_000_000,
-                     show_default=True, metavar="N", help="Offsets of one batch."),
-        click.option("--starting", type=starting_offset, default="earliest", show_default=True,
-                     metavar="OFFSET",
+        click.option("--max-offsets", "max_offsets_per_trigger", type=click.IntRange(min=1),
+                     default=1_000_000, show_default=True, metavar="N",
+                     help="Offsets of one batch."),
+        click.option("--starting", "starting_offsets", type=starting_offset, default="earliest",
+                     show_default=True, metavar="OFFSET",
                      help="Start of the first run: earliest, latest or the first offset to"
                      " archive."),
         click.option("--queue-pattern", metavar="GLOB", help="Only queues that match."),
@@ -93,38 +108,21 @@ def _archive_options(command: Any) -> Any:
     return command
 
 
-def _archive_job(target: PipelineTarget, **given: Any) -> PipelineJob:
-    from phpmq_lite.spark.jobs.options import ArchiveOptions
+def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
+    """Return a job; ``fields`` are those of its options, such as ``ArchiveOptions``.
 
-    options = ArchiveOptions(
-        connection=source_connection(target),
-        out=target.out,
-        bodies=given["bodies"],
-        queues=given["queues"],
-        queue_pattern=given["queue_pattern"],
-        outcomes=given["outcomes"],
-        starting_offsets=given["starting"],
-        max_offsets_per_trigger=given["max_offsets"],
-        num_partitions=given["partitions"],
-        fail_on_data_loss=not given["accept_gap"],
-    )
-    return PipelineJob("archive", options)
+    Raises:
+        CommandError: the extra `spark` is not installed.
+    """
+    connection = source_connection(target)
+    from phpmq_lite.spark.jobs import options
+
+    options_type = getattr(options, f"{name.capitalize()}Options")
+    return PipelineJob(name, options_type(connection=connection, out=target.out, **fields))
 
 
-def _metrics_job(target: PipelineTarget, dates: tuple[date, ...] = ()) -> PipelineJob:
-    from phpmq_lite.spark.jobs.options import MetricsOptions
-
-    return PipelineJob(
-        "metrics", MetricsOptions(connection=source_connection(target), out=target.out, dates=dates)
-    )
-
-
-def _compact_job(target: PipelineTarget) -> PipelineJob:
-    from phpmq_lite.spark.jobs.options import CompactOptions
-
-    return PipelineJob(
-        "compact", CompactOptions(connection=source_connection(target), out=target.out)
-    )
+def _archive_job(target: PipelineTarget, *, accept_gap: bool, **fields: Any) -> PipelineJob:
+    return _job(target, "archive", fail_on_data_loss=not accept_gap, **fields)
 
 
 @pipeline.command()
@@ -136,9 +134,7 @@ def archive(target: PipelineTarget, every_s: int | None, output: str | None, **g
     The files are OUT/archive/date=…/batch=…. Continues after the last run. Rows that retention
     removed before they were archived are an error, unless --accept-gap.
     """
-    source_connection(target)
-    job = _archive_job(target, **given)
-    run_jobs(target, [job], every_s=every_s, output=output)
+    run_jobs(target, [_archive_job(target, **given)], every_s=every_s, output=output)
 
 
 def utc_date(value: str) -> date:
@@ -154,19 +150,14 @@ def utc_date(value: str) -> date:
               help="Recompute this day (UTC) in any case. Repeatable.")  # fmt: skip
 @_job_options
 def metrics(
-    target: PipelineTarget,
-    dates: tuple[date, ...],
-    every_s: int | None,
-    output: str | None,
+    target: PipelineTarget, dates: tuple[date, ...], every_s: int | None, output: str | None
 ) -> None:
     """Compute metrics per queue and minute from the archive.
 
     The files are OUT/metrics/TABLE/date=…. Each date with new rows is recomputed and replaced
     completely.
     """
-    source_connection(target)
-    job = _metrics_job(target, dates)
-    run_jobs(target, [job], every_s=every_s, output=output)
+    run_jobs(target, [_job(target, "metrics", dates=dates)], every_s=every_s, output=output)
 
 
 @pipeline.command()
@@ -177,8 +168,7 @@ def compact(target: PipelineTarget, output: str | None) -> None:
 
     Rows are counted and compared before the files are replaced.
     """
-    source_connection(target)
-    run_jobs(target, [_compact_job(target)], output=output)
+    run_jobs(target, [_job(target, "compact")], output=output)
 
 
 @pipeline.command()
@@ -189,8 +179,7 @@ def run(target: PipelineTarget, every_s: int | None, output: str | None, **given
 
     For a timer, or with --continuous.
     """
-    source_connection(target)
-    jobs = [_archive_job(target, **given), _metrics_job(target), _compact_job(target)]
+    jobs = [_archive_job(target, **given), _job(target, "metrics"), _job(target, "compact")]
     run_jobs(target, jobs, every_s=every_s, output=output)
 
 
@@ -205,43 +194,20 @@ def run(target: PipelineTarget, every_s: int | None, output: str | None, **given
               " consumed again.")  # fmt: skip
 @_job_options
 def consume(
-    target: PipelineTarget,
-    queue: str,
-    subscription: str,
-    max_messages: int,
-    accept_gap: bool,
-    every_s: int | None,
-    output: str | None,
+    target: PipelineTarget, accept_gap: bool, every_s: int | None, output: str | None, **given: Any
 ) -> None:
     """Consume a queue into Parquet; acknowledge each batch.
 
     The files are in OUT/consumed/QUEUE. Delivery is at least once; a repeated batch overwrites
     itself. Needs the role operator.
     """
-    source_connection(target)
-    from phpmq_lite.spark.jobs.options import ConsumeOptions
-
+    job = _job(target, "consume", fail_on_data_loss=not accept_gap, **given)
     if target.url is None:
         raise click.UsageError("consume needs the broker: use --url instead of --path")
-    options = ConsumeOptions(
-        connection=source_connection(target),
-        out=target.out,
-        queue=queue,
-        subscription=subscription,
-        max_messages=max_messages,
-        fail_on_data_loss=not accept_gap,
-    )
-    run_jobs(
-        target,
-        [PipelineJob("consume", options)],
-        every_s=every_s,
-        output=output,
-    )
+    run_jobs(target, [job], every_s=every_s, output=output)
 
 
-_SELECTORS: Final = (
-    "queues", "queue_pattern", "outcomes", "reasons", "urns", "traces", "where"
-)  # fmt: skip
+_SELECTORS: Final = ("queues", "queue_pattern", "outcomes", "reasons", "urns", "traces", "where")
 REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 
 
@@ -294,9 +260,7 @@ def replay(
     use --name alone. Envelopes lose their dead-letter block and restart at 0 attempts; they keep
     their id and trace. Times are UTC.
     """
-    source = source_connection(target)
-    from phpmq_lite.spark.jobs.options import ReplayOptions
-
+    require_spark()
     if target.url is None:
         raise click.UsageError("replay needs the broker: use --url instead of --path")
     if since_ms is not None and until_ms is not None and since_ms >= until_ms:
@@ -304,17 +268,11 @@ def replay(
     is_selected = any((since_ms, until_ms, *(selection[name] for name in _SELECTORS)))
     if not is_selected:
         _check_continuation(**selection)
-    options = ReplayOptions(
-        connection=source,
-        out=target.out,
-        goes_on=not is_selected,
-        since_ms=since_ms,
-        until_ms=until_ms,
-        **selection,
-    )
-    for line in _describe(target, options):
+    times = {"since_ms": since_ms, "until_ms": until_ms}
+    job = _job(target, "replay", goes_on=not is_selected, **times, **selection)
+    for line in _describe(target, cast("ReplayOptions", job.options)):
         print_message(line)
-    run_jobs(target, [PipelineJob("replay", options, is_noted=not options.dry_run)], output=output)
+    run_jobs(target, [job._replace(is_noted=not selection["dry_run"])], output=output)
 
 
 def _check_continuation(**selection: Any) -> None:
@@ -360,20 +318,14 @@ def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]
 
 
 JOB_COLUMNS: Final = (
-    Column("name", "JOB"),
-    Column("state", "STATE"),
-    Column("finished", "FINISHED (UTC)"),
-    Column("offset", "OFFSET", is_number=True),
-    Column("behind", "BEHIND", is_number=True),
+    *columns(name="JOB", state="STATE", finished="FINISHED (UTC)"),
+    *number_columns("offset", "behind"),
     Column("error", "ERROR"),
 )
 
 GAP_COLUMNS: Final = (
-    Column("first", "FIRST OFFSET", is_number=True),
-    Column("hi", "LAST OFFSET", is_number=True),
-    Column("rows", "ROWS MISSING", is_number=True),
-    Column("accepted", "ACCEPTED (UTC)"),
-    Column("batch", "BATCH"),
+    *number_columns(first="FIRST OFFSET", hi="LAST OFFSET", rows="ROWS MISSING"),
+    *columns(accepted="ACCEPTED (UTC)", batch="BATCH"),
 )
 
 
@@ -389,11 +341,17 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
     the broker.
     """
     summary = read_summary(target)
-    style = output or ("table" if sys.stdout.isatty() else "jsonl")
+    style = output_format(output)
     if lists_gaps:
         write_rows(gap_rows(target, summary or {}), GAP_COLUMNS, style, "no gap was accepted")
         return
-    bounds, problem = _history_bounds(target)
+    bounds: dict[str, Any] | None = None
+    problem: CommandError | None = None
+    if target.url is not None:
+        try:
+            bounds = target.admin.get("/pipeline/history/bounds")
+        except CommandError as error:
+            problem = error
     if summary is None:
         raise CommandError(
             f"{target.out} has no summary of a run; start one with `phpmq-lite pipeline run`",
@@ -418,39 +376,17 @@ def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, 
 
 def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
     """Return ``summary.json`` of the results, or the broker's copy; None if there is none."""
-    folder = target.out_folder
-    try:
-        if folder is not None:
-            return _parse_summary((folder / "summary.json").read_text(encoding="utf-8"), folder)
-    except FileNotFoundError:
-        pass
-    if target.url is None:
-        return None
-    try:
-        found: dict[str, Any] = target.admin.get("/pipeline/insights")
-    except CommandError as error:
-        if error.code == NOT_FOUND:
-            return None
-        raise
+    found: dict[str, Any] | None = None
+    if target.out_folder is not None:
+        file = target.out_folder / "summary.json"
+        with suppress(FileNotFoundError):
+            try:
+                found = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise CommandError(f"{file} is not JSON: {error}") from None
+    if found is None and target.url is not None:
+        found = target.admin.find("/pipeline/insights")
     return found
-
-
-def _parse_summary(text: str, folder: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(text)
-    except ValueError as error:
-        raise CommandError(f"{folder / 'summary.json'} is not JSON: {error}") from None
-    return found
-
-
-def _history_bounds(target: PipelineTarget) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the bounds of the history, or None and the reason."""
-    if target.url is None:
-        return None, None
-    try:
-        return target.admin.get("/pipeline/history/bounds"), None
-    except CommandError as error:
-        return None, str(error)
 
 
 def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -473,9 +409,8 @@ def status_notes(
 ) -> list[str]:
     """Return lines about the age of the run, the archive, gaps, and another history."""
     finished_at = summary.get("finished_at") or 0
-    found = [
-        f"last run: {time_text(finished_at)} UTC, {_format_age((now_ms - finished_at) / 1_000)} ago"
-    ]
+    age = format_duration(int(now_ms - finished_at))
+    found = [f"last run: {time_text(finished_at)} UTC, {age} ago"]
     archive = summary.get("archive") or {}
     if archive:
         found.append(
@@ -507,16 +442,8 @@ def time_text(at_ms: float | None) -> str | None:
     return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _format_age(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
-
-
 APP_ID_COLUMNS: Final = (
-    Column("app_id", "APP ID"),
-    Column("owner", "OWNER"),
+    *columns("app_id", "owner"),
     Column("version", "VERSION", is_number=True),
     Column("at", "PUBLISHED (UTC)"),
     Column("rows", "ROWS", is_number=True),

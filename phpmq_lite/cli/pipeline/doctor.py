@@ -11,15 +11,7 @@ from urllib.parse import urlsplit
 import click
 from packaging.requirements import Requirement
 
-from phpmq_lite.cli.doctor.findings import (
-    BAD,
-    OK,
-    WARN,
-    Finding,
-    bad,
-    report_findings,
-    warn,
-)
+from phpmq_lite.cli.doctor.findings import BAD, OK, WARN, Finding, bad, report_findings, warn
 from phpmq_lite.cli.doctor.installation import (
     check_python,
     installed_version,

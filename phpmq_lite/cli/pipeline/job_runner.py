@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.output import Column, write_rows
+from phpmq_lite.cli.output import Column, number_columns, output_format, write_rows
 from phpmq_lite.cli.pipeline.spark_errors import INTERRUPTED, explain_spark_errors, spark_error_text
 from phpmq_lite.cli.pipeline.target import PipelineTarget
 from phpmq_lite.cli.progress import JobProgress, show_progress
@@ -141,10 +141,7 @@ def probe(target: PipelineTarget) -> str:
 
 _COLUMNS: Final = (
     Column("job", "JOB"),
-    Column("rows", "ROWS", is_number=True),
-    Column("offset", "OFFSET", is_number=True),
-    Column("batches", "BATCHES", is_number=True),
-    Column("seconds", "SECONDS", is_number=True),
+    *number_columns("rows", "offset", "batches", "seconds"),
     Column("details", "DETAILS"),
 )
 
@@ -249,20 +246,24 @@ def _run(
     runs: "list[PipelineJobState]",
 ) -> JobOutcome:
     """Run a job, and append its end to ``runs``."""
+    from phpmq_lite.insights_document import PipelineJobState
     from phpmq_lite.spark.jobs.options import JobControl
 
     progress(job.name)
     began_ms, began_s = _now_ms(), time.monotonic()
+    end: dict[str, Any] = {"state": "failed", "offset": None, "error": None}
     try:
         run = import_module(f"phpmq_lite.spark.jobs.{job.name}").run
         result: JobResult = run(spark, job.options, JobControl(progress, stop))
+        end |= {"state": "stopped" if result.is_stopped else "done", "offset": result.offset}
     except Exception as error:
-        if job.is_noted:
-            runs.append(_job_run(job.name, "failed", began_ms, error=_error_text(error)))
+        end["error"] = _error_text(error)
         raise
-    if job.is_noted:
-        state = "stopped" if result.is_stopped else "done"
-        runs.append(_job_run(job.name, state, began_ms, offset=result.offset))
+    finally:
+        if job.is_noted:
+            runs.append(
+                PipelineJobState(name=job.name, started_at=began_ms, finished_at=_now_ms(), **end)
+            )
     return JobOutcome(result, time.monotonic() - began_s)
 
 
@@ -283,17 +284,6 @@ def _summarize(
         progress.note(note)
 
 
-def _job_run(
-    name: str, state: str, began_ms: int, *, offset: int | None = None, error: str | None = None
-) -> "PipelineJobState":
-    from phpmq_lite.insights_document import PipelineJobState
-
-    return PipelineJobState(
-        name=name, state=state, started_at=began_ms, finished_at=_now_ms(), offset=offset,
-        error=error,
-    )  # fmt: skip
-
-
 def _error_text(error: Exception) -> str:
     """Return the text of an error for the page Insights."""
     return str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
@@ -304,7 +294,7 @@ def _now_ms() -> int:
 
 
 def _write_results(done: Sequence[JobOutcome], output: str | None) -> None:
-    style = output or ("table" if sys.stdout.isatty() else "jsonl")
+    style = output_format(output)
     write_rows([outcome_row(one, style) for one in done], _COLUMNS, style, "no jobs")
     for result, _ in done:
         for note in result.notes:

@@ -88,12 +88,10 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
                 " file system; use --url"
             )
         target = PipelineTarget(
-            found_url, token, found_path, found_out, master, dict(conf),
-            log or _log_file(found_out),
-        )  # fmt: skip
+            found_url, token, found_path, found_out, master, dict(conf), log or _log_file(found_out)
+        )
         command(target=target, **others)
 
-    file = EXISTING_FILE
     for option in (
         click.option("--log", type=FILE,
                      help="Spark's log.  [default: OUT/logs/spark.log]"),
@@ -104,7 +102,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--out", metavar="FOLDER",
                      help="Folder of the results; on a cluster, shared storage."
                      "  [default: DATA/pipeline]"),
-        click.option("--path", type=file,
+        click.option("--path", type=EXISTING_FILE,
                      help="Database file to read instead of the broker; local master only."),
     ):  # fmt: skip
         run = option(run)

@@ -118,7 +118,7 @@ def test_replay_tells_the_absolute_time_and_how_to_go_on(asked: list[Any]) -> No
 
 
 def stored(sent: int, **selection: Any) -> replay_plans.ReplayPlan:
-    """Store a plan of two pieces, of which so many are sent."""
+    """Store a plan of two pieces, of which ``sent`` are sent."""
     asked = options.ReplayOptions(connection=None, out="out", **selection)
     plan = replay_plans.ReplayPlan(
         replay_plans.plan_name(asked), "key", replay_plans.selection_of(asked)
@@ -153,7 +153,7 @@ def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
 def test_replay_refuses_beside_an_unfinished_one(
     arguments: list[str], message: str, asked: list[Any]
 ) -> None:
-    """The last would be another selection, and send most of it twice."""
+    """The last case would be another selection, and send most messages twice."""
     name = stored(1, queues=("a",), since_ms=1_769_842_800_000).name
     result = ask("replay", *(name if word == "NAME" else word for word in arguments))
     assert result.exit_code == 4
@@ -288,7 +288,7 @@ def test_status_of_another_history_has_no_lag() -> None:
 def test_status_tells_what_retention_took() -> None:
     bounds = {"history_id": "ab", "lo": 950, "lo_deleted": 0, "hi": 1_000}
     told = commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)
-    assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 60 s ago"
+    assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 1 min ago"
     assert told[1] == "archive: 890 rows of 2 dates, 12,345 bytes, to offset 900"
     assert told[2] == "retention removed up to 50 rows before they were archived"
 
