@@ -36,7 +36,6 @@ _HAS_USERS: Final = (
 _NO_ADMIN: Final = "HTTP {} without a reason: --url does not seem to be the admin of a broker"
 _PAGE: Final = 200  # the API's limit
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
-_TOKEN_FILE: Final = EXISTING_FILE
 _TIMEOUT_S: Final = 600.0  # a purge of millions takes minutes
 
 
@@ -198,6 +197,12 @@ def read_response(status: int, content: bytes) -> Any:
     raise kind(escape(text), code)
 
 
+async def check_response(response: aiohttp.ClientResponse) -> None:
+    """Raise the CommandError of a response that is not 200, before it is read in pieces."""
+    if response.status != 200:
+        read_response(response.status, await response.read())
+
+
 def _append_bound(text: str, field: object, bound: object) -> str:
     """Append the invalid field and its bound, unless the text has them."""
     said = [str(one) for one in (field, bound) if one]
@@ -223,7 +228,7 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
 def url_options(command: Command, what: str = "Admin of the broker, http://HOST:9101") -> Command:
     """Add ``--url`` and ``--token-file``, which name a broker by its address."""
     for option in (
-        click.option("--token-file", type=_TOKEN_FILE, help="File with an API token, for --url."),
+        click.option("--token-file", type=EXISTING_FILE, help="File with an API token, for --url."),
         click.option(
             "--url", type=broker_url, metavar="URL",
             help=f"{what}.  [default: the context in use, --config or ./config.toml, "

@@ -12,7 +12,12 @@ import aiohttp
 import click
 
 from phpmq_lite.admin.base.search_query import queue_search
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, read_response
+from phpmq_lite.cli.admin_client import (
+    AdminClient,
+    admin_client_options,
+    check_response,
+    read_response,
+)
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import duration
@@ -93,8 +98,7 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, str]]:
     """Yield the fields of each event until the broker ends the stream."""
-    if response.status != 200:
-        read_response(response.status, await response.read())
+    await check_response(response)
     event: dict[str, str] = {}
     async for line in _lines(response):
         if line:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from phpmq_lite.admin.base.urls import encode_name
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, read_response
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, check_response
 from phpmq_lite.cli.errors import NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.live_events import wait
 from phpmq_lite.cli.output import (
@@ -191,11 +191,7 @@ MESSAGE_COLUMNS: Final = (
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]...")
 _ttl = click.option(
-    "--ttl",
-    "ttl_s",
-    type=duration,
-    metavar="DURATION",
-    help="New time to live; 0: no expiry.",
+    "--ttl", "ttl_s", type=duration, metavar="DURATION", help="New time to live; 0: no expiry."
 )
 _limit = click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
@@ -285,8 +281,7 @@ def show(admin: AdminClient, id: str, body: bool) -> None:
 async def _copy_body(admin: AdminClient, path: str) -> None:
     """Write a body to standard output; without ``download`` the broker sends its beginning only."""
     async with admin.open("GET", path, query={"download": 1}) as response:
-        if response.status != 200:
-            read_response(response.status, await response.read())
+        await check_response(response)
         async for piece in response.content.iter_any():
             sys.stdout.buffer.write(piece)
         named = response.content_disposition

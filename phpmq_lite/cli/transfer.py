@@ -10,7 +10,12 @@ from typing import Any, Final
 
 import click
 
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, read_response
+from phpmq_lite.cli.admin_client import (
+    AdminClient,
+    admin_client_options,
+    check_response,
+    read_response,
+)
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.progress import progress_bar
@@ -40,8 +45,7 @@ async def _copy_export(admin: AdminClient, query: str, style: str) -> int:
     lines, last = 0, b""
     asked = {"q": query, "format": style}
     async with admin.open("GET", "/export", query=asked, timeout_s=None) as response:
-        if response.status != 200:
-            read_response(response.status, await response.read())
+        await check_response(response)
         total = int(response.headers.get("X-Total-Count", 0)) or None
         with progress_bar("export", total) as advance:
             async for piece in response.content.iter_any():
