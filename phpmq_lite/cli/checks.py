@@ -23,18 +23,19 @@ _CLOCKS_DIFFER_S: Final = 60.0  # the clocks of the broker and of this machine
 
 _ages = {"type": duration, "metavar": "DURATION"}
 _counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
+_percentages = {"type": click.FloatRange(0, 100)}
 
 
 def threshold_options(
-    kind: dict[str, Any], warning: object, critical: object
+    kind: dict[str, Any], warning: object, critical: object, where: str = "at this value and above"
 ) -> Callable[[Command], Command]:
-    """Add ``-w`` and ``-c`` with their defaults."""
+    """Add ``-w`` and ``-c`` with their defaults; ``where`` is on which side they apply."""
 
     def add(command: Command) -> Command:
         for short, name, default in (("-c", "critical", critical), ("-w", "warning", warning)):
             command = click.option(
                 short, f"--{name}", name, default=default, show_default=True,
-                help=f"{name.capitalize()} at this value and above.", **kind,
+                help=f"{name.capitalize()} {where}.", **kind,
             )(command)  # fmt: skip
         return command
 
@@ -161,22 +162,7 @@ def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: 
 
 
 @check.command()
-@click.option(
-    "-w",
-    "--warning",
-    type=click.FloatRange(0, 100),
-    default=15.0,
-    show_default=True,
-    help="Warning at this percentage and below.",
-)
-@click.option(
-    "-c",
-    "--critical",
-    type=click.FloatRange(0, 100),
-    default=5.0,
-    show_default=True,
-    help="Critical at this percentage and below.",
-)
+@threshold_options(_percentages, 15.0, 5.0, "at this percentage and below")
 @admin_client_options
 def disk(admin: AdminClient, warning: float, critical: float) -> None:
     """Check how many percent of the disk are free."""

@@ -3,7 +3,7 @@
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
-from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.output import Column, columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.client.address import BrokerAddress, parse_address
@@ -57,7 +57,7 @@ class ImportItem:
 class ImportCounts:
     """Counts by group; ``heads`` are the columns of a group's three names."""
 
-    heads: tuple[Column, Column, Column]
+    heads: tuple[Column, ...]
     journal: ImportJournal | None
     judged: tuple[Column, ...] = ()  # additional columns for envelopes
     waiting: int = 0  # to be published
@@ -89,14 +89,11 @@ class ImportCounts:
         self._group(item)["stored"] += 1
         self.stored += 1
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the counts of each group, in order of appearance."""
-        return list(self._groups.values())
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns of the table of groups."""
-        return (*self.heads, *_COUNTS, *self.judged, _STORED)
+    def write(self, output: str | None) -> None:
+        """Write the counts of each group, in order of appearance."""
+        if self._groups:
+            columns = (*self.heads, *_COUNTS, *self.judged, _STORED)
+            write_rows(self._groups.values(), columns, output, "")
 
     def end(self, *, is_dry: bool) -> None:
         """Print the totals.
@@ -160,24 +157,15 @@ def journal_option(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
-@contextmanager
-def open_journal(path: Path | None) -> Iterator[ImportJournal | None]:
-    """Open the journal; yield None without a path."""
-    if path is None:
-        yield None
-    else:
-        with closing(ImportJournal(path)) as journal:
-            yield journal
+def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | None]:
+    """Open the journal; None without a path."""
+    return nullcontext() if path is None else closing(ImportJournal(path))
 
 
 _BATCH: Final = 500
 _BATCH_BYTES: Final = 32 << 20  # of a batch whose jobs all have the maximum size
 _SMALLEST_BATCH: Final = 16
-_BEANSTALKD_HEADS: Final = (
-    Column("tube", "TUBE"),
-    Column("state", "STATE"),
-    Column("target", "TO"),
-)
+_BEANSTALKD_HEADS: Final = columns("tube", "state", target="TO")
 
 
 def beanstalkd_address(value: str) -> BrokerAddress:
@@ -250,8 +238,7 @@ def beanstalkd_command(
             else:
                 run.publish(client(), tubes)
         finally:
-            if run.tally.rows():
-                write_rows(run.tally.rows(), run.tally.columns, output, "")
+            run.tally.write(output)
         if not dry_run:
             run.report()
     run.tally.end(is_dry=dry_run)
@@ -323,11 +310,7 @@ class BeanstalkdImport:
 
 
 _INITPHP_BATCH_BYTES: Final = 4 << 20
-_INITPHP_HEADS: Final = (
-    Column("table", "TABLE"),
-    Column("queue", "QUEUE"),
-    Column("target", "TO"),
-)
+_INITPHP_HEADS: Final = columns("table", "queue", target="TO")
 
 
 def timezone(name: str) -> ZoneInfo:
@@ -413,12 +396,14 @@ def initphp_command(
                 if dry_run:
                     deque(map(tally.count, items), maxlen=0)
                 else:
-                    _publish(client(), _batches(items), tally)
+                    with client() as broker, progress_bar("import", None) as advance:
+                        for batch in _batches(items):
+                            publish_items(broker, batch, tally)
+                            advance(len(batch))
         except sqlite3.Error as error:
             raise CommandError(f"{database.name}: {error}") from None
         finally:
-            if tally.rows():
-                write_rows(tally.rows(), tally.columns, output, "")
+            tally.write(output)
     tally.end(is_dry=dry_run)
 
 
@@ -426,23 +411,11 @@ def _item(planned: PlannedMessage, layout: TableMapping) -> ImportItem:
     row, message = planned.row, planned.message
     target = row.queue if message is None else message.queue
     group = (layout.table(row.kind), row.queue, target)
-    return ImportItem(
-        group, f"{row.kind} row {row.row_id} for {row.queue}", message, planned.problem
-    )
-
-
-def _publish(
-    client: BlockingClient, batches: Iterable[list[ImportItem]], tally: ImportCounts
-) -> None:
-    """Publish all batches, in the order of the rows."""
-    with client, progress_bar("import", None) as advance:
-        for batch in batches:
-            publish_items(client, batch, tally)
-            advance(len(batch))
+    name = f"{row.kind} row {row.row_id} for {row.queue}"
+    return ImportItem(group, name, message, planned.problem)
 
 
 def _batches(items: Iterable[ImportItem]) -> Iterator[list[ImportItem]]:
-    """Group items into batches."""
     batch: list[ImportItem] = []
     size = 0
     for item in items:

@@ -102,10 +102,7 @@ def setting_option(flag: str, setting: str, **options: Any) -> Callable[[Command
 
 
 data_option: Final = setting_option(
-    "--data",
-    "data",
-    type=FOLDER,
-    help="Folder of the database.  [default: ./phpmq-data]",
+    "--data", "data", type=FOLDER, help="Folder of the database.  [default: ./phpmq-data]"
 )
 
 

@@ -116,10 +116,7 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
     _connect(app, client, options)
     _apply_options(app, options)
     outcome = running.run_worker(
-        app,
-        queue,
-        limits=_worker_limits(options),
-        drop_exhausted=options["drop_exhausted"],
+        app, queue, limits=_worker_limits(options), drop_exhausted=options["drop_exhausted"]
     )
     print_message(f"{format_message_count(outcome.jobs)} handled; {_REASONS[outcome.reason]}")
 
@@ -256,31 +253,23 @@ def _parse_size(text: str | None) -> int:
 class _WorkerProcesses:
     """Runs workers in child processes, with the arguments of this process."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self) -> None:
         self._command = [
             sys.executable, "-m", "phpmq_lite", *sys.argv[1:],
             "--processes", "1", "--parent", str(os.getpid()),
         ]  # fmt: skip
         self._is_stopping = Event()
         self.running: list[subprocess.Popen[bytes]] = []
-        self._number = number
 
-    def start(self) -> None:
-        """Start the workers.  Signals must already be forwarded."""
-        for _ in range(self._number):
-            self._add()
-
-    def _add(self) -> None:
+    def add(self) -> None:
+        """Start a worker, unless a signal has arrived."""
         if self._is_stopping.is_set():
             return
-        child = self._spawn()
+        # In a new session: Ctrl-C at the terminal reaches it once, through this process.
+        child = subprocess.Popen(self._command, start_new_session=True)
         self.running.append(child)
         if self._is_stopping.is_set():  # a signal arrived in between
             child.terminate()
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        # a session of its own: Ctrl-C at the terminal reaches it once, through this process
-        return subprocess.Popen(self._command, start_new_session=True)
 
     def forward(self, number: int, _frame: object) -> None:
         """Forward a signal to all workers, and stop replacing them."""
@@ -301,15 +290,16 @@ class _WorkerProcesses:
                         f"a worker was killed by signal {-child.returncode}; starting another"
                     )
                     time.sleep(_RESTART_S)
-                    self._add()
+                    self.add()
                 else:
                     code = max(code, abs(child.returncode))
         return code
 
 
 def _supervise(number: int) -> int:
-    children = _WorkerProcesses(number)
+    children = _WorkerProcesses()
     for wanted in (signal.SIGTERM, signal.SIGINT):
         signal.signal(wanted, children.forward)
-    children.start()
+    for _ in range(number):
+        children.add()
     return children.wait()
