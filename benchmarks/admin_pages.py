@@ -15,7 +15,6 @@ import asyncio
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import admin_database
 
 from phpmq_lite.bench.processes import BenchJob, run_together, unwind_on_signals
+from phpmq_lite.bench.report import Quantiles
+from phpmq_lite.bench.workloads import temporary_folder
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client.async_client import Client, connect
 
@@ -123,11 +124,6 @@ async def _visit(session: aiohttp.ClientSession, url: str) -> float:
         return float(response.headers["Server-Timing"].partition("dur=")[2])
 
 
-def percentile(values: list[float], share: float) -> float:
-    """Return a percentile of a list."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
 def report(taken: dict[str, list[float]]) -> None:
     """Print a line for each page."""
     print(f"{'page':58}{'median':>9}{'worst':>9}  ms of server time")
@@ -144,13 +140,14 @@ def compare(latencies: list[tuple[float, float]], busy: list[tuple[float, float]
         if at_s < counted_s:
             continue
         is_busy = any(began_s <= at_s <= ended_s for began_s, ended_s in busy)
-        (with_pages if is_busy else without).append(took_s * 1_000)
-    for name, values in (("without browsing", without), ("with browsing", with_pages)):
+        (with_pages if is_busy else without).append(took_s)
+    for name, seconds in (("without browsing", without), ("with browsing", with_pages)):
+        quantiles = Quantiles.of(seconds)
         print(
-            f"publish to receipt {name:18} p50 {percentile(values, 0.5):6.2f} ms   "
-            f"p99 {percentile(values, 0.99):6.2f} ms   {len(values):,} messages"
+            f"publish to receipt {name:18} p50 {quantiles.p50:6.2f} ms   "
+            f"p99 {quantiles.p99:6.2f} ms   {len(seconds):,} messages"
         )
-    ratio = percentile(with_pages, 0.99) / percentile(without, 0.99)
+    ratio = Quantiles.of(with_pages).p99 / Quantiles.of(without).p99
     print(f"p99 with browsing / without: {ratio:.2f}")
 
 
@@ -178,11 +175,8 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between two pages")
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
     options = parser.parse_args()
-    with (
-        unwind_on_signals(),
-        tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder,
-    ):
-        data = Path(folder) / "data"
+    with unwind_on_signals(), temporary_folder(options.data) as folder:
+        data = folder / "data"
         print("filling the database …", file=sys.stderr)
         made = admin_database.make(data, options.live, options.settled)
         os.sync()  # else its write-back stands in the way of the first commits

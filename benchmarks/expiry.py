@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sqlite3
-import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -24,6 +23,7 @@ from phpmq_lite.bench import traffic
 from phpmq_lite.bench.processes import BenchJob, run_together, unwind_on_signals
 from phpmq_lite.bench.report import Quantiles
 from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
+from phpmq_lite.bench.workloads import temporary_folder
 from phpmq_lite.broker_process import BrokerProcess, isolated_broker
 from phpmq_lite.protocol.connection import ClientSide
 
@@ -135,13 +135,13 @@ def main() -> None:
     parser.add_argument("--on-expire", default="history", help="history, dead_letter, forward:X")
     parser.add_argument("--data", type=Path, default=Path(), help="folder on the disk to measure")
     options = parser.parse_args()
+    setting = f"queues.on_expire={options.on_expire}"
     with (
         unwind_on_signals(),
-        tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder,
+        temporary_folder(options.data) as folder,
+        isolated_broker(folder / "data", "--set", setting) as broker,
     ):
-        data = Path(folder) / "data"
-        with isolated_broker(data, "--set", f"queues.on_expire={options.on_expire}") as broker:
-            measure(broker, options)
+        measure(broker, options)
 
 
 def measure(broker: BrokerProcess, options: argparse.Namespace) -> None:

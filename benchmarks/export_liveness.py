@@ -25,6 +25,7 @@ from typing import Final
 
 from admin_database import make
 
+from phpmq_lite.bench.report import Quantiles
 from phpmq_lite.broker_process import broker_process
 from phpmq_lite.client import Client, connect
 
@@ -56,13 +57,13 @@ async def publish(client: Client, rate: int, count: int) -> None:
 
 
 async def consume(client: Client, count: int) -> list[float]:
-    """Receive and acknowledge ``count`` messages; return their latencies in ms."""
+    """Receive and acknowledge ``count`` messages; return their latencies in seconds."""
     waits = []
     async with client.consume(QUEUE, credit=1_000) as deliveries:
         for expected in range(count):
             delivery = await anext(deliveries)
             number, due = SENT.unpack_from(delivery.body)
-            waits.append((time.monotonic() - due) * 1_000)
+            waits.append(time.monotonic() - due)
             delivery.ack()
             assert number == expected, f"{number} came in the place of {expected}"
     return waits
@@ -96,11 +97,6 @@ def reading(url: str, rows: int) -> Iterator[list[int]]:
         assert set(counts) <= {rows}, counts
 
 
-def percentile(values: list[float], share: float) -> float:
-    """Return a percentile."""
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
-
-
 def alternate(port: int, rate: int, seconds: float, reading: Reading) -> None:
     """Alternate spans with and without a reader, and print the table.
 
@@ -118,7 +114,7 @@ def alternate(port: int, rate: int, seconds: float, reading: Reading) -> None:
             show(name, found, str(len(counts)) if counts else "-")
     for name in waits:
         show(f"{name}, all", waits[name], "")
-    alone, busy = (percentile(waits[name], 0.99) for name in ("alone", "reading"))
+    alone, busy = (Quantiles.of(waits[name]).p99 for name in ("alone", "reading"))
     print(f"p99 while reading: {busy:.1f} ms, {busy / alone:.1f} times that alone")
 
 
@@ -140,8 +136,9 @@ def main(rows: int, rate: int, seconds: float, folder: Path) -> None:
 
 def show(name: str, waits: list[float], passes: str) -> None:
     """Print one line."""
-    shares = "".join(f"{percentile(waits, share):8.1f}" for share in (0.5, 0.95, 0.99))
-    print(f"{name:13}{shares}{max(waits):8.1f}   {len(waits):11,}{passes:>12}", flush=True)
+    q = Quantiles.of(waits)
+    figures = f"{q.p50:8.1f}{q.p95:8.1f}{q.p99:8.1f}{max(waits) * 1_000:8.1f}"
+    print(f"{name:13}{figures}   {len(waits):11,}{passes:>12}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""The history through Spark: how fast, whether all of it comes, and what passing messages notice.
+"""Measure reading the history with Spark, check that it is complete, and time live messages.
 
     python benchmarks/pipeline.py [--rows 1000000] [--rounds 3] [--rate 1000] [--seconds 15]
 
-One broker, one session (``local[2]``).  A stream and the job archive read all rows first; then the
-sources take turns, in another order each round, so that a busy machine counts for all of them:
+One broker, one session (``local[2]``).  A stream and the job archive read all rows first; then all
+sources are read in each round, in rotated order, so that other load affects all of them:
 
 - path: the database file, by ADBC and by Python's SQLite;
 - HTTP: the broker's export process, by ADBC;
 - Parquet: what the job archive wrote.
 
-Each pass compares what it found with SQLite's own figures, or, for every column of every row, with
-what the first source gave.  At the end messages pass while Spark reads all rows over HTTP again and
-again.  Ends by itself; the folder is removed.
+Each pass compares its figures with those of SQLite, or, for all columns, with those of the first
+source.  At the end, live messages are timed while Spark reads all rows over HTTP repeatedly.  The
+program ends by itself and removes its folder.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from typing import Any, Final
 from unittest import mock
 
 from admin_database import make
-from export_liveness import take_turns
+from export_liveness import alternate
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
@@ -52,7 +52,7 @@ from phpmq_lite.storage.data_folder import DATABASE
 LIMIT_S: Final = 1_800  # the whole run
 MINUTE_MS: Final = 60_000
 STREAM_BATCHES: Final = 4
-BASIS: Final = "Parquet"  # what the others are compared with
+BASIS: Final = "Parquet"  # the others are compared with it
 SHARES: Final = (0.5, 0.95, 0.99)
 COLUMNS: Final = tuple(column.name for column in arrow.COLUMNS)
 # of a pass: rows, sums of offset, size, deliveries and settled_at in milliseconds
@@ -64,7 +64,7 @@ Query = Callable[[DataFrame], Figures]
 
 
 class PythonReader(HistoryReader):
-    """Reads the file as where ADBC is not installed."""
+    """Reads the file as if ADBC were not installed."""
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Yield the rows of one range."""
@@ -120,7 +120,7 @@ def _first(rows: DataFrame) -> Figures:
     return tuple(row)
 
 
-# -- what SQLite says
+# -- the figures of SQLite
 
 
 def sqlite_totals(database: Path) -> Figures:
@@ -130,7 +130,7 @@ def sqlite_totals(database: Path) -> Figures:
 
 
 def sqlite_windows(database: Path) -> Figures:
-    """Compute what ``windows`` gives, in Python."""
+    """Compute the figures of ``windows`` in Python."""
     text = f"SELECT settled_at / {MINUTE_MS}, settled_at - published_at FROM history ORDER BY 1, 2"
     found = [0.0] * (2 + len(SHARES))
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
@@ -153,7 +153,7 @@ def interpolated(ordered: list[int], share: float) -> float:
 
 @dataclass(frozen=True)
 class Bench:
-    """A session, a broker, and what SQLite says of its history."""
+    """A session, a broker, and the figures of SQLite for its history."""
 
     spark: SparkSession
     database: Path
@@ -172,7 +172,7 @@ class Bench:
         return self.spark.read.format(source).option("path", str(self.database)).load()
 
     def sources(self) -> dict[str, Read]:
-        """Name them."""
+        """Return the sources by name."""
         return {
             "path, ADBC": partial(self.file, "phpmq"),
             "path, Python": partial(self.file, PythonSource.name()),
@@ -181,7 +181,7 @@ class Bench:
         }
 
     def check(self, query: str, found: Figures) -> None:
-        """Compare; the first one that gave the hash of all columns is right."""
+        """Compare figures with the known ones, or with the first ones found."""
         expected = self.known.setdefault(query, found)
         assert found == expected, f"{query}: {found}, expected {expected}"
 
@@ -218,7 +218,7 @@ class Bench:
         print(f"{what:20}{self.rows / took_s:11,.0f} rows/s", flush=True)
 
     def round(self, number: int) -> dict[str, dict[str, float]]:
-        """Run each query on each source once; give rows a second."""
+        """Run each query on each source once; return rows per second."""
         names = list(self.sources())
         turn = number % len(names)
         rates: dict[str, dict[str, float]] = {name: {} for name in names}
@@ -231,7 +231,7 @@ class Bench:
 
     @contextmanager
     def reading(self) -> Iterator[list[int]]:
-        """Sum up all rows over HTTP, again and again, in a thread; gives the rows of each time."""
+        """Sum up all rows over HTTP repeatedly, in a thread; yield the row counts."""
         counts: list[int] = []
         stop, begun = threading.Event(), threading.Event()
 
@@ -287,7 +287,7 @@ def main(rows: int, rounds: int, rate: int, seconds: float, folder: Path) -> Non
             if found:
                 show("median", median(found))
             if seconds:
-                take_turns(broker.port, rate, seconds, bench.reading)
+                alternate(broker.port, rate, seconds, bench.reading)
         finally:
             spark.stop()
 

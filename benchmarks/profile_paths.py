@@ -20,7 +20,6 @@ Sockets, the event loop and the hop to the writer's thread come on top: compare 
 
 import argparse
 import sqlite3
-import tempfile
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
+from phpmq_lite.bench.workloads import temporary_folder
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl, PublishQuota
 from phpmq_lite.broker.queue import Connection
@@ -215,16 +215,12 @@ class Walk:
 
     def publish(self, count: int) -> None:
         """Publish in one batch, which also dispatches the messages if the consumer has credit."""
-        data = b"".join([self._publish() for _ in range(count)])
-        with self.meter.step("parse publish"):
-            frames = self.producer.side.receive(data)
+        frames = self._parse_publishes(count)
         self._batch(lambda: self._walk(self.publishing, frames), "core: publish")
 
     def publish_and_take(self, count: int) -> None:
         """Publish, and dispatch and acknowledge the previous messages, in one batch."""
-        data = b"".join([self._publish() for _ in range(count)])
-        with self.meter.step("parse publish"):
-            frames = self.producer.side.receive(data)
+        frames = self._parse_publishes(count)
         core, meter = self.core, self.meter
         with meter.step("core: begin, take what was loaded"):
             batch = core.begin(self.clock.now(), self.loaded)
@@ -233,14 +229,7 @@ class Walk:
         dispatches, _ = batch.sends.pop(self.consuming, ([], []))
         with meter.step("encode dispatch"):
             self.consumer.send(dispatches, [], 0)
-        taken = ClientSide().receive(self.consumer.written)
-        acks = b"".join(
-            self.client.acknowledge(frame.queue, frame.message_id)
-            for frame in taken
-            if isinstance(frame, Dispatch)
-        )
-        with meter.step("parse ack"):
-            ends = self.consumer.side.receive(acks)
+        ends = self._parse_acks()
         with meter.step("core: acknowledge"):
             self._walk(self.consuming, ends)
         with meter.step("core: publish"):
@@ -255,14 +244,7 @@ class Walk:
 
     def acknowledge(self, count: int) -> None:
         """Acknowledge the messages of the last batch, which dispatches more if there are more."""
-        dispatched = ClientSide().receive(self.consumer.written)
-        acks = b"".join(
-            self.client.acknowledge(frame.queue, frame.message_id)
-            for frame in dispatched
-            if isinstance(frame, Dispatch)
-        )
-        with self.meter.step("parse ack"):
-            frames = self.consumer.side.receive(acks)
+        frames = self._parse_acks()
         assert len(frames) == count, len(frames)
         self._batch(lambda: self._walk(self.consuming, frames), "core: acknowledge")
 
@@ -272,9 +254,25 @@ class Walk:
             self.store.checkpoint("PASSIVE")
         self.meter.end_round()
 
+    def _parse_publishes(self, count: int) -> list[ClientFrame]:
+        data = b"".join([self._publish() for _ in range(count)])
+        with self.meter.step("parse publish"):
+            return self.producer.side.receive(data)
+
     def _publish(self) -> bytes:
         key = KEY % next(self.keys) if self.is_confirmed else None
         return self.client.publish(next(self.turns), self.body, self.ttl_s, key)
+
+    def _parse_acks(self) -> list[ClientFrame]:
+        """Acknowledge what the consumer received last, and parse it as the broker does."""
+        received = ClientSide().receive(self.consumer.written)
+        acks = b"".join(
+            self.client.acknowledge(frame.queue, frame.message_id)
+            for frame in received
+            if isinstance(frame, Dispatch)
+        )
+        with self.meter.step("parse ack"):
+            return self.consumer.side.receive(acks)
 
     def _walk(self, connection: Connection, frames: list[ClientFrame]) -> None:
         """Apply the frames of a read, as ``server/session.py`` does."""
@@ -372,8 +370,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(), help="a folder on the disk to use")
     options = parser.parse_args()
     meter = Meter()
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.data) as folder:
-        file, queues = Path(folder) / "phpmq.db", options.queues
+    with temporary_folder(options.data) as folder:
+        file, queues = folder / "phpmq.db", options.queues
         walk = Walk(file, meter, options.size, queues, is_confirmed=options.path == "confirmed")
         PATHS[options.path](walk, options.rounds, options.batch)
     means = {name: sum(times) / options.rounds for name, times in meter.rounds.items()}

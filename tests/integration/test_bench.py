@@ -1,4 +1,4 @@
-"""``bench`` on a broker of its own and on one that runs; what it leaves behind: nothing."""
+"""``bench`` starts a broker or measures a running one; no file and no process remains."""
 
 import errno
 import json
@@ -21,6 +21,17 @@ from phpmq_lite.errors import ClientError, StartRefusedError
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ("bench", "--seconds", "0.1", "--size", "32")
+
+
+def run_benchmark(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of ``benchmarks/`` with its data in ``folder``."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *options, "--data", str(folder)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
@@ -142,10 +153,7 @@ def test_bench_ends_its_processes_when_it_is_interrupted(
             "of each, with connection and queue: ",
         ),
         ("profile_paths.py --rounds 2 --batch 5", "core: publish"),
-        (
-            "payload_policies.py --rounds 1 --seconds 0.1",
-            "envelope queue, envelope contents: ",
-        ),
+        ("payload_policies.py --rounds 1 --seconds 0.1", "envelope queue, envelope contents: "),
         ("profile_paths.py --rounds 2 --batch 5 --path backlog", "update: dispatched"),
         ("profile_paths.py --rounds 2 --batch 5 --path early", "settle: history"),
         ("profile_paths.py --rounds 2 --batch 5 --path expiry", "load messages"),
@@ -156,14 +164,7 @@ def test_benchmark_reports(
     tmp_path_factory: pytest.TempPathFactory, arguments: str, expected: str
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("data")  # short: it contains a Unix socket
-    script, *options = arguments.split()
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / script), *options, "--data", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_benchmark(tmp_path, *arguments.split())
     assert done.returncode == 0, done.stderr
     assert any(line.startswith(expected) for line in done.stdout.splitlines()), done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -173,24 +174,14 @@ def test_benchmark_reports(
     ("options", "expected"),
     [
         ("--messages 1000000000000", "a backlog of 1,000,000,000,000 messages needs about 1,012"),
-        (
-            "--messages 1000 --connections 100000000",
-            "100,000,000 connections need 100,000,200",
-        ),
+        ("--messages 1000 --connections 100000000", "100,000,000 connections need 100,000,200"),
     ],
 )
 def test_footprint_names_the_resource_that_is_missing(
     tmp_path_factory: pytest.TempPathFactory, options: str, expected: str
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("data")  # short: it contains a Unix socket
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "footprint.py"), *options.split(),
-         "--settle-seconds", "0", "--data", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
+    done = run_benchmark(tmp_path, "footprint.py", *options.split(), "--settle-seconds", "0")
     assert done.returncode == 1
     assert expected in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -201,14 +192,7 @@ def test_curves_are_measured_drawn_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def curves(*options: str) -> str:
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "benchmarks" / "curves.py"), "--quick", *options,
-             "--data", str(tmp_path), "--out", str(out)],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )  # fmt: skip
+        done = run_benchmark(tmp_path, "curves.py", "--quick", *options, "--out", str(out))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
