@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import aiohttp
@@ -16,14 +16,12 @@ from yarl import URL
 
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
-from phpmq_lite.cli.output import print_message
+from phpmq_lite.cli.output import Command, print_message
 from phpmq_lite.cli.parameters import EXISTING_FILE, admin_url, broker_url, is_phpmq_url
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.errors import os_reason
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 API: Final = "/api/v1"
 
@@ -119,6 +117,8 @@ class AdminClient(NamedTuple):
         base = self.url.rstrip("/")
         pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
         url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
+        # A file object is sent in pieces, whatever its size.
+        content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         connector = aiohttp.UnixConnector(path=str(self.socket)) if self.socket else None
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
@@ -128,7 +128,7 @@ class AdminClient(NamedTuple):
                     method,
                     URL(url, encoded=True),
                     headers=self._headers(base, body) | (headers or {}),
-                    **_request_body(body),
+                    **content,
                 ) as response,
             ):
                 yield response
@@ -166,11 +166,6 @@ _REASONS: Final[dict[type[Exception], str]] = {  # instead of the texts of aioht
     aiohttp.ClientResponseError: "its response is not HTTP",
     aiohttp.InvalidURL: "the address is invalid",
 }
-
-
-def _request_body(body: Any) -> dict[str, Any]:
-    """Return the body for aiohttp; a file object is sent in pieces of any total size."""
-    return {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
 
 
 def read_response(status: int, content: bytes) -> Any:

@@ -83,7 +83,8 @@ def create(admin: AdminClient, copy_to: Path | None, output: str | None) -> None
     """
     if copy_to is not None and admin.settings is None:
         raise click.UsageError("--copy-to needs the data folder of the broker, not --url")
-    row = _request(admin) if _is_running(admin.settings) else _make(admin.settings)
+    settings = admin.settings
+    row = _request(admin) if settings is None or _is_running(settings) else _make(settings)
     if copy_to is not None:
         row = _row(_copy(Path(row["path"]), copy_to))
     write_rows([row], _COLUMNS, output, "")
@@ -102,10 +103,7 @@ def list_(admin: AdminClient, output: str | None) -> None:
     write_rows(rows, _COLUMNS, output, "no backups")
 
 
-def _is_running(settings: Settings | None) -> bool:
-    """Return whether the broker runs; ``settings`` are those of a broker on this machine."""
-    if settings is None:
-        return True
+def _is_running(settings: Settings) -> bool:
     if not (settings.data / DATABASE).exists():
         raise CommandError(f"there is no broker in {settings.data}", NOT_FOUND)
     try:
@@ -133,10 +131,8 @@ def _request(admin: AdminClient) -> Row:
     return made[0]
 
 
-def _make(settings: Settings | None) -> Row:
+def _make(settings: Settings) -> Row:
     """Create a backup of a database that no broker has open."""
-    if settings is None:
-        raise CommandError("no broker on this machine", NOT_FOUND)
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)

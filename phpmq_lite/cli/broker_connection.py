@@ -64,29 +64,24 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
             context = None
             if tls_ca or tls_cert or found.startswith("phpmqs:"):
                 context = _tls_context(tls_ca, tls_cert, tls_key)
-            return _create_client(found, context, content_bytes, reconnect=reconnect)
+            return client_from_url(
+                found,
+                ssl=context,
+                timeout_s=_TIMEOUT_S,
+                reconnect=reconnect,
+                max_content=content_bytes,
+            )
 
         command(client=client, **others)
 
-    file = EXISTING_FILE
-    for option in (
-        click.option("--tls-key", type=file, help="Private key of --tls-cert, PEM."),
-        click.option("--tls-cert", type=file, help="Client certificate, PEM."),
-        click.option(
-            "--tls-ca", type=file, help="CA certificate to trust instead of the system's, PEM."
-        ),
+    for flag, help_text in (
+        ("--tls-key", "Private key of --tls-cert, PEM."),
+        ("--tls-cert", "Client certificate, PEM."),
+        ("--tls-ca", "CA certificate to trust instead of the system's, PEM."),
     ):
-        run = option(run)
+        run = click.option(flag, type=EXISTING_FILE, help=help_text)(run)
     what = "Admin of the broker, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100"
     return url_options(data_option(config_option(run)), what)
-
-
-def _create_client(
-    url: str, tls: ssl.SSLContext | None, content_bytes: int, *, reconnect: bool
-) -> BlockingClient:
-    return client_from_url(
-        url, ssl=tls, timeout_s=_TIMEOUT_S, reconnect=reconnect, max_content=content_bytes
-    )
 
 
 def _find_listener(
@@ -102,12 +97,9 @@ def _find_listener(
     ``--url`` or the context in use names it; otherwise the admin of the broker does.
     """
     named = url
-    if (
-        url is None
-        and not settings_args.names_broker
-        and (context := contexts.current_context()) is not None
-    ):
-        named = context.connect
+    if url is None and not settings_args.names_broker:
+        context = contexts.current_context()
+        named = context.connect if context is not None else None
     if named is not None and is_phpmq_url(named):
         return named, settings_args.load().settings.limits.max_content
     admin = find_admin_client(settings_args, url, token_file)

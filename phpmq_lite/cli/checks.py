@@ -3,18 +3,17 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import click
 
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
 from phpmq_lite.cli.errors import CommandError, explain_rename
+from phpmq_lite.cli.output import Command
 from phpmq_lite.cli.parameters import duration
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.logs import escape
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

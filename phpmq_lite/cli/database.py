@@ -107,7 +107,14 @@ def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
     with closing(folder):
         check_files(folder, accept_loss=settings.storage.accept_loss)
         with _open(folder) as connection:
-            names = _pending(connection) if dry_run else _apply(connection)
+            if dry_run:
+                names = [one.name for one in migrations.pending(connection, migrations_folder())]
+            else:
+                names = migrations.migrate(
+                    connection,
+                    migrations_folder(),
+                    before=lambda one: print_message(f"applying {one.name} …"),
+                )
     for name in names:
         click.echo(name)
     if not names:
@@ -124,16 +131,6 @@ def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
     finally:
         folder.record(is_running=False)  # before the close, which removes the WAL
         connection.close()
-
-
-def _pending(connection: sqlite3.Connection) -> list[str]:
-    return [m.name for m in migrations.pending(connection, migrations_folder())]
-
-
-def _apply(connection: sqlite3.Connection) -> list[str]:
-    return migrations.migrate(
-        connection, migrations_folder(), before=lambda m: print_message(f"applying {m.name} …")
-    )
 
 
 _POLL_S: Final = 0.5

@@ -76,10 +76,7 @@ def _check_rows(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
 
 @schema.command()
 @_folder
-@click.argument(
-    "files", nargs=-1, required=True, metavar="FILE...",
-    type=FILE_OR_STDIN,
-)  # fmt: skip
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=FILE_OR_STDIN)
 @click.option(
     "--plain", is_flag=True,
     help="Payloads are not encrypted: a string does not replace an x-gdpr-sensitive value.",
@@ -131,9 +128,7 @@ def _validation_row(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool)
         problem = registry.check(row["urn"], envelope["data"], is_on_wire=is_on_wire)
     if problem is None:
         return row | {"result": "ok"}
-    return row | {
-        "result": problem.reason, "pointer": problem.pointer, "detail": problem.detail
-    }  # fmt: skip
+    return row | {"result": problem.reason, "pointer": problem.pointer, "detail": problem.detail}
 
 
 @schema.command()
@@ -193,10 +188,7 @@ PROBLEM_COLUMNS: Final = columns("layer", "reason", pointer="WHERE", detail="WHA
 HINT: Final = "hint"
 LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons of a verdict are B
 
-_file = click.argument(
-    "path", metavar="FILE|-", default="-",
-    type=FILE_OR_STDIN,
-)  # fmt: skip
+_file = click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 _schemas = click.option(
     "--schemas", type=EXISTING_FOLDER,
     help="Schema folder with registry.json, to check the payload against.",

@@ -17,10 +17,7 @@ def frame() -> None:
 
 
 @frame.command()
-@click.argument(
-    "path", metavar="FILE|-", default="-",
-    type=FILE_OR_STDIN,
-)  # fmt: skip
+@click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 @click.option(
     "--as", "encoding", type=click.Choice(["auto", "raw", "hex", "base64"]), default="auto",
     show_default=True, help="Encoding of the input; auto: raw if it starts with H01.",

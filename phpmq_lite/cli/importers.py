@@ -2,19 +2,19 @@
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
-from phpmq_lite.cli.output import Column, columns, output_option, print_message, write_rows
+from phpmq_lite.cli.output import Column, Command, columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.client.address import BrokerAddress, parse_address
@@ -30,8 +30,6 @@ from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdJob
 from phpmq_lite.importers.import_journal import ImportJournal
 from phpmq_lite.importers.initphp import Kind, PlannedMessage, TableMapping
 from phpmq_lite.logs import escape
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _COUNTS: Final = (
     Column("found", "FOUND", is_number=True),

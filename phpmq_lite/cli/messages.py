@@ -4,8 +4,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
@@ -17,6 +16,7 @@ from phpmq_lite.cli.live_events import wait
 from phpmq_lite.cli.output import (
     Column,
     ColumnOverflow,
+    Command,
     confirm,
     format_message_count,
     output_option,
@@ -29,8 +29,6 @@ from phpmq_lite.cli.parameters import duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _POLL_S: Final = 0.5  # between two requests for the progress
 

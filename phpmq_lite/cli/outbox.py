@@ -2,17 +2,24 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.output import Column, number_columns, output_option, print_message, write_rows
+from phpmq_lite.cli.output import (
+    Column,
+    Command,
+    number_columns,
+    output_option,
+    print_message,
+    write_rows,
+)
 from phpmq_lite.cli.parameters import EXISTING_FILE, duration
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import BlockingClient, publish_each
@@ -23,8 +30,6 @@ from phpmq_lite.envelopes.outbox_relay import Relay, RelayPass
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 from phpmq_lite.errors import ConnectionLostError
 from phpmq_lite.logs import escape
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 COLUMNS: Final = (
     Column("queue", "QUEUE"),
@@ -53,9 +58,8 @@ def database_options(command: Command) -> Command:
     run = click.option(
         "--table", default=tables.TABLE, show_default=True, help="Table of the outbox."
     )(run)
-    path = EXISTING_FILE
     return click.option(
-        "--database", type=path, required=True, help="SQLite database of the service."
+        "--database", type=EXISTING_FILE, required=True, help="SQLite database of the service."
     )(run)  # type: ignore[return-value]
 
 

@@ -62,26 +62,14 @@ def publish(
         raise click.UsageError("--lines and --count cannot be combined")
     with closing(_open_source(source, body)) as file, client() as broker:
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
-        stored = _publish(broker, queue, groups, ttl_s, None if lines else count or 1)
+        stored = 0
+        with progress_bar("publishing", None if lines else count or 1) as advance:
+            for bodies in groups:  # one after the other, so that a slow pipe is not delayed
+                stored += broker.publish_many(queue, bodies, ttl_s)
+                advance(len(bodies))
     print_message(
         f"{format_message_count(stored)} stored in {queue} by the broker on {broker.target}"
     )
-
-
-def _publish(
-    client: BlockingClient,
-    queue: str,
-    groups: Iterator[list[bytes]],
-    ttl_s: int,
-    total: int | None,
-) -> int:
-    """Publish group by group, so that a slow pipe is not delayed; return the number stored."""
-    stored = 0
-    with progress_bar("publishing", total) as advance:
-        for bodies in groups:
-            stored += client.publish_many(queue, bodies, ttl_s)
-            advance(len(bodies))
-    return stored
 
 
 def _open_source(source: str | None, body: str | None) -> io.BufferedIOBase:
@@ -186,10 +174,6 @@ def consume(
             schedule.finish()
     if stop.is_requested and limit is not None:
         raise click.Abort
-    _report(schedule, limit, queue)
-
-
-def _report(schedule: "AckSchedule", limit: int | None, queue: str) -> None:
     print_message(f"{format_message_count(schedule.taken)} consumed from {queue}")
     if schedule.failed:
         raise CommandError(f"{schedule.failed:,} of them failed and were requeued", ERROR)

@@ -51,6 +51,16 @@ def _queue_name(value: str) -> str:
     return value
 
 
+def _memory_size(value: str) -> int:
+    """Return the bytes of ``256MiB``; a click type."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        raise click.BadParameter(f"{value!r} is not a size; write 256MiB") from None
+
+
 def _options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of the app and of the process."""
     seconds = click.FloatRange(min=0)
@@ -80,7 +90,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--shutdown-timeout", type=seconds, metavar="SECONDS",
                      help="Time for the handler after SIGTERM.  [default: the app's, 30]"),
         click.option("--stop-when-empty", is_flag=True, help="Exit when the queue is empty."),
-        click.option("--memory-limit", type=str, metavar="SIZE",
+        click.option("--memory-limit", type=_memory_size, metavar="SIZE",
                      help="Exit when the process uses more memory, as 256MiB."),
         click.option("--max-runtime", type=duration, default="0", metavar="DURATION",
                      help="Exit after this time, as 90s, 15m or 1h."),
@@ -230,21 +240,10 @@ def _worker_limits(options: Mapping[str, Any]) -> Any:
     return WorkerLimits(
         max_jobs=1 if options["once"] else options["max_jobs"],
         max_runtime_s=options["max_runtime"],
-        memory_bytes=_parse_size(options["memory_limit"]),
+        memory_bytes=options["memory_limit"] or 0,
         stop_when_empty=options["stop_when_empty"],
         parent=options["parent"],
     )
-
-
-def _parse_size(text: str | None) -> int:
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        return 0 if text is None else int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise click.BadParameter(
-            f"{text!r} is not a size; write 256MiB", param_hint="--memory-limit"
-        ) from None
 
 
 # -- several processes

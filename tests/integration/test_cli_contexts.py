@@ -1,4 +1,4 @@
-"""Contexts: kept in a file of this user, and used by the commands."""
+"""Contexts: stored in a file of this user, and used by the commands."""
 
 import json
 import subprocess
@@ -133,7 +133,7 @@ def test_command_that_speaks_phpmq_goes_to_the_broker_of_the_context(
     CliRunner().invoke(root_command, ["outbox", "init", "--database", "app.db"])
     given: list[str] = []
     add = given.append
-    monkeypatch.setattr(broker_connection, "_create_client", lambda url, *_, **__: add(url))
+    monkeypatch.setattr(broker_connection, "client_from_url", lambda url, **_: add(url))
     monkeypatch.setattr(worker, "load_app", lambda _: BabelQueue("memory://", queue="q"))
     run("create", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example")
     for flags, expected in (

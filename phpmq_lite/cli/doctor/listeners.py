@@ -118,9 +118,8 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
     missing: list[str] = []
     for port in ports:
         if port.error is None:
-            (missing if pid and not _is_any_port(port.endpoint) else good).append(
-                str(port.endpoint)
-            )
+            is_any_port = port.endpoint.kind == "tcp" and port.endpoint.port == 0
+            (missing if pid and not is_any_port else good).append(str(port.endpoint))
         elif _is_used_by_broker(port, pid):
             good.append(str(port.endpoint))
         else:
@@ -133,10 +132,6 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
         )
     if good:
         yield ok(NAME, f"{', '.join(good)}: {'used by the broker' if pid else 'free'}")
-
-
-def _is_any_port(endpoint: ListenAddress) -> bool:
-    return endpoint.kind == "tcp" and endpoint.port == 0
 
 
 def _is_used_by_broker(port: ListenerProbe, pid: str | None) -> bool:
@@ -186,9 +181,8 @@ def access_finding(
     if not wide:
         return ok("access", "only this machine can connect")
     sections = {name.partition(".")[0] for name, _ in wide}
-    text = (
-        f"other machines can connect: {', '.join(f'{name} {endpoint}' for name, endpoint in wide)}"
-    )
+    addresses = ", ".join(f"{name} {endpoint}" for name, endpoint in wide)
+    text = f"other machines can connect: {addresses}"
     tcp, admin = settings.tcp, settings.admin
     if "tcp" in sections and tcp.open and not (tcp.allow or tcp.tls_client_ca):
         return warn(
@@ -229,11 +223,8 @@ def certificate_finding(one: Certificate, now_ms: int) -> Finding:
     names = ", ".join(one.names) or one.subject
     text = f"{one.section}: {names}"
     if one.expires_at is None:
-        return bad(
-            "TLS",
-            f"{text}: {one.error or 'no expiry date'}",
-            f"inspect it: openssl x509 -text -in {one.path}",
-        )
+        hint = f"inspect it: openssl x509 -text -in {one.path}"
+        return bad("TLS", f"{text}: {one.error or 'no expiry date'}", hint)
     days = (one.expires_at - now_ms) // _DAY_MS
     text += f", {days} {plural(days, 'day', 'days')} left"
     if days < SOON_DAYS:

@@ -16,7 +16,7 @@ from phpmq_lite.cli.signals import StopRequest
 
 
 class Pipe(io.BytesIO):
-    """Gives what it has in pieces of a fixed size, as a pipe does."""
+    """Returns its content in pieces of a fixed size, as a pipe does."""
 
     def __init__(self, content: bytes, piece: int) -> None:
         super().__init__(content)
@@ -114,23 +114,3 @@ def test_signal_just_before_the_waiting_is_not_lost() -> None:
         signal.raise_signal(signal.SIGINT)
         assert stop.interruptible(lambda: reached.append("the wait")) is None
     assert reached == []
-
-
-def test_signal_within_a_message_waits_for_its_end() -> None:
-    with StopRequest() as stop:
-        signal.raise_signal(signal.SIGINT)
-        assert stop.is_requested
-
-
-def test_second_signal_is_obeyed_at_once() -> None:
-    with StopRequest():
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with StopRequest():
-        pass
-    assert signal.getsignal(signal.SIGINT) is before

@@ -1,4 +1,4 @@
-"""``worker``: which app it finds, and what its flags come to."""
+"""``worker``: the app it finds, and the effect of its flags."""
 
 import sys
 import types
@@ -19,7 +19,7 @@ from phpmq_lite.envelopes.worker_app import connect
 
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module that can be imported; the log stays as it is."""
+    """A module that can be imported; the log is not configured."""
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     module: Any = types.ModuleType("shop_of_the_tests")
     sys.modules[module.__name__] = module
@@ -62,17 +62,18 @@ FLAGS: dict[str, Any] = {
     [
         ({}, WorkerLimits()),
         ({"once": True, "max_jobs": 9}, WorkerLimits(max_jobs=1)),
-        ({"memory_limit": "256MiB", "max_runtime": 90}, WorkerLimits(0, 90, 256 << 20)),
+        ({"memory_limit": 256 << 20, "max_runtime": 90}, WorkerLimits(0, 90, 256 << 20)),
     ],
 )
 def test_limits_of_flags(given: dict[str, Any], limits: WorkerLimits) -> None:
     assert worker._worker_limits(FLAGS | given) == limits
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [["--backoff", "x"], ["--memory-limit", "much"]],
-)
+def test_memory_limit_has_a_unit() -> None:
+    assert worker._memory_size("256MiB") == 256 << 20
+
+
+@pytest.mark.parametrize("flags", [["--backoff", "x"], ["--memory-limit", "much"]])
 def test_flags_that_cannot_be_exit_with_2(shop: Any, flags: list[str]) -> None:
     shop.app = connect()
     result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.cli.doctor import settings as setting_checks
-from phpmq_lite.cli.doctor.findings import BAD, WARN, Finding
+from phpmq_lite.cli.doctor.findings import WARN, Finding
 from phpmq_lite.cli.settings_options import SettingsArguments
 from phpmq_lite.settings import Settings
 
@@ -42,12 +42,6 @@ def read(values: dict[str, object], file: Path | None = None) -> list[Finding]:
     return setting_checks.read_settings(SettingsArguments(values, file))[1]
 
 
-def test_refusal_says_that_the_other_checks_use_the_defaults() -> None:
-    (found,) = read({"limits.credit": "x"})
-    assert (found.state, "limits.credit" in found.found) == (BAD, True)
-    assert "the other checks use the defaults" in found.hint
-
-
 def test_file_is_named_and_without_one_init(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,9 +50,3 @@ def test_file_is_named_and_without_one_init(
     file.write_text("[limits]\ncredit = 5\n")
     assert read({}, file)[0].found == f"{file}, 1 set, the others at their defaults"
     assert "phpmq-lite config init" in read({})[0].hint
-
-
-def test_unknown_variable_of_the_environment_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PHPMQ_PORT", "1")
-    found = read({})[-1]
-    assert (found.state, "PHPMQ_PORT" in found.found) == (WARN, True)
