@@ -1,4 +1,4 @@
-"""The commands against a real broker in a process of its own."""
+"""The commands against a real broker in another process."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
-    """A queue of this test alone."""
+    """The name of a queue that only this test uses."""
     return f"cli.{request.node.name}"[:200]
 
 
@@ -49,7 +49,7 @@ def run(broker: BrokerProcess) -> Run:
 
 
 def listed(run: Run, queue: str) -> dict[str, object]:
-    """Give the row of a queue."""
+    """Return the row of a queue."""
     rows = [json.loads(line) for line in run("queue", "list", "-o", "jsonl").stdout.splitlines()]
     return next(row for row in rows if row["name"] == queue)
 
@@ -320,15 +320,8 @@ def test_consume_without_end_stops_well_when_interrupted(
     run: Run, broker: BrokerProcess, queue: str
 ) -> None:
     run("publish", queue, "--body", "x")
-    command = [
-        sys.executable,
-        "-m",
-        "phpmq_lite",
-        "consume",
-        queue,
-        "--url",
-        f"phpmq://{broker.phpmq[0]}",
-    ]
+    where = ["--url", f"phpmq://{broker.phpmq[0]}"]
+    command = [sys.executable, "-m", "phpmq_lite", "consume", queue, *where]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -336,7 +329,7 @@ def test_consume_without_end_stops_well_when_interrupted(
             os.kill(process.pid, signal.SIGINT)
             _, err = process.communicate(timeout=30)
         finally:
-            process.kill()  # it would wait for ever, and the next tests with it
+            process.kill()  # else it would wait forever, and the next tests with it
     assert process.returncode == 0
     assert err == f"1 message consumed from {queue}\n".encode()
     assert counts(run, queue) == (0, 0, 0)

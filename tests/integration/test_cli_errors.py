@@ -1,4 +1,4 @@
-"""What a user reads when something is wrong: our words, with the value and the remedy."""
+"""Error messages name the value and the remedy in our own words."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from phpmq_lite.cli.errors import RENAMED
 from phpmq_lite.cli.main import COMMANDS, SECTIONS, root_command
 from tests.support.fork_server import BrokerProcess, broker_process
 
-RAW = re.compile(  # what Python, pydantic, aiohttp and OpenSSL say to programmers
+RAW = re.compile(  # phrases of Python, pydantic, aiohttp and OpenSSL for programmers
     r"\[Errno|Traceback|pydantic|ValidationError|Input should|Extra inputs|String should"
     r"|Value error|byte string|Connect call|_ssl\.c|WRONG_VERSION|object at 0x|\[SSL"
 )
@@ -33,7 +33,7 @@ VALUES = {
 def leaves(
     command: click.Command, path: tuple[str, ...] = (), parent: click.Context | None = None
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield every command that does something, with how it is called."""
+    """Yield every command that is not a group, with its path."""
     context = click.Context(command, info_name="x", parent=parent)
     if not isinstance(command, click.Group):
         yield path, command

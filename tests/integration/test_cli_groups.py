@@ -27,7 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
-    """A queue of this test alone."""
+    """The name of a queue that only this test uses."""
     return f"g.{request.node.name}"[:200]
 
 
@@ -41,7 +41,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
 
 
 def fill(run: RunCommand, queue: str, count: int = 3) -> list[str]:
-    """Publish {"n": 0} and on; give the ids in order."""
+    """Publish {"n": 0}, {"n": 1}, …; return the ids in order."""
     for at in range(count):
         run("publish", queue, "--body", f'{{"n": {at}}}')
     return [row["id"] for row in rows(run("message", "list", queue))]

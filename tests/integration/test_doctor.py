@@ -1,4 +1,4 @@
-"""``doctor`` on real folders, ports and certificates; it leaves all of them as they were."""
+"""``doctor`` on real folders, ports and certificates, none of which it changes."""
 
 import json
 import os
@@ -25,13 +25,13 @@ NOWHERE = ("--set", "tcp.listen=none", "--set", "tcp.legacy_listen=none",
 
 
 class Visit(NamedTuple):
-    """What the doctor said: its exit code, and the findings of each check."""
+    """The result of ``doctor``: its exit code, and the findings of each check."""
 
     code: int
     rows: dict[str, list[dict[str, str]]]
 
     def the(self, check: str) -> tuple[str, str]:
-        """Give state and text of the only finding of a check."""
+        """Return state and text of the only finding of a check."""
         (row,) = self.rows[check]
         return row["state"], row["found"]
 
@@ -53,7 +53,7 @@ def visit(*arguments: str, data: Path | None = None) -> Visit:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Give what is in a folder, with modes and times."""
+    """Return the contents of a folder, with modes and times."""
     found = {}
     for path in sorted(folder.rglob("*")):
         status = path.stat()
@@ -246,7 +246,7 @@ def test_data_folder_too_deep_for_a_socket_is_bad(tmp_path: Path) -> None:
 def test_killed_broker_of_an_empty_log_starts_after_a_visit(
     broker: BrokerProcess, data: Path
 ) -> None:
-    """Killed where it had just begun its log anew: without it the start would speak of a loss."""
+    """Killed after it had truncated its log; without the log, the start would report a loss."""
     broker.terminate()
     with closing(DataFolder.open(data)) as at:
         at.seal(None)
@@ -301,7 +301,7 @@ def test_what_makes_no_sense_is_no_reason_to_fail(data: Path, created_at: str) -
 
 
 def test_database_whose_first_write_was_cut_off_is_new(data: Path) -> None:
-    """SQLite undoes it at the next start, and may not now."""
+    """SQLite rolls the write back at the next start; ``doctor`` must not."""
     DataFolder.open(data).close()
     with closing(sqlite3.connect(data / DATABASE, isolation_level=None)) as connection:
         connection.execute("PRAGMA cache_size=1")
@@ -319,7 +319,7 @@ def test_database_whose_first_write_was_cut_off_is_new(data: Path) -> None:
 def test_part_that_cannot_be_looked_at_is_a_finding(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as a broker of another version, whose figures have other names."""
+    """For example a broker of another version, whose figures have other names."""
 
     def fail(*_: object) -> None:
         raise KeyError("storing_stopped")

@@ -1,4 +1,4 @@
-"""The levels of monitoring checks, and what stands for a broker that does not answer."""
+"""The levels of monitoring checks, also if the broker does not answer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands, its exit codes, and what it does not import."""
+"""The root command: its commands, exit codes and imports."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ SEE = {code: f"See: phpmq-lite docs {page}\n" for code, page in main.DOCS_OF_COD
 
 
 def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Run a command that fails with ``error``; give exit code and standard error."""
+    """Run a command that fails with ``error``; return exit code and standard error."""
 
     @click.command()
     def fail() -> None:
@@ -132,7 +132,7 @@ def test_plain_questions_import_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_serve_imports_what_clients_need_and_no_more() -> None:
-    """The admin comes behind, in a thread, and the rest not at all: it would be half of a start."""
+    """The admin is imported later, in a thread; these modules would double the time of a start."""
     program = (
         "import sys\n"
         "import phpmq_lite.cli.serve, phpmq_lite.logs, phpmq_lite.process\n"

@@ -97,7 +97,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Give what a list with an id, or another one, looks like in a terminal so wide."""
+    """Return a function that writes a list to a terminal of a given width."""
 
     def run(
         width: int, rows: list[dict[str, Any]] | None = None, columns: list[Column] | None = None

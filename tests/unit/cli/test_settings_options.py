@@ -1,4 +1,4 @@
-"""What a command line says of the settings."""
+"""Settings on the command line."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from phpmq_lite.cli.settings_options import (
 
 
 def given_by(*arguments: str) -> SettingsArguments:
-    """Give what a command with every option gets."""
+    """Return the arguments that a command with every option gets."""
     got: list[SettingsArguments] = []
 
     @click.command()
@@ -82,8 +82,6 @@ def test_instead_counts_above_all() -> None:
 
 
 def test_parameter_of_the_command_is_left_to_it() -> None:
-    """``publish --data`` is a content, no folder."""
-
     @click.command()
     @click.option("--data")
     @collect_setting_flags
