@@ -4,23 +4,22 @@ import asyncio
 import ssl as tls
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Final, Self, cast
+from typing import Any, Final, Self, cast
 
-from phpmq_lite.client.address import BrokerAddress, parse_address
+from phpmq_lite.client.address import parse_address
 from phpmq_lite.client.session import (
     AnswerCallback,
     Backoff,
-    ClientSession,
+    ClientBase,
+    ConnectionOptions,
     ConsumedQueue,
     Delivery,
     PublishBatch,
 )
-from phpmq_lite.errors import ClientError, ConnectionLostError, os_reason
+from phpmq_lite.errors import ClientError
 
 _WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of this loop iteration
 _CLOSE_S: Final = 5.0  # time for the broker to read the rest
-_NOT_OPEN: Final = "the client is not open"
-_STABLE_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
 
 
 def connect(
@@ -49,18 +48,13 @@ def connect(
         connect_timeout_s: for each attempt.
         backoff: other delays.
     """
-    return Client(
-        parse_address(address, port),
-        ClientSession(max_content),
-        ssl,
-        server_hostname,
-        reconnect,
-        connect_timeout_s,
-        backoff or Backoff(),
+    options = ConnectionOptions(
+        parse_address(address, port), ssl, server_hostname, max_content, reconnect, backoff
     )
+    return Client(options, connect_timeout_s)
 
 
-class Client:
+class Client(ClientBase):
     """A connection to a broker that reconnects; created by :func:`connect`.
 
     All tasks of an event loop may use it concurrently: publishes are pipelined.  After a lost
@@ -68,27 +62,12 @@ class Client:
     Plain publishes may be lost.
     """
 
-    def __init__(
-        self,
-        target: BrokerAddress,
-        session: ClientSession,
-        ssl: tls.SSLContext | None,
-        server_hostname: str | None,
-        reconnects: bool,
-        connect_timeout_s: float,
-        backoff: Backoff,
-    ) -> None:
-        self.target = target
-        self.session = session
-        self._ssl = ssl
-        self._server_hostname = server_hostname
-        self._reconnects = reconnects
+    def __init__(self, options: ConnectionOptions, connect_timeout_s: float) -> None:
+        super().__init__(options)
         self._connect_timeout_s = connect_timeout_s
-        self._backoff = backoff
         self._connection: _Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()  # connected, and the socket accepts data; or ended
-        self._ended: str | None = _NOT_OPEN  # why calls fail, or None
         self.is_closing = False
 
     async def __aenter__(self) -> Self:
@@ -114,9 +93,7 @@ class Client:
         try:
             link = await self._connect()
         except OSError as error:
-            raise ConnectionLostError(
-                f"cannot connect to {self.target}: {os_reason(error)}"
-            ) from error
+            raise self._connect_error(error) from error
         self._ended = None
         self.is_closing = False
         if self._connection is None:  # lost already
@@ -135,20 +112,16 @@ class Client:
 
     async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
-        name = self._server_hostname
         target = self.target
+        security: dict[str, Any] = {"ssl": self._ssl, "server_hostname": self._server_hostname}
         async with asyncio.timeout(self._connect_timeout_s):
             if target.path:
                 _, link = await loop.create_unix_connection(
-                    lambda: _Connection(self), target.path, ssl=self._ssl, server_hostname=name
+                    lambda: _Connection(self), target.path, **security
                 )
             else:
                 _, link = await loop.create_connection(
-                    lambda: _Connection(self),
-                    target.host,
-                    target.port,
-                    ssl=self._ssl,
-                    server_hostname=name,
+                    lambda: _Connection(self), target.host, target.port, **security
                 )
         return link
 
@@ -161,8 +134,7 @@ class Client:
             if not self._reconnects or self._ended is not None:
                 self._end(f"the connection to {self.target} is lost")
                 return
-            if self.session.has_received or loop.time() - opened_at > _STABLE_S:
-                self._backoff.reset()
+            self._reset_backoff(loop.time() - opened_at)
             link = await self._reconnect()
 
     async def _reconnect(self) -> "_Connection":
@@ -175,17 +147,10 @@ class Client:
 
     def _end(self, detail: str) -> None:
         """Fail all waiting calls."""
-        if self._ended is None:
-            self._ended = detail
-        self.session.pending.fail(self._ended)
+        super()._end(detail)
         for window in self.session.windows.values():
             window.wake()
         self._ready.set()
-
-    def raise_if_ended(self) -> None:
-        """Raise ConnectionLostError if the client has ended."""
-        if self._ended is not None:
-            raise ConnectionLostError(self._ended)
 
     # -- publishing
 
@@ -350,8 +315,7 @@ class Client:
     def connection_made(self, link: "_Connection") -> None:
         """Use a new connection."""
         self._connection = link
-        opening = self.session.connected()
-        if opening:
+        if opening := self.session.connected():
             link.write(opening)
         self._ready.set()
 

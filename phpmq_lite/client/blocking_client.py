@@ -14,7 +14,14 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from phpmq_lite.client.address import BrokerAddress, parse_address
-from phpmq_lite.client.session import Backoff, ClientSession, ConsumedQueue, Delivery, PublishBatch
+from phpmq_lite.client.session import (
+    Backoff,
+    ClientBase,
+    ConnectionOptions,
+    ConsumedQueue,
+    Delivery,
+    PublishBatch,
+)
 from phpmq_lite.errors import (
     ClientError,
     ConnectionLostError,
@@ -133,7 +140,6 @@ class BufferedSocket:
 _CLOSE_S: Final = 5.0  # time for the broker to read the rest
 _GATHER_S: Final = 0.005  # settlements wait this long for others
 _PUT_BYTES: Final = 65_536  # joined into one write
-_STABLE_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
 
 
 def connect_blocking(
@@ -162,45 +168,25 @@ def connect_blocking(
         timeout_s: default timeout of calls that wait for the broker; None: no limit.
         backoff: other delays.
     """
-    return BlockingClient(
-        parse_address(address, port),
-        ClientSession(max_content),
-        ssl,
-        server_hostname,
-        reconnect,
-        timeout_s,
-        backoff or Backoff(),
+    options = ConnectionOptions(
+        parse_address(address, port), ssl, server_hostname, max_content, reconnect, backoff
     )
+    return BlockingClient(options, timeout_s)
 
 
-class BlockingClient:
+class BlockingClient(ClientBase):
     """A connection to a broker that reconnects; created by :func:`connect_blocking`.
 
     Not thread-safe.  After a lost connection, the next call consumes the queues again and repeats
     unanswered confirmed publishes.
     """
 
-    def __init__(
-        self,
-        target: BrokerAddress,
-        session: ClientSession,
-        ssl: tls.SSLContext | None,
-        server_hostname: str | None,
-        reconnects: bool,
-        timeout_s: float | None,
-        backoff: Backoff,
-    ) -> None:
-        self.target = target
-        self.session = session
-        self._ssl = ssl
-        self._server_hostname = server_hostname
-        self._reconnects = reconnects
+    def __init__(self, options: ConnectionOptions, timeout_s: float | None) -> None:
+        super().__init__(options)
         self.timeout_s = timeout_s  # default of all calls; may be changed
-        self._backoff = backoff
         self._stream: BufferedSocket | None = None
         self._opened_at = 0.0
         self._sent_at = 0.0
-        self._ended: str | None = "the client is not open"
 
     def __enter__(self) -> Self:
         self.open()
@@ -225,9 +211,7 @@ class BlockingClient:
         try:
             self._connect(self.timeout_s)
         except OSError as error:
-            raise ConnectionLostError(
-                f"cannot connect to {self.target}: {os_reason(error)}"
-            ) from error
+            raise self._connect_error(error) from error
         self._ended = None
 
     def close(self) -> None:
@@ -268,21 +252,10 @@ class BlockingClient:
             self._stream.close()
             self._stream = None
         self.session.lost()
-        if self.session.has_received or time.monotonic() - self._opened_at > _STABLE_S:
-            self._backoff.reset()
+        self._reset_backoff(time.monotonic() - self._opened_at)
         if not self._reconnects:
             self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
             self.raise_if_ended()
-
-    def _end(self, detail: str) -> None:
-        if self._ended is None:
-            self._ended = detail
-        self.session.pending.fail(self._ended)
-
-    def raise_if_ended(self) -> None:
-        """Raise ConnectionLostError if the client has ended."""
-        if self._ended is not None:
-            raise ConnectionLostError(self._ended)
 
     # -- the pump
 
@@ -316,7 +289,7 @@ class BlockingClient:
             self._stream.close()
             self._stream = None
             self._end(trouble)
-            raise ConnectionLostError(self._ended) from self.session.error
+            raise ConnectionLostError(trouble) from self.session.error
 
     def _put(self, frame: bytes) -> None:
         if self._stream is not None:

@@ -6,17 +6,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from phpmq_lite.client.address import BrokerAddress
 from phpmq_lite.errors import (
     ClientError,
     ConnectionLostError,
     LocalProtocolError,
     PublishRefusedError,
     RemoteProtocolError,
+    os_reason,
 )
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
+
+if TYPE_CHECKING:
+    from ssl import SSLContext  # slow to import
 
 AnswerCallback = Callable[[ClientError | None], None]  # None: stored
 
@@ -40,8 +45,6 @@ class PendingPublishes:
     ``max_sends`` connections have ended without an answer, a publish is given up: it may be the
     reason why the broker closes them.
     """
-
-    __slots__ = ("_max_sends", "_waiting")
 
     def __init__(self, max_sends: int = 10) -> None:
         self._max_sends = max_sends
@@ -101,8 +104,6 @@ class PublishBatch:
 
     ``notify`` is called after each answer.
     """
-
-    __slots__ = ("_notify", "error", "stored", "unanswered")
 
     def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
         self._notify = notify
@@ -177,8 +178,6 @@ class Delivery:
 class ConsumedQueue:
     """A consumed queue: its credit, and messages that were received and not handed out yet."""
 
-    __slots__ = ("credit", "dispatches", "queue", "wake")
-
     def __init__(self, queue: str, credit: int, wake: Callable[[], None]) -> None:
         self.queue = queue
         self.credit = credit
@@ -191,20 +190,6 @@ class ClientSession:
 
     For each connection: :meth:`connected` once, :meth:`receive` per read, :meth:`lost` at the end.
     """
-
-    __slots__ = (
-        "_keys",
-        "_limits",
-        "_prefix",
-        "generation",
-        "has_received",
-        "is_connected",
-        "late_settlement_count",
-        "late_settlements",
-        "pending",
-        "side",
-        "windows",
-    )
 
     def __init__(self, max_content: int) -> None:
         self._limits = WireLimits(max_content)
@@ -226,8 +211,7 @@ class ClientSession:
 
     def protocol_problem(self, peer: object) -> str | None:
         """Return what is wrong with what the broker sent, and the remedy; None: nothing."""
-        error = self.error
-        if error is None:
+        if (error := self.error) is None:
             return None
         if error.code == TOO_LARGE and error.detail.startswith(f"packet {CONTENT:02} "):
             return (
@@ -323,8 +307,6 @@ class Backoff:
     numbers from 0 up to 1.
     """
 
-    __slots__ = ("_first_s", "_longest_s", "_roll", "_tries")
-
     def __init__(
         self,
         first_s: float = 0.1,
@@ -345,3 +327,50 @@ class Backoff:
     def reset(self) -> None:
         """Start again with the first delay, after a good connection."""
         self._tries = 0
+
+
+_STABLE_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
+
+
+@dataclass(slots=True, frozen=True)
+class ConnectionOptions:
+    """How a client connects; see ``connect``."""
+
+    address: BrokerAddress
+    ssl: "SSLContext | None"
+    server_hostname: str | None
+    max_content: int
+    reconnect: bool
+    backoff: Backoff | None
+
+
+class ClientBase:
+    """What the asyncio client and the blocking client share, without I/O."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self.target = options.address
+        self.session = ClientSession(options.max_content)
+        self._ssl = options.ssl
+        self._server_hostname = options.server_hostname
+        self._reconnects = options.reconnect
+        self._backoff = options.backoff or Backoff()
+        self._ended: str | None = "the client is not open"  # why calls fail, or None
+
+    def raise_if_ended(self) -> None:
+        """Raise ConnectionLostError if the client has ended."""
+        if self._ended is not None:
+            raise ConnectionLostError(self._ended)
+
+    def _end(self, detail: str) -> None:
+        """Fail the unanswered publishes, and all later calls."""
+        if self._ended is None:
+            self._ended = detail
+        self.session.pending.fail(self._ended)
+
+    def _connect_error(self, error: OSError) -> ConnectionLostError:
+        return ConnectionLostError(f"cannot connect to {self.target}: {os_reason(error)}")
+
+    def _reset_backoff(self, connected_s: float) -> None:
+        """Start with short delays again after a connection that worked."""
+        if self.session.has_received or connected_s > _STABLE_S:
+            self._backoff.reset()
