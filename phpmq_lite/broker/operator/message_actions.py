@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from phpmq_lite.broker import dead_letters, transitions, ttl
 from phpmq_lite.broker.broker import Broker
@@ -20,6 +20,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, RowsRequest, State
 
 ACTION_SLICE: Final = 1_000  # messages in one call
+PAGE_ROWS: Final = 1_000  # rows per batch of an action on a queue
 
 
 class Action(StrEnum):
@@ -71,17 +72,11 @@ _READ_AHEAD: Final = "read ahead"  # not done yet: its content is large
 _SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
 
 
-class MessageAction:
-    """One action on one slice of messages; ``reply`` gets an ``ActionOutcome``."""
+class PagedAction:
+    """One action on messages that are loaded page by page."""
 
     def __init__(
-        self,
-        core: Broker,
-        entry: AuditEntry,
-        action: Action,
-        seqs: Sequence[int],
-        options: ActionOptions,
-        reply: Callable[[Any], None],
+        self, core: Broker, entry: AuditEntry, action: Action, options: ActionOptions, reply: Reply
     ) -> None:
         self._core = core
         self._state = core.state
@@ -89,33 +84,27 @@ class MessageAction:
         self._action = action
         self._options = options
         self._reply = reply
-        self._all = dict.fromkeys(seqs)  # each once, in order
         self._detail = audit.to_storable_text(f"by {entry.actor}")
         self._changed_queues: dict[int, Queue] = {}  # with a window to which messages returned
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}
+        self._left: int | None = None  # messages to act on; None: no limit
+        self._done = 0
         self.outcome = ActionOutcome()
-        self._request_page([seq for seq in self._all if 0 < seq < self._state.next_number])
 
-    def _request_page(self, seqs: Sequence[int]) -> None:
-        self._asked = seqs
-        if not seqs:
-            self._end()
-            return
-        self._state.batch.rows.append(
-            RowsRequest(
-                self.process_page,
-                tuple(seqs),
-                bodies=self._action in _WITH_BODIES,
-                settled=self._action in _SETTLED,
-            )
-        )
+    def _request_from(self, row: Message) -> None:
+        raise NotImplementedError
+
+    def _request_after(self, row: Message) -> None:
+        raise NotImplementedError
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on the rows; large bodies come in several pages."""
         outcome, before = self.outcome, len(self.outcome.done)
         again: Sequence[Message] = ()
         for at, row in enumerate(page):
+            if self._left == 0:
+                break
             reason = self._apply(row)
             if reason == _READ_AHEAD:
                 again = page[at:]
@@ -124,6 +113,8 @@ class MessageAction:
                 if not self._options.is_dry_run:
                     self._state.transitioned.add(row.seq)
                 outcome.done.append(row.seq)
+                if self._left is not None:
+                    self._left -= 1
             else:
                 outcome.skipped[reason] += 1
         for queue in self._changed_queues.values():
@@ -132,24 +123,20 @@ class MessageAction:
         done = len(outcome.done) - before
         if again:
             self._count(done, is_last=False)
-            seqs = self._asked[self._asked.index(again[0].seq) :]
             target = self._target(self._options.target or "")
-            resume = partial(self._request_page, seqs)
+            resume = partial(self._request_from, again[0])
             redrive.read_in_background(self._state, again, target, self._reads, resume)
-        elif is_last or not page:
+        elif is_last or not page or self._left == 0:
             self._end(done)
         else:
             self._count(done, is_last=False)
-            self._request_page(self._asked[self._asked.index(page[-1].seq) + 1 :])
+            self._request_after(page[-1])
 
-    def _end(self, done: int = 0) -> None:
-        outcome = self.outcome
-        if gone := len(self._all) - len(outcome.done) - outcome.skipped.total():
-            outcome.skipped["gone"] += gone
-        self._count(done)
-        self._state.batch.replies.append((self._reply, outcome))
+    def _end(self, done: int) -> None:
+        raise NotImplementedError
 
     def _count(self, done: int, *, is_last: bool = True) -> None:
+        self._done += done
         if not self._options.is_dry_run:
             audit.record(self._core, self._entry, done, is_last=is_last)
 
@@ -224,8 +211,6 @@ class MessageAction:
 
     def _redrive(self, record: Message, body: bytes | None) -> str | None:
         state, options = self._state, self._options
-        if not redrive.is_record(state, record):
-            return "not a record"
         target = None
         if options.target is not None and (target := self._target(options.target)) is None:
             return "queue gone"
@@ -278,11 +263,58 @@ class MessageAction:
 
     def _target(self, name: str, *, create: bool = False) -> Queue | None:
         state = self._state
-        return (
-            state.registry.get_or_create(name, self._entry.actor)
-            if create
-            else state.queues.get(name)
+        if create:
+            return state.registry.get_or_create(name, self._entry.actor)
+        return state.queues.get(name)
+
+
+class MessageAction(PagedAction):
+    """One action on one slice of messages; ``reply`` gets an ``ActionOutcome``."""
+
+    def __init__(
+        self,
+        core: Broker,
+        entry: AuditEntry,
+        action: Action,
+        seqs: Sequence[int],
+        options: ActionOptions,
+        reply: Reply,
+    ) -> None:
+        super().__init__(core, entry, action, options, reply)
+        self._all = dict.fromkeys(seqs)  # each once, in order
+        self._request_page([seq for seq in self._all if 0 < seq < self._state.next_number])
+
+    def _request_page(self, seqs: Sequence[int]) -> None:
+        self._asked = seqs
+        if not seqs:
+            self._end(0)
+            return
+        self._state.batch.rows.append(
+            RowsRequest(
+                self.process_page,
+                tuple(seqs),
+                bodies=self._action in _WITH_BODIES,
+                settled=self._action in _SETTLED,
+            )
         )
+
+    def _request_from(self, row: Message) -> None:
+        self._request_page(self._asked[self._asked.index(row.seq) :])
+
+    def _request_after(self, row: Message) -> None:
+        self._request_page(self._asked[self._asked.index(row.seq) + 1 :])
+
+    def _end(self, done: int) -> None:
+        outcome = self.outcome
+        if gone := len(self._all) - len(outcome.done) - outcome.skipped.total():
+            outcome.skipped["gone"] += gone
+        self._count(done)
+        self._state.batch.replies.append((self._reply, outcome))
+
+    def _redrive(self, record: Message, body: bytes | None) -> str | None:
+        if not redrive.is_record(self._state, record):
+            return "not a record"
+        return super()._redrive(record, body)
 
 
 def act_on_messages(
@@ -325,130 +357,51 @@ def check_action(
     core.destination(name, entry.actor, create=may_create)
 
 
-PAGE_ROWS = 1_000  # rows per batch
-ActOnRow = Callable[
-    [Message, bytes | None], bool | None
-]  # None: read its content in a thread first
-CountPage = Callable[[int, bool], None]  # how many of a page were done; is it the last?
-
-
-class WholeQueueAction:
-    """One action on the messages of a queue; ``reply`` gets their number."""
+class QueueAction(PagedAction):
+    """One action on a queue's messages, or the ``limit`` oldest; ``reply`` gets their number."""
 
     def __init__(
         self,
-        state: BrokerState,
+        core: Broker,
+        entry: AuditEntry,
+        action: Action,
         queue: Queue,
-        act: ActOnRow,
+        options: ActionOptions,
         reply: Reply,
-        note: CountPage,
-        *,
-        limit: int | None = None,
-        read_ahead: Callable[[list[Message], Callable[[], None]], None] | None = None,
+        limit: int | None,
     ) -> None:
-        self._state = state
-        self._queue = queue
-        self._act = act  # returns whether it did something
-        self._reply = reply
-        self._note = note
+        super().__init__(core, entry, action, options, reply)
+        self._queue_id = queue.queue_id
         self._left = limit
-        self._read_ahead = read_ahead  # None: no bodies are needed
-        self._upto = state.next_number - 1
-        self.done = 0
+        self._upto = self._state.next_number - 1
         self._request_page(after=0)
 
     def _request_page(self, after: int) -> None:
         page = PageRequest(
-            self.process_page, self._queue.queue_id, after, self._upto, PAGE_ROWS,
-            bodies=self._read_ahead is not None,
+            self.process_page, self._queue_id, after, self._upto, PAGE_ROWS,
+            bodies=self._action in _WITH_BODIES,
         )  # fmt: skip
         self._state.batch.pages.append(page)
 
+    def _request_from(self, row: Message) -> None:
+        self._request_page(row.position - 1)
+
+    def _request_after(self, row: Message) -> None:
+        self._request_page(row.position)
+
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then ask for the next or reply."""
-        state, before = self._state, self.done
-        for at, row in enumerate(page):
-            if self._left == 0:
-                break
-            if row.seq in state.pending or row.seq in state.transitioned or row.seq > self._upto:
-                continue  # restored meanwhile, at an old position
-            has_acted = self._act(state.messages.get(row.seq, row), row.body)
-            if has_acted is None and self._read_ahead is not None:  # then continue from here
-                self._note(self.done - before, False)
-                self._read_ahead(page[at:], partial(self._request_page, after=row.position - 1))
-                return
-            if has_acted:
-                state.transitioned.add(row.seq)
-                self.done += 1
-                if self._left is not None:
-                    self._left -= 1
-        is_over = is_last or self._left == 0 or not page
-        self._note(self.done - before, is_over)
-        if is_over:
-            self._state.batch.replies.append((self._reply, self.done))
-        else:
-            self._request_page(after=page[-1].position)
+        self.outcome = ActionOutcome()  # of this page: a queue may have millions of messages
+        super().process_page(page, is_last)
 
+    def _apply(self, row: Message) -> str | None:
+        if row.seq > self._upto:
+            return "restored meanwhile"  # at an old position
+        return super()._apply(row)
 
-def sweep_purge(
-    state: BrokerState,
-    queue: Queue,
-    reply: Reply,
-    note: CountPage,
-    *,
-    with_dispatched: bool,
-    limit: int | None,
-) -> None:
-    """Settle the messages of a queue as deleted."""
-
-    def delete(message: Message, _body: bytes | None) -> bool:
-        if message.state == State.DISPATCHED and not with_dispatched:
-            return False
-        transitions.delete(state, message, "purge")
-        return True
-
-    WholeQueueAction(state, queue, delete, reply, note, limit=limit)
-
-
-def sweep_redrive(
-    state: BrokerState,
-    queue: Queue,
-    reply: Reply,
-    note: CountPage,
-    *,
-    target: Queue | None,
-    ttl_s: int | None,
-    limit: int | None,
-    source: str,
-    queues: frozenset[int] | None = None,
-) -> None:
-    """Publish each ready record again in its origin queue, or ``target``, and settle the record.
-
-    Records stay if their queue accepts nothing now, or if they died in none of ``queues``.
-    """
-    target_id = None if target is None else target.queue_id
-    reads: dict[int, redrive.RedriveContent] = {}
-
-    def redrive_one(record: Message, body: bytes | None) -> bool | None:
-        target_queue = None if target_id is None else state.by_id.get(target_id)
-        if target_id is not None and target_queue is None:  # it was removed meanwhile
-            return False
-        destination = redrive.find_destination(
-            state, record, body, target_queue, queues, reads=reads
-        )
-        if destination is None:
-            return None
-        if isinstance(destination, str):
-            return False
-        redrive.redrive_record(state, record, destination, ttl_s)
-        destination.queue.counters.count_source(source)
-        return True
-
-    def read_ahead(page: list[Message], resume: Callable[[], None]) -> None:
-        target_queue = None if target_id is None else state.by_id.get(target_id)
-        redrive.read_in_background(state, page, target_queue, reads, resume)
-
-    WholeQueueAction(state, queue, redrive_one, reply, note, limit=limit, read_ahead=read_ahead)
+    def _end(self, done: int) -> None:
+        self._count(done)
+        self._state.batch.replies.append((self._reply, self._done))
 
 
 def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:
@@ -458,37 +411,31 @@ def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequen
     is checked at its next dispatch, as is one whose body is in memory.  ``reply`` gets the number
     of settled messages.
     """
-    _DamagedMessages(core, list(seqs), reply).request_page()
+    state, left, done = core.state, list(seqs), 0
 
+    def request_page() -> None:
+        state.batch.rows.append(RowsRequest(process_page, tuple(left), bodies=True))
 
-class _DamagedMessages:
-    def __init__(self, core: Broker, seqs: list[int], reply: Callable[[Any], None]) -> None:
-        self._state = core.state
-        self._seqs = seqs
-        self._reply = reply
-        self._done = 0
-
-    def request_page(self) -> None:
-        self._state.batch.rows.append(
-            RowsRequest(self.process_page, tuple(self._seqs), bodies=True)
-        )
-
-    def process_page(self, page: list[Message], is_last: bool) -> None:
+    def process_page(page: list[Message], is_last: bool) -> None:
+        nonlocal left, done
         for row in page:
-            self._dead_letter(row)
+            done += _dead_letter_if_damaged(state, row)
         if is_last or not page:
-            self._state.batch.replies.append((self._reply, self._done))
+            state.batch.replies.append((reply, done))
             return
-        self._seqs = self._seqs[self._seqs.index(page[-1].seq) + 1 :]
-        self.request_page()
+        left = left[left.index(page[-1].seq) + 1 :]
+        request_page()
 
-    def _dead_letter(self, row: Message) -> None:
-        state, seq = self._state, row.seq
-        if row.body is not None or seq in state.pending or seq in state.transitioned:
-            return
-        message = state.messages.get(seq, row)
-        if message.state == State.DISPATCHED or message.body is not None:
-            return
-        dead_letters.settle_dead(state, message, "crc", None)
-        state.transitioned.add(seq)
-        self._done += 1
+    request_page()
+
+
+def _dead_letter_if_damaged(state: BrokerState, row: Message) -> bool:
+    seq = row.seq
+    if row.body is not None or seq in state.pending or seq in state.transitioned:
+        return False
+    message = state.messages.get(seq, row)
+    if message.state == State.DISPATCHED or message.body is not None:
+        return False
+    dead_letters.settle_dead(state, message, "crc", None)
+    state.transitioned.add(seq)
+    return True

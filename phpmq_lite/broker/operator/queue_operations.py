@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import audit, message_actions
+from phpmq_lite.broker.operator import audit
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, QueueAction
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message
 from phpmq_lite.queue_settings import check_no_cycle, check_settings, name_problem, to_dict
@@ -38,10 +39,8 @@ def purge(
 ) -> None:
     """Settle messages of a queue, or its ``limit`` oldest, as deleted.  Replies their number."""
     queue = core.find_queue(name)
-    message_actions.sweep_purge(
-        core.state, queue, reply, _page_counter(core, entry),
-        with_dispatched=with_dispatched, limit=limit,
-    )  # fmt: skip
+    options = ActionOptions(with_dispatched=with_dispatched)
+    QueueAction(core, entry, Action.DELETE, queue, options, reply, limit)
 
 
 def redrive(
@@ -61,15 +60,12 @@ def redrive(
     that records may return to; None: all.
     """
     queue = core.find_queue(name)
-    destination = None if target is None else core.find_queue(target)
-    message_actions.sweep_redrive(
-        core.state, queue, reply, _page_counter(core, entry),
-        target=destination, ttl_s=ttl_s, limit=limit, source=entry.source, queues=queues,
-    )  # fmt: skip
-
-
-def _page_counter(core: Broker, entry: AuditEntry) -> message_actions.CountPage:
-    return lambda number, is_last: audit.record(core, entry, number, is_last=is_last)
+    if target is not None:
+        core.find_queue(target)
+    if queues is not None:
+        queues |= {queue.queue_id}  # of the records themselves
+    options = ActionOptions(ttl_s=ttl_s, target=target, queues=queues)
+    QueueAction(core, entry, Action.REDRIVE, queue, options, reply, limit)
 
 
 def pause(
