@@ -432,10 +432,8 @@ class Broker:
 
         It is still refused if the disk is full: other acknowledgements need the remaining space.
         """
-        if (
-            self.state.registry.publishing_stop is not None
-            and self.state.registry.publishing_stop.is_bare
-        ):
+        stop = self.state.registry.publishing_stop
+        if stop is not None and stop.is_bare:
             return CommandResult.PARK
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is not None:
@@ -498,11 +496,7 @@ class Broker:
         if isinstance(found, CommandResult):
             return found
         transitions.requeue(self.state, found, ttl_s)
-        return (
-            CommandResult.WAIT
-            if self.state.pending.delays(connection, found.seq)
-            else CommandResult.DONE
-        )
+        return self._done_or_wait(connection, found)
 
     def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
         """Dead-letter a message that this connection, or no connection, holds."""
@@ -510,11 +504,11 @@ class Broker:
         if isinstance(found, CommandResult):
             return found
         dead_letters.dead_letter(self.state, found, "client")
-        return (
-            CommandResult.WAIT
-            if self.state.pending.delays(connection, found.seq)
-            else CommandResult.DONE
-        )
+        return self._done_or_wait(connection, found)
+
+    def _done_or_wait(self, connection: Connection, message: Message) -> CommandResult:
+        is_pending = self.state.pending.delays(connection, message.seq)
+        return CommandResult.WAIT if is_pending else CommandResult.DONE
 
     def _find(
         self, connection: Connection, name: str, message_id: bytes
@@ -565,6 +559,15 @@ class Broker:
     def is_draining(self) -> bool:
         """Return whether the broker is stopping."""
         return self._on_drained is not None
+
+    def check_not_draining(self) -> None:
+        """Check that the broker accepts messages.
+
+        Raises:
+            RefusedError: ``draining``.
+        """
+        if self.is_draining:
+            raise RefusedError("draining", "the broker is stopping and accepts no messages")
 
     def find_queue(self, name: str) -> Queue:
         """Return a queue by name.

@@ -111,9 +111,13 @@ class QueueRegistry:
 
     def recreate(self, queue_id: int, creator: str) -> Queue | None:
         """Create a removed queue again; None if there was none, or the limit is reached."""
-        names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
-        name = next(names, None)
+        name = self.removed_name(queue_id)
         return None if name is None else self.get_or_create(name, creator)
+
+    def removed_name(self, queue_id: int) -> str | None:
+        """Return the name of a removed queue, or None."""
+        names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
+        return next(names, None)
 
     # -- settings
 
@@ -212,6 +216,12 @@ class QueueRegistry:
             queue.stop_reason = None if stop is None else stop.reason
             _update_is_bounded(queue)
             self.wake_publishers(queue)
+
+    def refusal_code(self, reason: str) -> str:
+        """Return the code of the RefusedError for a reason of ``Queue.refusal``."""
+        if self.publishing_stop is not None:
+            return self.publishing_stop.code
+        return "paused" if reason.endswith("paused") else "queue_full"
 
     def wake_publishers(self, queue: Queue) -> None:
         """Wake the publishers that wait for this queue, if it accepts messages again."""

@@ -127,9 +127,9 @@ def _invalid_reasons(
     if bad and (full := core.state.registry.dead_letter_refusal(queue, len(bad), size)) is not None:
         queue.counters.refused += 1
         core.refused[full[1]] += 1
-        code = "paused" if full[1].endswith("paused") else "queue_full"
         raise RefusedError(
-            code, f"a message is {bad[min(bad)]}, and its record cannot be stored: {full[1]}"
+            core.state.registry.refusal_code(full[1]),
+            f"a message is {bad[min(bad)]}, and its record cannot be stored: {full[1]}",
         )
     return bad
 
@@ -157,8 +157,7 @@ def _validate_in_background(
 
 
 def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> None:
-    if core.is_draining:
-        raise RefusedError("draining", "the broker is stopping and accepts no messages")
+    core.check_not_draining()
     if len(messages) > PUBLISH_MAX:
         raise RefusedError(
             "too_many", f"{len(messages)} messages at once, the limit is {PUBLISH_MAX}"
@@ -171,39 +170,30 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
 
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
     """Refuse all messages, and count the refusal, if the queue does not accept all of them."""
-    if (refusal := _refusal(core, queue, messages)) is not None:
-        code, reason, detail = refusal
-        if queue is not None:
-            queue.counters.refused += 1
-        core.refused[reason] += 1
-        raise RefusedError(code, detail)
+    registry = core.state.registry
+    if (stop := registry.publishing_stop) is not None:
+        reason, detail = stop.reason, stop.detail
+    elif queue is None:
+        return
+    else:
+        refusal = queue.refusal(len(messages), sum(len(body) for body, _ in messages))
+        if refusal is None:
+            return
+        reason, detail = refusal, _refusal_detail(queue, refusal)
+    if queue is not None:
+        queue.counters.refused += 1
+    core.refused[reason] += 1
+    raise RefusedError(registry.refusal_code(reason), detail)
 
 
-def _refusal(
-    core: Broker, queue: Queue | None, messages: Sequence[NewMessage]
-) -> tuple[str, str, str] | None:
-    """Return why the messages are not accepted: code, reason for the counter, and detail."""
-    if (shut := core.state.registry.publishing_stop) is not None:
-        return shut.code, shut.reason, shut.detail
-    if queue is None:
-        return None
+def _refusal_detail(queue: Queue, reason: str) -> str:
+    """Return the text for people to a reason of ``Queue.refusal``."""
     settings, row = queue.settings, queue.row
-    if settings.publishing_paused:
-        return "paused", "paused", f"publishing to {queue.name!r} is paused"
-    if settings.max_messages and row.live_count + len(messages) > settings.max_messages:
-        return (
-            "queue_full",
-            "queue full: messages",
-            f"the queue has {row.live_count} messages, its limit is {settings.max_messages}",
-        )
-    size = sum(len(body) for body, _ in messages)
-    if settings.max_bytes and row.live_bytes + size > settings.max_bytes:
-        return (
-            "queue_full",
-            "queue full: bytes",
-            f"the queue has {row.live_bytes} bytes, its limit is {settings.max_bytes}",
-        )
-    return None
+    if reason == "paused":
+        return f"publishing to {queue.name!r} is paused"
+    if reason == "queue full: messages":
+        return f"the queue has {row.live_count} messages, its limit is {settings.max_messages}"
+    return f"the queue has {row.live_bytes} bytes, its limit is {settings.max_bytes}"
 
 
 # -- the same key again

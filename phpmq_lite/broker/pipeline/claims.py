@@ -6,6 +6,7 @@ page of rows each, and the commands of one subscription run one after the other.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from phpmq_lite.broker import transitions
@@ -13,17 +14,14 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.pipeline.state import Subscription
 from phpmq_lite.broker.queue import SUBSCRIPTION, Queue
-from phpmq_lite.broker.state_table import StateEvent, next_state
+from phpmq_lite.broker.state_table import ACKED, DISPATCHED
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, bucket
-from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply, State
+from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply
 from phpmq_lite.queue_settings import name_problem
 
 CLAIM_SLICE: Final = 1_000  # rows per batch
 CLAIM_MAX: Final = 100_000  # messages per claim
-
-_CLAIMED: Final = next_state(State.READY, StateEvent.DISPATCH)
-_ACKED: Final = next_state(State.DISPATCHED, StateEvent.ACKNOWLEDGE)
 
 
 def claim(
@@ -74,7 +72,7 @@ def claim(
             client = core.client_number_of(entry)
             ClaimOperation(core, subscription, queue, client, max_messages, max_bytes, reply)
 
-    _settle_claims(core, subscription, begin, reply)
+    _run_in_turn(core, subscription, begin, reply)
 
 
 def ack_claims(
@@ -94,10 +92,8 @@ def ack_claims(
     def settle(message: Message) -> None:
         state = core.state
         queue = state.by_id[message.queue_id]
-        if message.last_dispatched_at is not None:
-            hold = queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
-            hold[bucket(state.now.wall_ms - message.last_dispatched_at)] += 1
-        state.settle(message, _ACKED, None)
+        state.record_hold_time(message, queue)
+        state.settle(message, ACKED, None)
         queue.counters.acked += 1
 
     def end(count: int) -> None:
@@ -106,10 +102,8 @@ def ack_claims(
             subscription.store(core.state)
         _finish(core, subscription, reply, count)
 
-    def begin() -> None:
-        SettleClaims(core, subscription, upto, settle, end)
-
-    _settle_claims(core, subscription, begin, reply)
+    begin = partial(_settle_claims, core, subscription, upto, settle, end)
+    _run_in_turn(core, subscription, begin, reply)
 
 
 def release_claims(
@@ -129,12 +123,10 @@ def release_claims(
     """
     subscription = _find_subscription(core, name)
     detail = audit.to_storable_text(f"by {entry.actor}")
-    queues: dict[int, Queue] = {}
 
     def release(message: Message) -> None:
-        queue = queues[message.queue_id] = core.state.by_id[message.queue_id]
         transitions.release(core.state, message, detail)
-        core.state.trim_window(queue)
+        core.state.trim_window(core.state.by_id[message.queue_id])
 
     def end(count: int) -> None:
         subscription.acked_upto = subscription.last_claim
@@ -145,12 +137,12 @@ def release_claims(
         _finish(core, subscription, reply, count)
 
     def begin() -> None:
-        SettleClaims(core, subscription, subscription.last_claim, release, end)
+        _settle_claims(core, subscription, subscription.last_claim, release, end)
 
-    _settle_claims(core, subscription, begin, reply)
+    _run_in_turn(core, subscription, begin, reply)
 
 
-def _settle_claims(
+def _run_in_turn(
     core: Broker, subscription: Subscription, begin: Callable[[], None], reply: Reply
 ) -> None:
     """Start now, or after the commands before; a refusal after waiting is a reply."""
@@ -281,7 +273,7 @@ class ClaimOperation:
         state.detach(message, queue)
         state.messages.pop(message.seq, None)
         state.transitioned.add(message.seq)
-        message.state = _CLAIMED
+        message.state = DISPATCHED
         message.holder = SUBSCRIPTION
         message.consumer = self._client
         message.deliveries += 1
@@ -311,45 +303,36 @@ class ClaimOperation:
         _finish(self._core, self._subscription, self._reply, self._subscription.last_claim)
 
 
-class SettleClaims:
-    """Settles claims page by page, lowest number first; each row goes with its message."""
+def _settle_claims(
+    core: Broker,
+    subscription: Subscription,
+    upto: int,
+    act: Callable[[Message], None],
+    end: Callable[[int], None],
+) -> None:
+    """Settle claims page by page, lowest number first; each row goes with its message.
 
-    def __init__(
-        self,
-        core: Broker,
-        subscription: Subscription,
-        upto: int,
-        act: Callable[[Message], None],
-        end: Callable[[int], None],
-    ) -> None:
-        self._state = core.state
-        self._subscription_id = subscription.subscription_id
-        self._upto = upto
-        self._act = act
-        self._end = end
-        self._count = 0
-        self._request_page()
+    ``end`` gets their number.  Messages that an operator changed in the batch of their page are no
+    longer claimed.
+    """
+    state, count = core.state, 0
 
-    def _request_page(self) -> None:
-        page = PageRequest(
-            self.process_page,
-            self._subscription_id,
-            0,
-            self._upto,
-            CLAIM_SLICE,
-            kind=PageKind.CLAIMED,
-        )
-        self._state.batch.pages.append(page)
-
-    def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Act on a page; messages that an operator changed in this batch are no longer claimed."""
-        state = self._state
+    def process_page(page: list[Message], is_last: bool) -> None:
+        nonlocal count
         for message in page:
             if message.seq not in state.transitioned:
                 state.transitioned.add(message.seq)
-                self._act(message)
-                self._count += 1
+                act(message)
+                count += 1
         if is_last:
-            self._end(self._count)
+            end(count)
         else:
-            self._request_page()
+            request_page()
+
+    def request_page() -> None:
+        page = PageRequest(
+            process_page, subscription.subscription_id, 0, upto, CLAIM_SLICE, kind=PageKind.CLAIMED
+        )
+        state.batch.pages.append(page)
+
+    request_page()

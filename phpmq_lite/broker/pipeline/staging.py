@@ -5,6 +5,7 @@ core reserves their numbers and counts them; the windows load them from disk.  C
 inspected when they are staged.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, StageQueue, StageState, StageWriter
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
+from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX, NOT_INDEXED
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
@@ -48,9 +49,7 @@ PUBLISH_BAD: Final = 1_000  # invalid rows that are dead-lettered
 PUBLISH_BAD_BYTES: Final = 16 << 20  # and bytes of their bodies; these pass through the core
 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
-_MIXED_POLICIES: Final = "several"  # no queue has this policy
 ANY_WRITER: Final = StageWriter()
-_NOT_INDEXED: Final = EnvelopeInspection((None, None, None, None))
 
 StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None: default, 0: never expires
 
@@ -130,8 +129,7 @@ def stage(
 def _check_stage(
     core: Broker, actor: str, token: str, rows: Sequence[StagedRow], after: int
 ) -> None:
-    if core.is_draining:
-        raise RefusedError("draining", "the broker is stopping and accepts no messages")
+    core.check_not_draining()
     if (shut := core.state.registry.publishing_stop) is not None:
         raise RefusedError(shut.code, shut.detail)
     if not _TOKEN.fullmatch(token):
@@ -194,9 +192,9 @@ def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> 
         or len(body) > INSPECTED_BYTES_MAX
         or body[:1] != b"{"
     ):
-        return _NOT_INDEXED
+        return NOT_INDEXED
     indexed = envelopes.index(body)
-    return _NOT_INDEXED if indexed is None else EnvelopeInspection(indexed)
+    return NOT_INDEXED if indexed is None else EnvelopeInspection(indexed)
 
 
 def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:
@@ -234,10 +232,9 @@ def _store(
         if part is None:
             part = stage.queues[queue.queue_id] = StageQueue(queue.queue_id, policy=policy)
             staging.parts += 1
-        elif part.policy != policy:
-            part.policy = _MIXED_POLICIES
         touched[queue.queue_id] = part
-        _count(part, len(body), kept_s, is_bad=found.reason is not None)
+        size, is_bad = len(body), found.reason is not None
+        part.add(StageQueue(queue.queue_id, 1, size, int(is_bad), size * is_bad, kept_s, policy))
         record_id, record = found.record or (None, None)
         flat += (
             stage.first_row + stage.rows, queue.queue_id, kept_s, state.take_token(),
@@ -245,9 +242,9 @@ def _store(
         )  # fmt: skip
         stage.rows += 1
         staging.rows += 1
-        stage.bytes += len(body)
-        staging.bytes += len(body)
-        state.batch.created_bytes += len(body)  # a batch has a limit
+        stage.bytes += size
+        staging.bytes += size
+        state.batch.created_bytes += size  # a batch has a limit
     stage.is_whole = is_whole
     for part in touched.values():
         writes.append(UpdateStageQueue(
@@ -262,15 +259,6 @@ def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
     if ttl_s is None:
         ttl_s = queue.settings.default_ttl_s
     return min(ttl_s, LONGEST_TTL_S) if ttl_s > 0 else None
-
-
-def _count(part: StageQueue, size: int, ttl_s: int | None, *, is_bad: bool) -> None:
-    part.rows += 1
-    part.bytes += size
-    part.bad_rows += is_bad
-    part.bad_bytes += size if is_bad else 0
-    if ttl_s is not None:
-        part.min_ttl_s = min(part.min_ttl_s or ttl_s, ttl_s)
 
 
 def _validation_policy(queue: Queue) -> str:
@@ -293,22 +281,24 @@ def unstage(
 
     Tokens with rows for queues that the writer may not use are skipped.
     """
-    answers, count = core.state.batch.replies, 0
+    core.state.batch.replies.append((reply, _drop_tokens(core, tokens, writer)))
+
+
+def _drop_tokens(core: Broker, tokens: Sequence[str], writer: StageWriter) -> int:
+    count = 0
     for token in dict.fromkeys(tokens):
         stage = core.staging.stages.get(token)
         if stage is not None and _foreign_queue(core, writer, stage) is None:
             count += core.staging.drop(core.state, token)
-    answers.append((reply, count))
+    return count
 
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: StageState) -> str | None:
     """Return a queue of a token that the writer may not use, or None."""
     for queue_id in stage.queues:
         queue = core.state.by_id.get(queue_id)
-        removed = (
-            row.name for row in core.state.registry.removed.values() if row.queue_id == queue_id
-        )
-        name = next(removed, f"number {queue_id}") if queue is None else queue.name
+        removed = core.state.registry.removed_name(queue_id) or f"number {queue_id}"
+        name = removed if queue is None else queue.name
         if not writer.may_use(name):
             return name
     return None
@@ -336,13 +326,12 @@ class _StagedPublish:
     def begin(self) -> None:
         """Check, then store; invalid rows are read first, which takes a batch."""
         core, state = self.core, self.core.state
-        if core.is_draining:
-            raise RefusedError("draining", "the broker is stopping and accepts no messages")
+        core.check_not_draining()
         app_ids, now_ms = core.staging.app_ids, state.now.steady_ms
         known = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
         if known is not None and self.version <= known.version:
             app_ids.record_use(state, self.writer, self.app_id)
-            unstage(core, lambda _count: None, self.entry, self.tokens, writer=self.writer)
+            _drop_tokens(core, self.tokens, self.writer)
             audit.record(core, self.entry, 0)
             state.batch.replies.append((self.reply, StagedPublishResult(0, True, 0)))
             return
@@ -357,13 +346,12 @@ class _StagedPublish:
         whole = self._stages() if rest is None else rest
         stages = _first_stages(whole) if rest is not None or self.in_parts else whole
         self._check_rights(whole)
-        _check_bounds(stages)
         parts = _queue_sums(stages)
         queues = self._check_queues(parts)
         spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_invalid_rows(s)]
         if spans != self.spans:  # not read yet, or a token was dropped and staged again meanwhile
             self.spans = spans
-            state.batch.queries.append((QuarantinedRows(_json(spans)), self.resume))
+            state.batch.queries.append((QuarantinedRows(json.dumps(spans)), self.resume))
             return
         self._store(stages, parts, queues, whole)
 
@@ -418,14 +406,9 @@ class _StagedPublish:
             if reason is not None:
                 queue.counters.refused += 1
                 core.refused[reason] += 1
-                code = "paused" if reason.endswith("paused") else "queue_full"
-                code = (
-                    code
-                    if state.registry.publishing_stop is None
-                    else state.registry.publishing_stop.code
-                )
                 raise RefusedError(
-                    code, f"{queue.name!r} cannot accept {part.rows} messages: {reason}"
+                    state.registry.refusal_code(reason),
+                    f"{queue.name!r} cannot accept {part.rows} messages: {reason}",
                 )
             queues[queue_id] = queue
         return queues
@@ -452,7 +435,7 @@ class _StagedPublish:
             self._copy(stage, client)
             staging.drop(state, stage.token)
         if is_resumed:
-            unstage(core, lambda _count: None, self.entry, self.tokens, writer=self.writer)
+            _drop_tokens(core, self.tokens, self.writer)
             staging.unseal(state, self.app_id, self.version, len(stages))
         elif remaining:
             staging.seal(state, self.app_id, self.version, whole[len(stages) :])
@@ -496,71 +479,50 @@ class _StagedPublish:
 
 def _first_stages(stages: Sequence[StageState]) -> list[StageState]:
     """Return as many tokens from the front as fit in one publish, but at least one."""
-    sums = (0, 0, 0, 0)
+    total = StageQueue(0)
     for count, stage in enumerate(stages):
-        sums = _add_sums(sums, stage)
-        if count and _limit_error(sums) is not None:
+        for part in stage.queues.values():
+            total.add(part)
+        if count and _limit_error(total) is not None:
             return list(stages[:count])
     return list(stages)
 
 
-def _check_bounds(stages: Sequence[StageState]) -> None:
-    sums = (0, 0, 0, 0)
-    for stage in stages:
-        sums = _add_sums(sums, stage)
-    if (error := _limit_error(sums)) is not None:
-        raise error
-
-
-_RowSums = tuple[int, int, int, int]  # rows and bytes, and those of bad rows
-
-
-def _add_sums(sums: _RowSums, stage: StageState) -> _RowSums:
-    rows, size, bad, bad_size = sums
-    bad += sum(part.bad_rows for part in stage.queues.values())
-    bad_size += sum(part.bad_bytes for part in stage.queues.values())
-    return rows + stage.rows, size + stage.bytes, bad, bad_size
-
-
-def _limit_error(sums: _RowSums) -> RefusedError | None:
+def _limit_error(total: StageQueue) -> RefusedError | None:
     """Return the error for what exceeds one publish, or None."""
-    rows, size, bad, bad_size = sums
-    if rows > PUBLISH_ROWS:
-        return RefusedError("too_many", f"{rows} rows at once, the limit is {PUBLISH_ROWS}")
-    if size > PUBLISH_BYTES:
-        return RefusedError("too_large", f"{size} bytes, the limit is {PUBLISH_BYTES}")
-    if bad > PUBLISH_BAD or bad_size > PUBLISH_BAD_BYTES:
+    if total.rows > PUBLISH_ROWS:
+        return RefusedError("too_many", f"{total.rows} rows at once, the limit is {PUBLISH_ROWS}")
+    if total.bytes > PUBLISH_BYTES:
+        return RefusedError("too_large", f"{total.bytes} bytes, the limit is {PUBLISH_BYTES}")
+    if total.bad_rows > PUBLISH_BAD or total.bad_bytes > PUBLISH_BAD_BYTES:
         return RefusedError(
             "too_many_quarantined",
-            f"{bad} rows ({bad_size} bytes) would be quarantined; the limit is {PUBLISH_BAD}"
-            f" rows and {PUBLISH_BAD_BYTES} bytes at once",
+            f"{total.bad_rows} rows ({total.bad_bytes} bytes) would be quarantined; the limit is"
+            f" {PUBLISH_BAD} rows and {PUBLISH_BAD_BYTES} bytes at once",
         )
     return None
 
 
 def _queue_sums(stages: Sequence[StageState]) -> dict[int, StageQueue]:
-    """Return the sums of what tokens have, by queue."""
+    """Return the sums of what tokens have, by queue.
+
+    Raises:
+        RefusedError: they exceed one publish.
+    """
     sums: dict[int, StageQueue] = {}
+    total = StageQueue(0)
     for stage in stages:
         for part in stage.queues.values():
             known = sums.setdefault(part.queue_id, StageQueue(part.queue_id, policy=part.policy))
-            known.rows += part.rows
-            known.bytes += part.bytes
-            known.bad_rows += part.bad_rows
-            known.bad_bytes += part.bad_bytes
-            ttls = [ttl for ttl in (known.min_ttl_s, part.min_ttl_s) if ttl is not None]
-            known.min_ttl_s = min(ttls, default=None)
-            if part.policy != known.policy:
-                known.policy = _MIXED_POLICIES
+            known.add(part)
+            total.add(part)
+    if (error := _limit_error(total)) is not None:
+        raise error
     return sums
 
 
 def _has_invalid_rows(stage: StageState) -> bool:
     return any(part.bad_rows for part in stage.queues.values())
-
-
-def _json(spans: list[list[int]]) -> str:
-    return "[" + ",".join(f"[{lo},{hi}]" for lo, hi in spans) + "]"
 
 
 def publish_staged(

@@ -24,7 +24,7 @@ from phpmq_lite.writes import (
     UpdateSubscription,
 )
 
-SUBSCRIPTIONS_MAX: Final = 1_000  # subscriptions
+SUBSCRIPTIONS_MAX: Final = 1_000
 
 
 class Subscription:
@@ -32,9 +32,6 @@ class Subscription:
 
     Claims are numbered from 1 without gaps; all up to ``acked_upto`` are acknowledged.
     """
-
-    __slots__ = ("_is_starting_work", "_waiting", "acked_upto", "is_busy", "name", "next_claim",
-                 "queue_id", "subscription_id")  # fmt: skip
 
     def __init__(
         self, subscription_id: int, name: str, queue_id: int, next_claim: int, acked_upto: int
@@ -131,6 +128,7 @@ class Subscriptions(dict[str, Subscription]):
 STAGE_KEPT_MS: Final = 86_400_000  # without a publish
 APP_ID_KEPT_MS: Final = 30 * 86_400_000  # an app_id that was used later is never forgotten
 APP_IDS: Final = 10_000  # of one owner
+MIXED_POLICIES: Final = "several"  # of a StageQueue; no queue has this policy
 SINGLE_USES: Final = 1_000  # app_ids for one publish, of one owner; the oldest are forgotten
 
 
@@ -145,6 +143,17 @@ class StageQueue:
     bad_bytes: int = 0
     min_ttl_s: int | None = None  # None: none expires
     policy: str = ""  # with which they were validated; empty: not at all
+
+    def add(self, other: "StageQueue") -> None:
+        """Add the rows of another part."""
+        self.rows += other.rows
+        self.bytes += other.bytes
+        self.bad_rows += other.bad_rows
+        self.bad_bytes += other.bad_bytes
+        if other.min_ttl_s is not None:
+            self.min_ttl_s = min(self.min_ttl_s or other.min_ttl_s, other.min_ttl_s)
+        if other.policy != self.policy:
+            self.policy = MIXED_POLICIES
 
 
 @dataclass(slots=True)
