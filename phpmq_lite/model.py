@@ -1,6 +1,6 @@
 """What broker, storage and server share: messages, queue rows, batches, and what is loaded.
 
-Plain data.  The core passes a ``Batch`` to the writer, which returns a ``Loaded``.
+Plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -345,6 +345,7 @@ class CopiedRows(NamedTuple):
     counts: dict[int, int]  # queue_id -> messages; the other numbers stay unused
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """What one transaction stores, what is loaded right after it, and what follows.
 
@@ -353,88 +354,56 @@ class Batch:
     values that its object has at the end of the batch are written.
     """
 
-    __slots__ = (
-        "background",
-        "bodies",
-        "body_seqs",
-        "changed",
-        "claims_added",
-        "claims_removed",
-        "closed_clients",
-        "commands",
-        "configured",
-        "copied",
-        "counters",
-        "created",
-        "created_bytes",
-        "dispatched",
-        "due_at",
-        "events",
-        "first_number",
-        "inspected_bytes",
-        "is_partly_sent",
-        "keys",
-        "new_queues",
-        "opened_clients",
-        "pages",
-        "queries",
-        "queue_rows",
-        "record_seqs",
-        "replies",
-        "rows",
-        "sends",
-        "seqs",
-        "settled",
-        "staged_rows",
-        "to_resume",
-        "wall_ms",
-        "windows",
-        "writes",
-    )
-
-    def __init__(self, wall_ms: int, first_number: int = 1) -> None:
-        self.wall_ms = wall_ms
-        self.first_number = first_number  # messages with a smaller seq were on disk before
-        self.commands = 0  # for the limit of a batch
-        self.inspected_bytes = 0  # of contents that were validated or made into records: limited
-        # -- stored
-        self.new_queues: list[QueueRow] = []
-        self.queue_rows: dict[int, QueueRow] = {}  # counters changed
-        self.configured: list[QueueRow] = []  # settings changed
-        self.created: list[Message] = []
-        self.bodies: list[Any] = []  # of created messages; flat: seq, content
-        self.created_bytes = 0
-        self.dispatched: list[Message] = []  # on disk before, dispatched in this batch
-        self.changed: dict[int, Message] = {}  # any other change of a row on disk, by seq
-        self.settled: dict[tuple[int, str | None], list[int]] = {}  # (outcome, reason) -> seqs
-        self.events: list[Any] = []  # flat: seq, at_ms, kind, detail
-        self.keys: list[Any] = []  # flat: queue_id, key, seq, at_ms (steady)
-        self.opened_clients: list[Any] = []  # flat: client, kind, address, opened_at
-        self.closed_clients: list[tuple[int, str | None, str | None, str, int]] = []
-        # (closed_at, framing, revision, reason, client)
-        self.counters: dict[str, int] = {}
-        self.claims_added: list[Any] = []  # flat: subscription_id, claim, seq, claimed_at
-        self.claims_removed: list[int] = []  # seqs
-        self.staged_rows: list[Any] = []  # flat, see batch_sql
-        self.writes: list[Write] = []
-        self.copied: list[CopiedRows] = []  # stored by ``writes``; for readers of the batch
-        # -- loaded after the commit
-        self.windows: list[WindowRequest] = []
-        self.seqs: set[int] = set()
-        self.body_seqs: set[int] = set()
-        self.record_seqs: dict[int, tuple[int, int, int]] = {}  # may have records of clients:
-        # seq -> queue_ids of its dead-letter queue and of NAME.dlq, and its last holder; 0: none
-        self.pages: list[PageRequest] = []
-        self.rows: list[RowsRequest] = []
-        self.queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = []
-        self.due_at: int | None = None  # load what is due at this steady time
-        # -- done after the commit
-        self.sends: dict[Any, tuple[list[Message], list[Receipt]]] = {}  # by connection
-        self.is_partly_sent = False  # some was sent already, and clients may be working on it
-        self.to_resume: set[Any] = set()  # connections whose publishers can continue
-        self.replies: list[tuple[Callable[[Any], None], Any]] = []
-        self.background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        # (slow work that needs no batch, what gets its result in a later batch)
+    wall_ms: int
+    first_number: int = 1  # messages with a smaller seq were on disk before
+    commands: int = 0  # for the limit of a batch
+    inspected_bytes: int = 0  # of contents that were validated or made into records: limited
+    # -- stored
+    new_queues: list[QueueRow] = field(default_factory=list)
+    queue_rows: dict[int, QueueRow] = field(default_factory=dict)  # counters changed
+    configured: list[QueueRow] = field(default_factory=list)  # settings changed
+    created: list[Message] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)  # of created messages; flat: seq, content
+    created_bytes: int = 0
+    # on disk before, dispatched in this batch
+    dispatched: list[Message] = field(default_factory=list)
+    # any other change of a row on disk, by seq
+    changed: dict[int, Message] = field(default_factory=dict)
+    # (outcome, reason) -> seqs
+    settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
+    events: list[Any] = field(default_factory=list)  # flat: seq, at_ms, kind, detail
+    keys: list[Any] = field(default_factory=list)  # flat: queue_id, key, seq, at_ms (steady)
+    # flat: client, kind, address, opened_at
+    opened_clients: list[Any] = field(default_factory=list)
+    # (closed_at, framing, revision, reason, client)
+    closed_clients: list[tuple[int, str | None, str | None, str, int]] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    # flat: subscription_id, claim, seq, claimed_at
+    claims_added: list[Any] = field(default_factory=list)
+    claims_removed: list[int] = field(default_factory=list)  # seqs
+    staged_rows: list[Any] = field(default_factory=list)  # flat, see batch_sql
+    writes: list[Write] = field(default_factory=list)
+    # stored by ``writes``; for readers of the batch
+    copied: list[CopiedRows] = field(default_factory=list)
+    # -- loaded after the commit
+    windows: list[WindowRequest] = field(default_factory=list)
+    seqs: set[int] = field(default_factory=set)
+    body_seqs: set[int] = field(default_factory=set)
+    # Messages that may have records of clients: seq -> queue_ids of its dead-letter queue and of
+    # NAME.dlq, and its last holder; 0: none.
+    record_seqs: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    pages: list[PageRequest] = field(default_factory=list)
+    rows: list[RowsRequest] = field(default_factory=list)
+    queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = field(default_factory=list)
+    due_at: int | None = None  # load what is due at this steady time
+    # -- done after the commit
+    # by connection
+    sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
+    is_partly_sent: bool = False  # some was sent already, and clients may be working on it
+    to_resume: set[Any] = field(default_factory=set)  # connections whose publishers can continue
+    replies: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
+    # (slow work that needs no batch, what gets its result in a later batch)
+    background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
 
     @property
     def stores(self) -> bool:

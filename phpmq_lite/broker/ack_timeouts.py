@@ -12,8 +12,6 @@ class AckTimeouts:
     The times are stored in the messages; a consumer holds its oldest first.
     """
 
-    __slots__ = ("next_ms",)
-
     def __init__(self) -> None:
         self.next_ms: int | None = None  # no held message times out before it (steady)
 

@@ -33,8 +33,6 @@ _WaitingPublisher = tuple[
 class QueueShare:
     """How many messages one queue still accepts in one batch."""
 
-    __slots__ = ("_acked", "_batch", "_minimum", "_published", "_silent")
-
     def __init__(self) -> None:
         self._batch = 0  # number of the batch that the next two are about
         self._published = 0  # of the queue, when the batch was first seen
@@ -131,8 +129,6 @@ class FlowControl:
 
 class PublishQuota:
     """How many messages queues accept while frames are processed: asked once, then counted."""
-
-    __slots__ = ("_ask", "_left")
 
     def __init__(self, ask: Callable[[str], int]) -> None:
         self._ask = ask

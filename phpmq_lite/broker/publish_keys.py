@@ -20,8 +20,6 @@ class PublishKeys:
     in 2 ms: 100,000 keys take 22 MB instead of up to 42.
     """
 
-    __slots__ = ("_limit", "_order", "_repeated", "_seen", "_until_copy", "_window_ms")
-
     def __init__(self, limit: int, window_ms: int) -> None:
         self._limit = limit
         self._window_ms = window_ms

@@ -20,23 +20,6 @@ _REASONS_MAX: Final = 30
 class Connection:
     """One connection of a client, as the core sees it."""
 
-    __slots__ = (
-        "acked",
-        "address",
-        "batch_bytes",
-        "batch_number",
-        "consumers",
-        "is_blocked",
-        "is_open",
-        "kind",
-        "number",
-        "opened_at",
-        "parked",
-        "peer",
-        "pending",
-        "published",
-    )
-
     def __init__(self, number: int, peer: Peer, kind: str, address: str, opened_at: int) -> None:
         self.number = number  # of its client row
         self.peer = peer
@@ -129,32 +112,6 @@ class QueueCounters:
 
 class Queue:
     """One queue.  Its ``window`` exists while it has consumers; else messages are on disk only."""
-
-    __slots__ = (
-        "claimed",
-        "claimed_bytes",
-        "claimed_to",
-        "consumers",
-        "counters",
-        "dead_by_reason",
-        "held",
-        "held_bytes",
-        "hold_histogram",
-        "inspects",
-        "is_bounded",
-        "is_dead_letter_queue",
-        "name",
-        "parked",
-        "publish_share",
-        "queue_id",
-        "row",
-        "settings",
-        "stop_reason",
-        "validates",
-        "wait_histogram",
-        "waiting_consumers",
-        "window",
-    )
 
     def __init__(self, row: QueueRow, defaults: QueueSettings) -> None:
         self.row = row

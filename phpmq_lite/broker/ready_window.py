@@ -13,8 +13,6 @@ _by_position = attrgetter("position")
 class BodyCache:
     """The number of bytes of bodies that all windows cache."""
 
-    __slots__ = ("total_bytes",)
-
     def __init__(self) -> None:
         self.total_bytes = 0
 
@@ -28,9 +26,6 @@ class ReadyWindow:
     O(1) per message for first, take, take_run, append, add and discard.  Returned messages are
     merged at the next access, all together.
     """
-
-    __slots__ = ("_ready", "_returned", "bodies", "body_bytes", "covered_to", "is_loading", "limit",
-                 "reaches_end")  # fmt: skip
 
     def __init__(self, limit: int, bodies: BodyCache) -> None:
         self.limit = limit

@@ -77,8 +77,6 @@ class BufferedSocket:
     ``unsent`` counts the bytes that the socket has not accepted yet.
     """
 
-    __slots__ = ("_parts", "_selector", "_sending", "_socket", "unsent")
-
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         self._socket = connected

@@ -24,8 +24,6 @@ OTHER: Final = "other"
 class HttpRequestDetector:
     """Detects HTTP requests in the first bytes of a connection."""
 
-    __slots__ = ("_has_target", "_look", "_version", "verdict")
-
     def __init__(self) -> None:
         self.verdict: str = UNDECIDED
         self._look: Callable[[HttpRequestDetector, bytes], bytes] = HttpRequestDetector._method
@@ -75,8 +73,6 @@ GUARDED_BYTES: Final = 4 << 20  # bytes of whole frames that wait for the guard 
 class _ConnectionEnd:
     """What both ends know from the bytes that they received."""
 
-    __slots__ = ("_parser",)
-
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
 
@@ -109,8 +105,6 @@ class ServerSide(_ConnectionEnd):
     ``ttl`` or ``legacy``.  With ``http_guard``, frames are held back while the peer may still be a
     browser: see :attr:`is_waiting`.
     """
-
-    __slots__ = ("_default_revision", "_encoder", "_guard", "_held", "_inspected_bytes")
 
     def __init__(
         self,
@@ -224,14 +218,6 @@ class ClientSide(_ConnectionEnd):
     :attr:`publish`, ``consume``, ``acknowledge``, ``requeue`` and ``dead_letter`` return the bytes
     to send, and raise ``LocalProtocolError`` for what the grammar does not allow.
     """
-
-    __slots__ = (
-        "acknowledge",
-        "consume",
-        "dead_letter",
-        "publish",
-        "requeue",
-    )
 
     def __init__(self, limits: WireLimits | None = None) -> None:
         limits = limits or WireLimits()

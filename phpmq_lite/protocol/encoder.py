@@ -27,19 +27,6 @@ class BrokerEncoder:
     the next frame begins on a line of its own (R10).
     """
 
-    __slots__ = (
-        "_break",
-        "_digits",
-        "_dispatch_header",
-        "_heads",
-        "_id_head",
-        "_keys",
-        "_lengths",
-        "_receipts",
-        "_tails",
-        "_with_ttl",
-    )
-
     def __init__(self, line_break: bytes, packet_header: int, revision: Revision) -> None:
         self._break = line_break
         self._digits = packet_header - 3
@@ -141,8 +128,6 @@ class ClientEncoder:
 
     Each method raises :class:`LocalProtocolError` for what the grammar does not allow.
     """
-
-    __slots__ = ("_limits", "_queues")
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits

@@ -58,19 +58,6 @@ class FastFrames(Protocol):
 class _FrameCache:
     """The constant parts of the last long and the last short frame of a connection."""
 
-    __slots__ = (
-        "_limits",
-        "_long",
-        "_long_queue",
-        "_max_content",
-        "_names",
-        "_short",
-        "_short_id",
-        "_short_queue",
-        "_tail",
-        "headers",
-    )
-
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         self.headers: set[bytes] = set()
         self._names = names  # verified queue names, of all parsers
@@ -109,8 +96,6 @@ class _FrameCache:
 
 class FastClientFrames(_FrameCache):
     """Publishes and acknowledgements."""
-
-    __slots__ = ("_id_head", "_key_size", "_opening", "_packets", "_size", "_sized", "_ttl_s")
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)
@@ -229,8 +214,6 @@ class FastClientFrames(_FrameCache):
 
 class FastBrokerFrames(_FrameCache):
     """Dispatches with a TTL, and receipts without a reason."""
-
-    __slots__ = ("_ttl_s",)
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)

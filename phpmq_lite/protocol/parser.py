@@ -57,38 +57,6 @@ class Parser:
     invalid byte; from then on :meth:`feed` returns nothing.
     """
 
-    __slots__ = (
-        "_began",
-        "_break_code",
-        "_content",
-        "_cr",
-        "_fed",
-        "_frames",
-        "_head",
-        "_head_at",
-        "_header",
-        "_in_frame",
-        "_is_plain",
-        "_left",
-        "_length",
-        "_limits",
-        "_max_queue",
-        "_names",
-        "_next",
-        "_packet",
-        "_shape",
-        "_shapes",
-        "_step",
-        "_values",
-        "_whole",
-        "_width",
-        "error",
-        "framing",
-        "line_break",
-        "packet_header",
-        "revision_seen",
-    )
-
     def __init__(
         self,
         limits: WireLimits,
