@@ -67,21 +67,9 @@ def pack(counts: Sequence[int]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Return a packed histogram; damaged parts are left out."""
-    numbers: list[int] = []
-    number = shift = 0
-    for byte in packed:
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            numbers.append(number)
-            number = shift = 0
+    """Return a packed histogram; damaged bytes raise no error."""
     counts = [0] * BUCKETS
-    index = -1
-    for gap, count in zip(numbers[::2], numbers[1::2], strict=False):
-        index += gap + 1
-        if index < BUCKETS:
-            counts[index] = count
+    add_packed(counts, packed)
     return counts
 
 

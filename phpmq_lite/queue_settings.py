@@ -7,7 +7,7 @@ its use; with ``column=True`` it also needs a migration, otherwise it is stored 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from phpmq_lite.errors import RefusedError
@@ -28,138 +28,28 @@ _COUNT_MAX: Final = 10**12
 _SECONDS_MAX: Final = 10**9
 
 
-def setting(
-    label: str,
-    help: str,
-    *,
-    group: str = "",
-    maximum: int = 0,
-    max_length: int = 0,
-    choices: Mapping[str, str] | None = None,
-    column: bool = False,
-    broker_default: bool = False,
-) -> dict[str, Any]:
-    """Return the metadata of one field of ``QueueSettings``; see ``SettingDefinition``."""
-    return {
-        "label": label, "help": help, "group": group, "maximum": maximum,
-        "max_length": max_length, "choices": dict(choices or {}), "column": column,
-        "broker_default": broker_default,
-    }  # fmt: skip
-
-
 ABOUT: Final = "About this queue"
 MESSAGES: Final = "Messages"
 LIMITS: Final = "Limits"
 ALERTS: Final = "Alerts on the overview"
 
 
-@dataclass(slots=True)
-class QueueSettings:
-    """What an operator decides about one queue, with the broker's defaults filled in."""
-
-    on_expire: str = field(default="history", metadata=setting(
-        "When a message expires", "What happens to a message whose TTL has passed.",
-        group=MESSAGES, column=True, broker_default=True, choices={
-            "history": "Move it to the history as expired",
-            "dead_letter": "Dead-letter it",
-            "forward:QUEUE": "Forward it to another queue",
-        },
-    ))  # fmt: skip
-    max_deliveries: int = field(default=20, metadata=setting(
-        "Deliveries", "Dead-letter a message after this many counted deliveries. 0: no limit.",
-        group=MESSAGES, maximum=_COUNT_MAX, column=True, broker_default=True,
-    ))  # fmt: skip
-    ack_timeout_s: int = field(default=1_800, metadata=setting(
-        "Acknowledgement timeout",
-        "Seconds until a message that was not acknowledged returns to the queue. 0: never.",
-        group=MESSAGES, maximum=_SECONDS_MAX, column=True, broker_default=True,
-    ))  # fmt: skip
-    default_ttl_s: int = field(default=0, metadata=setting(
-        "Time to live",
-        "Seconds to live for messages without a TTL and for forwarded ones. 0: forever.",
-        group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
-    ))  # fmt: skip
-    max_messages: int = field(default=0, metadata=setting(
-        "Messages", "Refuse publishes above this many messages. 0: no limit.",
-        group=LIMITS, maximum=_COUNT_MAX, column=True, broker_default=True,
-    ))  # fmt: skip
-    max_bytes: int = field(default=0, metadata=setting(
-        "Bytes", "Refuse publishes above this many bytes of bodies. 0: no limit.",
-        group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
-    ))  # fmt: skip
-    payload_policy: str = field(default="observe", metadata=setting(
-        "Payload policy", "How the broker treats message bodies.",
-        group=MESSAGES, column=True, broker_default=True, choices={
-            "opaque": "Opaque: do not inspect bodies",
-            "observe": "Observe: show problems of envelopes",
-            "envelope": "Envelope: dead-letter invalid envelopes",
-        },
-    ))  # fmt: skip
-    schema_mode: str = field(default="off", metadata=setting(
-        "Schemas", "What happens to data that its schema rejects, in envelope queues.",
-        group=MESSAGES, broker_default=True, choices={
-            "off": "Off: do not check",
-            "warn": "Warn: count it",
-            "quarantine": "Quarantine: dead-letter it",
-        },
-    ))  # fmt: skip
-    dead_letter_queue: str = field(default="", metadata=setting(
-        "Dead-letter queue",
-        "Queue that receives dead-letter records. Empty: the name of this queue with .dlq.",
-        group=MESSAGES, max_length=LONGEST_NAME,
-    ))  # fmt: skip
-    empty_list_data: str = field(default="php", metadata=setting(
-        "Empty list as data", "When the data [] of an envelope is read as {}.",
-        group=MESSAGES, broker_default=True, choices={
-            "php": "In envelopes made by PHP",
-            "never": "Never",
-            "always": "Always",
-        },
-    ))  # fmt: skip
-    delivery_paused: bool = field(default=False, metadata=setting(
-        "Delivery paused", "Consumers receive nothing while it is set."
-    ))  # fmt: skip
-    publishing_paused: bool = field(default=False, metadata=setting(
-        "Publishing paused", "Publishes are refused or wait while it is set."
-    ))  # fmt: skip
-    pinned: bool = field(default=False, metadata=setting(
-        "Pinned", "The queue cannot be deleted while it is set.", group=LIMITS
-    ))  # fmt: skip
-    note: str = field(default="", metadata=setting(
-        "Note", "What the queue is for, and what to do when it stalls.",
-        group=ABOUT, max_length=2_000,
-    ))  # fmt: skip
-    owner: str = field(default="", metadata=setting(
-        "Owner", "Who is responsible for the queue.", group=ABOUT, max_length=200
-    ))  # fmt: skip
-    link: str = field(default="", metadata=setting(
-        "Link", "Runbook or dashboard, https:// or http://.", group=ABOUT, max_length=2_000
-    ))  # fmt: skip
-    alert_messages: int = field(default=0, metadata=setting(
-        "Ready messages", "Alert above this many ready messages. 0: never.",
-        group=ALERTS, maximum=_COUNT_MAX,
-    ))  # fmt: skip
-    alert_age_s: int = field(default=0, metadata=setting(
-        "Oldest ready message", "Alert if the oldest ready message waits longer (s). 0: never.",
-        group=ALERTS, maximum=_SECONDS_MAX,
-    ))  # fmt: skip
-
-
 @dataclass(slots=True, frozen=True)
 class SettingDefinition:
     """All that is known about one setting."""
 
-    name: str
-    type: type  # bool, int or str
-    default: Any
     label: str
     help: str
-    group: str  # of the form; empty: not in the form
-    maximum: int  # of a number; the minimum is 0
-    max_length: int  # of a text, in characters
-    choices: Mapping[str, str]  # value -> label
-    column: bool  # has a column in the table ``queue``
-    broker_default: bool  # its default can be set in ``[queues]``
+    group: str = ""  # of the form; empty: not in the form
+    maximum: int = 0  # of a number; the minimum is 0
+    max_length: int = 0  # of a text, in characters
+    choices: Mapping[str, str] = field(default_factory=dict)  # value -> label
+    column: bool = False  # has a column in the table ``queue``
+    broker_default: bool = False  # its default can be set in ``[queues]``
+    # -- from the field of ``QueueSettings``
+    name: str = ""
+    type: type = str  # bool, int or str
+    default: Any = None
 
     def problem(self, queue: str, value: Any) -> str | None:
         """Return what is wrong with a value, as the rest of a sentence, or None."""
@@ -191,12 +81,104 @@ class SettingDefinition:
         return None
 
 
+@dataclass(slots=True)
+class QueueSettings:
+    """What an operator decides about one queue, with the broker's defaults filled in."""
+
+    on_expire: str = field(default="history", metadata={"definition": SettingDefinition(
+        "When a message expires", "What happens to a message whose TTL has passed.",
+        group=MESSAGES, column=True, broker_default=True, choices={
+            "history": "Move it to the history as expired",
+            "dead_letter": "Dead-letter it",
+            "forward:QUEUE": "Forward it to another queue",
+        },
+    )})  # fmt: skip
+    max_deliveries: int = field(default=20, metadata={"definition": SettingDefinition(
+        "Deliveries", "Dead-letter a message after this many counted deliveries. 0: no limit.",
+        group=MESSAGES, maximum=_COUNT_MAX, column=True, broker_default=True,
+    )})  # fmt: skip
+    ack_timeout_s: int = field(default=1_800, metadata={"definition": SettingDefinition(
+        "Acknowledgement timeout",
+        "Seconds until a message that was not acknowledged returns to the queue. 0: never.",
+        group=MESSAGES, maximum=_SECONDS_MAX, column=True, broker_default=True,
+    )})  # fmt: skip
+    default_ttl_s: int = field(default=0, metadata={"definition": SettingDefinition(
+        "Time to live",
+        "Seconds to live for messages without a TTL and for forwarded ones. 0: forever.",
+        group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
+    )})  # fmt: skip
+    max_messages: int = field(default=0, metadata={"definition": SettingDefinition(
+        "Messages", "Refuse publishes above this many messages. 0: no limit.",
+        group=LIMITS, maximum=_COUNT_MAX, column=True, broker_default=True,
+    )})  # fmt: skip
+    max_bytes: int = field(default=0, metadata={"definition": SettingDefinition(
+        "Bytes", "Refuse publishes above this many bytes of bodies. 0: no limit.",
+        group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
+    )})  # fmt: skip
+    payload_policy: str = field(default="observe", metadata={"definition": SettingDefinition(
+        "Payload policy", "How the broker treats message bodies.",
+        group=MESSAGES, column=True, broker_default=True, choices={
+            "opaque": "Opaque: do not inspect bodies",
+            "observe": "Observe: show problems of envelopes",
+            "envelope": "Envelope: dead-letter invalid envelopes",
+        },
+    )})  # fmt: skip
+    schema_mode: str = field(default="off", metadata={"definition": SettingDefinition(
+        "Schemas", "What happens to data that its schema rejects, in envelope queues.",
+        group=MESSAGES, broker_default=True, choices={
+            "off": "Off: do not check",
+            "warn": "Warn: count it",
+            "quarantine": "Quarantine: dead-letter it",
+        },
+    )})  # fmt: skip
+    dead_letter_queue: str = field(default="", metadata={"definition": SettingDefinition(
+        "Dead-letter queue",
+        "Queue that receives dead-letter records. Empty: the name of this queue with .dlq.",
+        group=MESSAGES, max_length=LONGEST_NAME,
+    )})  # fmt: skip
+    empty_list_data: str = field(default="php", metadata={"definition": SettingDefinition(
+        "Empty list as data", "When the data [] of an envelope is read as {}.",
+        group=MESSAGES, broker_default=True, choices={
+            "php": "In envelopes made by PHP",
+            "never": "Never",
+            "always": "Always",
+        },
+    )})  # fmt: skip
+    delivery_paused: bool = field(default=False, metadata={"definition": SettingDefinition(
+        "Delivery paused", "Consumers receive nothing while it is set."
+    )})  # fmt: skip
+    publishing_paused: bool = field(default=False, metadata={"definition": SettingDefinition(
+        "Publishing paused", "Publishes are refused or wait while it is set."
+    )})  # fmt: skip
+    pinned: bool = field(default=False, metadata={"definition": SettingDefinition(
+        "Pinned", "The queue cannot be deleted while it is set.", group=LIMITS
+    )})  # fmt: skip
+    note: str = field(default="", metadata={"definition": SettingDefinition(
+        "Note", "What the queue is for, and what to do when it stalls.",
+        group=ABOUT, max_length=2_000,
+    )})  # fmt: skip
+    owner: str = field(default="", metadata={"definition": SettingDefinition(
+        "Owner", "Who is responsible for the queue.", group=ABOUT, max_length=200
+    )})  # fmt: skip
+    link: str = field(default="", metadata={"definition": SettingDefinition(
+        "Link", "Runbook or dashboard, https:// or http://.", group=ABOUT, max_length=2_000
+    )})  # fmt: skip
+    alert_messages: int = field(default=0, metadata={"definition": SettingDefinition(
+        "Ready messages", "Alert above this many ready messages. 0: never.",
+        group=ALERTS, maximum=_COUNT_MAX,
+    )})  # fmt: skip
+    alert_age_s: int = field(default=0, metadata={"definition": SettingDefinition(
+        "Oldest ready message", "Alert if the oldest ready message waits longer (s). 0: never.",
+        group=ALERTS, maximum=_SECONDS_MAX,
+    )})  # fmt: skip
+
+
 def _definitions() -> dict[str, SettingDefinition]:
     found = {}
     for each in fields(QueueSettings):
         default: Any = each.default
-        found[each.name] = SettingDefinition(
-            each.name, type(default), default, **dict(each.metadata)
+        found[each.name] = replace(
+            each.metadata["definition"], name=each.name, type=type(default), default=default
         )
     return found
 

@@ -17,17 +17,14 @@ from typing import Final
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
 
-MIN_PER_BATCH: Final = (
-    64  # messages a batch, of all publishers together; less room is not worth a turn
-)
+# Messages per batch, of all publishers together; less room is not worth a turn.
+MIN_PER_BATCH: Final = 64
 MAX_PER_PUBLISHER: Final = 500  # messages, before others and consumers get their turn
 UNLIMITED: Final = 1 << 30
 _ACTIVE_BATCHES: Final = 8  # batches: after an acknowledgement its queue counts as consumed
 
-
-_WaitingPublisher = tuple[
-    Callable[[Broker], None], int
-]  # what to call, and how many messages it has
+# What to call, and how many messages it has.
+_WaitingPublisher = tuple[Callable[[Broker], None], int]
 
 
 class QueueShare:

@@ -131,9 +131,7 @@ class Queue:
         self.held_bytes = 0
         self.claimed = 0  # of them: held by subscriptions
         self.claimed_bytes = 0
-        self.publish_share: Any = (
-            None  # a QueueShare, once something was published beside consumers
-        )
+        self.publish_share: Any = None  # a QueueShare, once publishers compete with consumers
         self.parked: set[Connection] = set()  # publishers that wait until it accepts messages
         self.counters = QueueCounters()
         self.dead_by_reason: dict[str, int] = {}  # of counters.dead, by reason

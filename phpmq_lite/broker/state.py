@@ -170,8 +170,8 @@ class BrokerState:
     def record_hold_time(self, message: Message, queue: Queue) -> None:
         """Count for how long a message was held that is about to be settled."""
         if message.last_dispatched_at is not None:
-            queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
-            queue.hold_histogram[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
+            hold = queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
+            hold[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
 
     # -- create
 
@@ -278,34 +278,32 @@ class BrokerState:
 
     def make_ready(self, message: Message, queue: Queue) -> None:
         """Return a message to its position, in the window or on disk."""
-        message.state = READY_AGAIN
-        message.is_sent = False
-        self.batch.changed[message.seq] = message
-        self.note_deadline(message.deadline_ms)
         queue.claimed_to = min(queue.claimed_to, message.position - 1)
         window = queue.window
-        if window is not None and window.insert(message):
-            self.messages[message.seq] = message
+        is_in_window = window is not None and window.insert(message)
+        self._record_ready(message, is_in_window=is_in_window)
+        if is_in_window:
             self.needs_dispatch[queue.queue_id] = queue
-        else:
-            self.messages.pop(message.seq, None)
 
     def make_ready_at_end(self, message: Message, queue: Queue) -> None:
         """Move a message to the end of ``queue``; it keeps its id."""
-        message.state = READY_AGAIN
-        message.is_sent = False
         message.position = self.take_number()
         message.queue_id = queue.queue_id
+        window = queue.window
+        is_in_window = window is not None and window.append(message)
+        self._record_ready(message, is_in_window=is_in_window)
+        if window is not None:
+            self.needs_dispatch[queue.queue_id] = queue
+
+    def _record_ready(self, message: Message, *, is_in_window: bool) -> None:
+        message.state = READY_AGAIN
+        message.is_sent = False
         self.batch.changed[message.seq] = message
         self.note_deadline(message.deadline_ms)
-        window = queue.window
-        if window is not None and window.append(message):
+        if is_in_window:
             self.messages[message.seq] = message
-            self.needs_dispatch[queue.queue_id] = queue
         else:
             self.messages.pop(message.seq, None)
-            if window is not None:
-                self.needs_dispatch[queue.queue_id] = queue
 
     def detach(self, message: Message, queue: Queue) -> None:
         """Remove a message from its holder, or from its window."""

@@ -25,10 +25,7 @@ class StateEvent(StrEnum):
 
 TRANSITIONS: Final[dict[tuple[State, StateEvent], State]] = {
     (State.READY, StateEvent.DISPATCH): State.DISPATCHED,
-    (
-        State.READY,
-        StateEvent.ACKNOWLEDGE,
-    ): State.ACKED,  # its consumer reconnected and acknowledged late
+    (State.READY, StateEvent.ACKNOWLEDGE): State.ACKED,  # late, after its consumer reconnected
     (State.READY, StateEvent.REQUEUE): State.READY,  # at the end of its queue
     (State.READY, StateEvent.FORWARD): State.READY,  # same message, other queue
     (State.READY, StateEvent.MOVE): State.READY,  # the same, by an operator

@@ -211,36 +211,32 @@ def remove_consumer(
 
 def forward(state: BrokerState, message: Message, target: Queue) -> None:
     """Move a ready message to the end of another queue, with that queue's TTL."""
-    queue = state.by_id[message.queue_id]
-    state.detach(message, queue)
-    state.subtract_counts(message, queue)
-    queue.counters.forwarded += 1
-    state.record_event(message, StateEvent.FORWARD, f"{queue.name} to {target.name}")
+    _change_queue(state, message, target, StateEvent.FORWARD).counters.forwarded += 1
     state.set_ttl(message, target.settings.default_ttl_s)
-    _add_counts(state, message, target)
     state.make_ready_at_end(message, target)
 
 
 def move(state: BrokerState, message: Message, target: Queue) -> None:
     """Move a ready message to the end of another queue; it keeps its id and its deadline."""
-    queue = state.by_id[message.queue_id]
-    state.detach(message, queue)
-    state.subtract_counts(message, queue)
-    queue.counters.moved += 1
-    state.record_event(message, StateEvent.MOVE, f"{queue.name} to {target.name}")
-    _add_counts(state, message, target)
+    _change_queue(state, message, target, StateEvent.MOVE).counters.moved += 1
     state.make_ready_at_end(message, target)
 
 
 def move_back(state: BrokerState, message: Message, target: Queue, position: int) -> None:
     """Move a ready message back to its earlier position, which no other message can have."""
+    _change_queue(state, message, target, StateEvent.PLACE)
+    message.queue_id, message.position = target.queue_id, position
+    state.make_ready(message, target)
+
+
+def _change_queue(state: BrokerState, message: Message, target: Queue, event: StateEvent) -> Queue:
+    """Count a ready message in ``target`` from now on; return the queue that it left."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     state.subtract_counts(message, queue)
-    state.record_event(message, StateEvent.PLACE, f"{queue.name} to {target.name}")
+    state.record_event(message, event, f"{queue.name} to {target.name}")
     _add_counts(state, message, target)
-    message.queue_id, message.position = target.queue_id, position
-    state.make_ready(message, target)
+    return queue
 
 
 def _add_counts(state: BrokerState, message: Message, queue: Queue) -> None:

@@ -102,11 +102,8 @@ def content_reader(
 
     The thread may see a queue before or after a change; ``find_destination`` compares the settings.
     """
-    envelopes, at_ms, placeholder = (
-        state.inspector,
-        state.now.wall_ms,
-        validation.placeholder_id(state),
-    )
+    envelopes, at_ms = state.inspector, state.now.wall_ms
+    placeholder = validation.placeholder_id(state)
     died_in = state.by_id.get(record.source_queue_id or 0)
     is_whole = died_in is not None and not died_in.inspects  # its records have the original bytes
 
