@@ -23,8 +23,7 @@ from tests.support.core_rig import (
 ABC = (b"a", b"b", b"c")
 
 
-def test_consumers_take_turns_message_by_message() -> None:
-    rig = CoreRig()
+def test_consumers_take_turns_message_by_message(rig: CoreRig) -> None:
     one, two, three = rig.consumer(), rig.consumer(), rig.consumer()
     batch = rig.publish(*(b"%d" % n for n in range(7)))
     assert bodies(sent_messages(batch, one)) == [b"0", b"3", b"6"]
@@ -32,16 +31,14 @@ def test_consumers_take_turns_message_by_message() -> None:
     assert bodies(sent_messages(batch, three)) == [b"2", b"5"]
 
 
-def test_turn_goes_on_where_the_last_batch_ended() -> None:
-    rig = CoreRig()
+def test_turn_goes_on_where_the_last_batch_ended(rig: CoreRig) -> None:
     one, two = rig.consumer(), rig.consumer()
     assert bodies(sent_messages(rig.publish(b"a"), one)) == [b"a"]
     assert bodies(sent_messages(rig.publish(b"b"), two)) == [b"b"]
     assert bodies(sent_messages(rig.publish(b"c"), one)) == [b"c"]
 
 
-def test_consumer_without_credit_loses_its_turn_until_it_acknowledges() -> None:
-    rig = CoreRig()
+def test_consumer_without_credit_loses_its_turn_until_it_acknowledges(rig: CoreRig) -> None:
     one, two = rig.consumer(credit=1), rig.consumer(credit=3)
     batch = rig.publish(b"a", b"b", b"c", b"d", b"e")
     assert bodies(sent_messages(batch, one)) == [b"a"]
@@ -51,8 +48,7 @@ def test_consumer_without_credit_loses_its_turn_until_it_acknowledges() -> None:
     assert bodies(sent_messages(batch, one)) == [b"e"]
 
 
-def test_credit_is_per_queue_of_a_connection() -> None:
-    rig = CoreRig()
+def test_credit_is_per_queue_of_a_connection(rig: CoreRig) -> None:
     worker = rig.consumer("orders", credit=1)
     rig.consume(worker, 2, "mails")
     assert bodies(sent_messages(rig.publish(*ABC), worker)) == [b"a"]
@@ -121,8 +117,7 @@ def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
     assert bodies(sent_messages(rig.run(), worker)) == [b"5678"]
 
 
-def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
-    rig = CoreRig()
+def test_choked_connection_gets_nothing_until_it_has_drained(rig: CoreRig) -> None:
     one, two = rig.consumer(), rig.consumer()
     rig.run(lambda: rig.core.set_blocked(one, is_blocked=True))
     batch = rig.publish(*ABC)
@@ -136,8 +131,7 @@ def test_choked_connection_gets_nothing_until_it_has_drained() -> None:
     assert bodies(sent_messages(batch, one)) == [b"d"]
 
 
-def test_paused_queue_delivers_nothing_until_it_goes_on() -> None:
-    rig = CoreRig()
+def test_paused_queue_delivers_nothing_until_it_goes_on(rig: CoreRig) -> None:
     worker = rig.consumer()
     rig.run(lambda: rig.pause("orders", "delivery", True))
     assert rig.publish(b"a").sends == {}
@@ -146,9 +140,8 @@ def test_paused_queue_delivers_nothing_until_it_goes_on() -> None:
     assert [answer["delivery_paused"] for answer in rig.answers] == [True, False]
 
 
-def test_message_is_not_dispatched_at_its_deadline() -> None:
+def test_message_is_not_dispatched_at_its_deadline(rig: CoreRig) -> None:
     """Strict at dispatch, nothing is sent at or after its deadline."""
-    rig = CoreRig()
     worker = rig.consumer(credit=1)
     held = sent_messages(rig.publish(b"held"), worker)[0]
     rig.publish(b"late", ttl_s=1)
@@ -159,8 +152,7 @@ def test_message_is_not_dispatched_at_its_deadline() -> None:
     assert list(outcomes(batch)) == [(2, None), (3, None)]
 
 
-def test_message_is_dispatched_a_millisecond_before_its_deadline() -> None:
-    rig = CoreRig()
+def test_message_is_dispatched_a_millisecond_before_its_deadline(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     held = sent_messages(rig.publish(b"held"), worker)[0]
     rig.publish(b"good", ttl_s=1)
@@ -220,8 +212,7 @@ def test_queue_asks_for_one_page_at_a_time() -> None:
     assert rig.publish(b"a").windows == []
 
 
-def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order() -> None:
-    rig = CoreRig()
+def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order(rig: CoreRig) -> None:
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 10))
     page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
@@ -288,8 +279,7 @@ def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
     assert sent_messages(batch, full) == []
 
 
-def test_window_is_given_up_with_its_last_consumer() -> None:
-    rig = CoreRig()
+def test_window_is_given_up_with_its_last_consumer(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(*ABC)
     rig.run(lambda: rig.core.consume(worker, "orders", 0))
@@ -372,8 +362,7 @@ def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
 # -- drain
 
 
-def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held() -> None:
-    rig = CoreRig()
+def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     rig.run(lambda: rig.core.drain(rig.answers.append))
@@ -383,8 +372,7 @@ def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held() 
     assert rig.answers == [None]
 
 
-def test_broker_that_drains_stores_and_receipts_what_still_comes() -> None:
-    rig = CoreRig()
+def test_broker_that_drains_stores_and_receipts_what_still_comes(rig: CoreRig) -> None:
     worker = rig.consumer()
     rig.run(lambda: rig.core.drain(rig.answers.append))
     batch = rig.run(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
@@ -515,8 +503,7 @@ def record(seq: int, source_queue_id: int, body: bytes | None = b"r") -> Message
 # -- purge
 
 
-def test_purge_deletes_what_is_ready_and_tells_how_much() -> None:
-    rig = CoreRig()
+def test_purge_deletes_what_is_ready_and_tells_how_much(rig: CoreRig) -> None:
     rig.publish(b"a", b"bc")
     batch = purge(rig)
     request = batch.pages[0]
@@ -528,8 +515,7 @@ def test_purge_deletes_what_is_ready_and_tells_how_much() -> None:
     assert rig.queue().counters.deleted == 2
 
 
-def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
-    rig = CoreRig()
+def test_purge_leaves_what_is_dispatched_unless_told_otherwise(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     row = message(1)
@@ -543,9 +529,8 @@ def test_purge_leaves_what_is_dispatched_unless_told_otherwise() -> None:
     assert held.holder is None
 
 
-def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
+def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored(rig: CoreRig) -> None:
     """docs/reference/wire.md, Queues on the wire: flushing a queue."""
-    rig = CoreRig()
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a"), worker)
     row = message(1)
@@ -558,8 +543,7 @@ def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored() -> None:
     assert rig.core.ignored == {"settled": 1}
 
 
-def test_purge_goes_on_with_the_next_page() -> None:
-    rig = CoreRig()
+def test_purge_goes_on_with_the_next_page(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     batch = rig.run(loaded=pages(purge(rig), [message(1), message(2)], is_last=False))
     assert (batch.pages[0].after, batch.pages[0].upto, rig.answers) == (2, 3, [])
@@ -567,8 +551,7 @@ def test_purge_goes_on_with_the_next_page() -> None:
     assert rig.answers == [3]
 
 
-def test_two_purges_at_once_delete_each_message_once() -> None:
-    rig = CoreRig()
+def test_two_purges_at_once_delete_each_message_once(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     batch = rig.run(
         lambda: rig.purge("orders", with_dispatched=False),
@@ -581,8 +564,7 @@ def test_two_purges_at_once_delete_each_message_once() -> None:
     assert rig.queue().row.live_count == 0
 
 
-def test_purge_passes_over_what_expires_at_the_same_time() -> None:
-    rig = CoreRig()
+def test_purge_passes_over_what_expires_at_the_same_time(rig: CoreRig) -> None:
     rig.publish(b"a", ttl_s=1)
     rig.publish(b"b")
     rig.advance(1)
@@ -594,9 +576,8 @@ def test_purge_passes_over_what_expires_at_the_same_time() -> None:
     assert (rig.answers, rig.queue().row.live_count) == ([1], 0)
 
 
-def test_purge_passes_over_what_is_forwarded_at_the_same_time() -> None:
+def test_purge_passes_over_what_is_forwarded_at_the_same_time(rig: CoreRig) -> None:
     """The page shows it in the old queue; purging it now would take it from the new one."""
-    rig = CoreRig()
     worker = rig.consumer("orders.done")
     rig.publish(b"a", queue="orders", ttl_s=1)
     rig.run(lambda: rig.configure("orders", {"on_expire": "forward:orders.done"}))
@@ -611,8 +592,7 @@ def test_purge_passes_over_what_is_forwarded_at_the_same_time() -> None:
     assert bodies(sent_messages(batch, worker)) == [b"a"]
 
 
-def test_message_on_a_page_of_a_purge_is_not_acknowledged_too() -> None:
-    rig = CoreRig()
+def test_message_on_a_page_of_a_purge_is_not_acknowledged_too(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a", by=one)
     loaded = pages(purge(rig), [message(1)])
@@ -625,8 +605,7 @@ def test_message_on_a_page_of_a_purge_is_not_acknowledged_too() -> None:
     assert rig.queue().row.live_count == 0
 
 
-def test_purge_takes_messages_out_of_the_window() -> None:
-    rig = CoreRig()
+def test_purge_takes_messages_out_of_the_window(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"a", b"b")
     rig.run(loaded=pages(purge(rig), [message(2)]))
@@ -635,8 +614,7 @@ def test_purge_takes_messages_out_of_the_window() -> None:
     assert worker.consumers[1].held != {}
 
 
-def test_purge_wakes_publishers_that_wait_for_room() -> None:
-    rig = CoreRig()
+def test_purge_wakes_publishers_that_wait_for_room(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a")
     rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
@@ -654,8 +632,7 @@ def with_record(rig: CoreRig) -> Message:
     return record(2, source_queue_id=1)
 
 
-def test_redrive_stores_the_record_again_in_its_origin() -> None:
-    rig = CoreRig()
+def test_redrive_stores_the_record_again_in_its_origin(rig: CoreRig) -> None:
     row = with_record(rig)
     worker = rig.consumer("orders")
     batch = rig.run(lambda: rig.redrive("orders.dlq", None, 60, None))
@@ -672,8 +649,7 @@ def test_redrive_stores_the_record_again_in_its_origin() -> None:
     assert (rig.queue().row.live_count, rig.queue("orders.dlq").row.live_count) == (2, 0)
 
 
-def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
-    rig = CoreRig()
+def test_redrive_goes_to_another_queue_and_stops_at_its_limit(rig: CoreRig) -> None:
     with_record(rig)
     rig.publish(b"y", queue="again")
     rows = [record(2, 1), record(3, 1), record(4, 1)]
@@ -683,8 +659,7 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit() -> None:
     assert (rig.answers, batch.pages) == ([2], [])
 
 
-def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise() -> None:
-    rig = CoreRig()
+def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise(rig: CoreRig) -> None:
     row = with_record(rig)
     rig.run(lambda: rig.configure("orders", {"default_ttl_s": 5}))
     batch = rig.run(lambda: rig.redrive("orders.dlq"))
@@ -701,8 +676,7 @@ def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise() -> 
         pytest.param(lambda row: setattr(row, "source_queue_id", 2), id="origin is this queue"),
     ],
 )
-def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> None:
-    rig = CoreRig()
+def test_redrive_leaves_a_message_that_it_cannot_send_back(rig: CoreRig, change: object) -> None:
     row = with_record(rig)
     assert callable(change)
     change(row)
@@ -712,8 +686,7 @@ def test_redrive_leaves_a_message_that_it_cannot_send_back(change: object) -> No
 
 
 @pytest.mark.parametrize("changes", [{"max_messages": 1}, {"publishing_paused": True}])
-def test_redrive_heeds_the_bounds_of_the_origin(changes: dict[str, Any]) -> None:
-    rig = CoreRig()
+def test_redrive_heeds_the_bounds_of_the_origin(rig: CoreRig, changes: dict[str, Any]) -> None:
     row = with_record(rig)
     rig.run(lambda: rig.configure("orders", changes))
     batch = rig.run(lambda: rig.redrive("orders.dlq"))
@@ -739,8 +712,7 @@ def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int
 # -- what is refused
 
 
-def test_operator_is_refused_what_does_not_exist() -> None:
-    rig = CoreRig()
+def test_operator_is_refused_what_does_not_exist(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.begin()
     asked: list[Callable[[], None]] = [
@@ -764,8 +736,7 @@ def test_operator_is_refused_what_does_not_exist() -> None:
     assert rig.answers == []
 
 
-def test_setting_goes_back_to_the_default() -> None:
-    rig = CoreRig()
+def test_setting_goes_back_to_the_default(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.run(lambda: rig.configure("orders", {"max_deliveries": 3}))
     batch = rig.run(lambda: rig.configure("orders", {"max_deliveries": None}))

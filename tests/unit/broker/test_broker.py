@@ -34,16 +34,14 @@ def held_by(rig: CoreRig, worker: Connection, *contents: bytes) -> list[Message]
 # -- connections
 
 
-def test_connection_gets_the_next_client_number_and_a_row() -> None:
-    rig = CoreRig()
+def test_connection_gets_the_next_client_number_and_a_row(rig: CoreRig) -> None:
     one, two = rig.connect(), rig.connect()
     assert (one.number, two.number) == (1, 2)
     assert rig.batch.opened_clients[:3] == [2, "tcp", "127.0.0.1:1"]
     assert rig.batch.counters == {"next_client": 3}
 
 
-def test_connection_leaves_how_it_ended_in_its_row_once() -> None:
-    rig = CoreRig()
+def test_connection_leaves_how_it_ended_in_its_row_once(rig: CoreRig) -> None:
     one = rig.connect()
     batch = rig.run(
         lambda: rig.core.disconnect(one, "line", "ttl", "closed by the peer"),
@@ -72,8 +70,7 @@ def test_credit_that_is_replaced_gives_back_and_dispatches_again_under_the_same_
     assert [kind for _, kind in event_kinds(batch)] == ["return", "return"]
 
 
-def test_credit_of_zero_gives_back_and_pauses() -> None:
-    rig = CoreRig()
+def test_credit_of_zero_gives_back_and_pauses(rig: CoreRig) -> None:
     one, two = rig.consumer(credit=2), rig.consumer(credit=10)
     batch = rig.publish(b"a", b"b", b"c", b"d")
     assert bodies(sent_messages(batch, one)) == [b"a", b"c"]
@@ -82,8 +79,7 @@ def test_credit_of_zero_gives_back_and_pauses() -> None:
     assert sent_messages(rig.publish(b"e"), one) == []
 
 
-def test_credit_of_zero_without_a_consumer_changes_nothing() -> None:
-    rig = CoreRig()
+def test_credit_of_zero_without_a_consumer_changes_nothing(rig: CoreRig) -> None:
     one = rig.connect()
     assert rig.begin() is not None
     assert rig.core.consume(one, "orders", 0) is CommandResult.DONE
@@ -100,8 +96,7 @@ def test_consumer_of_one_queue_too_many_is_closed() -> None:
 # -- redelivery
 
 
-def test_messages_of_an_ended_connection_come_before_newer_ones() -> None:
-    rig = CoreRig()
+def test_messages_of_an_ended_connection_come_before_newer_ones(rig: CoreRig) -> None:
     one = rig.consumer(credit=2)
     held = held_by(rig, one, b"a", b"b")
     rig.publish(b"c", b"d")
@@ -114,8 +109,7 @@ def test_messages_of_an_ended_connection_come_before_newer_ones() -> None:
     assert sent_messages(batch, two)[:2] == held
 
 
-def test_returned_message_keeps_its_position() -> None:
-    rig = CoreRig()
+def test_returned_message_keeps_its_position(rig: CoreRig) -> None:
     one, two = rig.consumer(credit=1), rig.consumer(credit=1)
     batch = rig.publish(b"a", b"b", b"c")
     [first] = sent_messages(batch, one)
@@ -126,17 +120,15 @@ def test_returned_message_keeps_its_position() -> None:
     assert (first.position, first.deliveries) == (1, 2)
 
 
-def test_connection_that_ends_charges_only_the_oldest_message_it_held() -> None:
-    rig = CoreRig()
+def test_connection_that_ends_charges_only_the_oldest_message_it_held(rig: CoreRig) -> None:
     worker = rig.consumer()
     held = held_by(rig, worker, b"a", b"b", b"c")
     rig.run(lambda: rig.core.disconnect(worker, None, None, "gone"))
     assert [m.charged for m in held] == [1, 0, 0]
 
 
-def test_connection_with_two_queues_charges_one_message_when_it_ends() -> None:
+def test_connection_with_two_queues_charges_one_message_when_it_ends(rig: CoreRig) -> None:
     """README, Poison: one delivery against the oldest message it held, not against all."""
-    rig = CoreRig()
     worker = rig.consumer("orders")
     rig.consume(worker, 10, "mails")
     young = sent_messages(rig.publish(b"first", queue="mails"), worker)
@@ -146,9 +138,8 @@ def test_connection_with_two_queues_charges_one_message_when_it_ends() -> None:
     assert [m.charged for m in young + old] == [1, 0, 0]
 
 
-def test_connection_that_ends_while_the_broker_stops_charges_nothing() -> None:
+def test_connection_that_ends_while_the_broker_stops_charges_nothing(rig: CoreRig) -> None:
     """Its worker is stopped by the same deployment, or by the broker itself."""
-    rig = CoreRig()
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
     rig.run(lambda: rig.core.drain(rig.answers.append))
@@ -156,16 +147,14 @@ def test_connection_that_ends_while_the_broker_stops_charges_nothing() -> None:
     assert (held.charged, held.deliveries) == (0, 1)
 
 
-def test_connection_that_had_closed_its_side_charges_nothing() -> None:
-    rig = CoreRig()
+def test_connection_that_had_closed_its_side_charges_nothing(rig: CoreRig) -> None:
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
     rig.run(lambda: rig.core.disconnect(worker, None, None, "closed", is_charged=False))
     assert held.charged == 0
 
 
-def test_connection_that_ends_charges_no_message_that_was_not_sent() -> None:
-    rig = CoreRig()
+def test_connection_that_ends_charges_no_message_that_was_not_sent(rig: CoreRig) -> None:
     worker = rig.consumer()
     old, young = held_by(rig, worker, b"a", b"b")
     old.is_sent = young.is_sent = False
@@ -188,8 +177,7 @@ def test_oldest_message_is_the_one_dispatched_first_not_the_one_published_first(
 # -- acknowledge
 
 
-def test_consumer_acknowledges_what_it_holds_and_gets_more() -> None:
-    rig = CoreRig()
+def test_consumer_acknowledges_what_it_holds_and_gets_more(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
@@ -199,8 +187,7 @@ def test_consumer_acknowledges_what_it_holds_and_gets_more() -> None:
     assert worker.acked == 1
 
 
-def test_stranger_does_not_acknowledge_what_another_live_connection_holds() -> None:
-    rig = CoreRig()
+def test_stranger_does_not_acknowledge_what_another_live_connection_holds(rig: CoreRig) -> None:
     worker, stranger = rig.consumer(), rig.connect()
     [held] = held_by(rig, worker, b"a")
     batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", held.message_id))
@@ -215,8 +202,7 @@ def test_stranger_does_not_acknowledge_what_another_live_connection_holds() -> N
     assert rig.core.ignored == {"foreign": 3}
 
 
-def test_anybody_acknowledges_what_no_live_connection_holds() -> None:
-    rig = CoreRig()
+def test_anybody_acknowledges_what_no_live_connection_holds(rig: CoreRig) -> None:
     worker, stranger = rig.consumer(credit=1), rig.connect()
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     ready = next(iter(rig.queue().window or ()))
@@ -226,8 +212,7 @@ def test_anybody_acknowledges_what_no_live_connection_holds() -> None:
     assert sent_messages(batch, worker) == []
 
 
-def test_message_is_acknowledged_once() -> None:
-    rig = CoreRig()
+def test_message_is_acknowledged_once(rig: CoreRig) -> None:
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
     rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
@@ -241,8 +226,7 @@ def test_message_is_acknowledged_once() -> None:
     assert rig.queue().row.live_count == 0
 
 
-def test_acknowledgement_for_another_queue_is_ignored_and_frees_no_credit() -> None:
-    rig = CoreRig()
+def test_acknowledgement_for_another_queue_is_ignored_and_frees_no_credit(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"x", queue="mails")
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
@@ -251,8 +235,7 @@ def test_acknowledgement_for_another_queue_is_ignored_and_frees_no_credit() -> N
     assert rig.core.ignored == {"wrong_queue": 1}
 
 
-def test_id_that_is_none_or_never_was_is_ignored_without_a_look_at_the_disk() -> None:
-    rig = CoreRig()
+def test_id_that_is_none_or_never_was_is_ignored_without_a_look_at_the_disk(rig: CoreRig) -> None:
     worker = rig.consumer()
     [held] = held_by(rig, worker, b"a")
     wrong_token = held.message_id[:16] + b"f" * 16
@@ -271,8 +254,7 @@ def test_id_that_is_none_or_never_was_is_ignored_without_a_look_at_the_disk() ->
     assert rig.core.ignored == {"unknown": 3 * len(strange)}
 
 
-def test_message_on_disk_is_loaded_before_it_is_acknowledged() -> None:
-    rig = CoreRig()
+def test_message_on_disk_is_loaded_before_it_is_acknowledged(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a", by=one)
     row = message(1)
@@ -292,9 +274,8 @@ def test_message_on_disk_is_loaded_before_it_is_acknowledged() -> None:
 # -- what was loaded may have had its turn since
 
 
-def test_named_message_that_came_with_a_page_is_acknowledged_once() -> None:
+def test_named_message_that_came_with_a_page_is_acknowledged_once(rig: CoreRig) -> None:
     """It was loaded twice, by name and with the window: two objects, one message."""
-    rig = CoreRig()
     one = rig.connect()
     rig.publish(b"a", by=one)
     page, named = message(1, body=b"a"), message(1)
@@ -308,8 +289,7 @@ def test_named_message_that_came_with_a_page_is_acknowledged_once() -> None:
     assert rig.queue().row.live_count == 0
 
 
-def test_named_message_that_is_due_expires_and_is_not_acknowledged_too() -> None:
-    rig = CoreRig()
+def test_named_message_that_is_due_expires_and_is_not_acknowledged_too(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a", by=one, ttl_s=1)
     rig.advance(1)
@@ -337,8 +317,7 @@ def test_named_message_that_was_requeued_can_be_acknowledged_in_the_same_batch()
 # -- requeue
 
 
-def test_requeued_message_goes_to_the_end_under_its_old_id_with_its_new_ttl() -> None:
-    rig = CoreRig()
+def test_requeued_message_goes_to_the_end_under_its_old_id_with_its_new_ttl(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
@@ -351,16 +330,14 @@ def test_requeued_message_goes_to_the_end_under_its_old_id_with_its_new_ttl() ->
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
 
 
-def test_requeue_with_ttl_zero_takes_the_deadline_away() -> None:
-    rig = CoreRig()
+def test_requeue_with_ttl_zero_takes_the_deadline_away(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", ttl_s=5), worker)
     rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
     assert (held.ttl_s, held.deadline_ms) == (None, None)
 
 
-def test_requeue_of_what_nobody_holds_is_not_charged() -> None:
-    rig = CoreRig()
+def test_requeue_of_what_nobody_holds_is_not_charged(rig: CoreRig) -> None:
     worker, stranger = rig.consumer(credit=1), rig.connect()
     rig.publish(b"a", b"b", b"c")
     ready = next(iter(rig.queue().window or ()))
@@ -377,16 +354,14 @@ def publish(rig: CoreRig, by: Connection, body: bytes, key: bytes | None) -> Com
     return rig.core.publish(by, "orders", body, None, key)
 
 
-def test_publisher_gets_a_receipt_for_its_key_but_none_without() -> None:
-    rig = CoreRig()
+def test_publisher_gets_a_receipt_for_its_key_but_none_without(rig: CoreRig) -> None:
     one = rig.connect()
     batch = rig.run(lambda: publish(rig, one, b"a", b"k1"), lambda: publish(rig, one, b"b", None))
     assert sent_receipts(batch, one) == [(b"k1", None)]
     assert batch.keys == [1, b"k1", 1, STEADY_MS]
 
 
-def test_key_that_is_known_is_stored_once_and_receipted_again() -> None:
-    rig = CoreRig()
+def test_key_that_is_known_is_stored_once_and_receipted_again(rig: CoreRig) -> None:
     one, two = rig.connect(), rig.connect()
     batch = rig.run(
         lambda: publish(rig, one, b"a", b"k"),
@@ -411,8 +386,7 @@ def test_key_is_known_per_queue_and_for_its_time() -> None:
     assert len(rig.run(lambda: publish(rig, one, b"a", b"k")).created) == 1
 
 
-def test_refused_key_gets_the_reason_and_may_be_tried_again() -> None:
-    rig = CoreRig()
+def test_refused_key_gets_the_reason_and_may_be_tried_again(rig: CoreRig) -> None:
     one = rig.connect()
     rig.run(lambda: publish(rig, one, b"a", b"k1"))
     rig.run(lambda: rig.pause("orders", "publishing", True))
@@ -457,8 +431,7 @@ def test_publisher_to_one_queue_too_many_is_closed_or_refused() -> None:
 # -- publishers that wait
 
 
-def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() -> None:
-    rig = CoreRig()
+def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again(rig: CoreRig) -> None:
     worker, one = rig.consumer(credit=1), rig.connect()
     rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
     [held] = held_by(rig, worker, b"a")
@@ -472,8 +445,7 @@ def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again() ->
     assert bodies(sent_messages(rig.finish(), worker)) == [b"b"]
 
 
-def test_publisher_waits_for_a_paused_queue_until_it_goes_on() -> None:
-    rig = CoreRig()
+def test_publisher_waits_for_a_paused_queue_until_it_goes_on(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a")
     rig.run(lambda: rig.pause("orders", "publishing", True))
@@ -484,8 +456,7 @@ def test_publisher_waits_for_a_paused_queue_until_it_goes_on() -> None:
     assert batch.to_resume == {one}
 
 
-def test_publisher_that_leaves_waits_no_more() -> None:
-    rig = CoreRig()
+def test_publisher_that_leaves_waits_no_more(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a")
     rig.run(lambda: rig.pause("orders", "publishing", True))
@@ -495,8 +466,7 @@ def test_publisher_that_leaves_waits_no_more() -> None:
     assert batch.to_resume == set()
 
 
-def test_publisher_that_also_consumes_is_let_through() -> None:
-    rig = CoreRig()
+def test_publisher_that_also_consumes_is_let_through(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a")
     rig.run(lambda: rig.pause("orders", "publishing", True))
@@ -509,8 +479,7 @@ def test_publisher_that_also_consumes_is_let_through() -> None:
 # -- the number line
 
 
-def test_numbers_are_stored_with_the_batch_that_uses_them() -> None:
-    rig = CoreRig()
+def test_numbers_are_stored_with_the_batch_that_uses_them(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     assert "next_number" not in rig.run().counters
     batch = rig.publish(b"a", b"b")  # their bodies tell
@@ -520,21 +489,18 @@ def test_numbers_are_stored_with_the_batch_that_uses_them() -> None:
     assert batch.counters["next_number"] == 4
 
 
-def test_next_number_is_stored_where_a_rare_row_may_take_the_newest_body() -> None:
-    rig = CoreRig()
+def test_next_number_is_stored_where_a_rare_row_may_take_the_newest_body(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = rig.run(lambda: rig.core.state.batch.writes.append(EraseBody(1)))
     assert batch.counters["next_number"] == 2
 
 
-def test_ids_are_the_number_and_63_random_bits() -> None:
-    rig = CoreRig()
+def test_ids_are_the_number_and_63_random_bits(rig: CoreRig) -> None:
     born = [m for n in range(3) for m in rig.publish(*[b"x"] * 300).created]
     assert [int(m.message_id[:16], 16) for m in born] == list(range(1, 901))
     assert all(0 <= m.token < 1 << 63 for m in born)
     assert len({m.token for m in born}) == 900
 
 
-def test_ignored_and_refused_start_at_nothing() -> None:
-    rig = CoreRig()
+def test_ignored_and_refused_start_at_nothing(rig: CoreRig) -> None:
     assert (dict(rig.core.ignored), dict(rig.core.refused)) == ({}, {})

@@ -32,6 +32,17 @@ from tests.support.fake_inspector import (
     rig_with_strict_queue,
 )
 
+
+@pytest.fixture
+def rig() -> CoreRig:
+    return rig_with_inspector()
+
+
+@pytest.fixture
+def strict() -> CoreRig:
+    return rig_with_strict_queue()
+
+
 # -- what is indexed
 
 
@@ -41,8 +52,9 @@ def test_object_is_indexed() -> None:
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b" {}", b"{" + b" " * INSPECTED_BYTES_MAX])
-def test_what_does_not_begin_like_an_object_or_is_long_is_not_looked_at(content: bytes) -> None:
-    rig = rig_with_inspector()
+def test_what_does_not_begin_like_an_object_or_is_long_is_not_looked_at(
+    rig: CoreRig, content: bytes
+) -> None:
     batch = rig.publish(content)
     assert inspection_count(rig) == 0
     assert indexed_fields(batch.created[0]) == (None, None, None, None)
@@ -54,14 +66,12 @@ def test_nothing_is_looked_at_on_an_opaque_queue() -> None:
     assert inspection_count(rig) == 0
 
 
-def test_observed_queue_delivers_what_is_wrong() -> None:
-    rig = rig_with_inspector()
+def test_observed_queue_delivers_what_is_wrong(rig: CoreRig) -> None:
     worker = rig.consumer()
     assert [m.seq for m in sent_messages(rig.publish(BAD), worker)] == [1]
 
 
-def test_change_of_the_policy_counts_for_what_comes_then() -> None:
-    rig = rig_with_inspector()
+def test_change_of_the_policy_counts_for_what_comes_then(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
     assert indexed_fields(rig.publish(GOOD).created[0])[0] is None
@@ -72,10 +82,9 @@ def test_change_of_the_policy_counts_for_what_comes_then() -> None:
 # -- quarantine
 
 
-def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> None:
-    rig = rig_with_strict_queue()
-    worker = rig.consumer()
-    batch = rig.publish(BAD)
+def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched(strict: CoreRig) -> None:
+    worker = strict.consumer()
+    batch = strict.publish(BAD)
     assert sent_messages(batch, worker) == []
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
     original, record = batch.created
@@ -84,27 +93,25 @@ def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched() -> Non
         "reason": "invalid_data", "error": "because", "original_queue": "orders",
         "message_id": original.message_id.decode(), "at": batch.wall_ms,
     }  # fmt: skip
-    assert record.queue_id == rig.queue("orders.dlq").queue_id
+    assert record.queue_id == strict.queue("orders.dlq").queue_id
     assert (record.source_seq, record.source_queue_id) == (1, original.queue_id)
     assert record.source_reason == "invalid_data"
     assert indexed_fields(record) == indexed_fields(original) == (None, "t", "i", 3)
     assert event_kinds(batch) == [(1, "dead_letter")]
-    assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
-    assert rig.queue("orders.dlq").row.live_count == 1
-    assert rig.queue().counters.published == rig.queue().counters.dead == 1
-    assert rig.queue().dead_by_reason == {"invalid_data": 1}
+    assert (strict.queue().row.live_count, strict.queue().row.live_bytes) == (0, 0)
+    assert strict.queue("orders.dlq").row.live_count == 1
+    assert strict.queue().counters.published == strict.queue().counters.dead == 1
+    assert strict.queue().dead_by_reason == {"invalid_data": 1}
 
 
-def test_good_and_bad_ones_of_a_queue_do_not_disturb_each_other() -> None:
-    rig = rig_with_strict_queue()
-    worker = rig.consumer()
-    batch = rig.publish(GOOD, BAD, GOOD, b"plain")
+def test_good_and_bad_ones_of_a_queue_do_not_disturb_each_other(strict: CoreRig) -> None:
+    worker = strict.consumer()
+    batch = strict.publish(GOOD, BAD, GOOD, b"plain")
     assert [m.body for m in sent_messages(batch, worker)] == [GOOD, GOOD]
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [2], (State.DEAD, "poison"): [5]}
 
 
-def test_retry_queue_judges_as_the_queue_that_it_forwards_to() -> None:
-    rig = rig_with_inspector()
+def test_retry_queue_judges_as_the_queue_that_it_forwards_to(rig: CoreRig) -> None:
     rig.publish(GOOD, queue="orders.retry", ttl_s=9)
     assert not rig.queue("orders.retry").validates
     rig.publish(GOOD)
@@ -115,20 +122,18 @@ def test_retry_queue_judges_as_the_queue_that_it_forwards_to() -> None:
     assert outcomes(rig.publish(BAD, queue="orders.retry", ttl_s=9)) == {}
 
 
-def test_retry_queue_that_comes_second_judges_too() -> None:
-    rig = rig_with_inspector()
+def test_retry_queue_that_comes_second_judges_too(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
     assert (State.DEAD, "invalid_data") in outcomes(batch)
 
 
-def test_publisher_of_bad_content_gets_its_receipt() -> None:
-    rig = rig_with_strict_queue()
-    publisher = rig.connect()
-    batch = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+def test_publisher_of_bad_content_gets_its_receipt(strict: CoreRig) -> None:
+    publisher = strict.connect()
+    batch = strict.run(lambda: strict.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", None)]
-    again = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    again = strict.run(lambda: strict.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert again.created == []
 
 
@@ -141,29 +146,27 @@ def test_publisher_of_bad_content_gets_its_receipt() -> None:
     ],
 )
 def test_bad_content_is_refused_where_its_record_has_no_room(
-    changes: dict[str, Any], reason: str
+    strict: CoreRig, changes: dict[str, Any], reason: str
 ) -> None:
-    rig = rig_with_strict_queue()
-    rig.publish(BAD)
-    rig.run(lambda: rig.configure("orders.dlq", changes))
-    publisher = rig.connect()
-    batch = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    strict.publish(BAD)
+    strict.run(lambda: strict.configure("orders.dlq", changes))
+    publisher = strict.connect()
+    batch = strict.run(lambda: strict.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", reason)]
     assert batch.created == []
     with pytest.raises(RefusedError, match="dead-letter queue"):
-        publish(rig, BAD)
-    assert rig.publish(GOOD).created[0].body is None  # good ones are taken
+        publish(strict, BAD)
+    assert strict.publish(GOOD).created[0].body is None  # good ones are taken
 
 
-def test_bad_content_without_a_key_waits_for_its_dead_letter_queue() -> None:
-    rig = rig_with_strict_queue()
-    rig.publish(BAD)
-    rig.run(lambda: rig.configure("orders.dlq", {"publishing_paused": True}))
-    publisher = rig.connect()
-    rig.begin()
-    assert rig.core.publish(publisher, "orders", BAD, 0, None) is CommandResult.PARK
-    assert rig.finish().created == []
-    batch = rig.run(lambda: rig.configure("orders.dlq", {"publishing_paused": False}))
+def test_bad_content_without_a_key_waits_for_its_dead_letter_queue(strict: CoreRig) -> None:
+    strict.publish(BAD)
+    strict.run(lambda: strict.configure("orders.dlq", {"publishing_paused": True}))
+    publisher = strict.connect()
+    strict.begin()
+    assert strict.core.publish(publisher, "orders", BAD, 0, None) is CommandResult.PARK
+    assert strict.finish().created == []
+    batch = strict.run(lambda: strict.configure("orders.dlq", {"publishing_paused": False}))
     assert batch.to_resume == {publisher}
 
 
@@ -177,37 +180,35 @@ def test_bad_content_has_a_record_although_there_are_as_many_queues_as_may_be() 
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
 
 
-def test_large_content_is_judged_ahead_and_its_record_made_there() -> None:
-    rig = rig_with_strict_queue()
-    publisher = rig.connect()
+def test_large_content_is_judged_ahead_and_its_record_made_there(strict: CoreRig) -> None:
+    publisher = strict.connect()
     large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
-    rig.begin()
-    assert rig.core.publish(publisher, "orders", large, 0, b"k") is CommandResult.VALIDATE
+    strict.begin()
+    assert strict.core.publish(publisher, "orders", large, 0, b"k") is CommandResult.VALIDATE
     judged: list[Any] = []
-    rig.core.validate_in_background("orders", large, judged.append)
-    [(work, give)] = rig.finish().background
-    assert rig.batch.created == []
+    strict.core.validate_in_background("orders", large, judged.append)
+    [(work, give)] = strict.finish().background
+    assert strict.batch.created == []
     give(work())
-    before = inspection_count(rig)
-    batch = rig.run(lambda: rig.core.publish(publisher, "orders", large, 0, b"k", judged[0]))
-    assert inspection_count(rig) == before
+    before = inspection_count(strict)
+    batch = strict.run(lambda: strict.core.publish(publisher, "orders", large, 0, b"k", judged[0]))
+    assert inspection_count(strict) == before
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
     assert block_of(batch.bodies[3])["message_id"] == batch.created[0].message_id.decode()
 
 
-def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing() -> None:
-    rig = rig_with_strict_queue()
-    publisher = rig.connect()
+def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing(strict: CoreRig) -> None:
+    publisher = strict.connect()
     large = b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
-    rig.begin()
-    rig.core.publish(publisher, "orders", large, 0, None)
+    strict.begin()
+    strict.core.publish(publisher, "orders", large, 0, None)
     judged: list[Any] = []
-    rig.core.validate_in_background("orders", large, judged.append)
-    [(work, give)] = rig.finish().background
+    strict.core.validate_in_background("orders", large, judged.append)
+    [(work, give)] = strict.finish().background
     give(work())
-    rig.run(lambda: rig.configure("orders", {"note": "new"}))
-    rig.begin()
-    result = rig.core.publish(publisher, "orders", large, 0, None, judged[0])
+    strict.run(lambda: strict.configure("orders", {"note": "new"}))
+    strict.begin()
+    result = strict.core.publish(publisher, "orders", large, 0, None, judged[0])
     assert result is CommandResult.VALIDATE
 
 
@@ -224,34 +225,31 @@ def publish(rig: CoreRig, *contents: bytes, key: bytes | None = None) -> Any:
     return rig.answers[-1] if rig.answers else None
 
 
-def test_operator_is_told_what_was_quarantined() -> None:
-    rig = rig_with_strict_queue()
-    ids = publish(rig, GOOD, BAD)
+def test_operator_is_told_what_was_quarantined(strict: CoreRig) -> None:
+    ids = publish(strict, GOOD, BAD)
     assert len(ids) == 2
     assert ids.quarantined == {ids[1]: "invalid_data"}
-    assert outcomes(rig.batch) == {(State.DEAD, "invalid_data"): [2]}
+    assert outcomes(strict.batch) == {(State.DEAD, "invalid_data"): [2]}
 
 
-def test_operator_waits_for_the_verdict_on_a_large_content() -> None:
-    rig = rig_with_strict_queue()
+def test_operator_waits_for_the_verdict_on_a_large_content(strict: CoreRig) -> None:
     large = b'{"bad":"too_deep","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
-    assert publish(rig, GOOD, large) is None
-    assert rig.batch.created == []
-    [(work, give)] = rig.batch.background
+    assert publish(strict, GOOD, large) is None
+    assert strict.batch.created == []
+    [(work, give)] = strict.batch.background
     found = work()
-    rig.run(lambda: give(found))
-    [ids] = rig.answers
+    strict.run(lambda: give(found))
+    [ids] = strict.answers
     assert ids.quarantined == {ids[1]: "too_deep"}
 
 
-def test_refusal_behind_the_verdict_is_the_answer() -> None:
-    rig = rig_with_strict_queue()
-    publish(rig, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
-    [(work, give)] = rig.batch.background
+def test_refusal_behind_the_verdict_is_the_answer(strict: CoreRig) -> None:
+    publish(strict, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
+    [(work, give)] = strict.batch.background
     found = work()
-    rig.run(lambda: rig.configure("orders", {"publishing_paused": True}))
-    rig.run(lambda: give(found))
-    [_, error] = rig.answers
+    strict.run(lambda: strict.configure("orders", {"publishing_paused": True}))
+    strict.run(lambda: give(found))
+    [_, error] = strict.answers
     assert isinstance(error, RefusedError)
     assert error.code == "paused"
 
@@ -276,8 +274,7 @@ def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes])
     return rig.run(loaded=LoadedRows(bodies={held.seq: GOOD}, records={held.seq: list(written)}))
 
 
-def test_bare_006_leaves_a_record_with_a_block() -> None:
-    rig = rig_with_inspector()
+def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
     worker, held = dispatched(rig)
     batch = die(rig, worker, held)
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
@@ -286,8 +283,7 @@ def test_bare_006_leaves_a_record_with_a_block() -> None:
     assert indexed_fields(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
-def test_bare_006_of_what_nobody_here_may_change_says_so() -> None:
-    rig = rig_with_inspector()
+def test_bare_006_of_what_nobody_here_may_change_says_so(rig: CoreRig) -> None:
     worker, held = dispatched(rig)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
@@ -301,8 +297,7 @@ def test_record_of_an_opaque_queue_has_the_bytes_of_the_message() -> None:
     assert die(rig, worker, held).bodies == [2, GOOD]
 
 
-def test_record_that_the_worker_wrote_is_found_and_no_other_added() -> None:
-    rig = rig_with_inspector()
+def test_record_that_the_worker_wrote_is_found_and_no_other_added(rig: CoreRig) -> None:
     worker, held = dispatched(rig)
     own = expected_record(rig, held)
     [record] = rig.publish(own, queue="orders.dlq", by=worker).created
@@ -316,8 +311,7 @@ def test_record_that_the_worker_wrote_is_found_and_no_other_added() -> None:
     assert rig.queue().dead_by_reason == {"no stock": 1}
 
 
-def test_record_about_another_message_of_the_same_number_does_not_count() -> None:
-    rig = rig_with_inspector()
+def test_record_about_another_message_of_the_same_number_does_not_count(rig: CoreRig) -> None:
     worker, held = dispatched(rig)
     foreign = expected_record(rig, held, message_id=(held.message_id[:16] + b"0" * 16).decode())
     batch = die(rig, worker, held, (b"%032x" % 9, foreign))
@@ -326,8 +320,9 @@ def test_record_about_another_message_of_the_same_number_does_not_count() -> Non
 
 
 @pytest.mark.parametrize("message_id", ["", "x" * 32, "f" * 32, "0" * 32, "1"])
-def test_record_about_a_message_that_cannot_be_is_tied_to_its_queue_alone(message_id: str) -> None:
-    rig = rig_with_inspector()
+def test_record_about_a_message_that_cannot_be_is_tied_to_its_queue_alone(
+    rig: CoreRig, message_id: str
+) -> None:
     rig.publish(GOOD)
     content = expected_record(rig, message(1), message_id=message_id, original_queue="orders")
     [record] = rig.publish(content, queue="orders.dlq").created
@@ -335,8 +330,7 @@ def test_record_about_a_message_that_cannot_be_is_tied_to_its_queue_alone(messag
     assert record.source_queue_id == rig.queue().queue_id
 
 
-def test_message_that_nobody_had_dies_at_once() -> None:
-    rig = rig_with_inspector()
+def test_message_that_nobody_had_dies_at_once(rig: CoreRig) -> None:
     rig.publish(GOOD)
     stranger = rig.connect()
     made = message(1, body=GOOD)
@@ -347,8 +341,7 @@ def test_message_that_nobody_had_dies_at_once() -> None:
     assert stranger.is_open
 
 
-def test_record_of_a_large_message_is_made_in_a_thread() -> None:
-    rig = rig_with_inspector()
+def test_record_of_a_large_message_is_made_in_a_thread(rig: CoreRig) -> None:
     large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     worker, held = dispatched(rig, large)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
@@ -366,21 +359,19 @@ def test_record_of_a_large_message_is_made_in_a_thread() -> None:
 # -- named dead-letter queues
 
 
-def test_records_go_to_the_queue_that_was_named() -> None:
-    rig = rig_with_strict_queue()
-    rig.publish(GOOD)
-    rig.run(lambda: rig.configure("orders", {"dead_letter_queue": "orders.failed"}))
-    batch = rig.publish(BAD)
-    failed = rig.queue("orders.failed")
+def test_records_go_to_the_queue_that_was_named(strict: CoreRig) -> None:
+    strict.publish(GOOD)
+    strict.run(lambda: strict.configure("orders", {"dead_letter_queue": "orders.failed"}))
+    batch = strict.publish(BAD)
+    failed = strict.queue("orders.failed")
     assert batch.created[1].queue_id == failed.queue_id
     assert failed.is_dead_letter_queue
     assert (failed.settings.max_deliveries, failed.settings.payload_policy) == (0, "observe")
-    rig.publish(BAD, queue="orders.failed")  # takes anything
+    strict.publish(BAD, queue="orders.failed")  # takes anything
     assert failed.row.live_count == 2
 
 
-def test_queue_is_a_dead_letter_queue_only_while_it_is_named() -> None:
-    rig = rig_with_inspector()
+def test_queue_is_a_dead_letter_queue_only_while_it_is_named(rig: CoreRig) -> None:
     rig.publish(GOOD, queue="failed")
     rig.publish(GOOD)
     rig.publish(GOOD, queue="mails")
@@ -403,8 +394,7 @@ def test_queue_is_a_dead_letter_queue_only_while_it_is_named() -> None:
         {"a": "b", "b.dlq": "a"},
     ],
 )
-def test_dead_letters_cannot_go_in_a_circle(named: dict[str, str]) -> None:
-    rig = rig_with_inspector()
+def test_dead_letters_cannot_go_in_a_circle(rig: CoreRig, named: dict[str, str]) -> None:
     for name in named:
         rig.publish(GOOD, queue=name)
     *rest, last = named
@@ -415,8 +405,7 @@ def test_dead_letters_cannot_go_in_a_circle(named: dict[str, str]) -> None:
         rig.configure(last, {"dead_letter_queue": named[last]})
 
 
-def test_dead_letter_queue_by_its_own_name_is_allowed() -> None:
-    rig = rig_with_inspector()
+def test_dead_letter_queue_by_its_own_name_is_allowed(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"dead_letter_queue": "orders.dlq"}))
     assert rig.core.state.registry.dead_letter_name(rig.queue()) == "orders.dlq"

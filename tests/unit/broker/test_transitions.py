@@ -50,8 +50,7 @@ def test_message_keeps_its_ttl_up_to_100_years(ttl_s: int | None, kept_s: int | 
     assert rig.core.next_wake_ms == deadline_ms
 
 
-def test_requeue_keeps_a_ttl_up_to_100_years() -> None:
-    rig = CoreRig()
+def test_requeue_keeps_a_ttl_up_to_100_years(rig: CoreRig) -> None:
     worker = rig.consumer()
     held = one_held(rig, worker)
     rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 10**19 - 1))
@@ -65,16 +64,14 @@ def test_message_without_a_ttl_gets_the_default_of_its_queue() -> None:
     assert (without.ttl_s, never.ttl_s) == (30, None)
 
 
-def test_times_of_a_message_are_on_the_scales_they_belong_to() -> None:
-    rig = CoreRig()
+def test_times_of_a_message_are_on_the_scales_they_belong_to(rig: CoreRig) -> None:
     worker = rig.consumer()
     held = sent_messages(rig.publish(b"a", ttl_s=5), worker)[0]
     assert (held.published_at, held.first_dispatched_at) == (WALL_MS, WALL_MS)
     assert (held.deadline_ms, held.held_since_ms) == (STEADY_MS + 5_000, STEADY_MS)
 
 
-def test_deadline_wakes_the_loop_and_what_is_due_expires() -> None:
-    rig = CoreRig()
+def test_deadline_wakes_the_loop_and_what_is_due_expires(rig: CoreRig) -> None:
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(0.999)
     assert rig.run().due_at is None
@@ -86,8 +83,7 @@ def test_deadline_wakes_the_loop_and_what_is_due_expires() -> None:
     assert (rig.queue().row.live_count, rig.queue().counters.expired) == (0, 1)
 
 
-def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page() -> None:
-    rig = CoreRig()
+def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page(rig: CoreRig) -> None:
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(1)
     rig.run()
@@ -95,8 +91,7 @@ def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page() ->
     assert batch.due_at == rig.steady_ms
 
 
-def test_message_in_a_window_expires_there_too() -> None:
-    rig = CoreRig()
+def test_message_in_a_window_expires_there_too(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     one_held(rig, worker)
     rig.publish(b"b", ttl_s=1)
@@ -109,8 +104,7 @@ def test_message_in_a_window_expires_there_too() -> None:
     assert list(rig.core.state.messages) == [1]
 
 
-def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return() -> None:
-    rig = CoreRig()
+def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return(rig: CoreRig) -> None:
     worker = rig.consumer()
     [held] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(5)
@@ -120,8 +114,7 @@ def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return() 
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
-def test_message_that_returns_after_its_deadline_expires() -> None:
-    rig = CoreRig()
+def test_message_that_returns_after_its_deadline_expires(rig: CoreRig) -> None:
     worker = rig.consumer()
     [held] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(5)
@@ -131,8 +124,7 @@ def test_message_that_returns_after_its_deadline_expires() -> None:
     assert held.deliveries == 1
 
 
-def test_message_that_was_not_sent_in_time_is_taken_back_and_expires() -> None:
-    rig = CoreRig()
+def test_message_that_was_not_sent_in_time_is_taken_back_and_expires(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [late] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.advance(1)
@@ -143,8 +135,7 @@ def test_message_that_was_not_sent_in_time_is_taken_back_and_expires() -> None:
     assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]  # its credit is free again
 
 
-def test_message_taken_back_keeps_its_earlier_dispatch() -> None:
-    rig = CoreRig()
+def test_message_taken_back_keeps_its_earlier_dispatch(rig: CoreRig) -> None:
     worker = rig.consumer()
     sent_messages(rig.publish(b"a", ttl_s=60), worker)
     [again] = sent_messages(rig.run(lambda: rig.core.consume(worker, "orders", 5)), worker)
@@ -152,8 +143,7 @@ def test_message_taken_back_keeps_its_earlier_dispatch() -> None:
     assert again.first_dispatched_at == WALL_MS
 
 
-def test_message_that_was_settled_meanwhile_is_not_taken_back() -> None:
-    rig = CoreRig()
+def test_message_that_was_settled_meanwhile_is_not_taken_back(rig: CoreRig) -> None:
     worker = rig.consumer()
     [late] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
     rig.run(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
@@ -173,8 +163,7 @@ def expire_one(rig: CoreRig, queue: str = "orders") -> Message:
     return born
 
 
-def test_expired_message_is_forwarded_where_its_queue_says_so() -> None:
-    rig = CoreRig()
+def test_expired_message_is_forwarded_where_its_queue_says_so(rig: CoreRig) -> None:
     rig.publish(b"older", queue="late")
     rig.publish(b"x")
     configure(rig, on_expire="forward:late")
@@ -189,8 +178,7 @@ def test_expired_message_is_forwarded_where_its_queue_says_so() -> None:
     assert (rig.queue().row.live_count, late.row.live_count, late.row.live_bytes) == (1, 2, 6)
 
 
-def test_message_of_a_retry_queue_is_forwarded_to_its_origin_by_itself() -> None:
-    rig = CoreRig()
+def test_message_of_a_retry_queue_is_forwarded_to_its_origin_by_itself(rig: CoreRig) -> None:
     worker = rig.consumer("orders")
     born = expire_one(rig, "orders.retry")
     assert born.queue_id == rig.queue("orders").queue_id
@@ -256,8 +244,7 @@ def test_expired_message_becomes_a_dead_letter_where_its_queue_says_so() -> None
 # -- dead letters
 
 
-def test_dead_letter_leaves_its_queue_and_a_record_of_it() -> None:
-    rig = CoreRig()
+def test_dead_letter_leaves_its_queue_and_a_record_of_it(rig: CoreRig) -> None:
     worker, publisher = rig.consumer(), rig.connect()
     [held] = sent_messages(rig.publish(b"body", ttl_s=60, by=publisher), worker)
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
@@ -281,8 +268,7 @@ def test_record_never_expires_though_its_queue_has_a_default() -> None:
     assert batch.created[0].deadline_ms is None
 
 
-def test_dead_letter_whose_body_is_on_disk_waits_for_it() -> None:
-    rig = CoreRig()
+def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
     worker, stranger = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None  # it was sent
@@ -311,8 +297,7 @@ def test_what_follows_a_dead_letter_waits_only_while_its_body_is_on_disk() -> No
     assert outcomes(rig.finish()) == {(State.DEAD, "client"): [1]}
 
 
-def test_dying_message_is_out_of_reach_of_everybody() -> None:
-    rig = CoreRig()
+def test_dying_message_is_out_of_reach_of_everybody(rig: CoreRig) -> None:
     worker, stranger = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None
@@ -327,9 +312,8 @@ def test_dying_message_is_out_of_reach_of_everybody() -> None:
     assert rig.core.ignored == {"settled": 6}
 
 
-def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
+def test_record_joins_a_window_whose_page_came_at_the_same_time(rig: CoreRig) -> None:
     """The page was read before the record was stored: it must not hide it."""
-    rig = CoreRig()
     worker, clerk = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None
@@ -342,9 +326,8 @@ def test_record_joins_a_window_whose_page_came_at_the_same_time() -> None:
     assert bodies(sent_messages(rig.run(loaded=loaded), clerk)) == [b"a"]
 
 
-def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
+def test_dead_letter_with_a_damaged_body_leaves_no_record(rig: CoreRig) -> None:
     """Never delivered; settled as dead, reason crc, no record."""
-    rig = CoreRig()
     worker = rig.consumer()
     held = one_held(rig, worker)
     held.body = None
@@ -354,8 +337,7 @@ def test_dead_letter_with_a_damaged_body_leaves_no_record() -> None:
     assert batch.created == []
 
 
-def test_message_with_a_damaged_body_is_never_delivered() -> None:
-    rig = CoreRig()
+def test_message_with_a_damaged_body_is_never_delivered(rig: CoreRig) -> None:
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 5))
     page = [message(1), message(2, body=b"2")]
@@ -367,8 +349,7 @@ def test_message_with_a_damaged_body_is_never_delivered() -> None:
     assert batch.created == []
 
 
-def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record() -> None:
-    rig = CoreRig()
+def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record(rig: CoreRig) -> None:
     clerk = rig.consumer("orders.dlq")
     [record] = sent_messages(rig.publish(b"r", queue="orders.dlq"), clerk)
     batch = rig.run(lambda: rig.core.dead_letter(clerk, "orders.dlq", record.message_id))
@@ -528,8 +509,7 @@ def test_queue_without_a_timeout_leaves_messages_where_they_are() -> None:
     assert held.holder is not None
 
 
-def test_shorter_timeout_counts_from_the_dispatch() -> None:
-    rig = CoreRig()
+def test_shorter_timeout_counts_from_the_dispatch(rig: CoreRig) -> None:
     slow = rig.consumer(credit=1)
     held = one_held(rig, slow)
     rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
@@ -542,8 +522,7 @@ def test_shorter_timeout_counts_from_the_dispatch() -> None:
     assert held.holder is None
 
 
-def test_timeout_that_is_switched_off_wakes_nobody() -> None:
-    rig = CoreRig()
+def test_timeout_that_is_switched_off_wakes_nobody(rig: CoreRig) -> None:
     one_held(rig, rig.consumer(credit=1))
     configure(rig, ack_timeout_s=0)
     rig.run()

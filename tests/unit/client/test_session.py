@@ -58,18 +58,21 @@ class Wire:
         return Delivery(self, Dispatch("orders", b"body", ID, 5), self.session.generation)
 
 
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
 def no_wake() -> None:
     """Nobody waits."""
 
 
-def test_first_connection_is_sent_nothing() -> None:
-    wire = Wire()
+def test_first_connection_is_sent_nothing(wire: Wire) -> None:
     wire.session.lost()
     assert wire.connect() == []
 
 
-def test_next_connection_is_sent_late_ends_then_windows_then_unanswered() -> None:
-    wire = Wire()
+def test_next_connection_is_sent_late_ends_then_windows_then_unanswered(wire: Wire) -> None:
     session = wire.session
     answers: Answers = []
     session.start_consuming("orders", 10, no_wake)
@@ -91,8 +94,7 @@ def test_next_connection_is_sent_late_ends_then_windows_then_unanswered() -> Non
     assert wire.connect()[0] == Consume("orders", 10)
 
 
-def test_publish_made_while_disconnected_waits_for_the_connection() -> None:
-    wire = Wire()
+def test_publish_made_while_disconnected_waits_for_the_connection(wire: Wire) -> None:
     wire.session.lost()
     answers: Answers = []
     wire.session.confirm("orders", b"one", 0, b"k1", answers.append)
@@ -110,8 +112,7 @@ def test_keys_are_new_each_time_and_for_each_client() -> None:
     assert {len(key) for key in keys} == {32}
 
 
-def test_receipts_and_dispatches_find_their_places() -> None:
-    wire = Wire()
+def test_receipts_and_dispatches_find_their_places(wire: Wire) -> None:
     session = wire.session
     answers: Answers = []
     woken: list[str] = []
@@ -128,17 +129,15 @@ def test_receipts_and_dispatches_find_their_places() -> None:
     assert answers == [None]
 
 
-def test_dispatches_not_handed_out_are_dropped_with_the_connection() -> None:
+def test_dispatches_not_handed_out_are_dropped_with_the_connection(wire: Wire) -> None:
     """The broker has them back and dispatches them again."""
-    wire = Wire()
     window = wire.session.start_consuming("orders", 10, no_wake)
     wire.dispatch("orders", b"body")
     wire.session.lost()
     assert not window.dispatches
 
 
-def test_closed_window_gives_back_and_can_be_opened_again() -> None:
-    wire = Wire()
+def test_closed_window_gives_back_and_can_be_opened_again(wire: Wire) -> None:
     window = wire.session.start_consuming("orders", 10, no_wake)
     with pytest.raises(LocalProtocolError):
         wire.session.start_consuming("orders", 10, no_wake)
@@ -154,8 +153,7 @@ def test_window_is_refused_when_it_makes_no_sense(queue: str, credit: int) -> No
     assert not session.windows
 
 
-def test_delivery_is_ended_once() -> None:
-    wire = Wire()
+def test_delivery_is_ended_once(wire: Wire) -> None:
     delivery = wire.delivery()
     delivery.ack()
     assert wire.sent == [Acknowledge("orders", ID)]
@@ -164,16 +162,14 @@ def test_delivery_is_ended_once() -> None:
     assert wire.sent == []
 
 
-def test_delivery_can_go_back_or_to_the_dead_letters() -> None:
-    wire = Wire()
+def test_delivery_can_go_back_or_to_the_dead_letters(wire: Wire) -> None:
     wire.delivery().requeue(60)
     assert wire.sent == [Requeue("orders", ID, 60)]
     wire.delivery().dead_letter()
     assert wire.sent == [DeadLetter("orders", ID)]
 
 
-def test_delivery_stays_open_when_its_end_is_not_allowed() -> None:
-    wire = Wire()
+def test_delivery_stays_open_when_its_end_is_not_allowed(wire: Wire) -> None:
     delivery = wire.delivery()
     with pytest.raises(LocalProtocolError):
         delivery.requeue(-1)
@@ -181,9 +177,8 @@ def test_delivery_stays_open_when_its_end_is_not_allowed() -> None:
     assert wire.sent == [Acknowledge("orders", ID)]
 
 
-def test_delivery_of_an_earlier_connection_is_ended_on_this_one() -> None:
+def test_delivery_of_an_earlier_connection_is_ended_on_this_one(wire: Wire) -> None:
     """docs/reference/wire.md: what no live connection holds is still acknowledged."""
-    wire = Wire()
     delivery = wire.delivery()
     wire.session.lost()
     wire.connect()

@@ -17,6 +17,11 @@ def parser_with(max_content: int = 8 << 20, pinned: int | None = None) -> Parser
     return Parser(WireLimits(max_content), frames.FROM_CLIENT, FastClientFrames, pinned)
 
 
+@pytest.fixture
+def parser() -> Parser:
+    return parser_with()
+
+
 def error_of(parser: Parser) -> tuple[str, int] | None:
     return None if parser.error is None else (parser.error.code, parser.error.offset)
 
@@ -67,8 +72,7 @@ def test_parser_keeps_nothing_of_a_content_that_is_too_long() -> None:
     assert parser.partial_bytes == 0
 
 
-def test_parser_refuses_a_length_of_29_nines_with_its_last_digit() -> None:
-    parser = parser_with()
+def test_parser_refuses_a_length_of_29_nines_with_its_last_digit(parser: Parser) -> None:
     parser.feed(HEADER + b"P02" + b"9" * 28)
     assert error_of(parser) is None
     parser.feed(b"9")
@@ -95,8 +99,9 @@ def test_parser_takes_a_content_of_exactly_the_limit() -> None:
         (b"H0100102P010x", frames.BAD_PACKET_HEADER, 12),
     ],
 )
-def test_parser_decides_at_the_first_wrong_byte(beginning: bytes, code: str, offset: int) -> None:
-    parser = parser_with()
+def test_parser_decides_at_the_first_wrong_byte(
+    parser: Parser, beginning: bytes, code: str, offset: int
+) -> None:
     parser.feed(beginning[:-1])
     assert error_of(parser) is None
     parser.feed(beginning[-1:])
@@ -107,14 +112,12 @@ def test_parser_decides_at_the_first_wrong_byte(beginning: bytes, code: str, off
     ("first", "stranger"),
     [(b"GET / HTTP/1.1", "HTTP"), (b"\x16\x03\x01", "TLS"), (b"hello", "hello")],
 )
-def test_error_says_who_it_looks_like(first: bytes, stranger: str) -> None:
-    parser = parser_with()
+def test_error_says_who_it_looks_like(parser: Parser, first: bytes, stranger: str) -> None:
     parser.feed(first)
     assert stranger in str(parser.error)
 
 
-def test_partial_bytes_count_the_frame_begun_only() -> None:
-    parser = parser_with()
+def test_partial_bytes_count_the_frame_begun_only(parser: Parser) -> None:
     frame = HEADER + QUEUE + b"P02%029dabc" % 3
     parser.feed(frame + frame[:50])
     assert parser.partial_bytes == 50
@@ -122,8 +125,7 @@ def test_partial_bytes_count_the_frame_begun_only() -> None:
     assert parser.partial_bytes == 0
 
 
-def test_partial_bytes_are_0_after_blank_lines() -> None:
-    parser = parser_with()
+def test_partial_bytes_are_0_after_blank_lines(parser: Parser) -> None:
     parser.feed(b"H0100402\nP01%029d\nFoo\nP03%029d\nab\n\r\n\r" % (3, 2))
     assert parser.partial_bytes == 0
     assert parser.framing == "line"
@@ -137,15 +139,13 @@ def test_pinned_width_reads_what_auto_could_mistake(pinned: int) -> None:
     assert parser_with(pinned=pinned).feed(frame) == [Publish("Foo", bytes(12_000), None, None)]
 
 
-def test_auto_width_looks_at_the_first_packet_only() -> None:
-    parser = parser_with()
+def test_auto_width_looks_at_the_first_packet_only(parser: Parser) -> None:
     parser.feed(b"H0100202P01%033dFooP04%033d5" % (3, 1))
     assert parser.packet_header == 36
     assert parser.feed(b"H0100202P01%033dFooP04%033d7" % (3, 1)) == [Consume("Foo", 7)]
 
 
-def test_line_answers_mirror_the_first_break() -> None:
-    parser = parser_with()
+def test_line_answers_mirror_the_first_break(parser: Parser) -> None:
     parser.feed(b"H0100402\r\nP01%029d\nFoo\nP03%029d\nab\n" % (3, 2))
     assert parser.line_break == b"\r\n"
 
@@ -159,8 +159,7 @@ def test_queue_names_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(parser._names) <= 256
 
 
-def test_first_evidence_of_a_revision_stays() -> None:
-    parser = parser_with()
+def test_first_evidence_of_a_revision_stays(parser: Parser) -> None:
     legacy = HEADER + QUEUE + b"P02%029dx" % 1
     newer = b"H0100103" + QUEUE + b"P02%029dxP05%029d9" % (1, 1)
     parser.feed(b"H0100202" + QUEUE + b"P04%029d5" % 1)

@@ -79,8 +79,7 @@ def test_a_key_that_comes_twice_is_stored_once_and_answered_twice() -> None:
     }
 
 
-def test_acknowledgements_of_several_queues_end_at_one_that_is_not_held() -> None:
-    rig = CoreRig()
+def test_acknowledgements_of_several_queues_end_at_one_that_is_not_held(rig: CoreRig) -> None:
     client = rig.connect()
     for queue in "ab":
         rig.consume(client, 10, queue)

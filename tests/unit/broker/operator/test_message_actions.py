@@ -78,8 +78,7 @@ def record(rig: CoreRig) -> Message:
 # -- requeue
 
 
-def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was() -> None:
-    rig = CoreRig()
+def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 5_000)
     batch = do(rig, Action.REQUEUE, row)
@@ -92,8 +91,7 @@ def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(("ttl_s", "deadline_ms"), [(0, None), (7, 7_000)])
-def test_requeue_gives_another_ttl(ttl_s: int, deadline_ms: int | None) -> None:
-    rig = CoreRig()
+def test_requeue_gives_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | None) -> None:
     rig.publish(b"a", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 60_000)
     do(rig, Action.REQUEUE, row, ttl_s=ttl_s)
@@ -101,8 +99,7 @@ def test_requeue_gives_another_ttl(ttl_s: int, deadline_ms: int | None) -> None:
     assert row.deadline_ms == expected
 
 
-def test_requeue_takes_a_message_from_its_holder_and_charges_nobody() -> None:
-    rig = CoreRig()
+def test_requeue_takes_a_message_from_its_holder_and_charges_nobody(rig: CoreRig) -> None:
     held = held_one(rig)
     held.body = None  # as after its sending
     batch = do(rig, Action.REQUEUE, message(1))
@@ -126,8 +123,7 @@ def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge()
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
-def test_release_skips_what_nobody_holds() -> None:
-    rig = CoreRig()
+def test_release_skips_what_nobody_holds(rig: CoreRig) -> None:
     rig.publish(b"a")
     do(rig, Action.RELEASE, message(1))
     assert skipped(rig) == {"not dispatched": 1}
@@ -136,8 +132,7 @@ def test_release_skips_what_nobody_holds() -> None:
 # -- move
 
 
-def test_move_puts_a_message_at_the_end_of_another_queue() -> None:
-    rig = CoreRig()
+def test_move_puts_a_message_at_the_end_of_another_queue(rig: CoreRig) -> None:
     rig.publish(b"abc")
     rig.publish(b"x", queue="mails")
     row = message(1, size=3, deadline_ms=rig.steady_ms + 9)
@@ -149,8 +144,7 @@ def test_move_puts_a_message_at_the_end_of_another_queue() -> None:
     assert (rig.queue().counters.moved, outcome(rig).places) == (1, {1: (1, 1)})
 
 
-def test_move_makes_the_target_only_where_that_is_wanted() -> None:
-    rig = CoreRig()
+def test_move_makes_the_target_only_where_that_is_wanted(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.begin()
     for options in (ActionOptions(target="new"), ActionOptions(), ActionOptions(target="")):
@@ -178,8 +172,7 @@ def test_move_skips_where_the_target_takes_nothing(changes: dict[str, Any], reas
     assert skipped(rig) == {reason: 1}
 
 
-def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone() -> None:
-    rig = CoreRig()
+def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone(rig: CoreRig) -> None:
     held_one(rig)
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
@@ -196,8 +189,7 @@ def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone() ->
 # -- place
 
 
-def test_place_undoes_a_requeue_in_a_window() -> None:
-    rig = CoreRig()
+def test_place_undoes_a_requeue_in_a_window(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"a", b"b", b"c")  # a is held
     do(rig, Action.REQUEUE, message(2))
@@ -208,8 +200,7 @@ def test_place_undoes_a_requeue_in_a_window() -> None:
     assert [held.seq for held in worker.consumers[1].held.values()] == [1]
 
 
-def test_place_undoes_a_move() -> None:
-    rig = CoreRig()
+def test_place_undoes_a_move(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.publish(b"x", queue="mails")
     row = message(1)
@@ -230,16 +221,14 @@ def test_place_undoes_a_move() -> None:
     ],
 )
 def test_place_skips(
-    places: dict[int, tuple[int, int]], queues: frozenset[int] | None, reason: str
+    rig: CoreRig, places: dict[int, tuple[int, int]], queues: frozenset[int] | None, reason: str
 ) -> None:
-    rig = CoreRig()
     rig.publish(b"a", b"b")
     do(rig, Action.PLACE, message(2), places=places, queues=queues)
     assert skipped(rig) == {reason: 1}
 
 
-def test_place_skips_what_is_held() -> None:
-    rig = CoreRig()
+def test_place_skips_what_is_held(rig: CoreRig) -> None:
     held_one(rig)
     do(rig, Action.PLACE, message(1), places={1: (1, 1)})
     assert skipped(rig) == {"dispatched": 1}
@@ -248,8 +237,7 @@ def test_place_skips_what_is_held() -> None:
 # -- delete
 
 
-def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise() -> None:
-    rig = CoreRig()
+def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise(rig: CoreRig) -> None:
     held_one(rig)
     rig.publish(b"b")
     batch = take(rig, ask(rig, Action.DELETE, 1, 2), message(1), message(2))
@@ -263,8 +251,7 @@ def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise() -> None:
 # -- redrive
 
 
-def test_redrive_makes_a_message_of_a_record() -> None:
-    rig = CoreRig()
+def test_redrive_makes_a_message_of_a_record(rig: CoreRig) -> None:
     batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
     [born] = batch.created
     assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
@@ -275,8 +262,7 @@ def test_redrive_makes_a_message_of_a_record() -> None:
     assert rig.queue().counters.published_ui == 1
 
 
-def test_redrive_goes_to_another_queue_where_told() -> None:
-    rig = CoreRig()
+def test_redrive_goes_to_another_queue_where_told(rig: CoreRig) -> None:
     row = record(rig)
     rig.publish(b"x", queue="again")
     assert [m.queue_id for m in do(rig, Action.REDRIVE, row, target="again").created] == [3]
@@ -292,8 +278,7 @@ def test_redrive_goes_to_another_queue_where_told() -> None:
         ({"source_queue_id": 2}, "there already"),
     ],
 )
-def test_redrive_skips(change: dict[str, Any], reason: str) -> None:
-    rig = CoreRig()
+def test_redrive_skips(rig: CoreRig, change: dict[str, Any], reason: str) -> None:
     row = record(rig)
     for name, value in change.items():
         setattr(row, name, value)
@@ -301,8 +286,7 @@ def test_redrive_skips(change: dict[str, Any], reason: str) -> None:
     assert (skipped(rig), batch.created) == ({reason: 1}, [])
 
 
-def test_redrive_heeds_the_bounds_of_the_origin() -> None:
-    rig = CoreRig()
+def test_redrive_heeds_the_bounds_of_the_origin(rig: CoreRig) -> None:
     row = record(rig)
     rig.run(lambda: rig.configure("orders", {"max_bytes": 1}))
     do(rig, Action.REDRIVE, row)
@@ -310,9 +294,8 @@ def test_redrive_heeds_the_bounds_of_the_origin() -> None:
 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.MOVE])
-def test_reason_of_a_full_disk_does_not_name_its_bound(action: Action) -> None:
+def test_reason_of_a_full_disk_does_not_name_its_bound(rig: CoreRig, action: Action) -> None:
     """Results are counted by reason, and the admin has a sentence for each."""
-    rig = CoreRig()
     row = record(rig)
     stop = PublishBlock("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
     rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
@@ -324,8 +307,7 @@ def test_reason_of_a_full_disk_does_not_name_its_bound(action: Action) -> None:
 # -- restore
 
 
-def test_restore_stores_a_new_message_in_the_old_place() -> None:
-    rig = CoreRig()
+def test_restore_stores_a_new_message_in_the_old_place(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
     batch = do(rig, Action.RESTORE, old)
@@ -338,8 +320,7 @@ def test_restore_stores_a_new_message_in_the_old_place() -> None:
     assert batch.bodies == [3, b"a"]
 
 
-def test_restored_message_is_dispatched_before_what_is_behind_it() -> None:
-    rig = CoreRig()
+def test_restored_message_is_dispatched_before_what_is_behind_it(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"x", b"b")  # x is held
     [held] = worker.consumers[1].held.values()
@@ -362,8 +343,7 @@ def test_restore_lets_a_window_grow_no_further_than_its_limit() -> None:
     assert len(rig.core.state.messages) == 3  # one is held
 
 
-def test_restore_wants_a_ttl_where_the_deadline_has_passed() -> None:
-    rig = CoreRig()
+def test_restore_wants_a_ttl_where_the_deadline_has_passed(rig: CoreRig) -> None:
     rig.publish(b"a")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms)
     do(rig, Action.RESTORE, old)
@@ -383,15 +363,13 @@ def test_restore_wants_a_ttl_where_the_deadline_has_passed() -> None:
         (settled(1, body=b"a", queue_id=9), "queue gone"),
     ],
 )
-def test_restore_skips(row: Message, reason: str) -> None:
-    rig = CoreRig()
+def test_restore_skips(rig: CoreRig, row: Message, reason: str) -> None:
     rig.publish(b"a")
     do(rig, Action.RESTORE, row)
     assert skipped(rig) == {reason: 1}
 
 
-def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
-    rig = CoreRig()
+def test_restore_heeds_the_bounds_but_not_a_pause(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.run(lambda: rig.pause("orders", "publishing", True))
     assert do(rig, Action.RESTORE, settled(1, body=b"a")).created != []
@@ -400,8 +378,7 @@ def test_restore_heeds_the_bounds_but_not_a_pause() -> None:
     assert skipped(rig) == {"queue full": 1}
 
 
-def test_restore_makes_a_removed_queue_again() -> None:
-    rig = CoreRig()
+def test_restore_makes_a_removed_queue_again(rig: CoreRig) -> None:
     rig.run(lambda: rig.core.state.registry.get_or_create("orders"))
     rig.run(lambda: rig.core.state.remove_queue(rig.queue()))
     rig.publish(b"x", queue="mails")
@@ -409,8 +386,7 @@ def test_restore_makes_a_removed_queue_again() -> None:
     assert (born.queue_id, rig.queue().queue_id) == (1, 1)
 
 
-def test_message_is_restored_once_where_two_ask_at_once() -> None:
-    rig = CoreRig()
+def test_message_is_restored_once_where_two_ask_at_once(rig: CoreRig) -> None:
     rig.publish(b"a")
     first, second = (
         ask(rig, Action.RESTORE, 1).rows[0].on_rows,
@@ -425,8 +401,7 @@ def test_message_is_restored_once_where_two_ask_at_once() -> None:
 # -- erase
 
 
-def test_erase_overwrites_and_removes_the_body() -> None:
-    rig = CoreRig()
+def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = do(rig, Action.ERASE, settled(1, State.ACKED))
     assert batch.writes[0] == EraseBody(1)
@@ -437,16 +412,14 @@ def test_erase_overwrites_and_removes_the_body() -> None:
 
 
 @pytest.mark.parametrize("action", Action)
-def test_action_skips_messages_of_other_queues(action: Action) -> None:
-    rig = CoreRig()
+def test_action_skips_messages_of_other_queues(rig: CoreRig, action: Action) -> None:
     rig.publish(b"a")
     do(rig, action, message(1), queues=frozenset({9}), target="orders")
     assert skipped(rig) == {"foreign queue": 1}
 
 
 @pytest.mark.parametrize("action", Action)
-def test_action_skips_what_is_not_there(action: Action) -> None:
-    rig = CoreRig()
+def test_action_skips_what_is_not_there(rig: CoreRig, action: Action) -> None:
     rig.publish(b"a", b"b")
     batch = ask(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
     assert batch.rows[0].seqs == (1,)  # the others are no numbers of messages, or known already
@@ -455,8 +428,7 @@ def test_action_skips_what_is_not_there(action: Action) -> None:
     assert [type(write) for write in batch.writes] == [InsertAudit]
 
 
-def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
-    rig = CoreRig()
+def test_action_skips_what_has_its_turn_at_the_same_time(rig: CoreRig) -> None:
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
     [request] = ask(rig, Action.REQUEUE, 1).rows
@@ -468,8 +440,7 @@ def test_action_skips_what_has_its_turn_at_the_same_time() -> None:
     assert skipped(rig) == {"gone": 1}
 
 
-def test_action_skips_what_waits_to_be_buried() -> None:
-    rig = CoreRig()
+def test_action_skips_what_waits_to_be_buried(rig: CoreRig) -> None:
     held = held_one(rig)
     held.body = None
     rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
@@ -477,8 +448,7 @@ def test_action_skips_what_waits_to_be_buried() -> None:
     assert skipped(rig) == {"gone": 1}
 
 
-def test_action_goes_on_where_large_bodies_come_in_pages() -> None:
-    rig = CoreRig()
+def test_action_goes_on_where_large_bodies_come_in_pages(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     batch = take(rig, ask(rig, Action.RESTORE, 1, 2, 3), settled(1, body=b"a"), is_last=False)
     assert (batch.rows[0].seqs, rig.answers) == ((2, 3), [])
@@ -490,8 +460,7 @@ def test_action_goes_on_where_large_bodies_come_in_pages() -> None:
     assert batch.writes == [AdvanceAudit(1, "done", 1)]
 
 
-def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
-    rig = CoreRig()
+def test_slices_of_one_work_share_one_row_of_the_audit(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     entry = rig.entry("bulk.delete", target="orders", result="running")
     asked: list[Batch] = []
@@ -518,8 +487,7 @@ def test_slices_of_one_work_share_one_row_of_the_audit() -> None:
     assert rig.core.audit_counts == {"bulk.delete": 1}
 
 
-def test_more_than_a_slice_is_refused() -> None:
-    rig = CoreRig()
+def test_more_than_a_slice_is_refused(rig: CoreRig) -> None:
     with pytest.raises(RefusedError, match="1001") as caught:
         act_on_messages(
             rig.core, print, rig.entry(), Action.DELETE, range(ACTION_SLICE + 1), ActionOptions()

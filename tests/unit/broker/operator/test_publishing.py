@@ -21,8 +21,7 @@ def ids(messages: list[Message]) -> list[str]:
     return [message.message_id.decode() for message in messages]
 
 
-def test_operator_publishes_and_learns_the_ids() -> None:
-    rig = CoreRig()
+def test_operator_publishes_and_learns_the_ids(rig: CoreRig) -> None:
     worker = rig.consumer()
     batch = rig.run(
         lambda: publish(rig.core, rig.answers.append, rig.entry(), "orders", [(b"a", 5), (b"b", 0)])
@@ -37,8 +36,7 @@ def test_operator_publishes_and_learns_the_ids() -> None:
     assert (totals.published, totals.published_ui, totals.published_http) == (2, 2, 0)
 
 
-def test_each_person_has_one_client_number() -> None:
-    rig = CoreRig()
+def test_each_person_has_one_client_number(rig: CoreRig) -> None:
     worker = rig.connect()
     first = give(rig, b"a")
     assert first.opened_clients == [2, "ui", "anna (10.0.0.5)", first.wall_ms]
@@ -62,9 +60,8 @@ def test_each_person_has_one_client_number() -> None:
     ],
 )
 def test_list_is_stored_whole_or_not_at_all(
-    changes: dict[str, Any], code: str, reason: str
+    rig: CoreRig, changes: dict[str, Any], code: str, reason: str
 ) -> None:
-    rig = CoreRig()
     rig.publish(b"x")
     rig.run(lambda: rig.configure("orders", changes))
     with pytest.raises(RefusedError) as caught:
@@ -106,8 +103,7 @@ def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     )
 
 
-def test_key_again_gives_the_ids_of_the_first_time() -> None:
-    rig = CoreRig()
+def test_key_again_gives_the_ids_of_the_first_time(rig: CoreRig) -> None:
     first = give(rig, b"a", b"b", key=b"k")
     assert [first.keys[at + 2] for at in (0, 4)] == [1, 2]
     again = give(rig, b"c", key=b"k")
@@ -120,38 +116,33 @@ def test_key_again_gives_the_ids_of_the_first_time() -> None:
     assert rig.queue().counters.deduplicated == 1
 
 
-def test_key_again_leaves_out_what_the_history_has_given_up() -> None:
-    rig = CoreRig()
+def test_key_again_leaves_out_what_the_history_has_given_up(rig: CoreRig) -> None:
     first = give(rig, b"a", b"b", key=b"k")
     repeat(rig, give(rig, b"a", b"b", key=b"k"), first.created[1])
     assert rig.answers[1] == ids(first.created[1:])
 
 
-def test_key_of_one_message_after_the_window_forgets_the_list_before() -> None:
-    rig = CoreRig()
+def test_key_of_one_message_after_the_window_forgets_the_list_before(rig: CoreRig) -> None:
     give(rig, b"a", b"b", key=b"k")
     rig.advance(601)
     give(rig, b"c", key=b"k")
     assert give(rig, b"c", key=b"k").rows[0].seqs == (3,)
 
 
-def test_key_counts_although_the_queue_was_removed_since() -> None:
-    rig = CoreRig()
+def test_key_counts_although_the_queue_was_removed_since(rig: CoreRig) -> None:
     give(rig, b"a", key=b"k")
     rig.core.state.remove_queue(rig.queue())
     assert give(rig, b"a", key=b"k").rows[0].seqs == (1,)
 
 
-def test_key_counts_for_clients_too() -> None:
-    rig = CoreRig()
+def test_key_counts_for_clients_too(rig: CoreRig) -> None:
     give(rig, b"a", key=b"k")
     client = rig.connect()
     batch = rig.run(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
     assert batch.created == []
 
 
-def test_refused_list_leaves_its_key_free() -> None:
-    rig = CoreRig()
+def test_refused_list_leaves_its_key_free(rig: CoreRig) -> None:
     rig.publish(b"x")
     rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
     with pytest.raises(RefusedError):
@@ -160,8 +151,7 @@ def test_refused_list_leaves_its_key_free() -> None:
     assert len(give(rig, b"a", key=b"k").created) == 1
 
 
-def test_edit_ties_the_new_message_to_its_source() -> None:
-    rig = CoreRig()
+def test_edit_ties_the_new_message_to_its_source(rig: CoreRig) -> None:
     rig.publish(b"x")
     batch = give(rig, b"y", source=(1, "edit"))
     assert event_kinds(batch) == [(1, "edit")]

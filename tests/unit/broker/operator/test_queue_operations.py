@@ -39,8 +39,7 @@ def run(
     )
 
 
-def test_configure_tells_the_audit_before_and_after() -> None:
-    rig = CoreRig()
+def test_configure_tells_the_audit_before_and_after(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = run(rig, "configure", "orders", {"max_messages": 5, "note": "é"}, target="orders")
     assert audited(batch) == [("queue.it", "orders", 1, "done")]
@@ -52,8 +51,7 @@ def test_configure_tells_the_audit_before_and_after() -> None:
     assert rig.answers[0]["max_messages"] == 5
 
 
-def test_configure_refuses_a_wrong_value_and_changes_nothing() -> None:
-    rig = CoreRig()
+def test_configure_refuses_a_wrong_value_and_changes_nothing(rig: CoreRig) -> None:
     rig.publish(b"a")
     changes = {"max_messages": 5, "max_bytes": -1}
     assert refusal(rig, "configure", "orders", changes) == "bad_setting"
@@ -71,8 +69,7 @@ def test_queue_is_created_once() -> None:
     assert refusal(rig, "create_queue", "") == "bad_name"
 
 
-def test_queue_is_removed_only_where_nobody_needs_it() -> None:
-    rig = CoreRig()
+def test_queue_is_removed_only_where_nobody_needs_it(rig: CoreRig) -> None:
     assert refusal(rig, "remove_queue", "orders") == "unknown_queue"
     rig.publish(b"a")
     assert refusal(rig, "remove_queue", "orders") == "queue_not_empty"
@@ -83,8 +80,7 @@ def test_queue_is_removed_only_where_nobody_needs_it() -> None:
     assert refusal(rig, "remove_queue", "kept") == "queue_pinned"
 
 
-def test_removed_queue_keeps_its_row_and_comes_back_under_its_number() -> None:
-    rig = CoreRig()
+def test_removed_queue_keeps_its_row_and_comes_back_under_its_number(rig: CoreRig) -> None:
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"max_messages": 5})
     batch = run(rig, "remove_queue", "orders")
@@ -96,8 +92,7 @@ def test_removed_queue_keeps_its_row_and_comes_back_under_its_number() -> None:
     assert (rig.queue().queue_id, rig.queue().settings.max_messages) == (1, 0)
 
 
-def test_publisher_that_waits_for_a_removed_queue_is_woken() -> None:
-    rig = CoreRig()
+def test_publisher_that_waits_for_a_removed_queue_is_woken(rig: CoreRig) -> None:
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"publishing_paused": True})
     client = rig.connect()
@@ -105,8 +100,7 @@ def test_publisher_that_waits_for_a_removed_queue_is_woken() -> None:
     assert run(rig, "remove_queue", "orders").to_resume == {client}
 
 
-def test_disconnect_ends_the_connection_after_the_commit() -> None:
-    rig = CoreRig()
+def test_disconnect_ends_the_connection_after_the_commit(rig: CoreRig) -> None:
     worker = rig.consumer(credit=5)
     rig.publish(b"a", b"b")
     ended: list[str] = []
@@ -120,8 +114,7 @@ def test_disconnect_ends_the_connection_after_the_commit() -> None:
     assert refusal(rig, "disconnect", 99) == "unknown_client"
 
 
-def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
-    rig = CoreRig()
+def test_purge_takes_the_oldest_where_a_limit_is_given(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     entry = rig.entry("queue.purge", target="orders")
     batch = rig.run(
@@ -130,8 +123,7 @@ def test_purge_takes_the_oldest_where_a_limit_is_given() -> None:
     assert (batch.writes, len(batch.pages)) == ([], 1)
 
 
-def test_rows_of_the_admin_are_stored_with_their_audit_row() -> None:
-    rig = CoreRig()
+def test_rows_of_the_admin_are_stored_with_their_audit_row(rig: CoreRig) -> None:
     row = SaveItem("view", "mine", "{}", 5, "anna")
     batch = run(rig, "write", [row, row], action="view.save")
     assert batch.writes[:2] == [row, row]
@@ -146,8 +138,7 @@ def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
     assert refusal(CoreRig(), "write", [SaveItem("view", value, "{}", 5, "anna")]) == "bad_value"
 
 
-def test_refusal_is_noted() -> None:
-    rig = CoreRig()
+def test_refusal_is_noted(rig: CoreRig) -> None:
     entry = rig.entry("queue.purge", target="a\ud800", result="forbidden")
     batch = rig.run(lambda: queue_operations.record_only(rig.core, rig.answers.append, entry))
     assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]
@@ -156,8 +147,7 @@ def test_refusal_is_noted() -> None:
     assert batch.writes == [AdvanceAudit(0, "forbidden", 1)]
 
 
-def test_wait_and_hold_are_counted() -> None:
-    rig = CoreRig()
+def test_wait_and_hold_are_counted(rig: CoreRig) -> None:
     rig.publish(b"a")
     assert (rig.queue().wait_histogram, rig.queue().hold_histogram) == (None, None)
     worker = rig.consumer("mails")

@@ -175,8 +175,7 @@ def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.code == "too_many_subscriptions"
 
 
-def test_subscriptions_are_known_after_a_start() -> None:
-    rig = CoreRig()
+def test_subscriptions_are_known_after_a_start(rig: CoreRig) -> None:
     rows = PipelineRows(subscriptions=[(4, "s", 1, 9, 6)], held=[(1, 2, 30)])
     stored = RecoveredState([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
     rig.core = type(rig.core)(stored, rig.limits, rig.defaults)

@@ -25,8 +25,7 @@ def writes(batch: Batch, of_type: type[Any]) -> list[Any]:
     return [write for write in batch.writes if isinstance(write, of_type)]
 
 
-def test_staged_rows_are_numbered_under_their_token() -> None:
-    rig = CoreRig()
+def test_staged_rows_are_numbered_under_their_token(rig: CoreRig) -> None:
     stage(rig, "t", b"a")
     batch = stage(rig, "u", b"b", b"cc", ttl_s=9)
     flat = batch.staged_rows
@@ -40,8 +39,7 @@ def test_staged_rows_are_numbered_under_their_token() -> None:
     assert (rig.core.staging.bytes, rig.queue().row.live_count) == (4, 0)
 
 
-def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
-    rig = CoreRig()
+def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer(rig: CoreRig) -> None:
     rig.publish(b"first")
     stage(rig, "t", b"a", b"b", ttl_s=9)
     batch = rig.pipeline("publish_staged", "app", 3, ["t"])
@@ -58,8 +56,7 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer() -> None:
     assert rig.core.next_wake_ms == STEADY_MS + 9_000
 
 
-def test_window_learns_that_the_rest_is_on_disk() -> None:
-    rig = CoreRig()
+def test_window_learns_that_the_rest_is_on_disk(rig: CoreRig) -> None:
     rig.consumer(credit=1)
     rig.publish(b"a")
     stage(rig, "t", b"b")
@@ -72,8 +69,7 @@ def test_window_learns_that_the_rest_is_on_disk() -> None:
     assert 3 not in rig.core.state.messages  # it stands behind what is on disk
 
 
-def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
-    rig = CoreRig()
+def test_repeated_version_drops_its_tokens_and_stores_nothing_else(rig: CoreRig) -> None:
     stage(rig, "t", b"a")
     rig.pipeline("publish_staged", "app", 1, ["t"])
     stage(rig, "t", b"a")
@@ -83,8 +79,7 @@ def test_repeated_version_drops_its_tokens_and_stores_nothing_else() -> None:
     assert (rig.core.staging.stages, rig.core.staging.bytes) == ({}, 0)
 
 
-def test_token_is_dropped_at_its_time_and_not_before() -> None:
-    rig = CoreRig()
+def test_token_is_dropped_at_its_time_and_not_before(rig: CoreRig) -> None:
     stage(rig, "t", b"a")
     rig.steady_ms += STAGE_KEPT_MS - 1
     assert writes(rig.run(), DropStage) == []
