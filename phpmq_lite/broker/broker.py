@@ -553,7 +553,7 @@ class Broker:
             if 0 < seq < self.state.next_number and seq not in self.state.messages:
                 self.state.batch.seqs.add(seq)
 
-    # -- for commands of an operator, see operations.py
+    # -- for commands of an operator, see operator/queue_operations.py
 
     @property
     def is_draining(self) -> bool:

@@ -16,7 +16,6 @@ from phpmq_lite.client.session import (
     Delivery,
     PublishBatch,
 )
-from phpmq_lite.errors import ClientError
 
 _WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of this loop iteration
 _CLOSE_S: Final = 5.0  # time for the broker to read the rest
@@ -181,21 +180,15 @@ class Client(ClientBase):
             LocalProtocolError: as :meth:`publish`, or the same key is unanswered.
             ConnectionLostError: the client ended, or stopped repeating.
         """
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def answer(error: ClientError | None) -> None:
-            if answered.done():
-                return
-            if error is None:
-                answered.set_result(None)
-            else:
-                answered.set_exception(error)
-
-        key = await self._send_confirmed(queue, body, ttl_s, key, answer)
+        answered = asyncio.Event()
+        batch = PublishBatch(answered.set)
+        key = await self._send_confirmed(queue, body, ttl_s, key, batch.answered)
         try:
-            await answered
+            await answered.wait()
         finally:
             self.session.pending.forget(queue, key)
+        if batch.error is not None:
+            raise batch.error
 
     async def publish_many(
         self,
@@ -408,7 +401,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._client.data_received(data)
-        if self._client.session.error is not None:
+        if self._client.session.side.error is not None:
             self._transport.abort()
 
     def pause_writing(self) -> None:

@@ -287,7 +287,7 @@ class BlockingClient(ClientBase):
             self._stream.close()
             self._stream = None
             self._end(trouble)
-            raise ConnectionLostError(trouble) from self.session.error
+            raise ConnectionLostError(trouble) from self.session.side.error
 
     def _put(self, frame: bytes) -> None:
         if self._stream is not None:

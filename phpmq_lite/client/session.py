@@ -14,7 +14,6 @@ from phpmq_lite.errors import (
     ConnectionLostError,
     LocalProtocolError,
     PublishRefusedError,
-    RemoteProtocolError,
     os_reason,
 )
 from phpmq_lite.protocol.connection import ClientSide
@@ -204,14 +203,9 @@ class ClientSession:
         self.late_settlements: list[bytes] = []  # settlements to send on the next connection
         self.late_settlement_count = 0  # settlements after the end of their delivery's connection
 
-    @property
-    def error(self) -> RemoteProtocolError | None:
-        """Return the protocol error of the broker, after which the client ends, or None."""
-        return self.side.error
-
     def protocol_problem(self, peer: object) -> str | None:
         """Return what is wrong with what the broker sent, and the remedy; None: nothing."""
-        if (error := self.error) is None:
+        if (error := self.side.error) is None:
             return None
         if error.code == TOO_LARGE and error.detail.startswith(f"packet {CONTENT:02} "):
             return (
@@ -245,7 +239,7 @@ class ClientSession:
             window.dispatches.clear()
 
     def receive(self, data: bytes) -> None:
-        """Process received bytes; check :attr:`error` afterwards."""
+        """Process received bytes; check :meth:`protocol_problem` afterwards."""
         filled: ConsumedQueue | None = None
         for frame in self.side.receive(data):
             self.has_received = True

@@ -77,6 +77,11 @@ class _ConnectionEnd:
         self._parser = parser
 
     @property
+    def error(self) -> RemoteProtocolError | None:
+        """Return the protocol error of the peer after which to close, or None."""
+        return self._parser.error
+
+    @property
     def partial_bytes(self) -> int:
         """Return the bytes of an incomplete frame; 0 between frames."""
         return self._parser.partial_bytes
@@ -228,11 +233,6 @@ class ClientSide(_ConnectionEnd):
         self.acknowledge = encoder.acknowledge
         self.requeue = encoder.requeue
         self.dead_letter = encoder.dead_letter
-
-    @property
-    def error(self) -> RemoteProtocolError | None:
-        """Return the protocol error of the broker after which to close, or None."""
-        return self._parser.error
 
     def receive(self, data: bytes) -> list[BrokerFrame]:
         """Return the frames that ``data`` completes, in order; check :attr:`error` afterwards."""

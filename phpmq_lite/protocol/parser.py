@@ -52,9 +52,9 @@ _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
 class Parser:
     """One direction of one connection, from its first byte to its first error.
 
-    ``framing``, ``line_break``, ``packet_header`` and ``shown`` are learnt from the bytes, and
-    replies use the same style (R9); each is None until it is known.  ``error`` is set at the first
-    invalid byte; from then on :meth:`feed` returns nothing.
+    ``framing``, ``line_break``, ``packet_header`` and ``revision_seen`` are learnt from the bytes,
+    and replies use the same style (R9); each is None until it is known.  ``error`` is set at the
+    first invalid byte; from then on :meth:`feed` returns nothing.
     """
 
     def __init__(

@@ -49,8 +49,8 @@ class ActionOptions:
     # Only messages of these queue_ids, and redrive only back to these; None: all.  The caller
     # checks a target that it names.
     queues: frozenset[int] | None = None
-    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     # of place: seq -> queue_id, position
+    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     is_dry_run: bool = False  # redrive: only report what would happen
 
 
@@ -61,8 +61,7 @@ class ActionOutcome:
     done: list[int] = field(default_factory=list)  # seqs, in order
     new_ids: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
     skipped: Counter[str] = field(default_factory=Counter)  # reasons
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # targets of a redrive: messages by queue
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> queue_id, position
     targets: Counter[str] = field(default_factory=Counter)  # of redrive: messages by queue
     poisoned: Counter[str] = field(default_factory=Counter)  # of them: invalid again, by reason
 
@@ -92,10 +91,8 @@ class PagedAction:
         self._done = 0
         self.outcome = ActionOutcome()
 
-    def _request_from(self, row: Message) -> None:
-        raise NotImplementedError
-
-    def _request_after(self, row: Message) -> None:
+    def _request_rest(self, row: Message, *, with_row: bool) -> None:
+        """Request the next page: what follows a row, and the row again if ``with_row``."""
         raise NotImplementedError
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
@@ -124,13 +121,13 @@ class PagedAction:
         if again:
             self._count(done, is_last=False)
             target = self._target(self._options.target or "")
-            resume = partial(self._request_from, again[0])
+            resume = partial(self._request_rest, again[0], with_row=True)
             redrive.read_in_background(self._state, again, target, self._reads, resume)
         elif is_last or not page or self._left == 0:
             self._end(done)
         else:
             self._count(done, is_last=False)
-            self._request_after(page[-1])
+            self._request_rest(page[-1], with_row=False)
 
     def _end(self, done: int) -> None:
         raise NotImplementedError
@@ -298,11 +295,9 @@ class MessageAction(PagedAction):
             )
         )
 
-    def _request_from(self, row: Message) -> None:
-        self._request_page(self._asked[self._asked.index(row.seq) :])
-
-    def _request_after(self, row: Message) -> None:
-        self._request_page(self._asked[self._asked.index(row.seq) + 1 :])
+    def _request_rest(self, row: Message, *, with_row: bool) -> None:
+        at = self._asked.index(row.seq)
+        self._request_page(self._asked[at if with_row else at + 1 :])
 
     def _end(self, done: int) -> None:
         outcome = self.outcome
@@ -383,11 +378,8 @@ class QueueAction(PagedAction):
         )  # fmt: skip
         self._state.batch.pages.append(page)
 
-    def _request_from(self, row: Message) -> None:
-        self._request_page(row.position - 1)
-
-    def _request_after(self, row: Message) -> None:
-        self._request_page(row.position)
+    def _request_rest(self, row: Message, *, with_row: bool) -> None:
+        self._request_page(row.position - 1 if with_row else row.position)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then ask for the next or reply."""

@@ -91,7 +91,7 @@ def stage(
     after: int,
     is_whole: bool,
 ) -> None:
-    """Store rows under a token, in order.  Replies with ``Staged``.
+    """Store rows under a token, in order.  Replies with ``StagingStatus``.
 
     ``after`` is the number of rows that the token has already; 0 creates it.  ``is_whole`` marks
     the last rows.  Missing queues are created.  A TTL starts with the publish.  There is no audit
@@ -432,7 +432,12 @@ class _StagedPublish:
             transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, inspection)
         first = state.next_number
         for stage in stages:
-            self._copy(stage, client)
+            # Only the valid rows become messages; the other numbers stay unused.
+            offset, state.next_number = state.next_number, state.next_number + stage.rows
+            end_row = stage.first_row + stage.rows
+            state.batch.writes.append(CopyStagedRows(
+                offset - stage.first_row, *state.now, client, stage.first_row, end_row
+            ))  # fmt: skip
             staging.drop(state, stage.token)
         if is_resumed:
             _drop_tokens(core, self.tokens, self.writer)
@@ -451,14 +456,6 @@ class _StagedPublish:
         audit.record(core, self.entry, total)
         done = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)
         state.batch.replies.append((self.reply, done))
-
-    def _copy(self, stage: StageState, client: int) -> None:
-        """Copy the valid rows to messages in the writer; other numbers stay unused."""
-        state = self.core.state
-        first, state.next_number = state.next_number, state.next_number + stage.rows
-        span = (stage.first_row, stage.first_row + stage.rows)
-        offset, now = first - stage.first_row, state.now
-        state.batch.writes.append(CopyStagedRows(offset, *now, client, *span))
 
     def _count(self, queue: Queue, part: StageQueue) -> None:
         """Count what the writer stores in a queue; its window no longer reaches the end."""

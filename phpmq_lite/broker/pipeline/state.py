@@ -51,7 +51,7 @@ class Subscription:
         return self.next_claim - 1
 
     def run(self, work: Callable[[], None]) -> None:
-        """Start ``work`` in the open batch, or after the work before it has called ``end``.
+        """Start ``work`` in the open batch, or after the work before it has called ``finish``.
 
         Raises:
             RefusedError: by ``work``, if it starts at once; later work must not raise it.

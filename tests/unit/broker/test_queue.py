@@ -16,30 +16,21 @@ def test_queue_without_own_settings_has_the_defaults() -> None:
     assert effective_settings(row("orders"), defaults) == defaults
 
 
-def test_queue_overrides_a_default() -> None:
-    settings = effective_settings(row("orders", max_deliveries=3), QueueSettings())
-    assert settings.max_deliveries == 3
-
-
-def test_retry_queue_forwards_to_its_origin() -> None:
-    """README, Expiry: publish to ``<queue>.retry`` with a TTL is delayed retry."""
-    defaults = QueueSettings(on_expire="dead_letter")
-    assert effective_settings(row("orders.retry"), defaults).on_expire == "forward:orders"
-
-
-def test_retry_queue_does_not_forward_when_it_says_so() -> None:
-    assert (
-        effective_settings(row("a.retry", on_expire="history"), QueueSettings()).on_expire
-        == "history"
-    )
-
-
-def test_queue_named_only_by_the_suffix_is_an_ordinary_one() -> None:
-    assert effective_settings(row(".retry"), QueueSettings()).on_expire == "history"
-
-
-def test_dead_letter_queue_has_no_delivery_limit() -> None:
-    assert effective_settings(row("orders.dlq"), QueueSettings()).max_deliveries == 0
+@pytest.mark.parametrize(
+    ("name", "own", "setting", "value"),
+    [
+        ("orders", {"max_deliveries": 3}, "max_deliveries", 3),
+        ("orders.retry", {}, "on_expire", "forward:orders"),  # README, Expiry: delayed retry
+        ("orders.retry", {"on_expire": "history"}, "on_expire", "history"),
+        (".retry", {}, "on_expire", "dead_letter"),  # only the suffix: an ordinary queue
+        ("orders.dlq", {}, "max_deliveries", 0),
+    ],
+)
+def test_name_and_own_settings_override_the_defaults(
+    name: str, own: dict[str, object], setting: str, value: object
+) -> None:
+    settings = effective_settings(row(name, **own), QueueSettings(on_expire="dead_letter"))
+    assert getattr(settings, setting) == value
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,11 @@ TOKENS = CLIENT.publish("Foo", b"planted")
 PLANTED = Publish("Foo", b"planted", 0, None)
 
 
+@pytest.fixture
+def side() -> ServerSide:
+    return ServerSide(WireLimits())
+
+
 def code_of(side: ServerSide | ClientSide) -> str | None:
     return None if side.error is None else side.error.code
 
@@ -66,8 +71,7 @@ def test_dispatch_keeps_the_revision_of_the_first_one() -> None:
     assert dispatched_header(side) == b"H0100304"
 
 
-def test_fresh_connection_has_shown_nothing() -> None:
-    side = ServerSide(WireLimits())
+def test_fresh_connection_has_shown_nothing(side: ServerSide) -> None:
     assert (side.framing, side.revision, side.packet_header) == (None, None, 32)
     assert (side.partial_bytes, side.error, side.is_waiting) == (0, None, False)
 
@@ -98,9 +102,8 @@ def test_client_side_refuses_what_is_not_phpmq() -> None:
     assert client.partial_bytes == 0
 
 
-def test_frames_of_token_characters_wait_until_released() -> None:
+def test_frames_of_token_characters_wait_until_released(side: ServerSide) -> None:
     """docs/operate/security.md 8: 20 ms of silence let them go."""
-    side = ServerSide(WireLimits())
     assert side.receive(TOKENS) == []
     assert is_waiting(side)
     assert side.release() == [PLANTED]
@@ -108,8 +111,7 @@ def test_frames_of_token_characters_wait_until_released() -> None:
     assert side.receive(TOKENS) == [PLANTED]
 
 
-def test_frames_wait_until_another_byte_comes() -> None:
-    side = ServerSide(WireLimits())
+def test_frames_wait_until_another_byte_comes(side: ServerSide) -> None:
     side.receive(TOKENS)
     assert side.receive(CLIENT.publish("Foo", b'{"a":1}')) == [
         PLANTED,
@@ -119,13 +121,11 @@ def test_frames_wait_until_another_byte_comes() -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"job": "x"}', b"a/b", b"\n"])
-def test_frames_with_other_bytes_never_wait(body: bytes) -> None:
-    side = ServerSide(WireLimits())
+def test_frames_with_other_bytes_never_wait(side: ServerSide, body: bytes) -> None:
     assert side.receive(CLIENT.publish("Foo", body)) == [Publish("Foo", body, 0, None)]
 
 
-def test_line_framing_never_waits() -> None:
-    side = ServerSide(WireLimits())
+def test_line_framing_never_waits(side: ServerSide) -> None:
     assert len(side.receive(b"H0100402\nP01%029d\nFoo\nP03%029d\nab" % (3, 2))) == 1
 
 
@@ -152,9 +152,8 @@ def test_guard_switched_off_lets_everything_stand() -> None:
     assert len(side.receive(TOKENS + SWALLOW + HEAD + REST)) == 3
 
 
-def test_error_waits_with_the_frames_before_it() -> None:
+def test_error_waits_with_the_frames_before_it(side: ServerSide) -> None:
     """R16: they stand, unless it was a browser."""
-    side = ServerSide(WireLimits())
     assert side.receive(TOKENS + b"GARBAGE") == []
     assert code_of(side) is None
     assert side.receive(TOKENS) == []
@@ -162,22 +161,19 @@ def test_error_waits_with_the_frames_before_it() -> None:
     assert code_of(side) == "bad-header"
 
 
-def test_error_shows_at_once_when_nothing_waits() -> None:
-    side = ServerSide(WireLimits())
+def test_error_shows_at_once_when_nothing_waits(side: ServerSide) -> None:
     side.receive(b"GET / HTTP/1.1\r\n")
     assert code_of(side) == "bad-header"
 
 
-def test_what_waits_is_bounded() -> None:
-    side = ServerSide(WireLimits())
+def test_what_waits_is_bounded(side: ServerSide) -> None:
     reads = [TOKENS * 1_000] * (GUARDED_BYTES // (len(TOKENS) * 1_000) + 1)
     got = [len(side.receive(read)) for read in reads]
     assert sum(got) == len(reads) * 1_000
     assert not is_waiting(side)
 
 
-def test_release_without_waiting_frames_leaves_the_guard_on() -> None:
-    side = ServerSide(WireLimits())
+def test_release_without_waiting_frames_leaves_the_guard_on(side: ServerSide) -> None:
     assert side.release() == []
     side.receive(TOKENS[:20])
     assert side.release() == []
