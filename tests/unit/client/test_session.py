@@ -212,23 +212,20 @@ def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_who
     assert "limits.max_content" in told
 
 
-def test_what_is_no_phpmq_is_told_as_that() -> None:
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (b"220 mail.example ESMTP\r\n", "does not speak PHPMQ: bad-header"),
+        # A name above the limit is not a message that is too long.
+        (b"H0100303P0100000000000000000000000000999", "does not speak PHPMQ: too-large"),
+    ],
+)
+def test_what_is_no_phpmq_is_told_as_that(sent: bytes, problem: str) -> None:
     session = ClientSession(10)
     session.connected()
     assert session.protocol_problem("mq:9100") is None
-    session.receive(b"220 mail.example ESMTP\r\n")
-    assert str(session.protocol_problem("mq:9100")).startswith(
-        "mq:9100 does not speak PHPMQ: bad-header"
-    )
-
-
-def test_name_above_the_bound_is_no_message_that_is_too_long() -> None:
-    session = ClientSession(10)
-    session.connected()
-    session.receive(b"H0100303P0100000000000000000000000000999")
-    assert str(session.protocol_problem("mq:9100")).startswith(
-        "mq:9100 does not speak PHPMQ: too-large"
-    )
+    session.receive(sent)
+    assert str(session.protocol_problem("mq:9100")).startswith(f"mq:9100 {problem}")
 
 
 def test_delays_double_up_to_the_longest() -> None:
