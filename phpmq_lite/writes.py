@@ -4,7 +4,14 @@ The type names the effect, and a statement in ``storage/sql/batch.sql``; its fie
 parameters.  Times are Unix milliseconds unless they say steady.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+
+class Write(Protocol):
+    """A row to write: any type of this module."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
 
 # -- history and events
 
@@ -353,43 +360,3 @@ class QuarantinedRows(NamedTuple):
     """Read the staged rows that are invalid."""
 
     spans: str  # of row ids, a JSON list of [from inclusive, to exclusive]
-
-
-Write = (
-    EraseBody
-    | LinkMessages
-    | ShiftDeadlines
-    | CreateStage
-    | UpdateStage
-    | UpdateStageQueue
-    | SealStage
-    | DropStage
-    | CopyStagedRows
-    | RecordPublishedVersion
-    | RecordAppIdUse
-    | ForgetPublishedVersion
-    | CreateSubscription
-    | UpdateSubscription
-    | DeleteSubscription
-    | RecordHistoryReader
-    | InsertAudit
-    | AdvanceAudit
-    | AddUser
-    | SetPassword
-    | SetUserRights
-    | SetLastLogin
-    | DeleteUser
-    | AddToken
-    | SetTokenUsed
-    | ExpireToken
-    | DeleteToken
-    | AddSession
-    | SetSessionSeen
-    | DeleteSession
-    | DeleteUserSessions
-    | SaveItem
-    | DeleteSavedItem
-    | DismissStartReport
-    | TrimRollups
-    | PutRollup
-)

@@ -7,8 +7,9 @@ refers to change while the next batch is decided.
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final, get_args
+from typing import Any, Final
 
+from phpmq_lite import writes
 from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import MultiRowStatement, load, many
@@ -144,8 +145,10 @@ def write_statements(kind: type[Any]) -> tuple[str, ...]:
 
 
 # By type: the statements that a write executes.
-WRITE_STATEMENTS: Final[dict[type[Write], tuple[str, ...]]] = {
-    kind: write_statements(kind) for kind in get_args(Write)
+WRITE_STATEMENTS: Final[dict[type[Any], tuple[str, ...]]] = {
+    kind: write_statements(kind)
+    for kind in vars(writes).values()
+    if isinstance(kind, type) and issubclass(kind, tuple)
 }
 
 
