@@ -1,13 +1,14 @@
-"""One definition of a page and its API call.
+"""One definition of a page and its API call, or of an API call alone.
 
 ``run`` checks, loads or acts. The page renders what it returns, or redirects with a message after
-an action; the API call returns it as JSON. A ``Resource`` yields ordinary rows of the route table.
+an action; the API call returns it as JSON. Both yield ordinary rows of the route table. The
+annotations of ``run`` name the models of its input and its output.
 """
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from functools import partial, update_wrapper
-from typing import Any, Final, get_args
+from functools import cache, partial, update_wrapper
+from typing import Any, Final, get_args, get_type_hints
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -54,24 +55,23 @@ class Api:
     name: str
     status: int = 200
     cli: str | None = None  # the command that uses it
-    query: type[BaseModel] | None = None  # of a GET, if it differs from the page's
+    query: type[BaseModel] | None = None  # of a GET; None: it has no parameters
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Resource:
     """A page and its API call.
 
-    ``input_model`` reads the query string of the page, or the form and the JSON body of an action;
-    a DELETE has no body, its input is the defaults. ``view`` turns the result of ``run`` into the
-    model of the API, if it is none.
+    The second parameter of ``run`` is read from the query string of the page, or from the form and
+    the JSON body of an action; a DELETE has no body, its input is the defaults. ``view`` makes a
+    ``view_model`` of the result of ``run``, if ``view_model.of`` does not.
     """
 
     run: Callable[[web.Request, Any], Awaitable[Any]]  # its docstring begins with the summary
     role: Role
     page: Page
     api: Api
-    input_model: type[BaseModel] | None = None
-    view_model: Any = None
+    view_model: Any = None  # None: ``run`` returns it
     view: Callable[[web.Request, Any], BaseModel] | None = None
     audit: str | None = None  # of an action
     body: int = BODY_BYTES
@@ -79,7 +79,7 @@ class Resource:
 
     def routes(self) -> tuple[Route, Route]:
         """Return the rows of the page and of the API call."""
-        page, api, model = self.page, self.api, self.input_model
+        page, api, (model, output) = self.page, self.api, input_and_output(self.run)
         method, show = ("GET", self.show_page) if page.template else ("POST", self.submit_form)
         is_get = api.method == "GET"
         return (
@@ -92,7 +92,7 @@ class Resource:
                 update_wrapper(partial(self.call_api), self.run), self.audit,
                 query=api.query if is_get else None,
                 takes=None if is_get or api.method == "DELETE" else model,
-                gives=self.view_model, status=api.status, cli=api.cli,
+                gives=self.view_model or output, status=api.status, cli=api.cli,
                 body=self.body, values=self.values,
             ),
         )  # fmt: skip
@@ -100,11 +100,12 @@ class Resource:
     async def show_page(self, request: web.Request) -> web.StreamResponse:
         """Render the page, or list its rows if the query asks for another format."""
         page, query = self.page, None
-        if self.input_model is not None:
-            query = read_query(request, self.input_model)
+        model, _ = input_and_output(self.run)
+        if model is not None:
+            query = read_query(request, model)
         found = await self.run(request, query)
-        if getattr(query, "format", "html") != "html":
-            return self._as_list(request, query, found)
+        if (format_ := getattr(query, "format", "html")) != "html":
+            return view_response(self._view_of(request, found), format_)
         more = {} if page.values is None else await page.values(request, query, found)
         return await render_page(request, page.template, query=query, found=found, **more)
 
@@ -116,7 +117,8 @@ class Resource:
                 check_typed_text(await page.typed(request), form.raw("confirm"))
             if page.needs_reason:
                 check_reason(form)
-            data = None if self.input_model is None else read_form_model(form, self.input_model)
+            model, _ = input_and_output(self.run)
+            data = None if model is None else read_form_model(form, model)
             result = await self.run(request, data)
         except (Problem, ValidationError) as error:
             problem = problem_of(error)
@@ -132,26 +134,81 @@ class Resource:
 
     async def call_api(self, request: web.Request) -> web.StreamResponse:
         """Answer with JSON, or with JSON lines or CSV if the query asks for them."""
-        data: Any = None
-        if self.api.query is not None:
-            data = read_query(request, self.api.query)
-        elif self.input_model is not None and self.api.method != "GET":
-            model = self.input_model
-            data = model() if self.api.method == "DELETE" else await read_json_model(request, model)
-        result = await self.run(request, data)
-        if getattr(data, "format", "json") in ("jsonl", "csv"):
-            return self._as_list(request, data, result)
-        return json_response(self._view_of(request, result), self.api.status)
+        model = self.api.query
+        if self.api.method != "GET":
+            model, _ = input_and_output(self.run)
+        data = await _read_input(request, self.api.method, model)
+        view = self._view_of(request, await self.run(request, data))
+        return view_response(view, getattr(data, "format", "json"), self.api.status)
 
     def _view_of(self, request: web.Request, result: Any) -> Any:
-        return result if self.view is None else self.view(request, result)
+        if self.view is not None:
+            return self.view(request, result)
+        if isinstance(result, list):
+            model = _item_model(self.view_model)
+            return self.view_model(items=[model.of(one) for one in result])
+        return result if isinstance(result, BaseModel) else self.view_model.of(result)
 
-    def _as_list(self, request: web.Request, query: Any, result: Any) -> web.Response:
-        view = self._view_of(request, result)
-        if query.format == "json":
-            return json_response(view)
-        [model] = get_args(self.view_model.model_fields["items"].annotation)
-        return list_response(query.format, model, view.items, view.next)
+
+def api_route(
+    method: str,
+    path: str,
+    role: Role,
+    name: str,
+    run: Callable[..., Awaitable[Any]],
+    audit: str | None = None,
+    *,
+    status: int = 200,
+    **more: Any,
+) -> Route:
+    """Return the row of an API call that has no page; ``more`` are fields of ``Route``.
+
+    The second parameter of ``run``, if it has one, is read from the query string of a GET, else
+    from the JSON body.
+    """
+    model, output = input_and_output(run)
+
+    async def call_api(request: web.Request) -> web.StreamResponse:
+        if model is None:
+            return view_response(await run(request), status=status)
+        data = await _read_input(request, method, model)
+        return view_response(await run(request, data), getattr(data, "format", "json"), status)
+
+    return Route(
+        method, path, role, name, update_wrapper(call_api, run), audit,
+        query=model if method == "GET" else None, takes=None if method == "GET" else model,
+        gives=output, status=status, **more,
+    )  # fmt: skip
+
+
+@cache
+def input_and_output(run: Callable[..., Awaitable[Any]]) -> tuple[type[BaseModel] | None, Any]:
+    """Return the models of the second parameter and of the result; None for none."""
+    _, *inputs, output = get_type_hints(run).values()
+    models = [model for model in inputs if isinstance(model, type) and issubclass(model, BaseModel)]
+    return (models[0] if models else None), (None if output is type(None) else output)
+
+
+async def _read_input(request: web.Request, method: str, model: type[BaseModel] | None) -> Any:
+    if model is None:
+        return None
+    if method == "GET":
+        return read_query(request, model)
+    return model() if method == "DELETE" else await read_json_model(request, model)
+
+
+def view_response(view: Any, format_: str = "json", status: int = 200) -> web.Response:
+    """Return a view as JSON, or a list as JSON lines or CSV; no content for None."""
+    if view is None:
+        return web.Response(status=status)
+    if format_ in ("jsonl", "csv"):
+        return list_response(format_, _item_model(type(view)), view.items, view.next)
+    return json_response(view, status)
+
+
+def _item_model(list_model: Any) -> Any:
+    [model] = get_args(list_model.model_fields["items"].annotation)
+    return model
 
 
 def check_reason(form: Form) -> None:

@@ -20,8 +20,8 @@ from phpmq_lite.admin.base.input import (
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resource import api_route
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.exports import RunningExport
@@ -114,9 +114,9 @@ class ClaimsInput(QueryModel):
     hi: int = Field(ge=0, le=OFFSET_MAX, description="last claim, inclusive")
 
 
-async def get_bounds(request: web.Request) -> web.StreamResponse:
+async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBoundsView:
     """Return the offsets of the history, and store the position of a reader."""
-    context, asked = context_of(request), read_query(request, ExportBoundsInput)
+    context = context_of(request)
     stored = StoredPipeline(context.readers)
     bounds = await stored.history_bounds()
     offset = None
@@ -131,7 +131,7 @@ async def get_bounds(request: web.Request) -> web.StreamResponse:
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
         await context.engine.run(queue_operations.record_reader, reader, position)
-    return json_response(ExportBoundsView(**asdict(bounds), offset=offset, queues=names))
+    return ExportBoundsView(**asdict(bounds), offset=offset, queues=names)
 
 
 async def stream_history(request: web.Request) -> web.StreamResponse:
@@ -245,9 +245,8 @@ async def _send_piece(response: web.StreamResponse, piece: bytes) -> None:
 
 
 ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/pipeline/history/bounds", Role.VIEWER, "api-pipeline-bounds", get_bounds,
-        query=ExportBoundsInput, gives=ExportBoundsView,
+    api_route(
+        "GET", "/api/v1/pipeline/history/bounds", Role.VIEWER, "api-pipeline-bounds", get_bounds
     ),
     Route(
         "GET", "/api/v1/pipeline/history/arrow", Role.VIEWER, "api-pipeline-history",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import Field
@@ -12,10 +12,10 @@ from pydantic import Field
 from phpmq_lite.admin.base import responses
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import ListQuery, read_query
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel, list_response
-from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.admin.base.input import ListQuery
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel
+from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, AuditRow
 from phpmq_lite.storage.read.messages import is_message_id
 
@@ -101,8 +101,11 @@ class AuditListPage:
     searched_to: int | None = None  # audit_id that the search reached
 
 
-async def read_audit_page(request: web.Request, query: AuditQuery) -> AuditListPage:
-    """Return a page of rows; callers limited to some queues see only their own."""
+async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListPage:
+    """List who did what, the newest first; refusals are rows too.
+
+    Callers limited to some queues see only their own rows.
+    """
     context = context_of(request)
     identity = identity_of(request)
     if identity.queues:
@@ -205,26 +208,16 @@ def _text(values: dict[str, object], name: str) -> str | None:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-async def show_audit(request: web.Request) -> web.StreamResponse:
-    """Who did what, from where, and with which result; the newest first."""
-    query = read_query(request, AuditQuery)
-    listed = await read_audit_page(request, query)
-    if query.format != "html":
-        return list_response(
-            query.format, AuditView, [AuditView.of(row) for row in listed.rows], listed.next
-        )
+async def _values(request: web.Request, query: AuditQuery, listed: AuditListPage) -> dict[str, Any]:
     chosen = query.model_dump(mode="json", exclude={"format", "limit", "cursor"}, exclude_none=True)
-    return await render_page(
-        request,
-        "audit.html",
-        query=query,
-        chosen=chosen,
-        listed=listed,
-        rows=describe_rows(listed.rows, {queue.name for queue in status_of(request).queues}),
-        actions=_actions(request),
-        results=RESULTS,
-        spans=tuple(SPANS),
-    )
+    return {
+        "chosen": chosen,
+        "listed": listed,
+        "rows": describe_rows(listed.rows, {queue.name for queue in status_of(request).queues}),
+        "actions": _actions(request),
+        "results": RESULTS,
+        "spans": tuple(SPANS),
+    }
 
 
 def _actions(request: web.Request) -> list[str]:
@@ -234,19 +227,11 @@ def _actions(request: web.Request) -> list[str]:
     return sorted(names | groups)
 
 
-async def list_audit(request: web.Request) -> web.StreamResponse:
-    """List who did what, the newest first; refusals are rows too."""
-    query = read_query(request, AuditQuery)
-    listed = await read_audit_page(request, query)
-    return list_response(
-        query.format, AuditView, [AuditView.of(row) for row in listed.rows], listed.next
-    )
-
-
-ROUTES: Final = (
-    Route("GET", "/audit", Role.OPERATOR, "audit", show_audit),
-    Route(
-        "GET", "/api/v1/audit", Role.OPERATOR, "api-audit", list_audit, query=AuditQuery,
-        gives=ListPage[AuditView],
+ROUTES: Final = Resource(
+    run=find_audit_rows, role=Role.OPERATOR, view_model=ListPage[AuditView],
+    view=lambda _request, listed: ListPage[AuditView](
+        items=[AuditView.of(row) for row in listed.rows], next=listed.next
     ),
-)  # fmt: skip
+    page=Page("/audit", "audit", "audit.html", _values),
+    api=Api("GET", "/api/v1/audit", "api-audit", query=AuditQuery),
+).routes()  # fmt: skip

@@ -1,7 +1,7 @@
 """Backups and the scrub: page and API."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Final
 
@@ -19,7 +19,7 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.system_view import SystemFact
-from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.server.maintenance import Maintenance
@@ -91,10 +91,10 @@ def maintenance_of(context: Context) -> Maintenance:
     return context.maintenance
 
 
-async def list_backups(request: web.Request) -> web.StreamResponse:
+async def list_backups(request: web.Request) -> BackupsView:
     """List the backups, the newest first."""
     check_all_queues(request, "see the backups")
-    return json_response(await _listed(maintenance_of(context_of(request))))
+    return await _listed(maintenance_of(context_of(request)))
 
 
 async def make_backup(request: web.Request) -> web.StreamResponse:
@@ -113,11 +113,8 @@ async def make_backup(request: web.Request) -> web.StreamResponse:
 async def begin_backup(request: web.Request) -> None:
     """Start a backup, with its audit row."""
     check_all_queues(request, "make a backup")
-    context = context_of(request)
-    entry = audit_entry(request, target="backup")
-    await maintenance_of(context).backups.start_after(
-        lambda: context.engine.run(queue_operations.record_only, entry, 1)
-    )
+    care = maintenance_of(context_of(request))
+    await care.backups.start_after(_audit_writer(request, "backup"))
 
 
 async def _listed(care: Maintenance) -> BackupsView:
@@ -138,36 +135,36 @@ def _backup_out(backup: Backup) -> BackupView:
 # -- the scrub
 
 
-async def get_scrub(request: web.Request) -> web.StreamResponse:
+async def get_scrub(request: web.Request) -> ScrubView:
     """Return the progress and the findings of the scrub."""
     view = scrub_view(maintenance_of(context_of(request)))
     if identity_of(request).queues:
         for one in (view.now, view.last):
             if one is not None:
                 one.seqs = []
-    return json_response(view)
+    return view
 
 
 async def start_scrub(request: web.Request, _asked: None) -> ScrubView:
     """Check every body and the structure of the database now."""
     check_all_queues(request, "look for damage")
-    context = context_of(request)
-    entry = audit_entry(request, target="scrub")
-    await maintenance_of(context).scrub.start(
-        lambda: context.engine.run(queue_operations.record_only, entry, 1)
-    )
-    return scrub_view(maintenance_of(context))
+    care = maintenance_of(context_of(request))
+    await care.scrub.start(_audit_writer(request, "scrub"))
+    return scrub_view(care)
 
 
 async def stop_scrub(request: web.Request, _asked: None) -> ScrubView:
     """Stop the check that is running."""
     check_all_queues(request, "stop the scrub")
-    context = context_of(request)
-    entry = audit_entry(request, target="scrub")
-    await maintenance_of(context).scrub.stop(
-        lambda: context.engine.run(queue_operations.record_only, entry, 1)
-    )
-    return scrub_view(maintenance_of(context))
+    care = maintenance_of(context_of(request))
+    await care.scrub.stop(_audit_writer(request, "scrub"))
+    return scrub_view(care)
+
+
+def _audit_writer(request: web.Request, target: str) -> Callable[[], Awaitable[None]]:
+    """Return the function that writes the audit row once the work may start."""
+    context, entry = context_of(request), audit_entry(request, target=target)
+    return lambda: context.engine.run(queue_operations.record_only, entry, 1)
 
 
 def scrub_view(care: Maintenance) -> ScrubView:
@@ -175,15 +172,11 @@ def scrub_view(care: Maintenance) -> ScrubView:
     state = care.scrub.state
     return ScrubView(
         is_running=care.scrub.is_working,
-        now=_round_out(state.now) if state.is_under_way else None,
-        last=None if state.last is None else _round_out(state.last),
+        now=ScrubRoundView.of(state.now) if state.is_under_way else None,
+        last=None if state.last is None else ScrubRoundView.of(state.last),
         structure_at=state.structure_at,
         structure=state.structure,
     )
-
-
-def _round_out(one: ScrubRound) -> ScrubRoundView:
-    return ScrubRoundView.of(one)
 
 
 _BACKUPS: Final = "/api/v1/backups"
@@ -294,14 +287,12 @@ _PATH: Final = "/system/backups"
 
 
 ROUTES: Final = (
-    Route("GET", _BACKUPS, Role.ADMIN, "api-backups", list_backups, gives=BackupsView),
+    api_route("GET", _BACKUPS, Role.ADMIN, "api-backups", list_backups),
     Route(
         "POST", _BACKUPS, Role.ADMIN, "api-backup", make_backup, "backup.make", gives=BackupsView,
         status=201, cli="backup create",
     ),
-    Route(
-        "GET", _SCRUB, Role.VIEWER, "api-scrub", get_scrub, gives=ScrubView, cli="database scrub",
-    ),
+    api_route("GET", _SCRUB, Role.VIEWER, "api-scrub", get_scrub, cli="database scrub"),
     Route("GET", _PATH, Role.ADMIN, "backups", show_backups),
     Route("POST", _PATH, Role.ADMIN, "backup-make", submit_backup, "backup.make"),
     Route(
@@ -314,7 +305,7 @@ ROUTES: Final = (
             (stop_scrub, "stop", "DELETE", "/system/scrub/stop", "The scrub was stopped."),
         )
         for route in Resource(
-            run=run, role=Role.ADMIN, view_model=ScrubView, audit=f"scrub.{name}",
+            run=run, role=Role.ADMIN, audit=f"scrub.{name}",
             page=Page(path, f"scrub-{name}", done=_back(text)),
             api=Api(method, _SCRUB, f"api-scrub-{name}", status=202, cli="database scrub"),
         ).routes()

@@ -29,12 +29,11 @@ from phpmq_lite.admin.base.input import (
     StrictInput,
     UndoToken,
     read_form,
-    read_json_model,
 )
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
-from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.storage.read.audit import BulkJobRow
@@ -182,34 +181,31 @@ class BulkInput(StrictInput):
         return bulk.BulkRequest(Action(self.action), options, self.rate, self.reason, self.confirm)
 
 
-async def start_job(request: web.Request) -> web.StreamResponse:
+async def start_job(request: web.Request, asked: BulkInput) -> BulkJobView:
     """Act on a selection in the background. Its token is the idempotency key."""
-    asked = await read_json_model(request, BulkInput)
     job = await bulk.apply_to_selection(request, asked.token, asked.to_request())
-    return json_response(BulkJobView.of_job(job), 202)
+    return BulkJobView.of_job(job)
 
 
-async def find_jobs(request: web.Request, _query: object) -> list[BulkJob]:
+async def find_jobs(request: web.Request, _query: FormatQuery) -> list[BulkJob]:
     """List the bulk jobs of the last hour."""
     return visible_jobs(request)
 
 
-async def get_job(request: web.Request) -> web.StreamResponse:
+async def get_job(request: web.Request) -> BulkJobView:
     """Return the progress of a bulk job; from before a restart, its audit row."""
     number = job_number(request)
     found = find_job(request, number)
     if found is not None:
-        return json_response(BulkJobView.of_job(found))
-    return json_response(BulkJobView.of_row(number, await stored_job(request, number)))
+        return BulkJobView.of_job(found)
+    return BulkJobView.of_row(number, await stored_job(request, number))
 
 
-async def cancel_job(request: web.Request) -> web.StreamResponse:
+async def cancel_job(request: web.Request, _asked: EmptyInput) -> BulkJobView:
     """Cancel a bulk job before its next slice. What is done stays done."""
-    await read_json_model(request, EmptyInput)
-    number = job_number(request)
-    if find_job(request, number) is None:
-        return json_response(BulkJobView.of_row(number, await stored_job(request, number)))
-    return json_response(BulkJobView.of_job(_cancel(request)))
+    if find_job(request, job_number(request)) is None:
+        return await get_job(request)
+    return BulkJobView.of_job(_cancel(request))
 
 
 def _cancel(request: web.Request) -> BulkJob:
@@ -221,11 +217,9 @@ def _cancel(request: web.Request) -> BulkJob:
     return found
 
 
-async def undo_action(request: web.Request) -> web.StreamResponse:
+async def undo_action(request: web.Request, _asked: EmptyInput) -> BulkJobView:
     """Undo an action, as a bulk job."""
-    await read_json_model(request, EmptyInput)
-    job = await bulk.undo_action(request, request.match_info["token"])
-    return json_response(BulkJobView.of_job(job), 202)
+    return BulkJobView.of_job(await bulk.undo_action(request, request.match_info["token"]))
 
 
 async def _list_values(_request: web.Request, _query: object, found: object) -> dict[str, Any]:
@@ -236,26 +230,24 @@ ROUTES: Final = (
     Route("GET", "/bulk/{job}", Role.OPERATOR, "bulk-job", show_job),
     Route("POST", "/bulk/{job}/cancel", Role.OPERATOR, "bulk-cancel", submit_cancel, "bulk.cancel"),
     Route("POST", "/undo/{token}", Role.OPERATOR, "undo", submit_undo, "undo"),
-    Route(
+    api_route(
         "POST", "/api/v1/bulk", Role.OPERATOR, "api-bulk-start", start_job, "bulk.start",
-        takes=BulkInput, gives=BulkJobView, status=202,
+        status=202,
     ),
     *Resource(
-        run=find_jobs, role=Role.OPERATOR, input_model=FormatQuery,
-        view_model=ListPage[BulkJobView],
+        run=find_jobs, role=Role.OPERATOR, view_model=ListPage[BulkJobView],
         view=lambda _request, found: ListPage[BulkJobView](
             items=[BulkJobView.of_job(job) for job in found]
         ),
         page=Page("/bulk", "bulk", "bulk.html", _list_values),
         api=Api("GET", "/api/v1/bulk", "api-bulk"),
     ).routes(),
-    Route("GET", "/api/v1/bulk/{job}", Role.OPERATOR, "api-bulk-job", get_job, gives=BulkJobView),
-    Route(
+    api_route("GET", "/api/v1/bulk/{job}", Role.OPERATOR, "api-bulk-job", get_job),
+    api_route(
         "POST", "/api/v1/bulk/{job}/cancel", Role.OPERATOR, "api-bulk-cancel", cancel_job,
-        "bulk.cancel", takes=EmptyInput, gives=BulkJobView,
+        "bulk.cancel",
     ),
-    Route(
-        "POST", "/api/v1/undo/{token}", Role.OPERATOR, "api-undo", undo_action, "undo",
-        takes=EmptyInput, gives=BulkJobView, status=202,
+    api_route(
+        "POST", "/api/v1/undo/{token}", Role.OPERATOR, "api-undo", undo_action, "undo", status=202,
     ),
 )  # fmt: skip

@@ -20,13 +20,12 @@ from phpmq_lite.admin.base.input import (
     check_queue_name,
     check_text,
     read_form,
-    read_json_model,
-    read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.responses import ResponseModel
+from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.queue_settings import LONGEST_NAME
@@ -68,11 +67,13 @@ class SubscriptionQuery(QueryModel):
     subscription: SubscriptionName
 
 
-class SubscriptionView(BaseModel):
+class SubscriptionView(ResponseModel):
     """A subscription; claims up to ``acked`` are settled, ``count`` are open."""
 
     queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
-    acked: int = Field(description="claims up to this number are settled")
+    acked: int = Field(
+        validation_alias="acked_upto", description="claims up to this number are settled"
+    )
     hi: int = Field(description="number of the last claim; 0: none")
     oldest_at_ms: int | None = Field(
         description="time of the oldest open claim, Unix ms; null: none"
@@ -104,9 +105,9 @@ class ReleaseView(BaseModel):
     released: int = Field(description="messages returned to their positions")
 
 
-async def claim_messages(request: web.Request) -> web.StreamResponse:
+async def claim_messages(request: web.Request, asked: ClaimInput) -> ClaimView:
     """Claim messages for a subscription. The first call creates it."""
-    context, asked = context_of(request), await read_json_model(request, ClaimInput)
+    context = context_of(request)
     check_queue_name(asked.queue)
     entry = audit_entry(request, target=asked.subscription, detail=asked.queue)
     check_queue_right(request, asked.queue)
@@ -116,37 +117,33 @@ async def claim_messages(request: web.Request) -> web.StreamResponse:
         after=asked.after,
     )  # fmt: skip
     keep_audit_entry(request)
-    return json_response(ClaimView(hi=hi))
+    return ClaimView(hi=hi)
 
 
-async def get_subscription(request: web.Request) -> web.StreamResponse:
+async def get_subscription(request: web.Request, query: SubscriptionQuery) -> SubscriptionView:
     """Return the progress of a subscription."""
-    row = await find_subscription(request, read_query(request, SubscriptionQuery).subscription)
-    return json_response(
-        SubscriptionView(queue=row.queue, acked=row.acked_upto, hi=row.hi,
-                 oldest_at_ms=row.oldest_at_ms, count=row.count)
-    )  # fmt: skip
+    return SubscriptionView.of(await find_subscription(request, query.subscription))
 
 
-async def ack_claimed(request: web.Request) -> web.StreamResponse:
+async def ack_claimed(request: web.Request, asked: AckInput) -> AckView:
     """Settle claims as acked; a repeated call settles nothing."""
-    context, asked = context_of(request), await read_json_model(request, AckInput)
+    context = context_of(request)
     entry = audit_entry(request, target=asked.subscription)
     await _check_subscription(request, asked.subscription)
     acked = await context.engine.run(claims.ack_claims, entry, asked.subscription, asked.upto)
     keep_audit_entry(request)
-    return json_response(AckView(acked=acked))
+    return AckView(acked=acked)
 
 
-async def release_claimed(request: web.Request) -> web.StreamResponse:
+async def release_claimed(request: web.Request, asked: ReleaseInput) -> ReleaseView:
     """Return all messages that a subscription holds to their places."""
-    context, asked = context_of(request), await read_json_model(request, ReleaseInput)
+    context = context_of(request)
     entry = audit_entry(request, target=asked.subscription)
     await _check_subscription(request, asked.subscription)
     released = await context.engine.run(
         claims.release_claims, entry, asked.subscription, forget=asked.forget
     )
-    return json_response(ReleaseView(released=released))
+    return ReleaseView(released=released)
 
 
 async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
@@ -240,20 +237,14 @@ async def submit_release(request: web.Request) -> web.StreamResponse:
 
 
 ROUTES: Final = (
-    Route(
+    api_route(
         "POST", f"{_CLAIMS}/claim", Role.OPERATOR, "api-claims-claim", claim_messages,
-        "claims.claim", takes=ClaimInput, gives=ClaimView,
+        "claims.claim",
     ),
-    Route(
-        "GET", f"{_CLAIMS}/state", Role.OPERATOR, "api-claims-state", get_subscription,
-        query=SubscriptionQuery, gives=SubscriptionView,
-    ),
-    Route(
-        "POST", f"{_CLAIMS}/ack", Role.OPERATOR, "api-claims-ack", ack_claimed, "claims.ack",
-        takes=AckInput, gives=AckView,
-    ),
-    Route(
+    api_route("GET", f"{_CLAIMS}/state", Role.OPERATOR, "api-claims-state", get_subscription),
+    api_route("POST", f"{_CLAIMS}/ack", Role.OPERATOR, "api-claims-ack", ack_claimed, "claims.ack"),
+    api_route(
         "POST", f"{_CLAIMS}/release", Role.OPERATOR, "api-claims-release", release_claimed,
-        "claims.release", takes=ReleaseInput, gives=ReleaseView,
+        "claims.release",
     ),
 )  # fmt: skip

@@ -32,8 +32,6 @@ from phpmq_lite.admin.base.responses import (
     ListPage,
     PerSecond,
     ResponseModel,
-    json_response,
-    list_response,
 )
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring import connections
@@ -44,9 +42,9 @@ from phpmq_lite.admin.monitoring.connections import (
 )
 from phpmq_lite.admin.monitoring.feed_viewers import FEED
 from phpmq_lite.admin.monitoring.live_feeds import FeedState
-from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route, view_response
 from phpmq_lite.admin.resources import frame_inspector
-from phpmq_lite.admin.resources.frame_inspector import FramesView, list_frames, show_frame
+from phpmq_lite.admin.resources.frame_inspector import list_frames, show_frame
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import LONGEST_NAME
@@ -68,17 +66,14 @@ class ClientsPageQuery(ListQuery):
 async def show_clients(request: web.Request) -> web.StreamResponse:
     """The connections that are open, or ended within the last day."""
     context, query = context_of(request), read_query(request, ClientsPageQuery)
-    if query.format != "html" and query.state == "open":
-        items = await _connection_views(request, list_consuming(request, query.queue))
-        return list_response(query.format, ConnectionView, items)
     closed: list[ClientRow] = []
     next_: str | None = None
     if query.state == "closed":
         closed, next_ = await read_closed_page(request, query.cursor, query.limit)
-        if query.format != "html":
-            items = await _connection_views(request, closed)
-            return list_response(query.format, ConnectionView, items, next_)
     open_ = list_consuming(request, query.queue)
+    if query.format != "html" and query.state != "errors":
+        clients = open_ if query.state == "open" else closed
+        return view_response(await _connections_view(request, clients, next_), query.format)
     labels = await connections.read_labels(context)
     return await render_page(
         request,
@@ -379,37 +374,35 @@ class DisconnectedView(BaseModel):
     returned: int = Field(description="messages returned to their positions")
 
 
-async def list_clients(request: web.Request) -> web.StreamResponse:
+async def list_clients(request: web.Request, query: ClientsQuery) -> ListPage[ConnectionView]:
     """List connections that are open, or ended within the last 24 hours."""
-    query = read_query(request, ClientsQuery)
     if query.state == "open":
-        items = await _connection_views(request, list_consuming(request, query.queue))
-        return list_response("json", ConnectionView, items)
+        return await _connections_view(request, list_consuming(request, query.queue))
     rows, next_ = await read_closed_page(request, query.cursor, query.limit)
-    items = await _connection_views(request, rows)
-    return list_response("json", ConnectionView, items, next_)
+    return await _connections_view(request, rows, next_)
 
 
-async def _connection_views(
-    request: web.Request, clients: Iterable[ClientStatus | ClientRow]
-) -> list[ConnectionView]:
+async def _connections_view(
+    request: web.Request, clients: Iterable[ClientStatus | ClientRow], next_: str | None = None
+) -> ListPage[ConnectionView]:
     labels = await connections.read_labels(context_of(request))
-    return [ConnectionView.of_client(c, connections.label_of(c.address, labels)) for c in clients]
+    items = [ConnectionView.of_client(c, connections.label_of(c.address, labels)) for c in clients]
+    return ListPage[ConnectionView](items=items, next=next_)
 
 
-async def get_client(request: web.Request) -> web.StreamResponse:
+async def get_client(request: web.Request) -> ConnectionDetailView:
     """Return one connection and the messages that it holds."""
     number = parse_client_number(request.match_info["client"])
     row = await find_client(request, number)
     label = connections.label_of(row.address, await connections.read_labels(context_of(request)))
     status = find_client_status(request, number)
     if status is None:
-        return json_response(ConnectionDetailView.of_client(row, label))
+        return ConnectionDetailView.of_client(row, label)
     look = await connections.take_snapshot(request, number, is_watching=False)
     made = ConnectionDetailView.of_client(status, label)
     made.held_total = look.held_total
     made.held = [HeldMessageView.of(held, held_s=held.held_ms / 1_000) for held in look.held]
-    return json_response(made)
+    return made
 
 
 async def disconnect_client(request: web.Request, asked: ActionInput) -> DisconnectedView:
@@ -436,21 +429,13 @@ ROUTES: Final = (
     Route("GET", "/frame", Role.VIEWER, "frame", show_frame),
     Route("POST", "/clients/label", Role.OPERATOR, "client-label", submit_label, "client.label"),
     Route("GET", "/clients/{client}", Role.VIEWER, "client", show_client),
-    Route(
-        "GET", "/api/v1/clients", Role.VIEWER, "api-clients", list_clients, query=ClientsQuery,
-        gives=ListPage[ConnectionView],
-    ),
-    Route(
-        "GET", "/api/v1/clients/{client}", Role.VIEWER, "api-client", get_client,
-        gives=ConnectionDetailView,
-    ),
-    Route(
-        "GET", "/api/v1/clients/{client}/frames", Role.VIEWER, "api-client-frames", list_frames,
-        gives=FramesView,
+    api_route("GET", "/api/v1/clients", Role.VIEWER, "api-clients", list_clients),
+    api_route("GET", "/api/v1/clients/{client}", Role.VIEWER, "api-client", get_client),
+    api_route(
+        "GET", "/api/v1/clients/{client}/frames", Role.VIEWER, "api-client-frames", list_frames
     ),
     *Resource(
-        run=disconnect_client, role=Role.OPERATOR, input_model=ActionInput,
-        view_model=DisconnectedView, audit="client.disconnect",
+        run=disconnect_client, role=Role.OPERATOR, audit="client.disconnect",
         page=Page("/clients/{client}/disconnect", "client-disconnect", done=_disconnected),
         api=Api("DELETE", "/api/v1/clients/{client}", "api-client-disconnect"),
     ).routes(),

@@ -18,13 +18,12 @@ from phpmq_lite.admin.base.input import (
     StrictInput,
     TtlSeconds,
     check_queue_name,
-    read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import group_search, parse_search, queue_search
-from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.admin.views import dead_letter_queues
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.admin.views.rendering import collect_in_slices
@@ -136,8 +135,8 @@ def read_arrivals(group: DeadLetterGroup) -> str:
 
 
 GROUPS: Final = Resource(
-    run=find_groups, role=Role.VIEWER, input_model=DeadLettersPageQuery,
-    view_model=DeadLetterGroupsView, view=_view, page=Page("/dead", "dead", "dead.html", _values),
+    run=find_groups, role=Role.VIEWER, view_model=DeadLetterGroupsView, view=_view,
+    page=Page("/dead", "dead", "dead.html", _values),
     api=Api("GET", "/api/v1/dead", "api-dead", query=DeadLetterGroupsQuery, cli="dead-letter list"),
 )  # fmt: skip
 
@@ -182,9 +181,9 @@ class RedrivenView(BaseModel):
     )
 
 
-async def redrive_queue(request: web.Request) -> web.StreamResponse:
+async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenView:
     """Send the records of a queue back to it, or to a target; with or without ``.dlq``."""
-    context, asked = context_of(request), await read_json_model(request, RedriveInput)
+    context = context_of(request)
     name = dead_letter_queues.dead_letter_queue_of(
         status_of(request).queues, queue_name_of(request)
     )
@@ -196,16 +195,16 @@ async def redrive_queue(request: web.Request) -> web.StreamResponse:
     query = SearchQuery((*queue_search(name, ("ready",)).terms, *_further(asked.q).terms))
     if asked.dry_run:
         plan = await _plan(request, name, query, options, asked.limit)
-        return json_response(RedrivenView(redriven=0, plan=plan))
+        return RedrivenView(redriven=0, plan=plan)
     if asked.rate is not None or asked.q:
         order = bulk.BulkRequest(Action.REDRIVE, options, asked.rate)
         job = await bulk.act_on_search(request, name, order, query, asked.limit)
-        return json_response(RedrivenView(redriven=job.done, job=job.number))
+        return RedrivenView(redriven=job.done, job=job.number)
     count = await context.engine.run(
         queue_operations.redrive, audit_entry(request, target=name), name,
         target=asked.target, ttl_s=asked.ttl_s, limit=asked.limit, queues=allowed_queues(request),
     )  # fmt: skip
-    return json_response(RedrivenView(redriven=count))
+    return RedrivenView(redriven=count)
 
 
 def _further(q: str) -> SearchQuery:
@@ -234,24 +233,11 @@ async def _plan(
 ROUTES: Final = (
     *GROUPS.routes(),
     Route(
-        "GET",
-        "/api/v1/dead/groups",
-        Role.VIEWER,
-        "api-dead-groups",
-        GROUPS.call_api,
-        query=DeadLetterGroupsQuery,
-        gives=DeadLetterGroupsView,
-        cli="dead-letter list --by-cause",
+        "GET", "/api/v1/dead/groups", Role.VIEWER, "api-dead-groups", GROUPS.call_api,
+        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead-letter list --by-cause",
     ),
-    Route(
-        "POST",
-        "/api/v1/dead/{q}/redrive",
-        Role.OPERATOR,
-        "api-redrive",
-        redrive_queue,
-        "dead.redrive",
-        takes=RedriveInput,
-        gives=RedrivenView,
-        cli="dead-letter redrive",
+    api_route(
+        "POST", "/api/v1/dead/{q}/redrive", Role.OPERATOR, "api-redrive", redrive_queue,
+        "dead.redrive", cli="dead-letter redrive",
     ),
-)
+)  # fmt: skip

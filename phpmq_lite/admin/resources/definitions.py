@@ -11,10 +11,11 @@ from phpmq_lite.admin.actions import saved_items
 from phpmq_lite.admin.auth.permissions import check_forward_right, check_queue_right, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, Reply, context_of
-from phpmq_lite.admin.base.input import StrictInput, read_json_model
+from phpmq_lite.admin.base.input import StrictInput
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import json_response
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.resource import api_route
+from phpmq_lite.admin.resources.queues import ignore_reply
 from phpmq_lite.admin.views.queue_settings_form import SettingsInput
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
@@ -53,14 +54,9 @@ class DefinitionsView(BaseModel):
     templates: dict[str, JsonValue] = Field(description="templates of the Publish page")
 
 
-async def export_definitions(request: web.Request) -> web.StreamResponse:
+async def export_definitions(request: web.Request) -> DefinitionsView:
     """Return the settings of all queues, and labels, views and templates."""
-    return json_response(await _read(request))
-
-
-async def _read(request: web.Request) -> DefinitionsView:
-    context = context_of(request)
-    own = await _own_settings(context)
+    own = await _own_settings(context_of(request))
     kinds = {
         member: {row.name: row.content for row in await saved_items.visible_items(request, kind)}
         for member, kind in _KINDS.items()
@@ -79,9 +75,9 @@ async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
     return await context.engine.run(read)
 
 
-async def import_definitions(request: web.Request) -> web.StreamResponse:
+async def import_definitions(request: web.Request, asked: DefinitionsInput) -> DefinitionsView:
     """Import definitions, all or none. Each named queue gets exactly these settings."""
-    context, asked = context_of(request), await read_json_model(request, DefinitionsInput)
+    context = context_of(request)
     queues = {name: settings.changes() for name, settings in asked.queues.items()}
     for name, settings in queues.items():
         check_name(name)
@@ -106,13 +102,13 @@ async def import_definitions(request: web.Request) -> web.StreamResponse:
         core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
         _check_circles(core, queues)
         for name, settings in queues.items():
-            queue_operations.create_queue(core, _ignore_reply, entry, name)
+            queue_operations.create_queue(core, ignore_reply, entry, name)
             changes = dict.fromkeys(core.state.queues[name].row.own) | settings
-            queue_operations.configure(core, _ignore_reply, entry, name, changes)
+            queue_operations.configure(core, ignore_reply, entry, name, changes)
         queue_operations.write(core, reply, entry, rows)
 
     await context.engine.run(run)
-    return json_response(await _read(request))
+    return await export_definitions(request)
 
 
 async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
@@ -148,29 +144,12 @@ def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _ignore_reply(_answer: object) -> None:
-    """Ignore a reply."""
-
-
 ROUTES: Final = (
-    Route(
-        "GET",
-        "/api/v1/definitions",
-        Role.VIEWER,
-        "api-definitions",
-        export_definitions,
-        gives=DefinitionsView,
+    api_route(
+        "GET", "/api/v1/definitions", Role.VIEWER, "api-definitions", export_definitions
     ),
-    Route(
-        "PUT",
-        "/api/v1/definitions",
-        Role.ADMIN,
-        "api-define",
-        import_definitions,
-        "definitions.put",
-        takes=DefinitionsInput,
-        gives=DefinitionsView,
-        has_content=True,
-        values=VALUES_MAX,
+    api_route(
+        "PUT", "/api/v1/definitions", Role.ADMIN, "api-define", import_definitions,
+        "definitions.put", has_content=True, values=VALUES_MAX,
     ),
-)
+)  # fmt: skip

@@ -11,7 +11,6 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import QueryModel, read_query
-from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.monitoring import connections
 from phpmq_lite.admin.monitoring.connections import (
     HIDDEN_QUEUE_TEXT,
@@ -158,23 +157,18 @@ class FramesView(BaseModel):
     errors: list[ProtocolErrorView] = Field(description="protocol errors, newest first")
 
 
-async def list_frames(request: web.Request) -> web.StreamResponse:
+async def list_frames(request: web.Request) -> FramesView:
     """Return the last frames of a connection. The first call starts the recording."""
     number = parse_client_number(request.match_info["client"])
     await find_client(request, number)
     look = await connections.take_snapshot(request, number, is_watching=True)
     may_see = frame_filter(request)
     recorder = look.recorder
-    return json_response(
-        FramesView(
-            began_at=None if recorder is None else recorder.began_at,
-            missed=0 if recorder is None else recorder.skipped,
-            frames=[] if recorder is None else [_frame(one, may_see) for one in recorder.frames],
-            errors=[
-                ProtocolErrorView(**{name: row[name] for name in ProtocolErrorView.model_fields})
-                for row in list_protocol_errors(request, number)
-            ],
-        )
+    return FramesView(
+        began_at=None if recorder is None else recorder.began_at,
+        missed=0 if recorder is None else recorder.skipped,
+        frames=[] if recorder is None else [_frame(one, may_see) for one in recorder.frames],
+        errors=[ProtocolErrorView(**row) for row in list_protocol_errors(request, number)],
     )
 
 

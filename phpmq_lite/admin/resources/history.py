@@ -18,13 +18,15 @@ from phpmq_lite.admin.base.input import (
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import states_search
+from phpmq_lite.admin.resource import api_route, view_response
 from phpmq_lite.admin.resources.messages import (
     MessagePage,
     MessageView,
     SettledQuery,
+    messages_view,
     read_failed_attempts,
     read_history_page,
     read_search_page,
@@ -34,7 +36,6 @@ from phpmq_lite.admin.views.history_chart import read_slices
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.read.messages import HistoryPage
 from phpmq_lite.storage.read.rollups import ALL
 
 OFFSET_MAX: Final = 1 << 62
@@ -82,9 +83,8 @@ class HistoryView(ListPage[MessageView]):
     )
 
 
-async def list_history(request: web.Request) -> web.StreamResponse:
+async def list_history(request: web.Request, asked: HistoryInput) -> HistoryView:
     """List settled messages by their offset, of one queue or outcome if asked."""
-    asked = read_query(request, HistoryInput)
     if asked.after_offset is not None and asked.before_offset is not None:
         raise Problem(422, "invalid", "after_offset or before_offset, not both.",
                       field="before_offset")  # fmt: skip
@@ -98,22 +98,8 @@ async def list_history(request: web.Request) -> web.StreamResponse:
         until=parse_time(asked.until, "until"),
         limit=asked.limit,
     )
-    return _as(asked, found)
-
-
-def _as(asked: HistoryInput, found: HistoryPage) -> web.Response:
     rows = found.rows if asked.after_offset is None else found.rows[::-1]
-    items = [MessageView.of_row(row) for row in rows]
-    if asked.format in ("jsonl", "csv"):
-        return list_response(asked.format, MessageView, items)
-    return json_response(
-        HistoryView(
-            items=items,
-            lowest=found.lowest,
-            highest=found.highest,
-            searched_to=found.searched_to,
-        )
-    )
+    return HistoryView.of(found, items=[MessageView.of_row(row) for row in rows])
 
 
 class HistoryPageQuery(HistoryFilter, ListQuery):
@@ -128,9 +114,7 @@ async def show_history(request: web.Request) -> web.StreamResponse:
     since, until = parse_time(query.since, "since"), parse_time(query.until, "until")
     listed = await _listed(request, query, since, until)
     if query.format != "html":
-        return list_response(
-            query.format, MessageView, [MessageView.of_row(m) for m in listed.rows], listed.next
-        )
+        return view_response(messages_view(listed.rows, listed.next), query.format)
     chosen = history_chart.ChosenPeriod(since, until)
     span = query.span if query.span != "1h" else ""
     return await render_page(
@@ -211,9 +195,7 @@ async def show_trash(request: web.Request) -> web.StreamResponse:
     )
     goes_on = None if found.next is None else responses.encode_cursor(scope, "before", found.next)
     if query.format != "html":
-        return list_response(
-            query.format, MessageView, [MessageView.of_row(m) for m in found.rows], goes_on
-        )
+        return view_response(messages_view(found.rows, goes_on), query.format)
     return await render_page(
         request,
         "trash.html",
@@ -225,10 +207,7 @@ async def show_trash(request: web.Request) -> web.StreamResponse:
 
 
 ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/history", Role.VIEWER, "api-history", list_history, query=HistoryInput,
-        gives=HistoryView,
-    ),
+    api_route("GET", "/api/v1/history", Role.VIEWER, "api-history", list_history),
     Route("GET", "/history", Role.VIEWER, "history", show_history),
     Route("GET", "/trash", Role.VIEWER, "trash", show_trash),
-)  # fmt: skip
+)

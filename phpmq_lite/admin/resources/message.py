@@ -17,18 +17,19 @@ from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.input import EnvelopeUrn, OutputFormat, QueryModel, TraceId, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import memory_hold_of
-from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage, json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
+from phpmq_lite.admin.resource import api_route, view_response
 from phpmq_lite.admin.resources import messages
 from phpmq_lite.admin.resources.messages import (
     BodyView,
     EventView,
-    MessagesQuery,
     MessageView,
     list_queue_messages,
+    messages_view,
 )
-from phpmq_lite.admin.resources.search import FoundMessagesView, SearchInput, search_messages
+from phpmq_lite.admin.resources.search import search_messages
 from phpmq_lite.admin.views import bodies, envelope_card, message_life
 from phpmq_lite.admin.views.copy_snippets import (
     COPY_BYTES,
@@ -138,22 +139,22 @@ class MessageDetailView(MessageView):
     )
 
 
-async def get_message(request: web.Request) -> web.StreamResponse:
+async def get_message(request: web.Request) -> MessageDetailView:
     """Return one message, live or settled, without its body, with the verdict on its envelope."""
     context = context_of(request)
     row = await find_message(request, context)
     card = await envelope_card.card_of(request, context, row, await context.reader.body(row))
     found = MessageDetailView.of_row(row)
     found.envelope = None if card is None else EnvelopeView.of(card)
-    return json_response(found)
+    return found
 
 
-async def list_events(request: web.Request) -> web.StreamResponse:
+async def list_events(request: web.Request) -> ListPage[EventView]:
     """List the exceptional events of a message."""
     context = context_of(request)
     row = await find_message(request, context)
     rows = await context.reader.events(row.seq)
-    return list_response("json", EventView, [EventView.of(event) for event in rows])
+    return ListPage[EventView](items=[EventView.of(event) for event in rows])
 
 
 async def get_body(request: web.Request) -> web.StreamResponse:
@@ -210,7 +211,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     query, row = read_query(request, MessagePageQuery), await find_message(request, context)
     if query.format != "html":
-        return list_response(query.format, MessageView, [MessageView.of_row(row)])
+        return view_response(messages_view([row]), query.format)
     body, sha256, life = await asyncio.gather(
         context.reader.body(row), context.reader.sha256(row), _life(request, context, row)
     )
@@ -302,25 +303,24 @@ def _snippets_of(request: web.Request, row: MessageRow, body: Body | None) -> Se
 
 
 ROUTES: Final = (
-    Route(
+    api_route(
         "GET", "/api/v1/queues/{q}/messages", Role.VIEWER, "api-queue-messages",
-        list_queue_messages, query=MessagesQuery, gives=ListPage[MessageView], cli="message list",
+        list_queue_messages, cli="message list",
     ),
-    Route(
-        "GET", "/api/v1/messages", Role.VIEWER, "api-search", search_messages, query=SearchInput,
-        gives=FoundMessagesView, cli="message search",
+    api_route(
+        "GET", "/api/v1/messages", Role.VIEWER, "api-search", search_messages,
+        cli="message search",
     ),
-    Route(
+    api_route(
         "GET", "/api/v1/messages/{id}", Role.VIEWER, "api-message", get_message,
-        gives=MessageDetailView, cli="message show",
+        cli="message show",
     ),
     Route(
         "GET", "/api/v1/messages/{id}/body", Role.VIEWER, "api-body", get_body, query=BodyInput,
         gives=BodyView, cli="message show",
     ),
-    Route(
-        "GET", "/api/v1/messages/{id}/events", Role.VIEWER, "api-message-events", list_events,
-        gives=ListPage[EventView],
+    api_route(
+        "GET", "/api/v1/messages/{id}/events", Role.VIEWER, "api-message-events", list_events
     ),
     Route("GET", "/messages/{id}", Role.VIEWER, "message", show_message),
     Route("GET", "/messages/{id}/body", Role.VIEWER, "body", download_body),

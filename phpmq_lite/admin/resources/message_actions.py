@@ -18,7 +18,6 @@ from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.input import (
     TTL_MAX_S,
     ActionInput,
-    Form,
     RedriveTarget,
     TtlSeconds,
     read_form,
@@ -26,29 +25,19 @@ from phpmq_lite.admin.base.input import (
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Handler, Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
-from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.admin.resources.publish import (
-    EditInput,
     PublishedView,
     PublishInput,
     edit_message,
     publish_messages,
 )
+from phpmq_lite.admin.resources.selections import read_action
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.messages import MessageRow
-
-_ON_LISTS: Final = (
-    Action.REQUEUE,
-    Action.RELEASE,
-    Action.MOVE,
-    Action.DELETE,
-    Action.REDRIVE,
-    Action.RESTORE,
-)
-
 
 # -- rows selected on a list
 
@@ -56,7 +45,7 @@ _ON_LISTS: Final = (
 async def submit_action(request: web.Request) -> web.StreamResponse:
     """Act on the messages selected on a list."""
     context, form = context_of(request), await read_form(request)
-    action = _action_of(form)
+    action = read_action(form)
     ids = list(dict.fromkeys(form.texts("id", single_message.AT_ONCE_MAX)))
     if not ids:
         raise Problem(
@@ -92,19 +81,6 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
 
 def _target_of(ids: list[str]) -> str:
     return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
-
-
-def _action_of(form: Form) -> Action:
-    try:
-        action = Action(form.text("action", 40))
-    except ValueError:
-        action = Action.PLACE
-    if action not in _ON_LISTS:
-        raise Problem(
-            422, "invalid", "Unknown action.", field="action",
-            bound=", ".join(map(str, _ON_LISTS)),
-        )  # fmt: skip
-    return action
 
 
 class TtlInput(ActionInput):
@@ -273,10 +249,10 @@ def _resource(action: Action) -> Resource:
         )  # fmt: skip
 
     run_action.__doc__ = definition.summary
+    run_action.__annotations__["asked"] = definition.input_model
     path = f"/messages/{{id}}/{action}"
     return Resource(
         run=run_action, role=Role.ADMIN if is_erase else Role.OPERATOR, audit=f"message.{action}",
-        input_model=definition.input_model, view_model=ActionResultView,
         page=Page(path, f"message-{action}", done=_response, typed=_typed if is_erase else None,
                   needs_reason=is_erase),
         api=Api("POST", f"/api/v1{path}", f"api-message-{action}", cli=definition.cli),
@@ -296,8 +272,8 @@ ROUTES: Final = (
         has_content=True,
     ),
     *(route for action in ACTIONS for route in _resource(action).routes()),
-    Route(
+    api_route(
         "POST", "/api/v1/messages/{id}/edit", Role.OPERATOR, "api-message-edit", edit_message,
-        "message.edit", takes=EditInput, gives=ActionResultView, has_content=True,
+        "message.edit", has_content=True,
     ),
 )  # fmt: skip

@@ -18,10 +18,9 @@ from phpmq_lite.admin.base.input import (
     ListQuery,
     MessageId,
     TraceId,
-    read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ResponseModel, list_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.search_query import traces_search
 from phpmq_lite.admin.views import trace_view
 from phpmq_lite.admin.views.bodies import as_content, preview
@@ -259,10 +258,13 @@ def format_about(count: int) -> str:
     return formats.format_number(round(count, -digits))
 
 
-async def list_queue_messages(request: web.Request) -> web.StreamResponse:
+def messages_view(rows: Iterable[MessageRow], next_: str | None = None) -> ListPage[MessageView]:
+    """Return the view of a page of messages."""
+    return ListPage[MessageView](items=[MessageView.of_row(row) for row in rows], next=next_)
+
+
+async def list_queue_messages(request: web.Request, query: MessagesQuery) -> ListPage[MessageView]:
     """List the messages of a queue in order, without their bodies."""
-    context, query = context_of(request), read_query(request, MessagesQuery)
-    listed = await read_messages_page(context, query, require_queue(request).queue_id)
-    return list_response(
-        query.format, MessageView, [MessageView.of_row(m) for m in listed.rows], listed.next
-    )
+    queue_id = require_queue(request).queue_id
+    listed = await read_messages_page(context_of(request), query, queue_id)
+    return messages_view(listed.rows, listed.next)

@@ -8,9 +8,10 @@ from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.attention import read_notices
+from phpmq_lite.admin.resource import view_response
 from phpmq_lite.admin.resources.queues import (
     first_snippets,
-    queues_response,
+    queues_view,
     read_figures,
     read_live_rows,
     read_trends,
@@ -39,7 +40,7 @@ async def show_overview(request: web.Request) -> web.StreamResponse:
     ages = await read_oldest_ready(context, status.queues)
     listed = make_queue_page(status.queues, ages, query)
     if query.format != "html":
-        return queues_response(query, listed, now_ms)
+        return view_response(queues_view(request, listed), query.format)
     found = await read_notices(context, status, ages)
     drawn = await _charts(request, query.span)
     report = await read_restart_report(request)

@@ -16,13 +16,12 @@ from phpmq_lite.admin.base.input import (
     JsonFormatQuery,
     path_name,
     read_form,
-    read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import parse_large
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
 from phpmq_lite.envelopes.payload_schema import (
@@ -102,7 +101,7 @@ class SchemaCheckInput(BaseModel):
     document: Any = Field(None, description="the schema: an object, true or false")
 
 
-class SchemaChangeView(BaseModel):
+class SchemaChangeView(ResponseModel):
     """One difference between the registered and the new schema."""
 
     level: str = Field(description="breaking or note")
@@ -119,7 +118,13 @@ class SchemaCheckView(BaseModel):
     unchecked: list[str] = Field(description="JSON pointers of unchecked schema keywords")
 
 
-async def find_schemas(request: web.Request, _query: object) -> SchemasView:
+class SchemasPageQuery(FormatQuery):
+    """The format of the list, and the URN in the form."""
+
+    urn: str = ""
+
+
+async def find_schemas(request: web.Request, _query: SchemasPageQuery) -> SchemasView:
     """List the URNs that have a schema, with their fields and the results of validation."""
     return SchemasView(
         items=list_registered(request),
@@ -181,32 +186,26 @@ async def compare_schemas(
         ) from None
 
 
-async def get_schema(request: web.Request) -> web.StreamResponse:
+async def get_schema(request: web.Request) -> SchemaDetailView:
     """Return the schema of a URN, with the document itself."""
     entry = find_registered(request, path_name(request, "urn"))
     shown = SchemaView.of_entry(entry, _tally(request, entry.urn))
-    return json_response(SchemaDetailView(**dict(shown), document=entry.schema.document))
+    return SchemaDetailView(**dict(shown), document=entry.schema.document)
 
 
-async def check_schema(request: web.Request) -> web.StreamResponse:
+async def check_schema(request: web.Request, given: SchemaCheckInput) -> SchemaCheckView:
     """Compare a new version of a schema with the registered one; nothing is stored."""
     entry = find_registered(request, path_name(request, "urn"))
-    given = await read_json_model(request, SchemaCheckInput)
     if "document" not in given.model_fields_set:
         raise Problem(422, "invalid", "The new schema is missing.", field="document")
     content = json.dumps(given.document).encode()
     new, changes = await compare_schemas(request, entry, content)
     audit_entry(request, target=entry.urn).result = "checked"
-    return json_response(
-        SchemaCheckView(
-            urn=entry.urn,
-            compatible=not any(change.is_breaking for change in changes),
-            changes=[
-                SchemaChangeView(level=one.level, pointer=one.pointer, detail=one.detail)
-                for one in changes
-            ],
-            unchecked=list(new.unchecked),
-        )
+    return SchemaCheckView(
+        urn=entry.urn,
+        compatible=not any(change.is_breaking for change in changes),
+        changes=[SchemaChangeView.of(change) for change in changes],
+        unchecked=list(new.unchecked),
     )
 
 
@@ -215,12 +214,6 @@ _PATH: Final = "/api/v1/schemas"
 
 SHOWN: Final = 500  # URNs on the page; JSON has all
 SHOWN_CHANGES: Final = 200
-
-
-class SchemasPageQuery(FormatQuery):
-    """The format of the list, and the URN in the form."""
-
-    urn: str = ""
 
 
 @dataclass(slots=True)
@@ -258,7 +251,7 @@ async def submit_schema_check(request: web.Request) -> web.StreamResponse:
 
 
 async def _show(request: web.Request, asked: SchemaCheckForm, status: int = 200) -> web.Response:
-    found = await find_schemas(request, None)
+    found = await find_schemas(request, SchemasPageQuery())
     values = await _values(request, asked, found)
     return await render_page(request, "schemas.html", status=status, found=found, **values)
 
@@ -282,17 +275,14 @@ async def _values(
 
 
 ROUTES: Final = (
-    Route("GET", f"{_PATH}/{{urn}}", Role.VIEWER, "api-schema", get_schema, gives=SchemaDetailView),
-    Route(
+    api_route("GET", f"{_PATH}/{{urn}}", Role.VIEWER, "api-schema", get_schema),
+    api_route(
         "POST", f"{_PATH}/{{urn}}/check", Role.OPERATOR, "api-schema-check", check_schema,
-        "schema.check", takes=SchemaCheckInput, gives=SchemaCheckView, body=4 * DOCUMENT_BYTES,
-        values=DOCUMENT_BYTES // 2,
+        "schema.check", body=4 * DOCUMENT_BYTES, values=DOCUMENT_BYTES // 2,
     ),
     *Resource(
         run=find_schemas,
         role=Role.VIEWER,
-        input_model=SchemasPageQuery,
-        view_model=SchemasView,
         page=Page("/schemas", "schemas", "schemas.html", _values),
         api=Api("GET", _PATH, "api-schemas", query=JsonFormatQuery),
     ).routes(),

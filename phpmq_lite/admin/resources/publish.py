@@ -32,7 +32,6 @@ from phpmq_lite.admin.base.input import (
     TtlSeconds,
     check_queue_name,
     read_form,
-    read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem, problem_of
 from phpmq_lite.admin.base.request_body import memory_hold_of, read_json_body
@@ -143,9 +142,9 @@ def check_size(context: Context, body: bytes, field: str) -> None:
         )  # fmt: skip
 
 
-async def edit_message(request: web.Request) -> web.StreamResponse:
+async def edit_message(request: web.Request, asked: EditInput) -> ActionResultView:
     """Publish a changed copy of a message. The original stays unchanged."""
-    context, asked = context_of(request), await read_json_model(request, EditInput)
+    context = context_of(request)
     row = await find_message(request, context)
     name = asked.queue or row.queue
     if name is None:
@@ -160,9 +159,7 @@ async def edit_message(request: web.Request) -> web.StreamResponse:
     )
     undo = make_publish_undo(ids, identity_of(request).actor, row.message_id)
     token = context.actions.undos.add(undo, context.now_ms())
-    return json_response(
-        ActionResultView(id=row.message_id, action="edit", new_id=ids[0], undo=token)
-    )
+    return ActionResultView(id=row.message_id, action="edit", new_id=ids[0], undo=token)
 
 
 TOTAL_MAX: Final = 64 << 20  # bytes of all copies

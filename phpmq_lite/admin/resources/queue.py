@@ -20,16 +20,17 @@ from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.input import Form, read_form, read_json_model, read_query
 from phpmq_lite.admin.base.problems import Problem, not_found
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search, verdict_search
 from phpmq_lite.admin.insights.history_readers import read_claims
 from phpmq_lite.admin.monitoring import attention
+from phpmq_lite.admin.resource import view_response
 from phpmq_lite.admin.resources.messages import (
     MessagePage,
     MessagesQuery,
-    MessageView,
     SettledQuery,
+    messages_view,
     read_failed_attempts,
     read_history_page,
     read_messages_page,
@@ -85,8 +86,7 @@ async def show_queue(request: web.Request) -> web.StreamResponse:
     status = require_queue(request)
     if query.format != "html":
         listed = await _listed(request, query, status)
-        rows = [MessageView.of_row(row) for row in listed.rows]
-        return list_response(query.format, MessageView, rows, listed.next)
+        return view_response(messages_view(listed.rows, listed.next), query.format)
     return await render_queue_page(request, status, query)
 
 

@@ -30,16 +30,14 @@ from phpmq_lite.admin.base.input import (
     read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, json_response
+from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.resources.bulk_jobs import next_page_after
 from phpmq_lite.admin.resources.queue import QueueDetailView, check_etag, configure_queue, get_queue
-from phpmq_lite.admin.resources.queues import QueueView, list_queues
 from phpmq_lite.admin.resources.selections import RATE_MAX
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queue_of
-from phpmq_lite.admin.views.queue_list import QueueQuery
 from phpmq_lite.admin.views.queue_settings_form import SettingsInput, SettingsView
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import publishing, queue_operations
@@ -375,10 +373,7 @@ ROUTES: Final = (
         "POST", "/test-message", Role.OPERATOR, "test-message", submit_test_message,
         "message.publish",
     ),
-    Route(
-        "GET", "/api/v1/queues", Role.VIEWER, "api-queues", list_queues, query=QueueQuery,
-        gives=ListPage[QueueView], cli="queue list",
-    ),
+
     Route("GET", _Q, Role.VIEWER, "api-queue", get_queue, gives=QueueDetailView, cli="queue show"),
     Route(
         "PUT", _Q, Role.OPERATOR, "api-queue-create", create_queue, "queue.create",

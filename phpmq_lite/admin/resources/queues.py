@@ -16,10 +16,11 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, Reply, context_of, status_of
 from phpmq_lite.admin.base.input import read_form, read_query
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import PerSecond, ResponseModel, list_response
+from phpmq_lite.admin.base.responses import ListPage, PerSecond, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.resource import Api, Page, Resource
 from phpmq_lite.admin.views import queue_list, trends
 from phpmq_lite.admin.views.copy_snippets import http_address, publish_snippets, tcp_address
 from phpmq_lite.admin.views.queue_list import (
@@ -29,7 +30,6 @@ from phpmq_lite.admin.views.queue_list import (
     make_queue_page,
     read_oldest_ready,
 )
-from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
@@ -70,28 +70,24 @@ class QueueView(ResponseModel):
         )
 
 
-async def show_queues(request: web.Request) -> web.StreamResponse:
-    """All queues, with filter and order."""
-    context = context_of(request)
-    query = read_query(request, QueueQuery)
-    status, now_ms = status_of(request), context.now_ms()
-    ages = await read_oldest_ready(context, status.queues)
-    listed = make_queue_page(status.queues, ages, query)
-    if query.format != "html":
-        return queues_response(query, listed, now_ms)
-    return await render_page(
-        request,
-        "queues.html",
-        query=query,
-        listed=listed,
-        figures=read_figures(listed.queues, now_ms),
-        trends=read_trends(context, listed.queues),
-        stems=queue_list.common_prefixes(
+async def find_queues(request: web.Request, query: QueueQuery) -> QueuePage:
+    """List queues with their live figures."""
+    queues = status_of(request).queues
+    return make_queue_page(queues, await read_oldest_ready(context_of(request), queues), query)
+
+
+async def _values(request: web.Request, query: QueueQuery, listed: QueuePage) -> dict[str, Any]:
+    context, status = context_of(request), status_of(request)
+    return {
+        "listed": listed,
+        "figures": read_figures(listed.queues, context.now_ms()),
+        "trends": read_trends(context, listed.queues),
+        "stems": queue_list.common_prefixes(
             [q.status.name for q in listed.queues] if query.sort == "name" else []
         ),
-        total=len(status.queues),
-        snippets=first_snippets(request, status),
-    )
+        "total": len(status.queues),
+        "snippets": first_snippets(request, status),
+    }
 
 
 def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
@@ -115,10 +111,11 @@ def read_trends(context: Context, listed: Iterable[ListedQueue]) -> dict[int, st
     return {q.status.queue_id: trends.read_spark(context, q.status.queue_id) for q in listed}
 
 
-def queues_response(query: QueueQuery, listed: QueuePage, now_ms: int) -> web.Response:
-    """Return the list as JSON, JSON lines or CSV."""
+def queues_view(request: web.Request, listed: QueuePage) -> ListPage[QueueView]:
+    """Return the view of a page of queues."""
+    now_ms = context_of(request).now_ms()
     items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in listed.queues]
-    return list_response(query.format, QueueView, items, listed.next)
+    return ListPage[QueueView](items=items, next=listed.next)
 
 
 # -- live
@@ -222,7 +219,7 @@ async def pause_queues(
     def run(core: Broker, reply: Reply) -> None:
         known = [name for name in names if name in core.state.queues]
         for name in known:
-            queue_operations.pause(core, _ignore_reply, entry, name, side, is_paused)
+            queue_operations.pause(core, ignore_reply, entry, name, side, is_paused)
         if not known:
             raise RefusedError("unknown_queue", "these queues no longer exist")
         core.state.batch.replies.append((reply, len(known)))
@@ -246,22 +243,15 @@ async def remove_queues(
     return done, refused
 
 
-def _ignore_reply(_answer: object) -> None:
-    """Ignore a reply."""
-
-
-async def list_queues(request: web.Request) -> web.StreamResponse:
-    """List queues with their live figures."""
-    context, query = context_of(request), read_query(request, QueueQuery)
-    status = status_of(request)
-    ages = await queue_list.read_oldest_ready(context, status.queues)
-    listed = make_queue_page(status.queues, ages, query)
-    now_ms = context.now_ms()
-    items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in listed.queues]
-    return list_response(query.format, QueueView, items, listed.next)
+def ignore_reply(_answer: object) -> None:
+    """Ignore the reply of one of several operations in a batch."""
 
 
 ROUTES: Final = (
-    Route("GET", "/queues", Role.VIEWER, "queues", show_queues),
+    *Resource(
+        run=find_queues, role=Role.VIEWER, view_model=ListPage[QueueView], view=queues_view,
+        page=Page("/queues", "queues", "queues.html", _values),
+        api=Api("GET", "/api/v1/queues", "api-queues", query=QueueQuery, cli="queue list"),
+    ).routes(),
     Route("POST", "/queues/act", Role.OPERATOR, "queues-act", submit_queue_actions, "queue.act"),
 )  # fmt: skip

@@ -17,9 +17,10 @@ from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import ListQuery, OutputFormat, QueryModel, read_form, read_query
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUALIFIERS, QUERY_CHARACTERS, STATES, parse_search
+from phpmq_lite.admin.resource import view_response
 from phpmq_lite.admin.resources import messages
 from phpmq_lite.admin.resources.messages import MessageView
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
@@ -62,13 +63,11 @@ class FoundMessagesView(ListPage[MessageView]):
     complete: bool = Field(description="true: all messages were searched")
 
 
-async def search_messages(request: web.Request) -> web.StreamResponse:
+async def search_messages(request: web.Request, asked: SearchInput) -> FoundMessagesView:
     """Search alive and settled messages, newest first, without their bodies."""
-    asked = read_query(request, SearchInput)
-    found = await messages.read_search_page(
-        request, parse_search(asked.q), asked.cursor, asked.limit
+    return found_messages(
+        await messages.read_search_page(request, parse_search(asked.q), asked.cursor, asked.limit)
     )
-    return search_response(asked.format, found)
 
 
 def found_messages(found: messages.SearchPage) -> FoundMessagesView:
@@ -80,14 +79,6 @@ def found_messages(found: messages.SearchPage) -> FoundMessagesView:
         total=found.total,
         complete=found.is_done,
     )
-
-
-def search_response(format_: str, found: messages.SearchPage) -> web.Response:
-    """Return a page of a search as JSON, JSON lines or CSV."""
-    view = found_messages(found)
-    if format_ in ("jsonl", "csv"):
-        return list_response(format_, MessageView, view.items, found.next)
-    return json_response(view)
 
 
 VIEWS_SHOWN: Final = 50
@@ -115,7 +106,7 @@ async def show_search(request: web.Request) -> web.StreamResponse:
         found = await messages.read_search_page(
             request, parse_search(text), asked.cursor, asked.limit
         )
-        return search_response(asked.format, found)
+        return view_response(found_messages(found), asked.format)
     if is_message_id(text.lower()):
         raise web.HTTPSeeOther(context_of(request).urls.to("message", id=text.lower()))
     try:
@@ -236,9 +227,9 @@ class CompletionsView(BaseModel):
     items: list[str] = Field(description="completions of the last word, most likely first")
 
 
-async def list_completions(request: web.Request) -> web.StreamResponse:
+async def list_completions(request: web.Request, asked: CompletionsInput) -> CompletionsView:
     """Complete the last word of a search: qualifiers, queues, states, URNs, paths in bodies."""
-    word = read_query(request, CompletionsInput).q.rpartition(" ")[2]
+    word = asked.q.rpartition(" ")[2]
     start = "-" if word.startswith("-") else ""
     name, colon, value = word.removeprefix("-").partition(":")
     if not colon:
@@ -248,7 +239,7 @@ async def list_completions(request: web.Request) -> web.StreamResponse:
     else:
         value = value.strip('"')
         found = [f"{name}:{text}" for text in await _values(request, name) if value in text]
-    return json_response(CompletionsView(items=[start + text for text in found[:COMPLETIONS]]))
+    return CompletionsView(items=[start + text for text in found[:COMPLETIONS]])
 
 
 async def _values(request: web.Request, name: str) -> list[str]:

@@ -11,12 +11,18 @@ from phpmq_lite.admin.actions.single_message import read_options
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import StrictInput, check_queue_name, read_form, read_json_model
+from phpmq_lite.admin.base.input import (
+    Form,
+    StrictInput,
+    check_queue_name,
+    read_form,
+)
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ResponseModel, json_response
+from phpmq_lite.admin.base.responses import ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.resources.bulk_jobs import next_page_after
 from phpmq_lite.admin.resources.messages import MessageView
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
@@ -102,23 +108,22 @@ def possible_actions(
     return {str(action): flash_messages.VERBS[action] for action in _NEEDS if action in fitting}
 
 
+def read_action(form: Form) -> Action:
+    """Return the action on several messages that a form asks for.
+
+    Raises:
+        Problem: 422 if there is no such action.
+    """
+    name = form.text("action", 40)
+    if name not in _NEEDS:
+        raise Problem(422, "invalid", "Unknown action.", field="action", bound=", ".join(_NEEDS))
+    return Action(name)
+
+
 async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
     """Act on a selection. Submitting the form again leads to the same job."""
     form = await read_form(request)
-    try:
-        action = Action(form.text("action", 40))
-    except ValueError:
-        raise Problem(
-            422, "invalid", "Unknown action.", field="action", bound=", ".join(_NEEDS)
-        ) from None
-    if action not in _NEEDS:
-        raise Problem(
-            422,
-            "invalid",
-            "This action cannot be applied to a selection.",
-            field="action",
-            bound=", ".join(_NEEDS),
-        )
+    action = read_action(form)
     asked = bulk.BulkRequest(
         action, read_options(form), form.number("rate", 1, RATE_MAX), form.reason(),
         form.raw("confirm"),
@@ -174,20 +179,14 @@ class SelectionView(ResponseModel):
         )
 
 
-async def create_selection(request: web.Request) -> web.StreamResponse:
+async def create_selection(request: web.Request, asked: SelectionInput) -> SelectionView:
     """Select all messages that match a search. The token is valid for ten minutes."""
-    asked = await read_json_model(request, SelectionInput)
-    return json_response(
-        await _view_of(request, await bulk.freeze_selection(request, parse_search(asked.q))),
-        201,
-    )
+    return await _view_of(request, await bulk.freeze_selection(request, parse_search(asked.q)))
 
 
-async def get_selection(request: web.Request) -> web.StreamResponse:
+async def get_selection(request: web.Request) -> SelectionView:
     """Return a selection, for the user who made it."""
-    return json_response(
-        await _view_of(request, bulk.find_selection(request, request.match_info["token"]))
-    )
+    return await _view_of(request, bulk.find_selection(request, request.match_info["token"]))
 
 
 async def _view_of(request: web.Request, selection: MessageSelection) -> SelectionView:
@@ -204,12 +203,11 @@ ROUTES: Final = (
         "POST", "/selections/{token}/apply", Role.OPERATOR, "selection-apply", submit_bulk_action,
         "selection.apply",
     ),
-    Route(
+    api_route(
         "POST", "/api/v1/selections", Role.OPERATOR, "api-selection-make", create_selection,
-        "selection.make", takes=SelectionInput, gives=SelectionView, status=201,
+        "selection.make", status=201,
     ),
-    Route(
+    api_route(
         "GET", "/api/v1/selections/{token}", Role.OPERATOR, "api-selection", get_selection,
-        gives=SelectionView,
     ),
 )  # fmt: skip

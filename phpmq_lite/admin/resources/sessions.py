@@ -160,7 +160,7 @@ def _view(request: web.Request, session: LoginSession) -> SessionView:
     )
 
 
-async def find_sessions(request: web.Request, _query: FormatQuery | None) -> list[LoginSession]:
+async def find_sessions(request: web.Request, _query: FormatQuery) -> list[LoginSession]:
     """List the sessions, the most recently used first."""
     context = context_of(request)
     return context.auth.accounts.open_sessions(context.now_ms())
@@ -182,8 +182,7 @@ async def _values(request: web.Request, _query: object, _found: object) -> dict[
 _PATH: Final = "/api/v1/sessions"
 RESOURCES: Final = (
     Resource(
-        run=find_sessions, role=Role.ADMIN, input_model=FormatQuery,
-        view_model=ListPage[SessionView],
+        run=find_sessions, role=Role.ADMIN, view_model=ListPage[SessionView],
         view=lambda request, found: ListPage[SessionView](
             items=[_view(request, one) for one in found]
         ),
@@ -191,7 +190,7 @@ RESOURCES: Final = (
         api=Api("GET", _PATH, "api-sessions"),
     ),
     Resource(
-        run=end_session, role=Role.ADMIN, view_model=SessionView, audit="session.end",
+        run=end_session, role=Role.ADMIN, audit="session.end",
         page=Page(
             "/sessions/{n}/end", "session-end",
             done=lambda request, _asked, _view: (

@@ -24,13 +24,13 @@ from phpmq_lite.admin.base.input import (
     StrictInput,
     check_queue_name,
     check_text,
-    read_json_model,
     read_query,
 )
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_body
-from phpmq_lite.admin.base.responses import ListPage, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.resources.arrow_export import MEDIA, need_arrow
 from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.pipeline.staging import StagedRow
@@ -247,14 +247,20 @@ class PublishStagedInput(StrictInput):
     )
 
 
-class PublishStagedView(BaseModel):
+class PublishStagedView(ResponseModel):
     """The number of published messages; ``repeated``: this version was published before."""
 
     published: int = Field(description="number of published messages")
-    repeated: bool = Field(description="true: already published; nothing was stored")
+    repeated: bool = Field(
+        validation_alias="is_repeated", description="true: already published; nothing was stored"
+    )
     quarantined: int = Field(0, description="of these, dead-lettered by their queue's rules")
     remaining: int = Field(0, description="messages left to publish: repeat the same call")
-    resumed: bool = Field(False, description="true: published the rows of an earlier call")
+    resumed: bool = Field(
+        False,
+        validation_alias="is_resumed",
+        description="true: published the rows of an earlier call",
+    )
 
 
 class AppIdsQuery(QueryModel):
@@ -374,62 +380,50 @@ def _next(chunks: Iterator[list[StagedRow]]) -> list[StagedRow] | None:
     return next(chunks, None)
 
 
-async def publish_staged(request: web.Request) -> web.StreamResponse:
+async def publish_staged(request: web.Request, asked: PublishStagedInput) -> PublishStagedView:
     """Publish all rows of some tokens in one transaction, once per app_id and version."""
-    context, asked = context_of(request), await read_json_model(request, PublishStagedInput)
     entry = audit_entry(request, target=asked.app_id, detail=f"version {asked.version}")
-    done = await context.engine.run(
+    done = await context_of(request).engine.run(
         staging.publish_staged, entry, asked.app_id, asked.version, asked.tokens,
         writer=_writer(request), is_single=asked.single_use, in_parts=asked.in_parts,
     )  # fmt: skip
-    return json_response(
-        PublishStagedView(
-            published=done.published, repeated=done.is_repeated, quarantined=done.quarantined,
-            remaining=done.remaining, resumed=done.is_resumed,
-        )
-    )  # fmt: skip
+    return PublishStagedView.of(done)
 
 
-async def drop_staged(request: web.Request) -> web.StreamResponse:
+async def drop_staged(request: web.Request, asked: UnstageInput) -> UnstageView:
     """Drop tokens that are not published."""
-    context, asked = context_of(request), await read_json_model(request, UnstageInput)
+    context = context_of(request)
     entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
     count = await context.engine.run(staging.unstage, entry, asked.tokens, writer=_writer(request))
     keep_audit_entry(request)
-    return json_response(UnstageView(unstaged=count))
+    return UnstageView(unstaged=count)
 
 
 def _writer(request: web.Request) -> StageWriter:
     return StageWriter(identity_of(request).owner, lambda queue: may_use(request, queue))
 
 
-async def list_app_ids(request: web.Request) -> web.StreamResponse:
+async def list_app_ids(request: web.Request, asked: AppIdsQuery) -> ListPage[AppIdView]:
     """List the app_ids, under which each version is published once, with their owners."""
     check_all_queues(request, "see every app_id")
-    asked = read_query(request, AppIdsQuery)
     cursor = responses.decode_cursor("app_ids", asked.cursor)
     after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
     check_text(after, "cursor")
     rows = await StoredPipeline(context_of(request).readers).app_ids(after, asked.limit)
-    is_full = len(rows) == asked.limit
-    return json_response(
-        ListPage[AppIdView](
-            items=[AppIdView(**asdict(row)) for row in rows],
-            next=responses.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
-            if is_full
-            else None,
-        )
-    )
+    next_ = None
+    if len(rows) == asked.limit:
+        next_ = responses.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
+    return ListPage[AppIdView](items=[AppIdView(**asdict(row)) for row in rows], next=next_)
 
 
-async def transfer_app_id(request: web.Request) -> web.StreamResponse:
+async def transfer_app_id(request: web.Request, asked: TransferInput) -> TransferView:
     """Transfer an app_id to another user."""
     check_all_queues(request, "transfer an app_id")
-    context, asked = context_of(request), await read_json_model(request, TransferInput)
+    context = context_of(request)
     owner = None if asked.owner is None else users.owner_named(request, asked.owner)
     entry = audit_entry(request, target=asked.app_id, detail=f"to {owner or 'the next writer'}")
     await context.engine.run(staging.transfer_app_id, entry, asked.app_id, owner)
-    return json_response(TransferView(app_id=asked.app_id, owner=owner))
+    return TransferView(app_id=asked.app_id, owner=owner)
 
 
 _PIPELINE: Final = "/api/v1/pipeline"
@@ -440,22 +434,20 @@ ROUTES: Final = (
         "POST", f"{_PIPELINE}/stage", Role.OPERATOR, "api-stage", stage_rows, "pipeline.stage",
         query=StageQuery, takes=bytes, media=MEDIA, gives=StageView, body=STAGE_BYTES,
     ),
-    Route(
+    api_route(
         "POST", f"{_PIPELINE}/publish", Role.OPERATOR, "api-publish-staged", publish_staged,
-        "pipeline.publish", takes=PublishStagedInput, gives=PublishStagedView, body=TOKENS_BYTES,
-        values=2 * TOKENS_MAX,
+        "pipeline.publish", body=TOKENS_BYTES, values=2 * TOKENS_MAX,
     ),
-    Route(
+    api_route(
         "POST", f"{_PIPELINE}/unstage", Role.OPERATOR, "api-unstage", drop_staged,
-        "pipeline.unstage", takes=UnstageInput, gives=UnstageView, body=TOKENS_BYTES,
-        values=2 * TOKENS_MAX,
+        "pipeline.unstage", body=TOKENS_BYTES, values=2 * TOKENS_MAX,
     ),
-    Route(
-        "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", list_app_ids, query=AppIdsQuery,
-        gives=ListPage[AppIdView], cli="pipeline app-ids",
+    api_route(
+        "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", list_app_ids,
+        cli="pipeline app-ids",
     ),
-    Route(
+    api_route(
         "POST", f"{_PIPELINE}/app-ids/transfer", Role.ADMIN, "api-app-id-transfer", transfer_app_id,
-        "pipeline.transfer", takes=TransferInput, gives=TransferView, cli="pipeline transfer",
+        "pipeline.transfer", cli="pipeline transfer",
     ),
 )  # fmt: skip

@@ -7,10 +7,11 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.base.context import context_of, status_of
-from phpmq_lite.admin.base.input import QueryModel, read_query
+from phpmq_lite.admin.base.input import QueryModel
 from phpmq_lite.admin.base.problems import Problem, not_found
-from phpmq_lite.admin.base.responses import PerSecond, ResponseModel, json_response
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.responses import PerSecond, ResponseModel
+from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.views import queue_list, trends
 from phpmq_lite.admin.views.trends import SPANS, TrendBucket
 from phpmq_lite.queue_settings import LONGEST_NAME
@@ -84,37 +85,34 @@ class StatsHistoryView(BaseModel):
     points: list[PointView] = Field(description="oldest first; steps without data are missing")
 
 
-async def get_stats(request: web.Request) -> web.StreamResponse:
+async def get_stats(request: web.Request) -> StatsView:
     """Return the current figures of the broker."""
     context, status = context_of(request), status_of(request)
     sums = queue_list.sum_totals(status)
     disk = await measure_disk(context.readers.path)
-    return json_response(
-        StatsView.of(
-            status,
-            version=context.version,
-            is_ready=context.is_ready(),
-            publishing_stopped=None if status.shortage is None else status.shortage.detail,
-            storing_stopped=status.write_problem,
-            queues=len(status.queues),
-            ready=int(sums["ready"]),
-            dispatched=int(sums["dispatched"]),
-            dead=int(sums["dead"]),
-            published_per_s=sums["published"],
-            acked_per_s=sums["acked"],
-            consumers=sum(queue.consumers for queue in status.queues),
-            clients=len(status.clients),
-            disk_free_bytes=disk.free,
-            disk_bytes=disk.total,
-            database_bytes=disk.files["database"],
-            wal_bytes=disk.files["wal"],
-        )
+    return StatsView.of(
+        status,
+        version=context.version,
+        is_ready=context.is_ready(),
+        publishing_stopped=None if status.shortage is None else status.shortage.detail,
+        storing_stopped=status.write_problem,
+        queues=len(status.queues),
+        ready=int(sums["ready"]),
+        dispatched=int(sums["dispatched"]),
+        dead=int(sums["dead"]),
+        published_per_s=sums["published"],
+        acked_per_s=sums["acked"],
+        consumers=sum(queue.consumers for queue in status.queues),
+        clients=len(status.clients),
+        disk_free_bytes=disk.free,
+        disk_bytes=disk.total,
+        database_bytes=disk.files["database"],
+        wal_bytes=disk.files["wal"],
     )
 
 
-async def get_stats_history(request: web.Request) -> web.StreamResponse:
+async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> StatsHistoryView:
     """Return the figures of a queue, or of all queues, over the last hour, day, week or month."""
-    query = read_query(request, StatsHistoryQuery)
     queue_id, span = _queue_id(request, query.queue), SPANS[query.span]
     trend = await trends.read_trend(context_of(request), queue_id, span, with_times=True)
     points = [
@@ -122,15 +120,13 @@ async def get_stats_history(request: web.Request) -> web.StreamResponse:
         for at, bucket in enumerate(trend.buckets)
         if bucket is not None
     ]
-    return json_response(
-        StatsHistoryView(
-            queue=query.queue or None,
-            span=span.key,
-            step_s=span.step_s,
-            start_at=trend.start_s * 1_000,
-            end_at=trend.end_s * 1_000,
-            points=points,
-        )
+    return StatsHistoryView(
+        queue=query.queue or None,
+        span=span.key,
+        step_s=span.step_s,
+        start_at=trend.start_s * 1_000,
+        end_at=trend.end_s * 1_000,
+        points=points,
     )
 
 
@@ -163,11 +159,6 @@ def _point(bucket: TrendBucket, at_ms: int) -> PointView:
 
 
 ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/stats", Role.VIEWER, "api-stats", get_stats, gives=StatsView, cli="status"
-    ),
-    Route(
-        "GET", "/api/v1/stats/history", Role.VIEWER, "api-stats-history", get_stats_history,
-        query=StatsHistoryQuery, gives=StatsHistoryView,
-    ),
-)  # fmt: skip
+    api_route("GET", "/api/v1/stats", Role.VIEWER, "api-stats", get_stats, cli="status"),
+    api_route("GET", "/api/v1/stats/history", Role.VIEWER, "api-stats-history", get_stats_history),
+)

@@ -23,12 +23,12 @@ from phpmq_lite.admin.base.input import (
 )
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
-from phpmq_lite.admin.base.responses import ListPage, json_response, list_response
+from phpmq_lite.admin.base.responses import ListPage
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import run_checks
 from phpmq_lite.admin.monitoring.system_view import read_certificates
-from phpmq_lite.admin.resource import Api, Page, Resource, check_reason
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route, check_reason
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
@@ -79,9 +79,9 @@ async def read_clock(context: Context) -> ClockView:
     )
 
 
-async def get_clock(request: web.Request) -> web.StreamResponse:
+async def get_clock(request: web.Request) -> ClockView:
     """Return the state of the clock, and whether a decision about it is needed."""
-    return json_response(await read_clock(context_of(request)))
+    return await read_clock(context_of(request))
 
 
 async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> ClockView:
@@ -113,10 +113,9 @@ class SettingView(BaseModel):
     bounds: str = Field(description="allowed values, in words; empty: any value of its type")
 
 
-async def list_settings(request: web.Request) -> web.StreamResponse:
+async def list_settings(request: web.Request, _query: JsonFormatQuery) -> ListPage[SettingView]:
     """List the effective settings with their sources. Secrets are masked."""
-    query = read_query(request, JsonFormatQuery)
-    return list_response(query.format, SettingView, settings_in_force(request))
+    return ListPage[SettingView](items=settings_in_force(request))
 
 
 def settings_in_force(request: web.Request) -> list[SettingView]:
@@ -354,23 +353,17 @@ class ListenersView(ListPage[ListenerView]):
     content_bytes: int = Field(description="longest body, limits.max_content")
 
 
-async def list_listeners(request: web.Request) -> web.StreamResponse:
+async def list_listeners(request: web.Request) -> ListenersView:
     """List the open PHPMQ listeners."""
     context = context_of(request)
     items = [ListenerView(**one._asdict()) for one in context.engine.summary().listeners]
-    return json_response(
-        ListenersView(items=items, content_bytes=context.settings.limits.max_content)
-    )
+    return ListenersView(items=items, content_bytes=context.settings.limits.max_content)
 
 
 ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/clock", Role.VIEWER, "api-clock", get_clock, gives=ClockView,
-        cli="clock show",
-    ),
+    api_route("GET", "/api/v1/clock", Role.VIEWER, "api-clock", get_clock, cli="clock show"),
     *Resource(
-        run=decide_clock, role=Role.OPERATOR, input_model=ClockDecisionInput, view_model=ClockView,
-        audit="clock.decide",
+        run=decide_clock, role=Role.OPERATOR, audit="clock.decide",
         page=Page(
             "/system/clock", "clock-decide",
             done=lambda request, asked, _clock: (
@@ -379,9 +372,8 @@ ROUTES: Final = (
         ),
         api=Api("POST", "/api/v1/clock", "api-clock-decide", cli="clock decide"),
     ).routes(),
-    Route(
-        "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings, query=JsonFormatQuery,
-        gives=ListPage[SettingView], cli="config show",
+    api_route(
+        "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings, cli="config show"
     ),
     Route("GET", "/system", Role.VIEWER, "system", show_system),
     Route("POST", "/system/drain", Role.ADMIN, "system-drain", submit_drain, "system.drain"),
@@ -389,8 +381,7 @@ ROUTES: Final = (
         "POST", "/restart/dismiss", Role.OPERATOR, "restart-dismiss", submit_dismissal,
         "restart.dismiss",
     ),
-    Route(
-        "GET", "/api/v1/listeners", Role.VIEWER, "api-listeners", list_listeners,
-        gives=ListenersView, cli="publish",
+    api_route(
+        "GET", "/api/v1/listeners", Role.VIEWER, "api-listeners", list_listeners, cli="publish"
     ),
 )  # fmt: skip

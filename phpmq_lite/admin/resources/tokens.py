@@ -13,12 +13,11 @@ from phpmq_lite.admin.base.input import (
     StrictInput,
     path_name,
     read_form,
-    read_json_model,
 )
 from phpmq_lite.admin.base.problems import Problem, problem_of
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
+from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.resource import Api, Page, Resource, read_form_model
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route, read_form_model
 from phpmq_lite.admin.resources.users import Globs, account_values
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.storage.read.accounts import ApiToken
@@ -59,19 +58,14 @@ class NewTokenView(BaseModel):
     expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
 
 
-async def find_tokens(request: web.Request, _query: object = None) -> list[ApiToken]:
+async def find_tokens(request: web.Request, _query: FormatQuery) -> list[ApiToken]:
     """List the tokens, without their secrets."""
     known = context_of(request).auth.accounts.tokens.values()
     return users.visible_accounts(request, known)
 
 
-async def create_token(request: web.Request) -> web.StreamResponse:
+async def create_token(request: web.Request, asked: TokenInput) -> NewTokenView:
     """Create a token. The response contains its secret, which is shown only once."""
-    asked = await read_json_model(request, TokenInput)
-    return json_response(await _create(request, asked), status=201)
-
-
-async def _create(request: web.Request, asked: TokenInput) -> NewTokenView:
     token, secret = await users.add_token(
         request, asked.name, asked.role, asked.queues, asked.expires_at
     )
@@ -104,7 +98,7 @@ async def submit_token(request: web.Request) -> web.StreamResponse:
             raise _unknown_days(days)
         if days:
             asked.expires_at = context_of(request).now_ms() + int(days) * _DAY_MS
-        made = await _create(request, asked)
+        made = await create_token(request, asked)
     except (Problem, ValidationError) as error:
         problem = problem_of(error)
         if problem is None:
@@ -113,7 +107,8 @@ async def submit_token(request: web.Request) -> web.StreamResponse:
     values = account_values(request, None if made else form, problem)
     return await render_page(
         request, "tokens.html", status=problem.status if problem else 200,
-        found=await find_tokens(request), made=made, **values | {"roles": users.TOKEN_ROLES},
+        found=await find_tokens(request, FormatQuery()), made=made,
+        **values | {"roles": users.TOKEN_ROLES},
     )  # fmt: skip
 
 
@@ -124,15 +119,12 @@ def _unknown_days(days: str) -> Problem:
 _PATH: Final = "/api/v1/tokens"
 RESOURCES: Final = (
     Resource(
-        run=find_tokens, role=Role.ADMIN, input_model=FormatQuery, view_model=ListPage[TokenView],
-        view=lambda _request, found: ListPage[TokenView](
-            items=[TokenView.of(one) for one in found]
-        ),
+        run=find_tokens, role=Role.ADMIN, view_model=ListPage[TokenView],
         page=Page("/tokens", "tokens", "tokens.html", _values),
         api=Api("GET", _PATH, "api-tokens", cli="token list"),
     ),
     Resource(
-        run=revoke_token, role=Role.ADMIN, view_model=TokenView, audit="token.remove",
+        run=revoke_token, role=Role.ADMIN, audit="token.remove",
         page=Page(
             "/tokens/{name}/remove", "token-remove",
             done=lambda request, _asked, token: (
@@ -145,6 +137,6 @@ RESOURCES: Final = (
 ROUTES: Final = (
     *(route for resource in RESOURCES for route in resource.routes()),
     Route("POST", "/tokens", Role.ADMIN, "token-add", submit_token, "token.add"),
-    Route("POST", _PATH, Role.ADMIN, "api-token-add", create_token, "token.add",
-          takes=TokenInput, gives=NewTokenView, status=201, cli="token create"),
+    api_route("POST", _PATH, Role.ADMIN, "api-token-add", create_token, "token.add",
+              status=201, cli="token create"),
 )  # fmt: skip

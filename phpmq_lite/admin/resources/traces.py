@@ -7,13 +7,11 @@ from aiohttp import web
 from phpmq_lite.admin.base.context import status_of
 from phpmq_lite.admin.base.input import LIMIT_MAX, OutputFormat, path_name
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.base.search_query import traces_search
-from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.admin.resources import messages
 from phpmq_lite.admin.resources.search import (
-    CompletionsInput,
-    CompletionsView,
     FoundMessagesView,
     SearchPageInput,
     found_messages,
@@ -37,7 +35,14 @@ def trace_id_in(request: web.Request) -> str:
     return trace_id
 
 
-async def find_trace(request: web.Request, asked: SearchPageInput) -> messages.SearchPage:
+class TracePageQuery(SearchPageInput):
+    """A page of a trace."""
+
+    limit: int = LIMIT_MAX
+    format: OutputFormat = "html"
+
+
+async def find_trace(request: web.Request, asked: TracePageQuery) -> messages.SearchPage:
     """List the messages of a trace over all queues, newest first."""
     query = traces_search(trace_id_in(request))
     limit = min(asked.limit, LIMIT_MAX)
@@ -56,22 +61,12 @@ async def _values(
     }
 
 
-class TracePageQuery(SearchPageInput):
-    """A page of a trace."""
-
-    limit: int = LIMIT_MAX
-    format: OutputFormat = "html"
-
-
 ROUTES: Final = (
     *Resource(
-        run=find_trace, role=Role.VIEWER, input_model=TracePageQuery,
-        view_model=FoundMessagesView, view=lambda _request, found: found_messages(found),
+        run=find_trace, role=Role.VIEWER, view_model=FoundMessagesView,
+        view=lambda _request, found: found_messages(found),
         page=Page("/trace/{trace}", "trace", "trace.html", _values),
         api=Api("GET", "/api/v1/traces/{trace}", "api-trace", query=SearchPageInput, cli="trace"),
     ).routes(),
-    Route(
-        "GET", "/api/v1/completions", Role.VIEWER, "api-completions", list_completions,
-        query=CompletionsInput, gives=CompletionsView,
-    ),
+    api_route("GET", "/api/v1/completions", Role.VIEWER, "api-completions", list_completions),
 )  # fmt: skip

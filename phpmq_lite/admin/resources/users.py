@@ -52,7 +52,7 @@ class UserView(ResponseModel):
     last_login_at: int | None = Field(description="Unix ms; null: never")
 
 
-async def find_users(request: web.Request, _query: object = None) -> list[User]:
+async def find_users(request: web.Request, _query: FormatQuery) -> list[User]:
     """List the users."""
     known = context_of(request).auth.accounts.users.values()
     return users.visible_accounts(request, known)
@@ -65,7 +65,7 @@ async def create_user(request: web.Request, asked: UserInput) -> UserView:
     return UserView.of(user)
 
 
-async def find_user(request: web.Request, _query: None = None) -> User:
+async def find_user(request: web.Request, _query: None) -> User:
     """Return one user."""
     return users.visible_user(request, path_name(request, "name"))
 
@@ -113,8 +113,8 @@ async def _list_values(request: web.Request, _query: object, _found: object) -> 
 
 async def _list_again(request: web.Request, form: Form, problem: Problem) -> web.Response:
     return await render_page(
-        request, "users.html", status=problem.status, found=await find_users(request),
-        **account_values(request, form, problem),
+        request, "users.html", status=problem.status,
+        found=await find_users(request, FormatQuery()), **account_values(request, form, problem),
     )  # fmt: skip
 
 
@@ -147,21 +147,18 @@ async def _typed_name(request: web.Request) -> list[str]:
 _PATH: Final = "/api/v1/users"
 _USER: Final = f"{_PATH}/{{name}}"
 _CHANGE: Final = Resource(
-    run=change_user, role=Role.ADMIN, input_model=UserChangeInput, view_model=UserView,
-    audit="user.change",
+    run=change_user, role=Role.ADMIN, audit="user.change",
     page=Page("/users/{name}/rights", "user-rights", done=_changed, again=_user_page_again),
     api=Api("PATCH", _USER, "api-user-change", cli="user set-password"),
 )  # fmt: skip
 RESOURCES: Final = (
     Resource(
-        run=find_users, role=Role.ADMIN, input_model=FormatQuery, view_model=ListPage[UserView],
-        view=lambda _request, found: ListPage[UserView](items=[UserView.of(one) for one in found]),
+        run=find_users, role=Role.ADMIN, view_model=ListPage[UserView],
         page=Page("/users", "users", "users.html", _list_values),
         api=Api("GET", _PATH, "api-users", cli="user list"),
     ),
     Resource(
-        run=create_user, role=Role.ADMIN, input_model=UserInput, view_model=UserView,
-        audit="user.add",
+        run=create_user, role=Role.ADMIN, audit="user.add",
         page=Page(
             "/users", "user-add", again=_list_again,
             done=lambda request, _asked, user: (f"{user.name} can log in now.", request.path),
@@ -170,14 +167,12 @@ RESOURCES: Final = (
     ),
     Resource(
         run=find_user, role=Role.ADMIN, view_model=UserView,
-        view=lambda _request, user: UserView.of(user),
         page=Page("/users/{name}", "user", "user.html", _user_values),
         api=Api("GET", _USER, "api-user"),
     ),
     _CHANGE,
     Resource(
-        run=remove_user, role=Role.ADMIN, input_model=ActionInput, view_model=UserView,
-        audit="user.remove",
+        run=remove_user, role=Role.ADMIN, audit="user.remove",
         page=Page(
             "/users/{name}/remove", "user-remove", again=_user_page_again, typed=_typed_name,
             done=lambda request, _asked, user: (
