@@ -60,6 +60,44 @@ def position_in(cursor: ListCursor | None) -> dict[str, int]:
     return {cursor.direction: cursor.place}
 
 
+def pair_in(cursor: ListCursor | None) -> tuple[int, int] | None:
+    """Return the place of a list that is ordered by two numbers."""
+    if cursor is None:
+        return None
+    match cursor.place:
+        case [int() as first, int() as second] if 0 <= first <= 1 << 62 and 0 <= second <= 1 << 62:
+            return first, second
+    raise _bad("is malformed")
+
+
+def cursors_around(
+    scope: str,
+    onward: ReadDirection,
+    cursor: ListCursor | None,
+    ends: tuple[int | None, int | None],
+    *,
+    has_more: bool,
+    searched_to: int | None = None,
+) -> tuple[str | None, str | None]:
+    """Return the cursors of the next and of the previous page of a numbered list.
+
+    ``onward`` is the direction of the list, ``ends`` are the numbers of the first and the last row;
+    ``has_more`` is about the direction of ``cursor``. ``searched_to`` is where a time limit ended
+    the search: the next page starts there.
+    """
+    first, last = ends
+    is_back = cursor is not None and cursor.direction != onward
+    if searched_to is not None and (last is None or not is_back):
+        last = searched_to
+    has_next = is_back or has_more or searched_to is not None
+    has_previous = has_more if is_back else cursor is not None
+    back: ReadDirection = "after" if onward == "before" else "before"
+    return (
+        encode_cursor(scope, onward, last) if has_next and last is not None else None,
+        encode_cursor(scope, back, first) if has_previous and first is not None else None,
+    )
+
+
 def _is_place(place: object) -> bool:
     if isinstance(place, list):
         return len(place) == 2 and all(isinstance(part, int | float | str) for part in place)

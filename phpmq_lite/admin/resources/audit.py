@@ -115,22 +115,12 @@ async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListP
     found = await AuditLog(context.readers).page(
         query.filter(context.now_ms()), **place, limit=query.limit
     )
-    is_back = "after" in place
-    first, last = (found.rows[0].audit_id, found.rows[-1].audit_id) if found.rows else (None, None)
-    if found.searched_to is not None:
-        last = found.searched_to
-    has_older = is_back or found.has_more or found.searched_to is not None
-    has_newer = found.has_more if is_back else cursor is not None
-    return AuditListPage(
-        found.rows,
-        responses.encode_cursor(query.scope, "before", last)
-        if has_older and last is not None
-        else None,
-        responses.encode_cursor(query.scope, "after", first)
-        if has_newer and first is not None
-        else None,
-        found.searched_to,
-    )
+    ends = (found.rows[0].audit_id, found.rows[-1].audit_id) if found.rows else (None, None)
+    older, newer = responses.cursors_around(
+        query.scope, "before", cursor, ends,
+        has_more=found.has_more, searched_to=found.searched_to,
+    )  # fmt: skip
+    return AuditListPage(found.rows, older, newer, found.searched_to)
 
 
 # -- how a row is shown

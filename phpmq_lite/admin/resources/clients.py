@@ -100,15 +100,7 @@ async def read_closed_page(
 ) -> tuple[list[ClientRow], str | None]:
     """Return connections that ended within a day, newest first, and the cursor to older ones."""
     context = context_of(request)
-    found = responses.decode_cursor(_SCOPE, cursor)
-    before = None
-    if found is not None:
-        place = found.place
-        if not isinstance(place, list) or not all(
-            isinstance(part, int) and abs(part) < 1 << 62 for part in place
-        ):
-            raise Problem(422, "bad_cursor", "The cursor is malformed.", field="cursor")
-        before = (int(place[0]), int(place[1]))
+    before = responses.pair_in(responses.decode_cursor(_SCOPE, cursor))
     since_ms = context.now_ms() - connections.CLOSED_MS
     rows = await StoredClients(context.readers).closed(since_ms, before=before, limit=limit)
     if len(rows) < limit:

@@ -19,7 +19,6 @@ from phpmq_lite.admin.base.input import (
     MessageId,
     TraceId,
 )
-from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.search_query import traces_search
 from phpmq_lite.admin.views import trace_view
@@ -131,14 +130,10 @@ async def read_messages_page(context: Context, query: MessagesQuery, queue_id: i
     place = responses.position_in(cursor)
     state = State[query.state.upper()] if query.state else None
     rows = await context.reader.messages(queue_id, **place, state=state, limit=query.limit)
-    is_full, is_back = len(rows) == query.limit, cursor is not None and cursor.direction == "before"
-    has_next, has_previous = is_full or is_back, (is_full if is_back else cursor is not None)
+    ends = (rows[0].position, rows[-1].position) if rows else (None, None)
+    is_full = len(rows) == query.limit
     return MessagePage(
-        rows,
-        responses.encode_cursor(scope, "after", rows[-1].position) if rows and has_next else None,
-        responses.encode_cursor(scope, "before", rows[0].position)
-        if rows and has_previous
-        else None,
+        rows, *responses.cursors_around(scope, "after", cursor, ends, has_more=is_full)
     )
 
 
@@ -161,25 +156,13 @@ async def read_history_page(
     found = await context.reader.history(
         **place, queue_id=queue_id, outcome=outcome, since=since, until=until, limit=query.limit
     )
-    first, last = _ends(found.rows)
-    is_back = "after" in place
-    if found.searched_to is not None and not is_back:
-        last, has_older = found.searched_to, True
-    else:
-        has_older = is_back or found.has_more
-    has_newer = found.has_more if is_back else cursor is not None
+    ends = (found.rows[0].offset, found.rows[-1].offset) if found.rows else (None, None)
+    older, newer = responses.cursors_around(
+        scope, "before", cursor, ends, has_more=found.has_more, searched_to=found.searched_to
+    )
     start = place.get("before", found.highest or 0)
     searched = None if found.searched_to is None else abs(start - found.searched_to)
-    return MessagePage(
-        found.rows,
-        responses.encode_cursor(scope, "before", last) if has_older and last is not None else None,
-        responses.encode_cursor(scope, "after", first) if has_newer and first is not None else None,
-        searched,
-    )
-
-
-def _ends(rows: Sequence[MessageRow]) -> tuple[int | None, int | None]:
-    return (rows[0].offset, rows[-1].offset) if rows else (None, None)
+    return MessagePage(found.rows, older, newer, searched)
 
 
 @dataclass(slots=True, frozen=True)
@@ -207,8 +190,9 @@ async def read_search_page(
     context, allowed = context_of(request), allowed_queues(request)
     scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
     found = await context.search.page(
-        query, queues=allowed, place=_place(responses.decode_cursor(scope, cursor)), limit=limit
-    )
+        query, queues=allowed, limit=limit,
+        place=responses.pair_in(responses.decode_cursor(scope, cursor)),
+    )  # fmt: skip
     goes_on = (
         None if found.next is None else responses.encode_cursor(scope, "after", list(found.next))
     )
@@ -231,15 +215,6 @@ async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow])
     return trace_view.find_failed_attempts(
         found.rows, dead_letter_queues_named(status_of(request).queues)
     )
-
-
-def _place(cursor: responses.ListCursor | None) -> tuple[int, int] | None:
-    if cursor is None:
-        return None
-    match cursor.place:
-        case [int() as upto, int() as place] if 0 <= place <= 1 << 62 and 0 <= upto <= 1 << 62:
-            return upto, place
-    raise Problem(422, "bad_cursor", "The cursor is malformed. Start again.", field="cursor")
 
 
 def describe_searched(found: SearchPage) -> str:

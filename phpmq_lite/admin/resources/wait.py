@@ -54,15 +54,8 @@ class WaitPosition:
         Raises:
             Problem: 422 if it is malformed.
         """
-        cursor = responses.decode_cursor(_SCOPE, text)
-        if cursor is None:
-            return None
-        place = cursor.place
-        if not isinstance(place, list) or not all(
-            isinstance(part, int) and 0 <= part < 1 << 62 for part in place
-        ):
-            raise Problem(422, "bad_cursor", "The cursor is malformed.", field="after")
-        return cls(int(place[0]), int(place[1]))
+        place = responses.pair_in(responses.decode_cursor(_SCOPE, text))
+        return None if place is None else cls(*place)
 
     def after(self, ids: Iterable[str]) -> "WaitPosition":
         """Return the position after these new messages, before their later events."""
