@@ -15,12 +15,12 @@ from pydantic import BaseModel, ValidationError
 
 from phpmq_lite.admin.actions.confirmation import check_typed_text
 from phpmq_lite.admin.actions.flash_messages import store_message
-from phpmq_lite.admin.auth.request_audit import mark_refused
+from phpmq_lite.admin.auth.request_audit import audit_entry, mark_refused
 from phpmq_lite.admin.auth.sessions import FlashMessage
 from phpmq_lite.admin.base.input import Form, read_form, read_json_model, read_query
 from phpmq_lite.admin.base.problems import Problem, problem_of
 from phpmq_lite.admin.base.responses import json_response, list_response
-from phpmq_lite.admin.base.route import BODY_BYTES, VALUES, Role, Route
+from phpmq_lite.admin.base.route import BODY_BYTES, VALUES, Handler, Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
 
@@ -107,7 +107,7 @@ class Resource:
         if (format_ := getattr(query, "format", "html")) != "html":
             return view_response(self._view_of(request, found), format_)
         more = {} if page.values is None else await page.values(request, query, found)
-        return await render_page(request, page.template, query=query, found=found, **more)
+        return await render_form(request, page.template, None, query=query, found=found, **more)
 
     async def submit_form(self, request: web.Request) -> web.StreamResponse:
         """Act on a form; redirect with a message, or show the form again with its error."""
@@ -115,6 +115,7 @@ class Resource:
         try:
             if page.typed is not None:
                 check_typed_text(await page.typed(request), form.raw("confirm"))
+            audit_entry(request, reason=form.reason())
             if page.needs_reason:
                 check_reason(form)
             model, _ = input_and_output(self.run)
@@ -147,7 +148,9 @@ class Resource:
         if isinstance(result, list):
             model = _item_model(self.view_model)
             return self.view_model(items=[model.of(one) for one in result])
-        return result if isinstance(result, BaseModel) else self.view_model.of(result)
+        if result is None or isinstance(result, BaseModel):
+            return result
+        return self.view_model.of(result)
 
 
 def api_route(
@@ -209,6 +212,23 @@ def view_response(view: Any, format_: str = "json", status: int = 200) -> web.Re
 def _item_model(list_model: Any) -> Any:
     [model] = get_args(list_model.model_fields["items"].annotation)
     return model
+
+
+def bind_action(handler: Callable[..., Awaitable[Any]], action: Any, summary: str) -> Handler:
+    """Return the handler of one action; ``summary`` describes it in the reference."""
+    bound = partial(handler, action=action)
+    bound.__doc__ = summary
+    return bound
+
+
+async def render_form(
+    request: web.Request, template: str, problem: Problem | None, **values: Any
+) -> web.Response:
+    """Render the page of a form; after a refusal with its status, headers and error."""
+    status = problem.status if problem else 200
+    response = await render_page(request, template, status=status, problem=problem, **values)
+    response.headers.update(problem.headers if problem else {})
+    return response
 
 
 def check_reason(form: Form) -> None:

@@ -394,11 +394,7 @@ def _document(request: web.Request) -> dict[str, Any]:
 ROUTES: Final = (
     Route("GET", "/api", Role.VIEWER, "reference", show_reference),
     Route(
-        "GET",
-        "/api/v1/openapi.json",
-        Role.VIEWER,
-        "api-openapi",
-        get_document,
+        "GET", "/api/v1/openapi.json", Role.VIEWER, "api-openapi", get_document,
         gives=dict[str, Any],
     ),
-)
+)  # fmt: skip

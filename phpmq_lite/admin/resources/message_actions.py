@@ -23,9 +23,9 @@ from phpmq_lite.admin.base.input import (
     read_form,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.route import Handler, Role, Route
+from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
-from phpmq_lite.admin.resource import Api, Page, Resource, api_route
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route, bind_action
 from phpmq_lite.admin.resources.publish import (
     PublishedView,
     PublishInput,
@@ -191,30 +191,23 @@ ACTIONS: Final = {
 }  # fmt: skip
 
 
-def _form_handler(action: Action) -> Handler:
-    definition = ACTIONS[action]
-    is_erase = action is Action.ERASE
-
-    async def show(request: web.Request) -> web.StreamResponse:
-        context = context_of(request)
-        urls, row = context.urls, await find_message(request, context)
-        here = urls.to("message", id=row.message_id)
-        title = (
-            "Erase the body of message" if is_erase else f"{flash_messages.VERBS[action]} message"
-        )
-        ask = Confirmation(
-            title=title, number=f"#{row.seq}", queue=row.queue, text=definition.text,
-            crumbs=[("Queues", urls.to("queues")), (f"Message #{row.seq}", here)],
-            url=urls.to(f"message-{action}", id=row.message_id),
-            back=own_path_or(request.query.get("next", ""), here),
-            fields=definition.fields(row, context.now_ms()), is_danger=definition.is_danger,
-            typed=await _typed(request) if is_erase else (), reason="required" if is_erase else "",
-            button="Erase body" if is_erase else title,
-        )  # fmt: skip
-        return await render_page(request, "confirm.html", ask=ask)
-
-    show.__doc__ = f"Ask before a message is {flash_messages.DONE[action]}."
-    return show
+async def show_form(request: web.Request, action: Action) -> web.StreamResponse:
+    """Ask before an action on one message."""
+    definition, is_erase = ACTIONS[action], action is Action.ERASE
+    context = context_of(request)
+    urls, row = context.urls, await find_message(request, context)
+    here = urls.to("message", id=row.message_id)
+    title = "Erase the body of message" if is_erase else f"{flash_messages.VERBS[action]} message"
+    ask = Confirmation(
+        title=title, number=f"#{row.seq}", queue=row.queue, text=definition.text,
+        crumbs=[("Queues", urls.to("queues")), (f"Message #{row.seq}", here)],
+        url=urls.to(f"message-{action}", id=row.message_id),
+        back=own_path_or(request.query.get("next", ""), here),
+        fields=definition.fields(row, context.now_ms()), is_danger=definition.is_danger,
+        typed=await _typed(request) if is_erase else (), reason="required" if is_erase else "",
+        button="Erase body" if is_erase else title,
+    )  # fmt: skip
+    return await render_page(request, "confirm.html", ask=ask)
 
 
 async def _typed(request: web.Request) -> list[str]:
@@ -263,7 +256,8 @@ ROUTES: Final = (
     Route("POST", "/messages/act", Role.OPERATOR, "messages-act", submit_action, "message.act"),
     *(
         Route("GET", f"/messages/{{id}}/{action}", Role.ADMIN if action is Action.ERASE
-              else Role.OPERATOR, f"message-{action}-form", _form_handler(action))
+              else Role.OPERATOR, f"message-{action}-form", bind_action(
+                  show_form, action, f"Ask before a message is {flash_messages.DONE[action]}."))
         for action in ACTIONS
     ),
     Route(

@@ -491,30 +491,16 @@ async def submit_edit(request: web.Request) -> web.StreamResponse:
 ROUTES: Final = (
     Route("GET", "/publish", Role.OPERATOR, "publish", show_publish_form),
     Route(
-        "POST",
-        "/publish",
-        Role.OPERATOR,
-        "publish-send",
-        submit_publish,
-        "message.publish",
+        "POST", "/publish", Role.OPERATOR, "publish-send", submit_publish, "message.publish",
         has_content=True,
     ),
     Route(
-        "POST",
-        "/publish/forget",
-        Role.OPERATOR,
-        "template-forget",
-        submit_template_removal,
+        "POST", "/publish/forget", Role.OPERATOR, "template-forget", submit_template_removal,
         "template.forget",
     ),
     Route("GET", "/messages/{id}/edit", Role.OPERATOR, "message-edit-form", show_edit_form),
     Route(
-        "POST",
-        "/messages/{id}/edit",
-        Role.OPERATOR,
-        "message-edit",
-        submit_edit,
-        "message.edit",
+        "POST", "/messages/{id}/edit", Role.OPERATOR, "message-edit", submit_edit, "message.edit",
         has_content=True,
     ),
-)
+)  # fmt: skip

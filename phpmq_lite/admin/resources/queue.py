@@ -137,8 +137,7 @@ async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus
     if query.tab == "charts":
         return await _charts(context, status, _records(request, status), query.span)
     if query.tab == "settings":
-        home = find_queue(request, home_of(status.name) or "")
-        return {"fields": queue_settings_form.form_fields_of(status, _defaults(context), home=home)}
+        return {"fields": _fields(request, status)}
     listed = await _listed(request, query, status)
     about = records if query.tab == "dead" and (records := _records(request, status)) else status
     return {
@@ -168,21 +167,26 @@ async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, 
     ]
 
 
-def _defaults(context: Context) -> dict[str, Any]:
-    defaults: dict[str, Any] = context.settings.queues.model_dump()
-    return defaults
+def _fields(
+    request: web.Request,
+    queue: QueueStatus,
+    typed: Mapping[str, str] | None = None,
+    error: tuple[str, str] = ("", ""),
+) -> Any:
+    """Return the fields of the settings form, with what was typed and the error of a field."""
+    defaults = context_of(request).settings.queues.model_dump()
+    home = find_queue(request, home_of(queue.name) or "")
+    return queue_settings_form.form_fields_of(queue, defaults, typed, error, home=home)
 
 
 async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatus) -> MessagePage:
-    context, asked = context_of(request), query
+    context = context_of(request)
     if query.tab == "history":
-        return await read_history_page(context, asked, queue.queue_id)
-    if query.tab == "dead":
-        records = _records(request, queue)
-        if records is None:
-            return MessagePage(())
-        return await read_messages_page(context, asked, records.queue_id)
-    return await read_messages_page(context, asked, queue.queue_id)
+        return await read_history_page(context, query, queue.queue_id)
+    about = _records(request, queue) if query.tab == "dead" else queue
+    if about is None:
+        return MessagePage(())
+    return await read_messages_page(context, query, about.queue_id)
 
 
 def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
@@ -298,12 +302,9 @@ async def _again(
         raise Problem(422, "bad_setting", f"{field} {text}", field=field)
     audit_entry(request).result = "bad_setting"
     typed = {name: form.raw(name) for name in (*KINDS, "forward_to")}
-    defaults = context_of(request).settings.queues.model_dump()
-    home = find_queue(request, home_of(queue.name) or "")
     return await render_queue_page(
         request, queue, QueuePageQuery(tab="settings"), 422,
-        fields=queue_settings_form.form_fields_of(queue, defaults, typed, (field, text), home=home),
-        has_error=True,
+        fields=_fields(request, queue, typed, (field, text)), has_error=True,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from phpmq_lite.admin.base.search_query import QUALIFIERS, QUERY_CHARACTERS, STA
 from phpmq_lite.admin.resource import view_response
 from phpmq_lite.admin.resources import messages
 from phpmq_lite.admin.resources.messages import MessageView
+from phpmq_lite.admin.resources.selections import fitting_actions
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.envelopes.validation import REASONS
@@ -160,21 +161,9 @@ def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozen
 
     ``others`` are queues of dead-letter records that settings name.
     """
-    states = {State(row.state) for row in rows}
-    found = []
-    if states & {State.READY, State.DISPATCHED}:
-        found.append("requeue")
-    if State.DISPATCHED in states:
-        found.append("release")
-    if State.READY in states:
-        found.append("move")
-    if any(row.is_alive and _is_record(row, others) for row in rows):
-        found.append("redrive")
-    if State.DELETED in states:
-        found.append("restore")
-    if states & {State.READY, State.DISPATCHED}:
-        found.append("delete")
-    return found
+    states = {State(row.state).name.lower() for row in rows}
+    is_record = any(row.is_alive and _is_record(row, others) for row in rows)
+    return [str(action) for action in fitting_actions(states, may_redrive=is_record)]
 
 
 def _is_record(row: MessageRow, others: frozenset[str]) -> bool:

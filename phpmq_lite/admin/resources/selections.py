@@ -32,13 +32,13 @@ from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
 PLANNED: Final = 500  # records that a plan covers
-_NEEDS: Final = {  # action -> the states that it accepts
+_NEEDS: Final = {  # action -> the states that it accepts; harmless actions first
     Action.REQUEUE: {"ready", "dispatched"},
     Action.RELEASE: {"dispatched"},
     Action.MOVE: {"ready"},
-    Action.DELETE: {"ready", "dispatched"},
     Action.REDRIVE: {"ready"},
     Action.RESTORE: {"deleted"},
+    Action.DELETE: {"ready", "dispatched"},
 }
 
 
@@ -102,10 +102,17 @@ def possible_actions(
     """
     frozen = selection.frozen
     states = {state for state, count in frozen.by_state.items() if count}
-    fitting = {action for action, needed in _NEEDS.items() if needed & states}
-    if not any(has_records(name, others) for name in frozen.by_queue):
-        fitting.discard(Action.REDRIVE)
-    return {str(action): flash_messages.VERBS[action] for action in _NEEDS if action in fitting}
+    is_record = any(has_records(name, others) for name in frozen.by_queue)
+    return {
+        str(action): flash_messages.VERBS[action]
+        for action in fitting_actions(states, may_redrive=is_record)
+    }
+
+
+def fitting_actions(states: set[str], *, may_redrive: bool) -> list[Action]:
+    """Return the actions on messages in these states, the harmless ones first."""
+    fitting = [action for action, needed in _NEEDS.items() if needed & states]
+    return [action for action in fitting if may_redrive or action is not Action.REDRIVE]
 
 
 def read_action(form: Form) -> Action:

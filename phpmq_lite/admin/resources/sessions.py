@@ -18,9 +18,8 @@ from phpmq_lite.admin.base.request_body import read_form_field
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel, redirect_with_session
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import is_own_path
-from phpmq_lite.admin.resource import Api, Page, Resource
-from phpmq_lite.admin.views.rendering import render_page
-from phpmq_lite.storage.read.accounts import LoginSession
+from phpmq_lite.admin.resource import Api, Page, Resource, render_form
+from phpmq_lite.storage.read.accounts import LoginSession, User
 
 
 async def show_login(request: web.Request) -> web.StreamResponse:
@@ -32,25 +31,19 @@ async def show_login(request: web.Request) -> web.StreamResponse:
 
 
 async def _login_page(
-    request: web.Request,
-    goal: str,
-    name: str = "",
-    problem: Problem | None = None,
+    request: web.Request, goal: str, name: str = "", problem: Problem | None = None
 ) -> web.Response:
     context = context_of(request)
-    response = await render_page(
+    return await render_form(
         request,
         "login.html",
-        status=problem.status if problem else 200,
+        problem,
         is_bare=True,
         goal=goal if is_own_path(goal) else "",
         name=name,
-        problem=problem,
         has_users=bool(context.auth.accounts.users),
         is_plain=not request.secure,
     )
-    response.headers.update(problem.headers if problem else {})
-    return response
 
 
 async def submit_login(request: web.Request) -> web.StreamResponse:
@@ -99,25 +92,21 @@ def _check_open(request: web.Request) -> None:
 async def _setup_page(
     request: web.Request, name: str, problem: Problem | None = None
 ) -> web.Response:
-    response = await render_page(
+    return await render_form(
         request,
         "setup.html",
-        status=problem.status if problem else 200,
+        problem,
         is_bare=True,
         name=name,
-        problem=problem,
         file=FILE,
         shortest=SHORTEST,
         is_plain=not request.secure,
     )
-    response.headers.update(problem.headers if problem else {})
-    return response
 
 
 async def submit_setup(request: web.Request) -> web.StreamResponse:
     """Create the first admin and log in."""
     _check_open(request)
-    context = context_of(request)
     name = (await read_form_field(request, "name")).strip()
     password = await read_form_field(request, "password")
     try:
@@ -130,12 +119,19 @@ async def submit_setup(request: web.Request) -> web.StreamResponse:
             await request_audit.count_refused_login(request, problem)
         request_audit.mark_refused(request, problem)
         return await _setup_page(request, name, problem)
+    text = f"{user.name} is the first admin. These pages now require a login."
+    return await _redirect_in_new_session(request, user, "overview", text)
+
+
+async def _redirect_in_new_session(
+    request: web.Request, user: User, page: str, text: str
+) -> web.Response:
+    """Start a session of the user, and show a message on its first page."""
+    context = context_of(request)
     cookie = await users.start_session(request, user)
-    response = redirect_with_session(context.urls.to("overview"))
+    response = redirect_with_session(context.urls.to(page))
     context.sessions.set_session(request, response, cookie)
-    context.sessions.store_message_for(
-        cookie, f"{user.name} is the first admin. These pages now require a login."
-    )
+    context.sessions.store_message_for(cookie, text)
     return response
 
 
@@ -202,43 +198,32 @@ RESOURCES: Final = (
 )  # fmt: skip
 
 
-async def show_account(request: web.Request) -> web.StreamResponse:
+async def show_account(request: web.Request, problem: Problem | None = None) -> web.StreamResponse:
     """Your account: password and sessions."""
-    return await _account(request)
-
-
-async def _account(request: web.Request, problem: Problem | None = None) -> web.Response:
     context = context_of(request)
     user = users.user_of(request)
-    return await render_page(
+    return await render_form(
         request,
         "account.html",
-        status=problem.status if problem else 200,
+        problem,
         user=user,
         sessions=context.auth.accounts.sessions_of(user, context.now_ms()),
         own=request.get(LOGIN),
         shortest=SHORTEST,
-        problem=problem,
     )
 
 
 async def submit_own_password(request: web.Request) -> web.StreamResponse:
     """Change your own password. Your other sessions end; this one continues under a new id."""
-    context = context_of(request)
     try:
         new = await read_form_field(request, "password")
         users.check_same(new, await read_form_field(request, "again"))
         user = await users.change_own_password(request, await read_form_field(request, "old"), new)
     except Problem as problem:
         request_audit.mark_refused(request, problem)
-        return await _account(request, problem)
-    cookie = await users.start_session(request, user)
-    response = redirect_with_session(context.urls.to("account"))
-    context.sessions.set_session(request, response, cookie)
-    context.sessions.store_message_for(
-        cookie, "Your password was changed. Your other sessions have ended."
-    )
-    return response
+        return await show_account(request, problem)
+    text = "Your password was changed. Your other sessions have ended."
+    return await _redirect_in_new_session(request, user, "account", text)
 
 
 async def submit_own_session_end(request: web.Request) -> web.StreamResponse:

@@ -17,9 +17,8 @@ from phpmq_lite.admin.base.input import (
 from phpmq_lite.admin.base.problems import Problem, problem_of
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.resource import Api, Page, Resource, api_route, read_form_model
+from phpmq_lite.admin.resource import Api, Page, Resource, api_route, read_form_model, render_form
 from phpmq_lite.admin.resources.users import Globs, account_values
-from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.storage.read.accounts import ApiToken
 
 _LATEST_MS: Final = 1 << 52
@@ -104,12 +103,9 @@ async def submit_token(request: web.Request) -> web.StreamResponse:
         if problem is None:
             raise
         mark_refused(request, problem)
-    values = account_values(request, None if made else form, problem)
-    return await render_page(
-        request, "tokens.html", status=problem.status if problem else 200,
-        found=await find_tokens(request, FormatQuery()), made=made,
-        **values | {"roles": users.TOKEN_ROLES},
-    )  # fmt: skip
+    found = await find_tokens(request, FormatQuery())
+    values = account_values(request, None if made else form) | {"roles": users.TOKEN_ROLES}
+    return await render_form(request, "tokens.html", problem, found=found, made=made, **values)
 
 
 def _unknown_days(days: str) -> Problem:

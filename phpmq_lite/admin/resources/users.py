@@ -14,8 +14,7 @@ from phpmq_lite.admin.base.input import ActionInput, Form, FormatQuery, StrictIn
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.resource import Api, Page, Resource
-from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.admin.resource import Api, Page, Resource, render_form
 from phpmq_lite.storage.read.accounts import User
 
 RoleName = Literal["viewer", "operator", "admin"]
@@ -92,14 +91,11 @@ def _named(request: web.Request) -> User:
     return context_of(request).auth.accounts.user_named(path_name(request, "name"))
 
 
-def account_values(
-    request: web.Request, form: Form | None = None, problem: Problem | None = None
-) -> dict[str, Any]:
-    """Return what the forms of users and tokens show: what was entered, and its error."""
+def account_values(request: web.Request, form: Form | None = None) -> dict[str, Any]:
+    """Return what the forms of users and tokens show, with what was entered."""
     fields = ("name", "role", "queues", "days")
     return {
         "form": {} if form is None else {name: form.raw(name) for name in fields},
-        "problem": problem,
         "is_local": identity_of(request).kind == "local",
         "limits": identity_of(request).queues,
         "roles": users.ROLES,
@@ -112,10 +108,10 @@ async def _list_values(request: web.Request, _query: object, _found: object) -> 
 
 
 async def _list_again(request: web.Request, form: Form, problem: Problem) -> web.Response:
-    return await render_page(
-        request, "users.html", status=problem.status,
-        found=await find_users(request, FormatQuery()), **account_values(request, form, problem),
-    )  # fmt: skip
+    found = await find_users(request, FormatQuery())
+    return await render_form(
+        request, "users.html", problem, found=found, **account_values(request, form)
+    )
 
 
 async def _user_values(request: web.Request, _query: object, user: User) -> dict[str, Any]:
@@ -127,9 +123,7 @@ async def _user_values(request: web.Request, _query: object, user: User) -> dict
 async def _user_page_again(request: web.Request, _form: Form, problem: Problem) -> web.Response:
     user = _named(request)
     values = await _user_values(request, None, user)
-    return await render_page(
-        request, "user.html", status=problem.status, found=user, **values | {"problem": problem}
-    )
+    return await render_form(request, "user.html", problem, found=user, **values)
 
 
 def _changed(request: web.Request, asked: UserChangeInput, user: UserView) -> tuple[str, str]:
