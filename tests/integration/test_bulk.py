@@ -1,17 +1,8 @@
 """Bulk work on a real broker: frozen, in slices, with progress, cancel, rate and undo."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
-
 from tests.support.http_site import HttpSite, running_site
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    async with running_site(tmp_path / "data") as made:
-        yield made
 
 
 async def test_selection_says_what_was_selected(site: HttpSite) -> None:

@@ -70,11 +70,6 @@ def _nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def broker(data: Path) -> Iterator[BrokerProcess]:
     with broker_process(data) as it:
         yield it

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,12 +33,6 @@ def record(content: str, **changes: Any) -> str:
         "attempts": 3,
     }
     return build_record(content.encode(), DeadLetterBlock(**(given | changes))).decode()
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    async with running_site(tmp_path / "data") as made:
-        yield made
 
 
 async def require(site: HttpSite, queue: str, **settings: Any) -> None:

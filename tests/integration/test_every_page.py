@@ -3,15 +3,12 @@
 import json
 import re
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from phpmq_lite.admin.base.urls import encode_name
-from tests.support.full_broker import PAGES, READING, STREAM, FullBroker, full_broker
+from tests.support.full_broker import PAGES, READING, STREAM, FullBroker
 from tests.support.http_site import running_site
 from tests.support.http_users import visible_text
 from tests.unit.admin.cases import HOSTILE, NOW_MS
@@ -41,12 +38,6 @@ COUNTING = {  # what the broker writes by itself, and when somebody was seen
     "audit", "rollup", "counter", "start", "session", "token", "sqlite_sequence", "history_place",
     "history_number", "trace_place",
 }  # fmt: skip
-
-
-@pytest.fixture
-async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
-    async with full_broker(tmp_path / "data") as made:
-        yield made
 
 
 def everything(filled: FullBroker) -> dict[str, list[tuple[Any, ...]]]:

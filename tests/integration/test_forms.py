@@ -1,7 +1,7 @@
 """The forms and links of every page: saved unchanged they change nothing; none ends in a 403."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +14,7 @@ from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.admin.routes import ROUTES
 from tests.browser.tour import MORE, NO_PAGES
 from tests.integration.test_every_page import OTHER_STATE, everything
-from tests.support.full_broker import PAGES, FullBroker, full_broker
+from tests.support.full_broker import PAGES, FullBroker
 from tests.support.http_users import HttpUser
 
 TEMPLATES: Final = Path(__file__).parents[2] / "templates"
@@ -140,12 +140,6 @@ def addresses(filled: FullBroker) -> Iterator[str]:
                 yield path + more
         if route.name in OTHER_STATE:
             yield filled.path(route, id=filled.message_ids[OTHER_STATE[route.name]])
-
-
-@pytest.fixture
-async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
-    async with full_broker(tmp_path / "data") as made:
-        yield made
 
 
 def test_no_display_filter_reaches_a_form_value() -> None:

@@ -1,20 +1,11 @@
 """JSON lines by HTTP: an export goes back as it came, and no page of another site can send one."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import aiohttp
 import pytest
 
-from tests.support.http_site import HttpSite, running_site
+from tests.support.http_site import HttpSite
 
 LINES = "application/x-ndjson"
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    async with running_site(tmp_path / "data") as it:
-        yield it
 
 
 async def sent(

@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,6 @@ def text_of(page: str) -> str:
     """Give what a page says, without its tags."""
     main = page.partition("<main")[2].partition("</main>")[0]
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", main)))
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    async with running_site(tmp_path / "data") as made:
-        yield made
 
 
 async def leave(site: HttpSite, **changes: Any) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Hashable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
+from phpmq_lite.admin.base.identity import Identity, set_identity
+from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.monitoring.feed_viewers import feed_key
 from phpmq_lite.admin.monitoring.live_feeds import WAITS
 from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.client import connect
@@ -30,7 +34,7 @@ ORDERS = "orders"
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
-    async with running_service(tmp_path / "data") as broker:
+    async with running_service(tmp_path / "data", queues={"max_deliveries": 20}) as broker:
         yield broker
 
 
@@ -300,3 +304,340 @@ async def test_waits_have_a_limit(broker: RunningBroker) -> None:
             assert int(response.headers["Retry-After"]) > 0
         await publish(broker, b"all")
         assert {status for status, _, _ in await asyncio.gather(*waiting)} == {200}
+
+
+# -- the tail of a queue
+
+
+HOSTILE = "<script>alert(1)</script>\u202e"
+
+
+async def rows_until(stream: EventStream, *kinds: str) -> list[dict[str, Any]]:
+    """Read rows until each of these kinds was there."""
+    rows: list[dict[str, Any]] = []
+    async with asyncio.timeout(SOON_S):
+        while not set(kinds) <= {row["kind"] for row in rows}:
+            _, _, data = await stream.next()
+            rows += data.get("rows", [])
+    return rows
+
+
+async def test_tail_shows_each_kind_once(broker: RunningBroker, browser: LivePages) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+        async with browser.events("tail:orders") as stream:
+            await stream.next()
+            await client.publish_confirmed("orders", HOSTILE.encode())
+            async with client.consume("orders", credit=1) as deliveries:
+                (await anext(deliveries)).ack()
+                (await anext(deliveries)).requeue(ttl_s=600)
+                (await anext(deliveries)).dead_letter()
+                rows = await rows_until(stream, "publish", "ack", "requeue", "dead")
+    kinds = [row["kind"] for row in rows]
+    assert sorted(kinds) == [
+        "ack",
+        "dead",
+        "dispatch",
+        "dispatch",
+        "dispatch",
+        "publish",
+        "requeue",
+    ]
+    assert kinds.index("publish") < kinds.index("requeue") < kinds.index("dead")
+    published = next(row for row in rows if row["kind"] == "publish")
+    assert published["preview"] == "<script>alert(1)</script>\\u202e"
+    assert published["text"].startswith("by client")
+    assert published["link"] == f"/messages/{published['message']}"
+
+
+async def test_tail_shows_what_comes_back_and_what_is_deleted(
+    broker: RunningBroker, browser: LivePages
+) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+        async with browser.events("tail:orders") as stream:
+            await stream.next()
+            async with connect(broker.host, broker.port) as other, other.consume("orders") as got:
+                await anext(got)
+            rows = await rows_until(stream, "dispatch", "return")
+            url = browser.url("/api/v1/queues/orders/purge")
+            async with browser.session.post(url, json={}) as answer:
+                assert answer.status == 200, await answer.text()
+            rows += await rows_until(stream, "delete")
+    assert [row["kind"] for row in rows] == ["dispatch", "return", "delete"]
+
+
+async def test_tail_shows_what_expires(broker: RunningBroker, browser: LivePages) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"kept")
+        async with browser.events("tail:orders") as stream:
+            await stream.next()
+            await client.publish_confirmed("orders", b"short", ttl_s=1)
+            rows = await rows_until(stream, "expire")
+    assert [row["kind"] for row in rows] == ["publish", "expire"]
+
+
+async def test_tail_takes_a_filter_of_kinds_and_text(
+    broker: RunningBroker, browser: LivePages
+) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+        async with browser.events("tail:orders", "&kind=publish&kind=ack&q=needle") as stream:
+            await stream.next()
+            await client.publish_confirmed("orders", b"hay")
+            await client.publish_confirmed("orders", b"a needle here")
+            rows = await rows_until(stream, "publish")
+    assert [row["preview"] for row in rows] == ["a needle here"]
+
+
+async def test_tail_of_a_busy_queue_says_how_much_it_left_out(
+    broker: RunningBroker, browser: LivePages
+) -> None:
+    count = 3_000
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+        async with browser.events("tail:orders") as stream:
+            await stream.next()
+            await client.publish_many("orders", [b"%d" % number for number in range(count)])
+            seen = 0
+            async with asyncio.timeout(SOON_S):
+                while seen < count:
+                    _, _, data = await stream.next()
+                    assert len(data.get("rows", [])) <= 200
+                    seen += len(data.get("rows", [])) + data.get("missed", 0)
+    assert seen == count
+
+
+async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
+    broker: RunningBroker, browser: LivePages
+) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+    rows = [("orders" if n % 3 else "mail", b"%d" % n) for n in range(2_402)]
+    count = sum(queue == "orders" for queue, _ in rows)
+    async with browser.events("tail:orders") as stream:
+        await stream.next()
+        await publish_staged(broker, *rows)
+        seen: list[dict[str, Any]] = []
+        missed = 0
+        async with asyncio.timeout(SOON_S):
+            while len(seen) + missed < count:
+                _, _, data = await stream.next()
+                seen += data.get("rows", [])
+                missed += data.get("missed", 0)
+    assert {row["kind"] for row in seen} == {"publish"}
+    assert [row["preview"] for row in seen] == [
+        str(n) for n in range(2_302, 2_402) if n % 3
+    ]  # the last hundred numbers, without those of other queues
+    assert len(seen) + missed == count
+
+
+async def test_tail_costs_nothing_when_nobody_looks(
+    broker: RunningBroker, browser: LivePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phpmq_lite.admin.resources.tail.IDLE_S", 2.0)
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+    assert await taps(broker) == 0
+    assert (await browser.get("/queues/orders/tail"))[0] == 200
+    assert await taps(broker) == 1
+    await poll_until(lambda: taps(broker), lambda count: count == 0)
+
+
+async def test_page_shows_the_past_without_a_script(
+    broker: RunningBroker, browser: LivePages
+) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"gone <b>")
+        await client.publish_confirmed("orders", b"waiting")
+        async with client.consume("orders", credit=1) as deliveries:
+            (await anext(deliveries)).ack()
+            (await anext(deliveries)).requeue()
+            await anext(deliveries)
+    status, text = await browser.get("/queues/orders/tail")
+    assert status == 200
+    assert "gone &lt;b&gt;" in text
+    for kind in ("publish", "dispatch", "ack", "requeue"):
+        assert f'<li class="{kind}"' in text
+    assert 'data-live="tail:orders"' in text
+    _, filtered = await browser.get("/queues/orders/tail?kind=ack")
+    assert '<li class="ack"' in filtered
+    assert '<li class="publish"' not in filtered
+
+
+async def test_page_and_stream_give_a_row_the_same_id(
+    broker: RunningBroker, browser: LivePages
+) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+        async with browser.events("tail:orders") as stream:
+            await stream.next()
+            await client.publish_confirmed("orders", b"second")
+            async with client.consume("orders", credit=2) as deliveries:
+                (await anext(deliveries)).ack()
+                (await anext(deliveries)).ack()
+                rows = await rows_until(stream, "publish", "dispatch", "ack")
+        _, text = await browser.get("/queues/orders/tail")
+    for row in rows:
+        assert f'data-row="{row["id"]}"' in text
+
+
+@pytest.mark.parametrize("path", ["/queues/nothing/tail", "/api/v1/live?topic=tail:nothing"])
+async def test_tail_of_no_queue_is_not_there(browser: LivePages, path: str) -> None:
+    assert (await browser.get(path))[0] == 404
+
+
+async def test_tail_refuses_a_kind_that_there_is_not(
+    broker: RunningBroker, browser: LivePages
+) -> None:
+    async with connect(broker.host, broker.port) as client:
+        await client.publish_confirmed("orders", b"first")
+    assert (await browser.get("/queues/orders/tail?kind=odd"))[0] == 422
+
+
+# -- what a user with some queues sees
+
+
+@pytest.fixture
+async def two_queues(tmp_path: Path) -> AsyncIterator[RunningBroker]:
+    async with running_service(tmp_path / "data") as two_queues:
+        async with connect(two_queues.host, two_queues.port) as client:
+            await client.publish_confirmed("mail", b"for everybody")
+            await client.publish_confirmed("secret", b"for few")
+        yield two_queues
+
+
+@asynccontextmanager
+async def control(two_queues: RunningBroker) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.UnixConnector(str(two_queues.data / "control.sock"))
+    async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
+        yield session
+
+
+@asynccontextmanager
+async def limited(
+    two_queues: RunningBroker, role: str = "viewer", name: str = "limited"
+) -> AsyncIterator[LivePages]:
+    """A program whose token is for the queues ``mail*`` only."""
+    async with control(two_queues) as session:
+        asked = {"name": f"{name}-{role}", "role": role, "queues": ["mail*"]}
+        async with session.post("/api/v1/tokens", json=asked) as answer:
+            assert answer.status == 201, await answer.text()
+            token = (await answer.json())["token"]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
+        yield LivePages(two_queues, session)
+
+
+async def test_topics_of_other_queues_are_not_there(two_queues: RunningBroker) -> None:
+    async with limited(two_queues) as program:
+        for topic in ("queue:secret", "tail:secret"):
+            assert (await program.get(f"/api/v1/live?topic={topic}"))[0] == 404
+        assert (await program.get("/api/v1/live?topic=queue:mail"))[0] == 200
+        async with program.events("tail:secret") as stream:
+            name, _, data = await stream.next()
+        assert (name, data) == ("bye", {"reason": "gone"})
+
+
+async def test_who_sees_less_shares_no_feed_with_who_sees_all(two_queues: RunningBroker) -> None:
+    async with limited(two_queues) as program, pages(two_queues) as browser:
+        everything = await browser.json("/live?topic=queues&ids=1,2")
+        less = await program.json("/live?topic=queues&ids=1,2")
+    assert "2.ready" in everything["shown"]
+    assert "2.ready" not in less["shown"]
+
+
+async def test_wait_finds_nothing_of_other_queues(two_queues: RunningBroker) -> None:
+    async with limited(two_queues) as program:
+        async with program.session.get(program.url("/api/v1/wait")) as answer:
+            cursor = answer.headers["X-Cursor"]
+        url = program.url(f"/api/v1/wait?after={cursor}&timeout=30")
+
+        async def wait() -> Any:
+            async with program.session.get(url) as answer:
+                return await answer.json()
+
+        waiting = asyncio.create_task(wait())
+        await poll_until(lambda: taps(two_queues), bool)
+        async with connect(two_queues.host, two_queues.port) as client:
+            await client.publish_confirmed("secret", b"for few again")
+            await client.publish_confirmed("mail2", b"a new queue of ours")
+        assert (await waiting)["preview"] == "a new queue of ours"
+
+
+async def frames_of(program: LivePages, number: int) -> list[dict[str, Any]]:
+    frames: list[dict[str, Any]] = (await program.json(f"/clients/{number}/frames"))["frames"]
+    return frames
+
+
+async def test_frames_and_messages_of_other_queues_are_hidden(two_queues: RunningBroker) -> None:
+    async with (
+        limited(two_queues) as program,
+        connect(two_queues.host, two_queues.port) as client,
+        client.consume("secret", credit=1) as deliveries,
+    ):
+        await anext(deliveries)
+        number = (await program.clients())[0]["client"]
+        assert (await program.json(f"/clients/{number}"))["held_total"] == 0
+        assert await frames_of(program, number) == []
+        await client.publish_confirmed("secret", b"hush")
+        await client.publish_confirmed("mail", b"hello")
+        seen = await poll_until(lambda: frames_of(program, number), lambda found: len(found) >= 4)
+    assert [bool(frame["pieces"]) for frame in seen] == [False, False, True, True]
+    assert [frame["queue"] for frame in seen] == [None, None, "mail", "mail"]
+    assert b"hush".hex() not in str(seen)
+
+
+async def test_viewer_asks_neither_for_the_process_nor_to_disconnect(
+    two_queues: RunningBroker,
+) -> None:
+    async with limited(two_queues) as program, connect(two_queues.host, two_queues.port) as client:
+        await client.publish_confirmed("mail", b"x")
+        number = (await program.clients())[0]["client"]
+        _, text = await program.get(f"/clients/{number}?process=1")
+        assert "<dt>Process</dt>" not in text
+        url = program.url(f"/api/v1/clients/{number}")
+        async with program.session.delete(url, json={}) as answer:
+            assert answer.status == 403
+
+
+async def test_stream_ends_when_its_token_is_revoked(two_queues: RunningBroker) -> None:
+    async with limited(two_queues) as program, program.events("queue:mail") as stream:
+        await stream.next()
+        async with (
+            control(two_queues) as session,
+            session.delete("/api/v1/tokens/limited-viewer", json={}) as answer,
+        ):
+            assert answer.status in (200, 204), await answer.text()
+        assert await last_of(stream) == {"reason": "gone"}
+
+
+async def last_of(stream: EventStream) -> dict[str, Any]:
+    while True:
+        name, _, data = await stream.next()
+        if name == "bye":
+            return data
+
+
+async def test_bulk_work_is_shown_to_who_does_it(two_queues: RunningBroker) -> None:
+    async with (
+        limited(two_queues, "operator") as one,
+        limited(two_queues, "operator", "b") as other,
+    ):
+        asked = {"q": "queue:mail"}
+        async with one.session.post(one.url("/api/v1/selections"), json=asked) as answer:
+            made = (await answer.json())["token"]
+        work = {"token": made, "action": "requeue"}
+        async with one.session.post(one.url("/api/v1/bulk"), json=work) as answer:
+            topic = f"/live?topic=bulk:{(await answer.json())['job']}"
+        assert (await one.json(topic))["shown"]["bulk.done"] == "1"
+        assert "shown" not in await other.json(topic)
+
+
+def test_viewers_of_the_same_queues_share_what_is_not_about_them() -> None:
+    def key(name: str, *queues: str) -> Hashable:
+        request = make_mocked_request("GET", "/api/v1/live")
+        set_identity(request, Identity(name, Role.OPERATOR, "token", queues))
+        return feed_key(request, "queues")
+
+    assert key("a") == key("b")
+    assert key("a", "mail") != key("b", "mail")

@@ -1,19 +1,18 @@
 """A name in a path is what its percent signs stand for, or it is refused."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 
-from tests.support.http_site import HttpSite, running_site
+from phpmq_lite.admin.base.search_query import queue_search
+from phpmq_lite.admin.base.urls import encode_name
+from tests.support.http_site import HttpSite, error_of, running_site
 from tests.support.http_users import HttpUser, broker_fixture
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    async with running_site(tmp_path / "data") as it:
-        yield it
 
 
 @pytest.mark.parametrize("segment", ["%FF", "a%C3", "%ED%A0%80", "%25%FF"])
@@ -95,3 +94,98 @@ async def test_encoded_tilde_is_part_of_the_name_of_a_user_and_a_token(tmp_path:
             for path in ("/api/v1/tokens/%7Eci", "/api/v1/users/%7Eci"):
                 assert (path, (await me.request("DELETE", path, json={})).status) == (path, 404)
         assert home.rows("SELECT name FROM user") == [("ci",)]
+
+
+# -- line feeds in a name
+
+
+NAME = "\nto day\nmore"
+
+
+PATH = f"/queues/{encode_name(NAME)}"
+
+
+SEARCH = str(queue_search(NAME))
+
+
+@pytest.fixture
+async def fed(tmp_path: Path) -> AsyncIterator[HttpSite]:
+    """Run a broker to which a client has published."""
+    async with running_site(tmp_path / "data") as it:
+        async with it.client() as client:
+            for body in (b"a", b"b", b"c"):
+                await client.publish(NAME, body)
+        yield it
+
+
+async def test_it_is_shown_and_searched(fed: HttpSite) -> None:
+    assert (await fed.ok("GET", PATH))["name"] == NAME
+    assert await fed.contents(NAME) == ["a", "b", "c"]
+    found = await fed.ok("GET", f"/messages?q={quote(SEARCH)}")
+    assert [item["queue"] for item in found["items"]] == [NAME] * 3
+    for path in (PATH, "/queues", f"/messages?q={quote(SEARCH)}"):
+        page = await fed.get(path)
+        assert (path, page.status) == (path, 200)
+        assert "\\nto day\\nmore" in page.text
+
+
+async def test_it_is_published_to_claimed_and_drained(fed: HttpSite) -> None:
+    ids = await fed.publish(NAME, "d")
+    await fed.ok("POST", f"/messages/{ids[0]}/move", {"target": "other", "create": True})
+    assert await fed.contents("other") == ["d"]
+    await fed.ok("POST", f"/messages/{ids[0]}/move", {"target": NAME})
+    assert await fed.contents(NAME) == ["a", "b", "c", "d"]
+    asked = {"subscription": "spark", "queue": NAME, "max_messages": 1}
+    claimed = await fed.ok("POST", "/pipeline/claims/claim", asked)
+    await fed.ok("POST", "/pipeline/claims/release", {"subscription": "spark"})
+    assert claimed["hi"] > 0
+    job = await fed.bulk(SEARCH, "move", target="other")
+    assert (job["done"], await fed.contents("other")) == (4, ["a", "b", "c", "d"])
+    await fed.ok("DELETE", PATH)
+    assert (await fed.api("GET", PATH))[0] == 404
+
+
+async def test_its_dead_letters_go_back_and_its_history_is_read(fed: HttpSite) -> None:
+    async with fed.client() as client, client.consume(NAME, credit=1) as consumer:
+        (await anext(consumer)).dead_letter()
+        async with asyncio.timeout(10):
+            while not await fed.ready(f"{NAME}.dlq"):
+                pass  # each look waits for an answer, so this does not spin
+    assert (await fed.get(f"/dead?queue={quote(NAME)}")).status == 200
+    done = await fed.ok("POST", f"/dead/{encode_name(NAME)}/redrive", {"target": NAME})
+    assert done["redriven"] == 1
+    assert await fed.contents(NAME) == ["b", "c", "a"]
+    async with aiohttp.ClientSession() as program:
+        asked = {"lo": "0", "hi": "1000", "queue": NAME}
+        url = f"{fed.url}/api/v1/pipeline/history/arrow"
+        async with program.get(url, params=asked) as answer:
+            assert (answer.status, answer.headers["X-Row-Count"]) == (200, "1")
+
+
+async def test_its_export_is_imported(fed: HttpSite) -> None:
+    async with aiohttp.ClientSession() as program:
+        url = f"{fed.url}/api/v1"
+        async with program.get(f"{url}/export", params={"q": SEARCH}) as answer:
+            export = await answer.read()
+        assert json.loads(export.splitlines()[0])["queue"] == NAME
+        media = {"Content-Type": "application/x-ndjson"}
+        async with program.post(f"{url}/import", data=export, headers=media) as answer:
+            assert (answer.status, await answer.json()) == (201, {"stored": 3})
+    assert await fed.contents(NAME) == ["a", "b", "c"] * 2
+
+
+async def test_form_of_a_browser_names_it(fed: HttpSite) -> None:
+    """A browser sends a line feed of a hidden field as CR LF; no name has a CR."""
+    sent = NAME.replace("\n", "\r\n")
+    page = await fed.post("/publish", {"queue": sent, "kind": "text", "body": "d"})
+    assert page.status == 303, error_of(page.text)
+    assert await fed.contents(NAME) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("name", ["tab\there", "cr\rhere", "nul\0here", "del\x7f", "c1\x85"])
+async def test_no_other_control_character_is_taken(fed: HttpSite, name: str) -> None:
+    status, problem = await fed.api(
+        "POST", f"/queues/{encode_name(name)}/messages", {"content": "a"}
+    )
+    assert (status, problem["code"], problem["field"]) == (422, "invalid", "queue")
+    assert "line feed" in problem["bound"]

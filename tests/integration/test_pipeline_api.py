@@ -19,8 +19,8 @@ from phpmq_lite.admin.insights.summary import SummaryFile, read_summary
 from phpmq_lite.admin.resources import arrow_export, staging
 from phpmq_lite.insights_document import PipelineSummary
 from phpmq_lite.server import engine
-from tests.support.http_site import HttpSite, running_site
-from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
+from tests.support.http_site import HttpSite
+from tests.support.http_users import BrokerFixture, HttpUser, wait_until
 from tests.unit.admin.insights.cases import as_bytes, summary
 
 NOW = 1_790_000_000_000
@@ -79,19 +79,6 @@ def context_of(home: BrokerFixture) -> Context:
 async def call(visitor: HttpUser, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     answer = await visitor.call("POST", f"/pipeline/{path}", body)
     return answer.status, json.loads(answer.text)
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    async with running_site(tmp_path / "data") as made:
-        yield made
-
-
-@pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with broker_fixture(tmp_path / "data") as made:
-        await made.add_user("anna")
-        yield made
 
 
 @pytest.fixture

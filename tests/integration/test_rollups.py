@@ -1,26 +1,23 @@
 """The roll-ups of a real broker: they survive a stop, and agree with what is stored."""
 
-import asyncio
+import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from phpmq_lite.histogram import unpack
 from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS, MINUTE_S
+from phpmq_lite.testing import RunningBroker
 from tests.support.http_site import HttpSite, running_site
+from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for the broker to come to something by itself."""
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110 - nothing tells that a task has loaded
-            await asyncio.sleep(0.01)
-
-
-async def loaded(site: HttpSite) -> None:
-    """Wait until the broker goes on from what is stored."""
-    await until(lambda: site.broker.service.sampler.is_loaded)
+async def loaded(broker: RunningBroker) -> None:
+    """Wait until the broker has read its roll-ups; stopped earlier, it stores none."""
+    await wait_until(lambda: broker.service.sampler.is_loaded)
 
 
 async def ack(site: HttpSite, queue: str, count: int) -> None:
@@ -28,7 +25,7 @@ async def ack(site: HttpSite, queue: str, count: int) -> None:
     async with site.client() as client, client.consume(queue, credit=count) as deliveries:
         for _ in range(count):
             (await anext(deliveries)).ack()
-        await until(lambda: totals(site, queue).acked >= count)
+        await wait_until(lambda: totals(site, queue).acked >= count)
 
 
 def totals(site: HttpSite, queue: str) -> Any:
@@ -57,11 +54,11 @@ def rolled_up(data: Path, queue_id: int, span_s: int = MINUTE_S) -> tuple[int, .
 
 async def test_rollups_agree_with_what_is_stored_over_restarts(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
-        await loaded(site)
+        await loaded(site.broker)
         await site.publish_many("orders", 30)
         await ack(site, "orders", 12)
     async with running_site(tmp_path) as site:
-        await loaded(site)
+        await loaded(site.broker)
         await site.publish_many("orders", 5)
         await site.publish_many("mail", 4)
         await ack(site, "orders", 7)
@@ -77,7 +74,7 @@ async def test_rollups_agree_with_what_is_stored_over_restarts(tmp_path: Path) -
 async def test_histograms_count_every_message_once_over_restarts(tmp_path: Path) -> None:
     for _ in range(3):
         async with running_site(tmp_path) as site:
-            await loaded(site)
+            await loaded(site.broker)
             await site.publish_many("orders", 5)
             await ack(site, "orders", 5)
     packed = read(tmp_path, "SELECT wait, hold FROM rollup WHERE queue_id = 1")
@@ -89,17 +86,17 @@ async def test_histograms_count_every_message_once_over_restarts(tmp_path: Path)
 async def test_end_of_a_minute_needs_no_database_but_its_own_batch(tmp_path: Path) -> None:
     """What the first stop wrote for its minute is replaced by the whole, not added to it."""
     async with running_site(tmp_path) as site:
-        await loaded(site)
+        await loaded(site.broker)
         await site.publish_many("orders", 3)
     before = rolled_up(tmp_path, 1)
     async with running_site(tmp_path) as site:
-        await loaded(site)
+        await loaded(site.broker)
     assert rolled_up(tmp_path, 1) == before == (3, 0, 0)
 
 
 async def test_depth_at_the_end_is_that_of_the_queues(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
-        await loaded(site)
+        await loaded(site.broker)
         await site.publish_many("orders", 7)
         await site.publish_many("orders.dlq", 2)
     depths = dict(read(tmp_path, "SELECT queue_id, ready FROM rollup WHERE span_s = 60"))
@@ -108,10 +105,10 @@ async def test_depth_at_the_end_is_that_of_the_queues(tmp_path: Path) -> None:
 
 async def test_history_of_the_api_goes_on_after_a_restart(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
-        await loaded(site)
+        await loaded(site.broker)
         await site.publish_many("orders", 60)
     async with running_site(tmp_path) as site:
-        await loaded(site)
+        await loaded(site.broker)
         for span in ("1h", "24h", "7d", "30d"):
             data = await site.ok("GET", f"/stats/history?queue=orders&span={span}")
             assert data["points"], span
@@ -125,8 +122,60 @@ async def test_history_of_the_api_goes_on_after_a_restart(tmp_path: Path) -> Non
 
 async def test_stats_tell_the_broker_in_numbers(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
-        await loaded(site)
+        await loaded(site.broker)
         await site.publish_many("orders", 3)
         stats = await site.ok("GET", "/stats")
         assert (stats["ready"], stats["queues"], stats["is_ready"]) == (3, 1, True)
         assert stats["database_bytes"] > 0
+
+
+# -- the chart of the history
+
+
+async def settle(home: BrokerFixture, queue: str, count: int) -> None:
+    """Publish messages and delete them."""
+    messages = [{"content": "{}"} for _ in range(count)]
+    await home.control("POST", f"/queues/{queue}/messages", messages)
+    await home.control("POST", f"/queues/{queue}/purge")
+
+
+@pytest.fixture
+async def settled(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
+    """Run a broker again that three of ``orders`` and two of ``mail`` settled in before."""
+    async with broker_fixture(tmp_path / "data") as first:
+        await loaded(first.broker)
+        await settle(first, "orders", 3)
+        await settle(first, "mail", 2)
+    async with broker_fixture(tmp_path / "data") as second:
+        await loaded(second.broker)
+        yield second
+
+
+def deleted(text: str) -> int:
+    """Add up what the titles of the slices say."""
+    return sum(int(count) for count in re.findall(r"<title>[^<]*: (\d+) deleted</title>", text))
+
+
+@pytest.mark.parametrize("span", ["1h", "24h", "7d", "30d"])
+async def test_slices_count_all_queues_or_one(settled: BrokerFixture, span: str) -> None:
+    secret = await settled.token("all", "viewer")
+    async with HttpUser(settled.url, secret) as me:
+        path = f"/history?outcome=deleted&span={span}"
+        assert deleted((await me.get(path)).text) == 5
+        assert deleted((await me.get(f"{path}&queue=mail")).text) == 2
+        assert (await me.get(f"{path}&queue=nope")).status == 404
+        assert (await me.get("/history?span=2h")).status == 422
+
+
+async def test_limited_viewer_sees_the_chart_of_their_queues_only(
+    settled: BrokerFixture,
+) -> None:
+    secret = await settled.token("some", "viewer", "orders*")
+    async with HttpUser(settled.url, secret) as me:
+        everything = await me.get("/history?since=2026-01-01")
+        assert everything.status == 200
+        assert 'id="brush"' not in everything.text
+        assert 'class="removable"' not in everything.text  # their list is not narrowed
+        path = "/history?outcome=deleted&queue="
+        assert deleted((await me.get(path + "orders")).text) == 3
+        assert (await me.get(path + "mail")).status == 404

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
 
@@ -12,12 +11,6 @@ from phpmq_lite.admin.base.urls import encode_name
 from tests.support.http_site import HttpSite, error_of, note_of, running_site
 
 HOSTILE = '../<script>alert(1)</script>"\u00e9'
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    async with running_site(tmp_path / "data") as made:
-        yield made
 
 
 # -- one message

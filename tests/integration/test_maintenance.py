@@ -51,7 +51,7 @@ def until_failed(data: Path) -> dict[str, Any]:
     return dict(told)
 
 
-def care_of(running: testing.RunningBroker) -> Maintenance:
+def maintenance_of(running: testing.RunningBroker) -> Maintenance:
     context = running.service._context
     assert context is not None
     assert context.maintenance is not None
@@ -189,7 +189,7 @@ async def test_scrub_that_cannot_open_the_database_has_found_no_damage(
 
     monkeypatch.setattr(Scrub, "structure", fail)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
-        scrub = care_of(running).scrub
+        scrub = maintenance_of(running).scrub
         await scrub.start()
         await wait_until(lambda: not scrub.is_working)
         assert scrub.state.problem_count == 0
@@ -213,7 +213,7 @@ async def test_look_at_the_structure_ends_where_too_much_is_written_meanwhile(
     monkeypatch.setattr(maintenance, "LOG_BYTES", 0)
     monkeypatch.setattr(maintenance, "_LOG_CHECK_S", 0.01)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
-        scrub = care_of(running).scrub
+        scrub = maintenance_of(running).scrub
         await scrub.start()
         assert await asyncio.to_thread(looked.wait, WAIT_S)
         with (running.data / "phpmq.db-wal").open("ab") as log:
@@ -307,7 +307,7 @@ async def test_round_that_cannot_go_on_waits_for_its_next_time(
 
     monkeypatch.setattr(Scrub, "check", look)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
-        scrub = care_of(running).scrub
+        scrub = maintenance_of(running).scrub
         await wait_until(lambda: bool(looks) and not scrub.is_working)
         await asyncio.sleep(0.1)  # in which it would have begun many times
         assert len(looks) == 1
@@ -328,7 +328,7 @@ async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
 
     monkeypatch.setattr(Scrub, "check", look)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
-        scrub = care_of(running).scrub
+        scrub = maintenance_of(running).scrub
         for is_requested in (False, True):
             seen, tried_at = len(looks), scrub.state.tried_at
             if is_requested:
@@ -404,7 +404,7 @@ async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refus
         raise RefusedError("not_stored", "nothing can be stored now")
 
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
-        scrub = care_of(running).scrub
+        scrub = maintenance_of(running).scrub
         with pytest.raises(RefusedError, match="nothing can be stored"):
             await scrub.start(refuse)
         assert not scrub.is_working
@@ -420,13 +420,16 @@ async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refus
         await wait_until(lambda: not scrub.is_working)
 
 
-async def test_who_may_see_some_queues_is_not_told_which_messages_are_damaged(
-    tmp_path: Path,
+async def test_viewer_of_some_queues_does_not_see_which_messages_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with broker_fixture(tmp_path / "data") as home:
-        care_of(home.broker).scrub.state.last = ScrubRound(1, 2, bad_alive=1, named=[7])
+    state = ScrubState(last=ScrubRound(1, 2, bad_alive=1, named=[7]))
+    monkeypatch.setattr(maintenance, "read_state", lambda _folder: state)
+    async with broker_fixture(tmp_path / "data", scrub={"every_h": 0}) as home:
+        scrub = maintenance_of(home.broker).scrub
+        await wait_until(lambda: scrub.state is state)  # the broker reads it after its start
         for name, queues, seqs in (("some", ["mine.*"], []), ("all", [], [7])):
             secret = await home.token(name, "viewer", *queues)
-            async with HttpUser(home.url, secret) as visitor:
-                told = json.loads((await visitor.get("/api/v1/scrub")).text)
-            assert (told["last"]["bad_alive"], told["last"]["seqs"]) == (1, seqs)
+            async with HttpUser(home.url, secret) as viewer:
+                scrub_shown = json.loads((await viewer.get("/api/v1/scrub")).text)
+            assert (scrub_shown["last"]["bad_alive"], scrub_shown["last"]["seqs"]) == (1, seqs)
