@@ -2,9 +2,12 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
+import pytest
 
 from phpmq_lite.bench.workloads import WORKLOADS
 from phpmq_lite.broker.flow_control import MAX_PER_PUBLISHER, MIN_PER_BATCH
@@ -42,3 +45,36 @@ def test_bounds_are_those_of_the_code() -> None:
         f"at most {MAX_PER_PUBLISHER} messages at once and at least {MIN_PER_BATCH} a batch",
     )
     assert [text for text in told if text not in PAGE] == []
+
+
+# -- docs/operate/reliability.md
+
+
+RELIABILITY = (ROOT / "docs" / "operate" / "reliability.md").read_text(encoding="utf-8")
+
+
+PROGRAMS = sorted(set(re.findall(r"`python -m (tests\.[^`]+)`", RELIABILITY)))
+
+
+def test_page_names_the_programs() -> None:
+    assert len(PROGRAMS) >= 9
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_takes_its_options(program: str) -> None:
+    module, *arguments = shlex.split(program)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(a in done.stdout for a in arguments if a.startswith("--"))
+
+
+def test_files_are_there() -> None:
+    named = set(re.findall(r"`(?:python -m pytest -n 0 )?(tests/[\w/.]+)`", RELIABILITY))
+    assert len(named) >= 12
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

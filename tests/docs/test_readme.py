@@ -17,3 +17,14 @@ def test_ci_runs_the_command_for_tests() -> None:
     for step in ("-e '.[test]'", "python -m pytest"):
         assert step in told
         assert step in script.replace('"', "")
+
+
+# -- docs/guides/php.md
+
+
+def test_table_of_arguments_is_that_of_the_constructor() -> None:
+    code = (ROOT / "clients/php/src/PhpmqTransport.php").read_text(encoding="utf-8")
+    transport = code[code.index("final class PhpmqTransport") :]
+    made = transport[transport.index("__construct(") : transport.index("    ) {")]
+    names = ", ".join(re.findall(r"\$(\w+) =", made))
+    assert f"`new PhpmqTransport({names})`" in text_of("docs/guides/php.md")

@@ -5,16 +5,15 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
-from yarl import URL
 
+from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.storage.read import audit as audit_module
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
 from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
-from phpmq_lite.testing import RunningBroker, running_service
+from tests.support.http_site import HttpSite
 from tests.unit.admin.cases import NOW_MS, Database
 
 ANY = AuditFilter()
@@ -30,23 +29,13 @@ class Rows:
         self.audit = AuditLog(self.readers)
 
     def add(self, count: int = 1, at_ms: int = NOW_MS, **changes: str) -> None:
-        given = {"actor": "anna", "action": "queue.purge", "target": "orders", "result": "done"}
-        row = given | changes
+        row = {
+            "audit_id": None, "at_ms": at_ms, "actor": "anna", "source": "ui",
+            "address": "10.0.0.7", "action": "queue.purge", "target": "orders", "number": 1,
+            "reason": "", "detail": "", "result": "done", "request_id": "r",
+        } | changes  # fmt: skip
         for _ in range(count):
-            self.database.connection.execute(
-                load("batch")["insert_audit"],
-                row
-                | {
-                    "audit_id": None,
-                    "at_ms": at_ms,
-                    "source": "ui",
-                    "address": "10.0.0.7",
-                    "number": 1,
-                    "reason": "",
-                    "detail": "",
-                    "request_id": "r",
-                },
-            )
+            self.database.connection.execute(load("batch")["insert_audit"], row)
 
     async def ids(self, wanted: AuditFilter = ANY) -> list[int]:
         return [row.audit_id for row in (await self.audit.page(wanted)).rows]
@@ -171,89 +160,54 @@ async def test_row_that_is_kept_by_a_wrong_clock_keeps_those_behind_it(rows: Row
 # -- the whole broker
 
 
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[tuple[RunningBroker, aiohttp.ClientSession]]:
-    async with (
-        running_service(tmp_path / "data") as running,
-        aiohttp.ClientSession(running.admin_url) as session,
-    ):
-        yield running, session
-
-
-Broker = tuple[RunningBroker, aiohttp.ClientSession]
-
-
-async def rows_of(session: aiohttp.ClientSession, **query: str) -> list[dict[str, object]]:
-    async with session.get("/api/v1/audit", params=query) as response:
-        assert response.status == 200, await response.text()
-        items: list[dict[str, object]] = (await response.json())["items"]
-        return items
-
-
-async def test_change_and_refusal_leave_one_row_each(broker: Broker) -> None:
-    _, session = broker
-    await session.post("/api/v1/queues/orders/messages", json={"content": "x"})
-    await session.post("/api/v1/queues/orders/purge", json={})
-    await session.post("/api/v1/queues/nothing/purge", json={})
+async def test_change_and_refusal_leave_one_row_each(site: HttpSite) -> None:
+    await site.publish("orders", "x")
+    await site.ok("POST", "/queues/orders/purge")
+    await site.api("POST", "/queues/nothing/purge")
     found = [
         (row["action"], row["target"], row["count"], row["result"], row["actor"], row["source"])
-        for row in await rows_of(session)
+        for row in await site.audit()
     ]
     assert found == [
         ("queue.purge", "nothing", 0, "unknown_queue", "local", "http"),
         ("queue.purge", "orders", 1, "done", "local", "http"),
         ("message.publish", "orders", 1, "done", "local", "http"),
     ]
-    refused = await rows_of(session, result="refused")
+    refused = (await site.ok("GET", "/audit?result=refused"))["items"]
     assert [row["target"] for row in refused] == ["nothing"]
 
 
-async def test_page_shows_settings_before_and_after(broker: Broker) -> None:
-    _, session = broker
-    await session.post("/api/v1/queues/orders/messages", json={"content": "x"})
-    await session.post("/api/v1/queues/orders/pause", json={"side": "delivery"})
-    async with session.get("/audit") as response:
-        text = await response.text()
-    assert response.status == 200
-    assert re.search(r"delivery_paused</dt>.*false</del>.*true</ins>", text, flags=re.DOTALL)
-    assert 'href="/queues/orders"' in text
+async def test_page_shows_settings_before_and_after(site: HttpSite) -> None:
+    await site.publish("orders", "x")
+    await site.ok("POST", "/queues/orders/pause", {"side": "delivery"})
+    page = await site.get("/audit")
+    assert page.status == 200
+    assert re.search(r"delivery_paused</dt>.*false</del>.*true</ins>", page.text, flags=re.DOTALL)
+    assert 'href="/queues/orders"' in page.text
 
 
-async def test_hostile_names_are_shown_as_text(broker: Broker) -> None:
-    _, session = broker
+async def test_hostile_names_are_shown_as_text(site: HttpSite) -> None:
     name = '<script>alert(1)</script>\u202e"'
-    url = "/api/v1/queues/%3Cscript%3Ealert(1)%3C%2Fscript%3E%E2%80%AE%22/purge"
-    base = URL(str(broker[0].admin_url))
-    await session.post(base.join(URL(url, encoded=True)), json={})
-    async with session.get("/audit") as response:
-        text = await response.text()
+    await site.api("POST", f"/queues/{encode_name(name)}/purge")
+    text = (await site.get("/audit")).text
     assert "<script>alert" not in text
     assert "\u202e" not in text
-    assert [row["target"] for row in await rows_of(session)] == [name]
+    assert [row["target"] for row in await site.audit()] == [name]
 
 
-async def test_list_comes_in_every_format_and_goes_on_by_cursor(broker: Broker) -> None:
-    _, session = broker
+async def test_list_comes_in_every_format_and_goes_on_by_cursor(site: HttpSite) -> None:
     for _ in range(5):
-        await session.post("/api/v1/queues/nothing/purge", json={})
-    async with session.get("/api/v1/audit", params={"limit": "3"}) as response:
-        first = await response.json()
-    async with session.get(
-        "/api/v1/audit", params={"limit": "3", "cursor": first["next"]}
-    ) as response:
-        second = await response.json()
+        await site.api("POST", "/queues/nothing/purge")
+    first = await site.ok("GET", "/audit?limit=3")
+    second = await site.ok("GET", f"/audit?limit=3&cursor={first['next']}")
     ids = [item["audit_id"] for item in first["items"] + second["items"]]
     assert (ids, second["next"]) == ([5, 4, 3, 2, 1], None)
-    async with session.get("/audit", params={"format": "jsonl"}) as response:
-        lines = [json.loads(line) for line in (await response.text()).splitlines()]
-    assert lines[-1] == {"complete": True, "count": 5, "next": None}
-    async with session.get("/audit", params={"format": "csv"}) as response:
-        assert len((await response.text()).splitlines()) == 6
+    exported = (await site.get("/audit?format=jsonl")).text.splitlines()
+    assert json.loads(exported[-1]) == {"complete": True, "count": 5, "next": None}
+    assert len((await site.get("/audit?format=csv")).text.splitlines()) == 6
 
 
-async def test_looking_leaves_no_row(broker: Broker) -> None:
-    _, session = broker
+async def test_looking_leaves_no_row(site: HttpSite) -> None:
     for path in ("/", "/queues", "/audit", "/system", "/metrics", "/api/v1/queues"):
-        async with session.get(path) as response:
-            assert response.status == 200, path
-    assert await rows_of(session) == []
+        assert (path, (await site.get(path)).status) == (path, 200)
+    assert await site.audit() == []

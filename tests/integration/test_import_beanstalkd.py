@@ -3,7 +3,7 @@
 import json
 import signal
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.support.beanstalkd import (
     wait_until,
 )
 from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
-from tests.support.socket_client import AdminApi
+from tests.support.socket_client import AdminApi, take_all
 
 pytestmark = needs_beanstalkd
 _numbers = count(1)
@@ -48,30 +48,14 @@ def tube() -> str:
 
 
 def run(broker: BrokerProcess, source: BeanstalkdServer, *flags: str) -> Result:
-    where = [
-        "import",
-        "beanstalkd",
-        source.address,
-        "--url",
-        f"phpmq://{broker.phpmq[0]}",
-        "-o",
-        "jsonl",
-    ]
-    return CliRunner().invoke(root_command, [*where, *flags], catch_exceptions=False)
+    where = [source.address, "--url", f"phpmq://{broker.phpmq[0]}", "-o", "jsonl"]
+    line = ["import", "beanstalkd", *where, *flags]
+    return CliRunner().invoke(root_command, line, catch_exceptions=False)
 
 
 def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:
     """Take what a queue has: bodies and seconds left."""
-    waiting = AdminApi(broker.admin[0]).queue(queue).get("ready", 0)
-    found: list[tuple[bytes, int]] = []
-    if not waiting:
-        return found
-    with connect_blocking(broker.phpmq[0]) as client:
-        deliveries = client.consume(queue, credit=1_000, timeout_s=30.0)
-        for delivery in islice(deliveries, waiting):
-            found.append((delivery.body, delivery.ttl_s or 0))
-            delivery.ack()
-    return found
+    return [(dispatch.content, dispatch.ttl_s or 0) for dispatch in take_all(broker, queue)]
 
 
 def fill(source: BeanstalkdServer, tube: str) -> None:

@@ -16,6 +16,7 @@ from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.dead_letter_record import read_block
 from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import take_all
 from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
 
 URN = "urn:babel:orders:created"
@@ -27,7 +28,7 @@ BLOCK = (
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("import") / "data", "--admin", "none") as it:
+    with broker_process(tmp_path_factory.mktemp("import") / "data", "--admin", "127.0.0.1:0") as it:
         yield it
 
 
@@ -89,25 +90,14 @@ def fill(database: Path, queue: str) -> list[bytes]:
 
 def run(broker: BrokerProcess, database: Path, *flags: str) -> Result:
     where = [
-        "import",
-        "initphp",
-        str(database),
-        "--url",
-        f"phpmq://{broker.phpmq[0]}",
-        "-o",
-        "jsonl",
-    ]
+        "import", "initphp", str(database), "--url", f"phpmq://{broker.phpmq[0]}", "-o", "jsonl",
+    ]  # fmt: skip
     return CliRunner().invoke(root_command, [*where, *flags], catch_exceptions=False)
 
 
 def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:
     """Take what a queue has: bodies and seconds left."""
-    with connect_blocking(broker.phpmq[0]) as client:
-        found = []
-        for delivery in client.consume(queue, timeout_s=1.0):
-            found.append((delivery.body, delivery.ttl_s or 0))
-            delivery.ack()
-        return found
+    return [(dispatch.content, dispatch.ttl_s or 0) for dispatch in take_all(broker, queue)]
 
 
 def test_jobs_keep_bytes_attempts_and_delay_and_failed_ones_their_error(

@@ -17,6 +17,7 @@ from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.outbox import Outbox, create_tables
 from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
 from tests.support.killed_relay import PLACES
+from tests.support.socket_client import take_all
 
 URN = "urn:babel:orders:created"
 ROWS = 60
@@ -64,12 +65,7 @@ def relay(broker: BrokerProcess, database: Path, *flags: str) -> Result:
 
 def stored(broker: BrokerProcess, queue: str) -> list[int]:
     """Take what the broker has; give ``data.n`` of each, in order."""
-    with connect_blocking(broker.phpmq[0]) as client:
-        found = []
-        for delivery in client.consume(queue, timeout_s=1.0):
-            found.append(json.loads(delivery.body)["data"]["n"])
-            delivery.ack()
-        return found
+    return [json.loads(dispatch.content)["data"]["n"] for dispatch in take_all(broker, queue)]
 
 
 def bodies(database: Path) -> list[bytes]:
@@ -212,11 +208,14 @@ def stored_when_complete(broker: BrokerProcess, queue: str, count: int) -> list[
                 delivery = next(deliveries)
                 found.append(json.loads(delivery.body)["data"]["n"])
                 delivery.ack()
-    return found + stored(broker, queue)
+        for delivery in client.consume(queue, timeout_s=1.0):
+            found.append(json.loads(delivery.body)["data"]["n"])
+            delivery.ack()
+    return found
 
 
 def test_relay_goes_on_when_the_broker_comes_back(tmp_path: Path, database: Path) -> None:
-    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
         command = [
             sys.executable, "-m", "phpmq_lite", "outbox", "relay", "--interval", "0.01",
             "--url", f"phpmq://{broker.phpmq[0]}", "--database", str(database),

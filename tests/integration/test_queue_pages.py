@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
 
@@ -14,12 +13,6 @@ from tests.support.http_site import HttpSite, error_of, note_of, running_site
 from tests.unit.admin.cases import HOSTILE
 
 TABS = ("", "dead", "history", "consumers", "charts", "settings")
-
-
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    async with running_site(tmp_path) as made:
-        yield made
 
 
 def settings(page_text: str) -> dict[str, str]:

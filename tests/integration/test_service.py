@@ -9,7 +9,6 @@ import socket
 import sqlite3
 import ssl
 import stat
-import subprocess
 import sys
 import threading
 import urllib.request
@@ -32,6 +31,7 @@ from phpmq_lite.storage.integrity.startup import StartupCheck, check_files
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write.writer import Writer
 from phpmq_lite.testing import running_service
+from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import broker_process, start_error
 from tests.support.socket_client import (
     WAIT_S,
@@ -435,19 +435,7 @@ def test_client_connects_over_a_unix_socket(data: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for localhost and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl command to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = [
-        openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-        "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-        "-keyout", str(key), "-out", str(certificate),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    key.chmod(0o600)
-    return certificate, key
+    return CertificateAuthority(tmp_path_factory.mktemp("tls")).make("localhost")
 
 
 def tls_flags(pair: tuple[Path, Path]) -> list[str]:

@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from phpmq_lite import logs
@@ -19,73 +17,41 @@ from phpmq_lite.client import connect
 from phpmq_lite.storage.data_folder import OpenedFiles
 from phpmq_lite.storage.integrity.startup import StartRecorder, StartupCheck
 from phpmq_lite.storage.integrity.wal_check import WalScan
-from phpmq_lite.testing import RunningBroker, running_service
+from phpmq_lite.testing import running_service
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.http_site import HttpSite, running_site
+from tests.support.http_users import HttpUser, broker_fixture
 from tests.unit.admin.cases import NOW_MS, Database
 
-Session = aiohttp.ClientSession
 
-
-@asynccontextmanager
-async def broker(data: Path, **sections: Any) -> AsyncIterator[tuple[RunningBroker, Session]]:
-    async with (
-        running_service(data, **sections) as running,
-        aiohttp.ClientSession(
-            running.admin_url,
-            cookie_jar=aiohttp.CookieJar(unsafe=True),  # of an IP address too
-        ) as session,
-    ):
-        yield running, session
-
-
-async def text_of(session: Session, path: str, status: int = 200) -> str:
-    async with session.get(path) as response:
-        text = await response.text()
-        assert response.status == status, text
-        return text.replace("<wbr>", "")  # where a long name may be broken
-
-
-async def token(session: Session) -> str:
-    """Read the token out of a form of the session."""
-    text = await text_of(session, "/system?confirm=drain")
-    return text.partition('name="csrf" value="')[2].partition('"')[0]
-
-
-async def send(
-    running: RunningBroker, session: Session, path: str, **fields: str
-) -> tuple[int, str]:
-    """Send a form of our own page."""
-    data = {"csrf": await token(session)} | fields
-    origin = running.admin_url.rstrip("/")
-    async with session.post(
-        path, data=data, headers={"Origin": origin}, allow_redirects=False
-    ) as response:
-        return response.status, response.headers.get("Location") or await response.text()
+async def text_of(visitor: HttpSite | HttpUser, path: str, status: int = 200) -> str:
+    page = await visitor.get(path)
+    assert page.status == status, page.text
+    return page.text.replace("<wbr>", "")  # where a long name may be broken
 
 
 # -- the page
 
 
 async def test_page_has_versions_storage_and_limits(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data") as (_, session):
-        text = await text_of(session, "/system")
+    async with running_site(tmp_path / "data") as site:
+        text = await text_of(site, "/system")
     for part in (sqlite3.sqlite_version, "Write-ahead log", "limits.max_queues", "Retention",
                  "control.sock", str(tmp_path / "data")):  # fmt: skip
         assert part in text
 
 
 async def test_name_of_a_setting_breaks_between_its_words(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data") as (_, session), session.get("/system") as response:
-        text = await response.text()
+    async with running_site(tmp_path / "data") as site:
+        text = (await site.get("/system")).text
     assert ">limits.<wbr>http_<wbr>connections_<wbr>per_<wbr>address<" in text
 
 
 async def test_settings_are_shown_with_their_source(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data", ui={"environment": "staging"}) as (_, session):
-        text = await text_of(session, "/system?tab=settings")
-        async with session.get("/api/v1/config") as response:
-            items = {item["setting"]: item for item in (await response.json())["items"]}
+    async with running_site(tmp_path / "data", ui={"environment": "staging"}) as site:
+        text = await text_of(site, "/system?tab=settings")
+        items = {item["setting"]: item for item in (await site.ok("GET", "/config"))["items"]}
     assert "history.rows" in text
     assert items["ui.environment"]["value"] == "staging"
     assert items["limits.max_content"] == {
@@ -104,11 +70,11 @@ def configured(log_stream: io.StringIO) -> None:
 @pytest.mark.usefixtures("configured")
 async def test_log_is_shown_by_level_and_escaped(tmp_path: Path) -> None:
     log = logs.get_logger("phpmq_lite.test")
-    async with broker(tmp_path / "data") as (_, session):
+    async with running_site(tmp_path / "data") as site:
         log.warning("a <b>\u202eline", client=7)
         log.info("an ordinary one")
-        everything = await text_of(session, "/system?tab=log")
-        warnings = await text_of(session, "/system?tab=log&level=warning")
+        everything = await text_of(site, "/system?tab=log")
+        warnings = await text_of(site, "/system?tab=log&level=warning")
     assert "a &lt;b&gt;\\u202eline" in everything
     assert "client=7" in warnings
     assert "an ordinary one" in everything
@@ -117,8 +83,8 @@ async def test_log_is_shown_by_level_and_escaped(tmp_path: Path) -> None:
 
 async def test_certificate_shows_whom_it_is_for_and_when_it_expires(tmp_path: Path) -> None:
     cert, key = CertificateAuthority(tmp_path).make("server")
-    async with broker(tmp_path / "data", tcp={"tls_cert": cert, "tls_key": key}) as (_, session):
-        text = await text_of(session, "/system")
+    async with running_site(tmp_path / "data", tcp={"tls_cert": cert, "tls_key": key}) as site:
+        text = await text_of(site, "/system")
     assert "Certificates" in text
     assert "expires" in text
     assert str(cert) in text
@@ -149,11 +115,9 @@ async def test_settings_are_read_anew_on_sighup(tmp_path: Path) -> None:
         assert (line["changed"], line["needs_restart"]) == (
             ["history.days", "log.access"], ["limits.window"],
         )  # fmt: skip
-        async with (
-            aiohttp.ClientSession(process.admin[0]) as session,
-            session.get("/api/v1/config") as response,
-        ):
-            items = {item["setting"]: item for item in (await response.json())["items"]}
+        async with HttpUser(process.admin[0]) as user:
+            listed = json.loads((await user.get("/api/v1/config")).text)["items"]
+        items = {item["setting"]: item for item in listed}
         assert items["history.days"]["value"] == 2
         assert items["history.days"]["source"] == f"file {config}"
         assert items["limits.window"]["value"] == 3_000
@@ -170,8 +134,8 @@ async def test_settings_are_read_anew_on_sighup(tmp_path: Path) -> None:
 async def test_access_log_has_no_query(tmp_path: Path) -> None:
     flags = ("--admin", "127.0.0.1:0", "--set", "log.access=true", "--log-format", "json")
     with broker_process(tmp_path / "data", *flags) as process:
-        async with aiohttp.ClientSession(process.admin[0]) as session:
-            await text_of(session, "/queues?q=secret")
+        async with HttpUser(process.admin[0]) as site:
+            await text_of(site, "/queues?q=secret")
         line = await written(process, "request")
     assert (line["method"], line["path"], line["actor"]) == ("GET", "/queues", "local")
     assert line["request_id"]
@@ -182,22 +146,25 @@ async def test_access_log_has_no_query(tmp_path: Path) -> None:
 
 
 async def test_health_tells_the_detail(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data") as (_, session):
-        assert await text_of(session, "/livez") == "alive\n"
-        assert await text_of(session, "/startupz") == "started\n"
-        lines = (await text_of(session, "/readyz")).splitlines()
+    async with running_site(tmp_path / "data") as site:
+        assert await text_of(site, "/livez") == "alive\n"
+        assert await text_of(site, "/startupz") == "started\n"
+        lines = (await text_of(site, "/readyz")).splitlines()
     assert lines[0] == "ready"
     assert {line.split()[1].rstrip(":") for line in lines[1:]} >= {"migrated", "writable", "disk"}
 
 
 async def test_stranger_gets_one_word_and_no_metrics(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data", admin={"login": "always"}) as (_, session):
-        assert await text_of(session, "/readyz") == "ready\n"
-        assert await text_of(session, "/livez") == "alive\n"
+    async with (
+        broker_fixture(tmp_path / "data", admin={"login": "always"}) as home,
+        HttpUser(home.url) as site,
+    ):
+        assert await text_of(site, "/readyz") == "ready\n"
+        assert await text_of(site, "/livez") == "alive\n"
         for path in ("/metrics", "/api/v1/config", "/api/v1/audit"):
-            async with session.get(path, allow_redirects=False) as response:
-                assert response.status in (303, 401, 403), path
-                assert "phpmq_ready" not in await response.text()
+            response = await site.get(path)
+            assert response.status in (303, 401, 403), path
+            assert "phpmq_ready" not in response.text
 
 
 async def test_broker_whose_folder_is_gone_is_not_ready(
@@ -205,10 +172,10 @@ async def test_broker_whose_folder_is_gone_is_not_ready(
 ) -> None:
     monkeypatch.setattr(OpenedFiles, "check", lambda _: None)  # within a second it ends the process
     data = tmp_path / "data"
-    async with broker(data) as (_, session):
+    async with running_site(data) as site:
         data.rename(tmp_path / "away")
         try:
-            text = await text_of(session, "/readyz", 503)
+            text = await text_of(site, "/readyz", 503)
         finally:
             (tmp_path / "away").rename(data)
     assert text.splitlines()[0] == "not ready"
@@ -218,14 +185,13 @@ async def test_broker_whose_folder_is_gone_is_not_ready(
 
 
 async def test_drain_ends_the_broker_and_leaves_an_audit_row(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data") as (running, session):
+    async with running_site(tmp_path / "data") as site:
         drained = asyncio.Event()
-        running.service.drain = drained.set
-        answer = await send(running, session, "/system/drain", confirm="drain", reason="a new disk")
-        assert answer == (303, "/system")
+        site.broker.service.drain = drained.set
+        answer = await site.post("/system/drain", confirm="drain", reason="a new disk")
+        assert (answer.status, answer.location) == (303, "/system")
         assert drained.is_set()
-        async with session.get("/api/v1/audit") as response:
-            row = (await response.json())["items"][0]
+        row = (await site.audit())[0]
         assert (row["action"], row["reason"], row["result"]) == (
             "system.drain", "a new disk", "done",
         )  # fmt: skip
@@ -238,51 +204,46 @@ async def test_drain_ends_the_broker_and_leaves_an_audit_row(tmp_path: Path) -> 
 async def test_drain_needs_its_word_and_a_reason(
     tmp_path: Path, name: str, reason: str, result: str
 ) -> None:
-    async with broker(tmp_path / "data") as (running, session):
+    async with running_site(tmp_path / "data") as site:
         drained = asyncio.Event()
-        running.service.drain = drained.set
-        status, _ = await send(running, session, "/system/drain", confirm=name, reason=reason)
-        assert status == 422
+        site.broker.service.drain = drained.set
+        assert (await site.post("/system/drain", confirm=name, reason=reason)).status == 422
         assert not drained.is_set()
-        async with session.get("/api/v1/audit") as response:
-            assert [row["result"] for row in (await response.json())["items"]] == [result]
+        assert [row["result"] for row in await site.audit()] == [result]
 
 
 async def test_word_to_drain_is_the_environment_where_it_has_a_name(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data", ui={"environment": "production"}) as (running, session):
-        running.service.drain = lambda: None
-        status, _ = await send(running, session, "/system/drain", confirm="drain", reason="x")
-        assert status == 422
-        status, _ = await send(running, session, "/system/drain", confirm="production", reason="x")
-        assert status == 303
+    async with running_site(tmp_path / "data", ui={"environment": "production"}) as site:
+        site.broker.service.drain = lambda: None
+        assert (await site.post("/system/drain", confirm="drain", reason="x")).status == 422
+        assert (await site.post("/system/drain", confirm="production", reason="x")).status == 303
 
 
 # -- the restart report
 
 
-async def reports(session: Session) -> str:
-    return await text_of(session, "/system?tab=starts")
+async def reports(site: HttpSite | HttpUser) -> str:
+    return await text_of(site, "/system?tab=starts")
 
 
 async def test_first_start_reports_nothing(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data") as (_, session):
-        assert "The broker was down" not in await text_of(session, "/")
-        assert "The first start" in await reports(session)
+    async with running_site(tmp_path / "data") as site:
+        assert "The broker was down" not in await text_of(site, "/")
+        assert "The first start" in await reports(site)
 
 
 async def test_clean_stop_is_told_and_dismissed(tmp_path: Path) -> None:
-    async with broker(tmp_path / "data"):
+    async with running_service(tmp_path / "data"):
         pass
-    async with broker(tmp_path / "data") as (running, session):
-        text = await reports(session)
+    async with running_site(tmp_path / "data") as site:
+        text = await reports(site)
         assert "came back after a clean stop" in text
-        assert "The broker was down" in await text_of(session, "/")
-        status, where = await send(running, session, "/restart/dismiss", start="2", next="/queues")
-        assert (status, where) == (303, "/queues")
-        assert "Dismissed by" in await reports(session)
-        assert "The broker was down" not in await text_of(session, "/")
-        status, _ = await send(running, session, "/restart/dismiss", start="99")
-        assert status == 404
+        assert "The broker was down" in await text_of(site, "/")
+        answer = await site.post("/restart/dismiss", start="2", next="/queues")
+        assert (answer.status, answer.location) == (303, "/queues")
+        assert "Dismissed by" in await reports(site)
+        assert "The broker was down" not in await text_of(site, "/")
+        assert (await site.post("/restart/dismiss", start="99")).status == 404
 
 
 async def test_killed_broker_tells_what_it_found(tmp_path: Path) -> None:
@@ -295,8 +256,8 @@ async def test_killed_broker_tells_what_it_found(tmp_path: Path) -> None:
                 process.kill()
                 break
         process.start()
-        async with aiohttp.ClientSession(process.admin[0]) as session:
-            text = await reports(session)
+        async with HttpUser(process.admin[0]) as site:
+            text = await reports(site)
     assert "after an unclean stop" in text
     assert "Read back" in text
     assert "Put back" in text
@@ -337,7 +298,7 @@ def test_old_error_is_not_told_after_a_clean_stop() -> None:
 
 async def test_rows_of_starts_are_whole(tmp_path: Path) -> None:
     for _ in range(2):
-        async with broker(tmp_path / "data"):
+        async with running_service(tmp_path / "data"):
             pass
     with closing(sqlite3.connect(tmp_path / "data" / "phpmq.db")) as connection:
         rows = connection.execute(

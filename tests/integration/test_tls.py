@@ -210,7 +210,7 @@ async def test_unsafe_certificate_or_key_refuses_the_start(
     readable.write_bytes(key.read_bytes())
     readable.chmod(0o644)
     _, other = authority.make("other")
-    old, old_key = authority.make_dated("past", "20200101000000Z", "20210101000000Z")
+    old, old_key = authority.make_dated("expired", "20200101000000Z", "20210101000000Z")
     tries = {
         r"admin\.tls_key: .*chmod 600": {"tls_cert": cert, "tls_key": readable},
         r"admin\.tls_cert .*cannot be used": {"tls_cert": cert, "tls_key": other},

@@ -30,7 +30,7 @@ class CertificateAuthority:
             openssl(
                 *("req", "-x509", "-newkey", *kind, "-nodes"),
                 *("-days", "2", "-subj", f"/CN={name}", "-keyout", key, "-out", cert),
-                *("-addext", "subjectAltName=DNS:localhost", *signed, *arguments),
+                *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", *signed, *arguments),
             )
             key.chmod(0o600)
         return cert, key
@@ -64,20 +64,7 @@ def openssl(*arguments: str | Path) -> None:
 
 def tls_contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Return the contexts of a server and of a client that trusts only it."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl command to make a certificate with")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        [
-            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    certificate, key = CertificateAuthority(folder).make("localhost")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate, key)
     return server, ssl.create_default_context(cafile=str(certificate))

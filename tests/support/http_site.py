@@ -3,12 +3,13 @@
 import asyncio
 import json
 import re
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -43,6 +44,14 @@ class Page:
         return found[1]
 
 
+class Download(NamedTuple):
+    """A response as bytes."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
 class HttpSite:
     """One browser, one program, one client of the wire."""
 
@@ -61,6 +70,18 @@ class HttpSite:
         """Look at a page."""
         async with self._browser.get(URL(self.url + path, encoded=True)) as response:
             return Page(response.status, await response.text())
+
+    async def text(self, path: str, status: int = 200) -> str:
+        """Return the text of a page, which must have this status."""
+        page = await self.get(path)
+        assert page.status == status, page.text[:2_000]
+        return page.text
+
+    async def download(self, path: str) -> Download:
+        """Return a response as bytes; a redirect is not followed."""
+        url = URL(self.url + path, encoded=True)
+        async with self._browser.get(url, allow_redirects=False) as response:
+            return Download(response.status, response.headers, await response.read())
 
     async def post(self, path: str, fields: Fields | None = None, **more: str) -> Page:
         """Press a button: the fields as given, with the token of this session; does not follow."""
@@ -121,9 +142,11 @@ class HttpSite:
         assert status < 300, (status, data)
         return data
 
-    async def publish(self, queue: str, *contents: str, ttl_s: int | None = None) -> list[str]:
-        """Store messages; gives their ids."""
-        messages = [{"content": content, "ttl_s": ttl_s} for content in contents]
+    async def publish(
+        self, queue: str, *contents: str | bytes, ttl_s: int | None = None
+    ) -> list[str]:
+        """Store messages and return their ids."""
+        messages = [_message(content) | {"ttl_s": ttl_s} for content in contents]
         ids: list[str] = []
         for at in range(0, len(messages), 1_000):
             path = f"/queues/{encode_name(queue)}/messages"
@@ -182,6 +205,12 @@ class HttpSite:
         """Connect on the wire."""
         async with connect(self.broker.host, self.broker.port) as made:
             yield made
+
+
+def _message(content: str | bytes) -> dict[str, Any]:
+    if isinstance(content, str):
+        return {"content": content}
+    return {"content": b64encode(content).decode(), "encoding": "base64"}
 
 
 def error_of(text: str) -> str:

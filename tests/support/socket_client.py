@@ -17,6 +17,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
 
+from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
 
@@ -250,3 +251,16 @@ class AdminApi:
         with urllib.request.urlopen(self.url + "/metrics", timeout=WAIT_S) as answer:
             text = answer.read().decode()
         return {name: float(value) for name, value in re.findall(r"^(\w.*) (\S+)$", text, re.M)}
+
+
+def take_all(broker: BrokerProcess, queue: str) -> list[Dispatch]:
+    """Consume and acknowledge the messages that are ready in a queue, without waiting for more."""
+    taken: list[Dispatch] = []
+    number = AdminApi(broker.admin[0]).queue(queue).get("ready", 0)
+    with SocketClient(broker.port) as peer:
+        peer.consume(queue, min(number, 1_000))
+        for _ in range(number):
+            taken += peer.dispatches(1)
+            peer.ack(taken[-1])
+        peer.barrier()
+    return taken
