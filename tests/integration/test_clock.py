@@ -20,8 +20,7 @@ from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.retention import STEPS_KEPT, ClockJumps, RetentionBounds
 from phpmq_lite.storage.write.store import note_clock
 from tests.support.core_and_store import Driver
-from tests.support.engine_driver import EngineClient, disable_timers
-from tests.support.engine_driver import EngineDriver as SteeredHouse
+from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 
 DAY_MS = 86_400_000
@@ -114,27 +113,27 @@ async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disable_timers(monkeypatch)
-    house = SteeredHouse(tmp_path)
-    house.start()
-    program = EngineClient(house)
+    driver = EngineDriver(tmp_path)
+    driver.start()
+    program = EngineClient(driver)
     program.consume("orders", 1)
     program.publish("orders", b"a", ttl_s=1_000)
-    await house.settle()
-    ((before_ms,),) = house.rows("SELECT deadline_ms FROM message")
+    await driver.settle()
+    ((before_ms,),) = driver.rows("SELECT deadline_ms FROM message")
     entry = AuditEntry("local", "cli", "", "clock.decide")
-    number = house.core.state.next_number
-    house.engine.submit(
+    number = driver.core.state.next_number
+    driver.engine.submit(
         lambda core: queue_operations.decide_clock(
             core, lambda _: None, entry, 10_000, number, is_right=True
         )
     )
     program.disconnect()
-    await house.settle()
-    assert house.rows("SELECT deadline_ms, state FROM message") == [
+    await driver.settle()
+    assert driver.rows("SELECT deadline_ms, state FROM message") == [
         (before_ms - 10_000, State.READY)
     ]
-    await house.stop()
-    house.close()
+    await driver.stop()
+    driver.close()
 
 
 # -- the history keeps its age
