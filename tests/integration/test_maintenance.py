@@ -88,7 +88,7 @@ async def test_backups_are_made_by_the_clock_and_the_oldest_go(tmp_path: Path) -
     driver.close()
 
 
-async def test_backup_whose_time_is_still_to_come_keeps_nothing_from_being_made(
+async def test_backups_go_on_when_one_has_a_time_in_the_future(
     tmp_path: Path,
 ) -> None:
     driver = Driver(tmp_path)
@@ -136,7 +136,7 @@ async def test_backup_counts_although_old_ones_cannot_be_removed(
     driver.close()
 
 
-async def test_folder_that_cannot_be_used_ends_no_broker(tmp_path: Path) -> None:
+async def test_broker_goes_on_when_the_backup_folder_cannot_be_used(tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     folder.write_text("a file")
     async with testing.running_service(
@@ -166,9 +166,7 @@ async def test_backup_under_way_does_not_hold_up_a_stop(
     assert list((tmp_path / "data" / "backups").iterdir()) == []
 
 
-async def test_scrub_goes_on_where_a_stop_cut_it_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_scrub_resumes_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "START_S", 0.0)
     data = tmp_path / "data"
     async with testing.running_service(data, scrub={"every_h": 0}):
@@ -179,7 +177,7 @@ async def test_scrub_goes_on_where_a_stop_cut_it_off(
     assert (last.began_at, last.bodies) == (5, 7)
 
 
-async def test_scrub_that_cannot_open_the_database_has_found_no_damage(
+async def test_scrub_reports_no_damage_when_it_cannot_open_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where there are no descriptors left; the next round may."""
@@ -195,7 +193,7 @@ async def test_scrub_that_cannot_open_the_database_has_found_no_damage(
         assert scrub.state.problem_count == 0
 
 
-async def test_look_at_the_structure_ends_where_too_much_is_written_meanwhile(
+async def test_structure_check_ends_when_too_much_is_written_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it reads the write-ahead log cannot be cut; the bodies are looked at all the same."""
@@ -295,7 +293,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("error", [DataDamagedError("page 7"), TypeError("odd")], ids=repr)
-async def test_round_that_cannot_go_on_waits_for_its_next_time(
+async def test_scheduled_round_waits_for_its_next_time_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Else a damaged page would be met every minute for ever; nor does it end the broker."""
@@ -317,7 +315,7 @@ async def test_round_that_cannot_go_on_waits_for_its_next_time(
 
 
 @pytest.mark.usefixtures("soon")
-async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
+async def test_scheduled_round_waits_for_its_next_time_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
@@ -342,7 +340,7 @@ async def test_round_of_the_clock_that_is_stopped_waits_for_its_next_time(
             assert (scrub.state.tried_at == tried_at) == is_requested
 
 
-async def test_what_nobody_thought_of_ends_no_broker(
+async def test_broker_goes_on_when_maintenance_raises_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
@@ -359,7 +357,7 @@ async def test_what_nobody_thought_of_ends_no_broker(
         assert await asyncio.to_thread(page, running, "livez")
 
 
-async def test_backup_that_fails_for_a_reason_nobody_thought_of_is_told(
+async def test_unexpected_error_of_a_backup_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_making: BackupMaker) -> None:
@@ -374,7 +372,7 @@ async def test_backup_that_fails_for_a_reason_nobody_thought_of_is_told(
 # -- what is noted, and who sees what
 
 
-async def test_backup_is_not_begun_where_its_row_of_the_audit_is_refused(tmp_path: Path) -> None:
+async def test_backup_does_not_begin_when_its_audit_row_is_refused(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     backups = BackupSchedule(driver.path, tmp_path / "backups", keep=lambda: 2)
     held = asyncio.Event()
@@ -395,7 +393,7 @@ async def test_backup_is_not_begun_where_its_row_of_the_audit_is_refused(tmp_pat
     driver.close()
 
 
-async def test_scrub_neither_begins_nor_ends_where_its_row_of_the_audit_is_refused(
+async def test_scrub_neither_begins_nor_ends_when_its_audit_row_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Scrub, "check", lambda *_given: ScrubSlice(0, is_end=False))
