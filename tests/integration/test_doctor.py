@@ -262,7 +262,7 @@ def test_certificates_are_looked_at(data: Path, tmp_path: Path) -> None:
     assert found.code == 1
     expired, soon = found.rows["TLS"]
     assert (expired["state"], expired["found"]) == ("bad", f"admin.tls_cert {old} has expired")
-    assert (soon["state"], soon["found"]) == ("warn", "tcp: localhost, 1 day left")
+    assert (soon["state"], soon["found"]) == ("warn", "tcp: localhost, 127.0.0.1, 1 day left")
 
 
 def test_key_of_another_certificate_is_bad(data: Path, tmp_path: Path) -> None:
