@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from phpmq_lite.cli import broker_connection
 from phpmq_lite.cli.main import root_command
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process
@@ -335,7 +336,9 @@ def test_consume_without_end_stops_well_when_interrupted(
     assert counts(run, queue) == (0, 0, 0)
 
 
-def test_tls_files_are_the_authority_and_the_certificate_of_the_client(tmp_path: Path) -> None:
+def test_tls_files_are_the_authority_and_the_certificate_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = CertificateAuthority(tmp_path)
     usage = ("-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 requires it of authorities
     root, _ = authority.make("root", "-addext", "basicConstraints=critical,CA:TRUE", *usage)
@@ -353,6 +356,8 @@ def test_tls_files_are_the_authority_and_the_certificate_of_the_client(tmp_path:
 
         assert call("publish", "q", "--body", "x", *known).exit_code == 0
         assert call("consume", "q", "-n", "1", *known).stdout == "x\n"
+        # asyncio closes without an alert, so the client keeps trying until its timeout.
+        monkeypatch.setattr(broker_connection, "_TIMEOUT_S", 1.0)
         for missing in ([], trust):
             refused = call("publish", "q", "--body", "x", *missing)
             assert (refused.exit_code, "Error: " in refused.stderr) == (1, True)
