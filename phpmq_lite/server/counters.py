@@ -33,13 +33,11 @@ BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 class CommitCounters:
     """Commits since the start.  A batch that only loads is counted, but is in no histogram."""
 
-    __slots__ = ("batch_counts", "batch_sum", "count", "last_ms", "last_rows", "seconds_counts",
-                 "seconds_sum")  # fmt: skip
+    __slots__ = ("batch_counts", "batch_sum", "count", "last_ms", "seconds_counts", "seconds_sum")
 
     def __init__(self) -> None:
         self.count = 0
         self.last_ms = 0.0
-        self.last_rows = 0  # messages created or settled in the last batch
         self.seconds_counts = [0] * (len(COMMIT_BOUNDS_S) + 1)
         self.seconds_sum = 0.0
         self.batch_counts = [0] * (len(BATCH_BOUNDS) + 1)
@@ -48,12 +46,12 @@ class CommitCounters:
     def record(self, batch: Batch, seconds: float) -> None:
         """Count a stored batch."""
         self.last_ms = seconds * 1_000
-        self.last_rows = len(batch.created) + sum(map(len, batch.settled.values()))
         self.count += 1
         if batch.stores:
             self.seconds_counts[bisect_left(COMMIT_BOUNDS_S, seconds)] += 1
             self.seconds_sum += seconds
-            messages = self.last_rows + len(batch.dispatched)
+            settled = sum(map(len, batch.settled.values()))
+            messages = len(batch.created) + len(batch.dispatched) + settled
             self.batch_counts[bisect_left(BATCH_BOUNDS, messages)] += 1
             self.batch_sum += messages
 

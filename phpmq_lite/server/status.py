@@ -95,7 +95,6 @@ class BrokerStatus:
     body_cache_bytes: int = 0
     inbox: int = 0
     commits: int = 0
-    batch_rows_last: int = 0
     commit_ms_last: float = 0.0
     loop_lag_ms: float = 0.0
     protocol_errors: dict[str, int] | None = None
@@ -297,7 +296,6 @@ class BrokerHandle:
             body_cache_bytes=state.bodies.total_bytes,
             inbox=engine.waiting,
             commits=commits.count,
-            batch_rows_last=commits.last_rows,
             commit_ms_last=commits.last_ms,
             acks_ignored=dict(core.ignored),
             refused=dict(core.refused),
