@@ -1,13 +1,13 @@
-"""Time: the wall clock, and a *steady* scale that is not affected by setting the wall clock.
+"""Time: the wall clock, and a *steady* scale that is unaffected by setting the wall clock.
 
-The steady scale follows a clock that cannot be set, in this process and across restarts, unless the
-machine was rebooted in between.  After a reboot only the wall clock can show for how long the
-broker was down, and it may have been set meanwhile:
+The steady scale follows a clock that cannot be set, within this process and across restarts, unless
+the machine was rebooted in between.  After a reboot, only the wall clock can show how long the
+broker was down, and it may have been set during that time:
 
-- if it is before the last stored time, it was set back: no time is counted;
-- up to a week after it, it is believed;
-- later than that, an operator must decide.  Until then the time is not counted, so no message
-  expires that should not.
+- if it is before the last stored time, it was set back, and no time is counted;
+- if it is up to a week after that time, it is trusted;
+- if it is later, an operator must decide.  Until then, the time is not counted, so no message
+  expires wrongly.
 """
 
 import os
@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.model import ClockReading
 
-JUMP_MS: Final = 2_000  # the wall clock was set if it differs this much from its expected value
-GAP_MS: Final = 3_000  # without a reading, of which there is one a second: the process stood still
+JUMP_MS: Final = 2_000  # if the wall clock is off by more than this, it was set
+GAP_MS: Final = 3_000  # the clock is read every second: after a longer gap, the process had stopped
 DOUBT_MS: Final = 7 * 86_400_000
 
 _RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # continues during suspend
@@ -29,14 +29,14 @@ _RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # conti
 class ClockDisturbance(NamedTuple):
     """What happened to the clocks since the last check."""
 
-    gap_ms: int  # time without a reading; 0: negligible
-    jump_ms: int  # by how much the wall clock was set
+    gap_ms: int  # time without a reading; 0 if negligible
+    jump_ms: int  # how far the wall clock was set forward; negative: back
 
 
 class Clock:
     """Reads both clocks together (``docs/operate/reliability.md``, The clock).
 
-    ``counters`` are stored each minute, and at once after a jump, and passed to the next start as
+    ``counters`` are stored every minute, and immediately after a jump; the next start gets them as
     ``stored``.  ``is_disturbed`` means that ``take_disturbance`` has something to report.
     """
 
@@ -47,17 +47,17 @@ class Clock:
         read: Callable[[], tuple[int, int]] | None = None,
         boot: int | None = None,
     ) -> None:
-        """Continue from ``stored``; ``read`` returns wall and running clock in ms."""
+        """Continue from ``stored``; ``read`` returns the wall clock and the running clock in ms."""
         self._read = read_clocks if read is None else read
         self._boot = boot_id() if boot is None else boot
         stored = stored or {}
         wall_ms, running_ms = self._read()
-        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # down for this long, or set by this much
-        self.doubt_number = stored.get("clock_doubt_number", 0)  # the next number at that time
+        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # either downtime, or a jump of the clock
+        self.doubt_number = stored.get("clock_doubt_number", 0)  # the next number at that start
         self.is_doubt_new = False
         steady_ms = self._resume(stored, wall_ms, running_ms)
         jump_ms = wall_ms - stored.get("clock_step_ms", 0) - steady_ms if stored else 0
-        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # set while down
+        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # set during downtime
         self.jumps = int(self.start_jump_ms != 0)
         self.last_jump_ms = self.start_jump_ms
         self.is_disturbed = False
@@ -67,7 +67,7 @@ class Clock:
         self._gap_ms = self._jump_ms = 0
 
     def _resume(self, stored: Mapping[str, int], wall_ms: int, running_ms: int) -> int:
-        """Return the steady time at a start."""
+        """Return the steady time at startup."""
         guess_ms = wall_ms - stored.get("clock_step_ms", 0)
         seen_ms = stored.get("last_seen_ms")
         if seen_ms is None:
@@ -97,14 +97,14 @@ class Clock:
         return ClockReading(wall_ms, running_ms + self._base_ms)
 
     def take_disturbance(self) -> ClockDisturbance:
-        """Return what happened since the last call."""
+        """Return what happened to the clocks since the last call."""
         happened = ClockDisturbance(self._gap_ms, self._jump_ms)
         self._gap_ms = self._jump_ms = 0
         self.is_disturbed = False
         return happened
 
     def pending_decision_counters(self, next_number: int) -> dict[str, int]:
-        """Return the counters that store an undecided gap; empty if there is none."""
+        """Return counters that store a new, undecided gap; empty if there is none."""
         if not self.is_doubt_new:
             return {}
         self.doubt_number = next_number
@@ -126,9 +126,9 @@ def read_clocks() -> tuple[int, int]:
 
 
 def boot_id() -> int:
-    """Return a number that identifies this boot of the machine; 0 if the system has none.
+    """Return a number that identifies this boot of the machine; 0 if the system provides none.
 
-    It includes the start of the running clock, which can differ in a time namespace.
+    The number also covers the time namespace, because each has its own start of the running clock.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,8 +1,8 @@
-"""Histograms of durations in logarithmic buckets, which can be added for any time range.
+"""Histograms of durations in logarithmic buckets, which can be added up for any time range.
 
-A histogram is a list of ``BUCKETS`` counts.  Up to 15 ms each millisecond has a bucket; above, each
-doubling has eight, so a percentile is at most an eighth too high.  The last bucket has all
-durations from 11 days.
+A histogram is a list of ``BUCKETS`` counts.  Up to 15 ms, each millisecond has its own bucket;
+above that, each doubling has eight buckets, so a percentile is at most an eighth too high.  The
+last bucket contains all durations of 11 days or more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,25 +10,25 @@ from operator import add as _plus
 from typing import Final
 
 _BITS: Final = 3  # eight buckets per doubling
-_FINE: Final = 2 << _BITS  # below it, one per millisecond
+_FINE: Final = 2 << _BITS  # shorter durations have one bucket per millisecond
 BUCKETS: Final = 224
 NEAR_MS: Final = 1 << 14
 
 
 def bucket(ms: int) -> int:
-    """Return the bucket of a duration; 0 if it is negative, because a clock was set back."""
+    """Return the bucket for a duration; 0 if it is negative because a clock was set back."""
     if ms < _FINE:
         return max(ms, 0)
     shift = ms.bit_length() - _BITS - 1
     return min((shift << _BITS) + (ms >> shift), BUCKETS - 1)
 
 
-# The buckets below NEAR_MS, precomputed: a lookup takes 33 ns, the arithmetic 72, per message.
+# Precomputed buckets for durations below NEAR_MS: a lookup takes 33 ns, the arithmetic 72 ns.
 NEAR: Final = bytes(map(bucket, range(NEAR_MS)))
 
 
 def upper_ms(index: int) -> int:
-    """Return the longest duration of a bucket; the last one also has longer ones."""
+    """Return the longest duration in a bucket; the last bucket also contains longer ones."""
     if index < _FINE:
         return index
     shift = (index >> _BITS) - 1
@@ -36,7 +36,7 @@ def upper_ms(index: int) -> int:
 
 
 def percentile(counts: Sequence[int], q: float) -> int | None:
-    """Return the duration (ms) that a share ``q`` does not exceed, or None without counts."""
+    """Return the duration (ms) that a fraction ``q`` does not exceed, or None without counts."""
     rank = q * sum(counts)
     passed = 0
     for index, count in enumerate(counts):
@@ -52,7 +52,7 @@ def add(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def pack(counts: Sequence[int]) -> bytes:
-    """Encode a histogram in a few bytes: for each bucket in use, the gap and the count."""
+    """Encode a histogram in a few bytes: for each used bucket, the gap before it and its count."""
     packed = bytearray()
     last = -1
     for index, count in enumerate(counts):
@@ -67,14 +67,14 @@ def pack(counts: Sequence[int]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Return a packed histogram; damaged bytes raise no error."""
+    """Decode a packed histogram; damaged bytes raise no error."""
     counts = [0] * BUCKETS
     add_packed(counts, packed)
     return counts
 
 
 def add_packed(counts: list[int], packed: bytes) -> None:
-    """Add a packed histogram to counts, in place: a third of the cost of unpacking it first."""
+    """Add a packed histogram to ``counts`` in place, at a third of the cost of unpacking it."""
     index = -1
     rest = iter(packed)
     for byte in rest:
@@ -85,7 +85,7 @@ def add_packed(counts: list[int], packed: bytes) -> None:
 
 
 def _long(first: int, rest: Iterator[int]) -> int:
-    """Read a number of several bytes."""
+    """Decode a number that takes several bytes."""
     number, shift = first & 127, 7
     for byte in rest:
         number |= (byte & 127) << shift

@@ -1,4 +1,4 @@
-"""What broker, storage and server share: messages, queue rows, batches, and what is loaded.
+"""Data shared by broker, storage and server: messages, queue rows, batches and loaded rows.
 
 Plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
 """
@@ -12,18 +12,18 @@ from zlib import crc32
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.writes import QuarantinedRows, Write
 
-ROW_BITS: Final = 17  # of stage_row.row_id, for the index of a row among those of its token
+ROW_BITS: Final = 17  # low bits of stage_row.row_id: the index of the row within its token
 
 
 class ClockReading(NamedTuple):
     """One reading of the clocks, in milliseconds."""
 
-    wall_ms: int  # Unix time, for people: published_at, settled_at
-    steady_ms: int  # wall time without observed jumps: the scale of deadlines
+    wall_ms: int  # Unix time to show to people: published_at, settled_at
+    steady_ms: int  # wall time without observed jumps, used for deadlines
 
 
 class State(IntEnum):
-    """State of a message; the numbers are those in the database."""
+    """State of a message; the database stores these numbers."""
 
     READY = 0
     DISPATCHED = 1
@@ -37,10 +37,10 @@ ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
 
 
 class Message:
-    """A live message in memory.  The slots are in the order of the columns of the live table.
+    """A live message in memory; its slots follow the column order of the live table.
 
-    Times that end in ``_at`` are Unix milliseconds.  ``deadline_ms`` is on the steady scale; None:
-    the message never expires.  ``body`` is None while it is on disk only.
+    Times that end in ``_at`` are Unix milliseconds.  ``deadline_ms`` is on the steady scale; None
+    means that the message never expires.  ``body`` is None while it is only on disk.
     """
 
     __slots__ = (
@@ -126,8 +126,8 @@ class Message:
         self.body: bytes | None = None
         self.message_id = b"%016x%016x" % (seq, token)  # as on the wire
         self.holder: Any = None  # the Consumer that holds it, or SUBSCRIPTION
-        self.held_since_ms = 0  # steady; while it is held
-        self.is_sent = False  # written to its holder's connection
+        self.held_since_ms = 0  # steady; valid while the message is held
+        self.is_sent = False  # whether it was written to its holder's connection
 
 
 def checksum(seq: int, body: bytes) -> int:
@@ -137,7 +137,7 @@ def checksum(seq: int, body: bytes) -> int:
 
 @dataclass(slots=True)
 class QueueRow:
-    """One row of the table ``queue``; ``own`` has only settings that differ from the defaults."""
+    """One row of the table ``queue``; ``own`` contains only settings that override defaults."""
 
     queue_id: int
     name: str
@@ -145,16 +145,16 @@ class QueueRow:
     own: dict[str, Any] = field(default_factory=dict)
     live_count: int = 0
     live_bytes: int = 0
-    stored: tuple[int, int] = (0, 0)  # both, as last passed to the writer
+    stored: tuple[int, int] = (0, 0)  # live_count and live_bytes as last passed to the writer
     created_by: str = ""  # an actor, or the address of a connection; empty: unknown
 
 
 def has_room(own: int, total: int, more: int, limit: int) -> bool:
-    """Return whether an owner of ``own`` out of ``total`` may have ``more``.
+    """Return whether an owner that has ``own`` out of ``total`` may have ``more``.
 
-    Alone, one owner may have all of ``limit``.  So that others still get something then, an owner
-    that has little may exceed it by a quarter; each leaves as much of that quarter as it has to the
-    next.
+    A single owner may have all of ``limit``.  So that other owners still get a share, an owner that
+    has little may exceed the limit by up to a quarter.  Each must leave at least as much of that
+    quarter to the next owner as it already has.
     """
     return total + more <= limit or own + more <= limit + limit // 4 - total
 
@@ -165,15 +165,15 @@ class Limits:
 
     queues: int = 10_000
     window: int = 3_000  # ready messages in memory, per queue with consumers
-    window_bytes: int = 4 << 20  # bodies of them in memory, per queue
-    bodies_bytes: int = 64 << 20  # of all queues
+    window_bytes: int = 4 << 20  # total size of their bodies in memory, per queue
+    bodies_bytes: int = 64 << 20  # total size of bodies in memory, for all queues
     credit: int = 1_000  # unacknowledged messages per consumer
-    credit_bytes: int = 16 << 20  # in bytes; one message is always dispatched
-    held: int = 50_000  # dispatched messages of all consumers
+    credit_bytes: int = 16 << 20  # their total size; the first message is always dispatched
+    held: int = 50_000  # dispatched messages, for all consumers together
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
     batch_bytes: int = 4 << 20
-    write_bytes: int = 4 << 20  # dispatched to one connection in one batch, plus one message
+    write_bytes: int = 4 << 20  # per connection and batch; one message may exceed it
     receipts: int = 100_000
     receipt_window_ms: int = 600_000
 
@@ -182,55 +182,55 @@ class Limits:
 class AuditEntry:
     """One row of the audit log, written in the transaction of the change that it describes.
 
-    The caller sets the first part; the core sets the rest when it writes the row.
+    The caller sets most fields; the core updates ``count`` and ``audit_id`` when it writes the row.
     """
 
-    actor: str  # user, "token NAME", "local" (loopback without login) or "control" (its socket)
+    actor: str  # user, "token NAME", "local" (loopback, no login) or "control" (control socket)
     source: str  # ui, http or cli
     address: str
-    action: str  # "queue.purge": name of the action
+    action: str  # name of the action, such as "queue.purge"
     target: str = ""  # queue, message id, user name, …
-    reason: str = ""  # as typed by the person
+    reason: str = ""  # as typed by the user
     request_id: str = ""
-    detail: str = ""  # JSON: settings before and after; never bodies, passwords, tokens
-    count: int = 0  # affected messages or things
-    result: str = "done"  # done, running, cancelled, or the code of the refusal
-    audit_id: int | None = None  # its number, once it is written
+    detail: str = ""  # JSON: settings before and after; never bodies, passwords or tokens
+    count: int = 0  # affected messages or other items
+    result: str = "done"  # done, running, cancelled, or a refusal code
+    audit_id: int | None = None  # row number, once the row is written
 
 
 @dataclass(slots=True, frozen=True)
 class RowsRequest:
-    """Load messages by seq, in that order, live or settled; missing ones are left out."""
+    """Load messages by seq, in the order given, live or settled; skip missing messages."""
 
-    on_rows: Callable[[list[Message], bool], None]  # gets the rows; with bodies in several pages
+    on_rows: Callable[[list[Message], bool], None]  # called once per page: rows, is_last
     seqs: tuple[int, ...]
     bodies: bool = False
-    settled: bool = False  # from the history; ``state`` is then the outcome
+    settled: bool = False  # load them from the history, with the outcome as ``state``
 
 
-# URN, trace id, meta.id, attempts: the indexed fields of a message.  A plain tuple, because a named
-# one costs 0.2 µs more per message.
+# The indexed fields of a message: URN, trace id, meta.id, attempts.  A plain tuple, because a named
+# tuple costs 0.2 µs more per message.
 Indexed = tuple[str | None, str | None, str | None, int | None]
 
 
 class EnvelopeInspection(NamedTuple):
-    """Indexed fields of a content, and what is wrong with it."""
+    """The indexed fields of a message body, and why the body is invalid, if it is."""
 
     indexed: Indexed
-    reason: str | None = None  # why it must not reach a consumer
-    detail: str = ""  # the same for people
-    record: tuple[bytes, bytes] | None = None  # made ahead: placeholder id in it, and content
+    reason: str | None = None  # code: why the body must not reach a consumer
+    detail: str = ""  # the reason as readable text
+    record: tuple[bytes, bytes] | None = None  # if made ahead: its placeholder id and content
 
 
 class ValidatedPublish(NamedTuple):
-    """A content that was validated before its batch, because it is large."""
+    """The result of validating large content before its batch."""
 
-    settings: QueueSettings  # used; if the queue has others now, the result is ignored
+    settings: QueueSettings  # the settings used; if the queue's have changed, ignore the result
     inspection: EnvelopeInspection
 
 
 class RecordSource(NamedTuple):
-    """What a record that a client published says about its message."""
+    """What a client's dead-letter record says about its message."""
 
     message_id: bytes
     reason: str  # the exact cause, as in the history
@@ -238,26 +238,26 @@ class RecordSource(NamedTuple):
 
 
 class DeadLetterCause(NamedTuple):
-    """What a record says about a message that was dead-lettered."""
+    """What a dead-letter record says about the dead-lettered message."""
 
     queue: str
     message_id: bytes
-    reason: str  # client, max_deliveries, expired, or of a verdict
+    reason: str  # client, max_deliveries, expired, or the reason of a verdict
     detail: str
-    at_ms: int  # Unix
+    at_ms: int  # Unix time
 
 
 class EnvelopeInspector(Protocol):
-    """What the core asks about contents; pure functions, passed at the start."""
+    """The functions that the core calls to inspect contents; all are pure."""
 
     def index(self, content: bytes) -> Indexed | None:
-        """Return the indexed fields only, or None if there are none."""
+        """Return the indexed fields without validating, or None if there are none."""
 
     def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
         """Return the verdict, with the indexed fields."""
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Return why no field of an envelope may be changed, not even by a block, or None."""
+        """Return why an envelope must not be changed, not even by adding a block, or None."""
 
     def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         """Return the content of a dead-letter record."""
@@ -266,7 +266,7 @@ class EnvelopeInspector(Protocol):
         """Return what a record says about its message, or None."""
 
     def redrive_content(self, content: bytes) -> bytes:
-        """Return what is published again when a record is redriven."""
+        """Return the content to publish when a record is redriven."""
 
     def origin_queue(self, content: bytes) -> str | None:
         """Return the queue that a record or an envelope names as its origin."""
@@ -278,7 +278,7 @@ class Peer(Protocol):
     def send(
         self, dispatches: list[Message], receipts: list["Receipt"], now_ms: int
     ) -> list[Message]:
-        """Send everything of one batch in one write; ``now_ms`` is on the steady scale.
+        """Send everything from one batch in one write; ``now_ms`` is on the steady scale.
 
         Returns the messages that were not sent because their deadlines have passed.
         """
@@ -287,12 +287,12 @@ class Peer(Protocol):
         """Process the commands that were held back."""
 
     def end(self, reason: str) -> None:
-        """Close the connection, because the broker decided so."""
+        """Close the connection on behalf of the broker."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """Replies to consecutive confirmed publishes: stored, or refused with a ``reason``."""
+    """Replies to consecutive confirmed publishes: stored if ``reason`` is None, else refused."""
 
     queue: str
     keys: Sequence[bytes]
@@ -306,25 +306,25 @@ class WindowRequest:
     queue_id: int
     after: int
     limit: int
-    body_bytes: int  # load bodies until their sizes reach this
+    body_bytes: int  # load bodies until their total size reaches this
 
 
 class PageKind(Enum):
     """Which messages a page contains."""
 
     ALL = 1  # ready and dispatched messages of a queue, by position
-    READY = 2  # its ready messages only
-    CLAIMED = 3  # messages of a subscription, by claim
+    READY = 2  # only the ready messages of a queue, by position
+    CLAIMED = 3  # messages claimed by a subscription, by claim number
 
 
 @dataclass(slots=True, frozen=True)
 class PageRequest:
     """Load live messages with ``after`` < position <= ``upto``.
 
-    For ``PageKind.CLAIMED``, ``queue_id`` is a subscription_id and positions are claims.
+    For ``PageKind.CLAIMED``, ``queue_id`` is a subscription_id and positions are claim numbers.
     """
 
-    on_rows: Callable[[list[Message], bool], None]  # gets the rows
+    on_rows: Callable[[list[Message], bool], None]  # called with the rows and is_last
     queue_id: int
     after: int
     upto: int
@@ -334,40 +334,40 @@ class PageRequest:
 
 
 class CopiedRows(NamedTuple):
-    """New messages that the writer creates from staged rows, unknown to the core.
+    """New messages that the writer creates from staged rows; the core does not know them.
 
-    Their seqs are from ``first`` (inclusive) to ``end`` (exclusive), in the order of the rows.
+    Their seqs are between ``first`` (inclusive) and ``end`` (exclusive), in the order of the rows.
     """
 
     first: int
     end: int
     publisher: int  # client number
-    counts: dict[int, int]  # queue_id -> messages; the other numbers stay unused
+    counts: dict[int, int]  # queue_id -> number of messages; other seqs stay unused
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one transaction stores, what is loaded right after it, and what follows.
+    """What one transaction stores, what is loaded right after it, and what is done afterwards.
 
     Stored in this order: queues, created, dispatched, changed, settled, events, keys, clients,
-    counters, claims, staged rows, writes.  A message is in ``created`` or on disk already; the
-    values that its object has at the end of the batch are written.
+    counters, claims, staged rows, writes.  A message is either in ``created`` or already on disk;
+    the transaction writes the values that its object has at the end of the batch.
     """
 
     wall_ms: int
-    first_number: int = 1  # messages with a smaller seq were on disk before
-    commands: int = 0  # for the limit of a batch
-    inspected_bytes: int = 0  # of contents that were validated or made into records: limited
+    first_number: int = 1  # messages with a smaller seq were already on disk
+    commands: int = 0  # number of commands so far, which is limited
+    inspected_bytes: int = 0  # bytes validated or made into records so far, which is limited
     # -- stored
     new_queues: list[QueueRow] = field(default_factory=list)
     queue_rows: dict[int, QueueRow] = field(default_factory=dict)  # counters changed
     configured: list[QueueRow] = field(default_factory=list)  # settings changed
     created: list[Message] = field(default_factory=list)
-    bodies: list[Any] = field(default_factory=list)  # of created messages; flat: seq, content
+    bodies: list[Any] = field(default_factory=list)  # for created messages; flat: seq, content
     created_bytes: int = 0
-    # on disk before, dispatched in this batch
+    # dispatched in this batch
     dispatched: list[Message] = field(default_factory=list)
-    # any other change of a row on disk, by seq
+    # other changes to rows on disk, by seq
     changed: dict[int, Message] = field(default_factory=dict)
     # (outcome, reason) -> seqs
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
@@ -383,26 +383,26 @@ class Batch:
     claims_removed: list[int] = field(default_factory=list)  # seqs
     staged_rows: list[Any] = field(default_factory=list)  # flat, see batch_sql
     writes: list[Write] = field(default_factory=list)
-    # stored by ``writes``; for readers of the batch
+    # stored by ``writes``; listed here for code that reads the batch
     copied: list[CopiedRows] = field(default_factory=list)
     # -- loaded after the commit
     windows: list[WindowRequest] = field(default_factory=list)
     seqs: set[int] = field(default_factory=set)
     body_seqs: set[int] = field(default_factory=set)
-    # Messages that may have records of clients: seq -> queue_ids of its dead-letter queue and of
-    # NAME.dlq, and its last holder; 0: none.
+    # Messages for which a client may have published a record: seq -> queue_id of its dead-letter
+    # queue, queue_id of NAME.dlq, and its last holder; 0: none.
     record_seqs: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     pages: list[PageRequest] = field(default_factory=list)
     rows: list[RowsRequest] = field(default_factory=list)
     queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = field(default_factory=list)
-    due_at: int | None = None  # load what is due at this steady time
+    due_at: int | None = None  # load messages whose deadline is at or before this steady time
     # -- done after the commit
     # by connection
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
-    is_partly_sent: bool = False  # some was sent already, and clients may be working on it
+    is_partly_sent: bool = False  # part of it was sent, and clients may already be working on it
     to_resume: set[Any] = field(default_factory=set)  # connections whose publishers can continue
     replies: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
-    # (slow work that needs no batch, what gets its result in a later batch)
+    # (slow work to run outside a batch, callback that gets its result in a later batch)
     background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
 
     @property
@@ -426,13 +426,13 @@ class Batch:
 
     @property
     def has_special_rows(self) -> bool:
-        """Return whether an operator or the pipeline caused rows."""
+        """Return whether the batch stores rows for an operator or the pipeline."""
         return bool(self.claims_added or self.claims_removed or self.staged_rows or self.writes)
 
     def implies_next_number(self, next_number: int) -> bool:
         """Return whether the next number can be derived from the rows, without a counter.
 
-        The number before it is then that of a body.  Rows in ``writes`` may remove bodies.
+        The number before it then belongs to a body.  Rows in ``writes`` may remove bodies.
         """
         born = self.created
         last = born[-1].seq if born else self.first_number - 1
@@ -455,26 +455,26 @@ class Batch:
 
 @dataclass(slots=True)
 class LoadedRows:
-    """What the writer read right after a commit, and so with every change of the batch."""
+    """What the writer reads right after a commit, so it includes every change in the batch."""
 
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
-    # (queue_id, messages in order, whether the queue has no more)
-    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None: not live
+    # (queue_id, messages in order, whether these are the last)
+    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None: the message is not live
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
-    # by the seq of their message: id and content of records by clients, oldest first
+    # seq of the message -> id and content of records that clients published, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
-    )  # what gets them, messages in order, whether they are the last
+    )  # (callback, messages in order, whether these are the last)
     query_results: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
     due: list[Message] = field(default_factory=list)  # past their deadline, earliest first
-    next_deadline_ms: int | None = None  # of the ready messages after ``due``
+    next_deadline_ms: int | None = None  # earliest deadline of the other ready messages
     has_due: bool = False
 
 
 @dataclass(slots=True)
 class PipelineRows:
-    """What the core keeps in memory for the pipeline: rows of its tables, see ``batch.sql``."""
+    """Rows that the core keeps in memory for the pipeline; see ``batch.sql``."""
 
     subscriptions: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     held: list[tuple[int, int, int]] = field(default_factory=list)  # queue_id, claimed, bytes
@@ -487,14 +487,14 @@ class PipelineRows:
 
 @dataclass(slots=True)
 class RecoveredState:
-    """What the writer reads at the start: all that must be in memory, nothing per message."""
+    """What the writer reads at startup: everything to keep in memory, but no messages."""
 
     queues: list[QueueRow]
-    # queue_id, key, seq, at_ms; oldest first; read it once, before anything else is stored
+    # queue_id, key, seq, at_ms; oldest first; iterate once, before storing anything
     receipts: Iterable[tuple[int, bytes, int, int]]
     counters: dict[str, int]
     next_deadline_ms: int | None
-    returned: int  # dispatched before the start, ready again
+    returned: int  # messages that were dispatched before startup and are ready again
     pipeline: PipelineRows = field(default_factory=PipelineRows)
 
 

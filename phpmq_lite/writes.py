@@ -1,14 +1,14 @@
-"""Rows that a batch writes occasionally, one type each: ``Batch.writes``, in order.
+"""Rows that a batch writes occasionally, one type for each kind: ``Batch.writes``, in order.
 
-The type names the effect, and a statement in ``storage/sql/batch.sql``; its fields are the
-parameters.  Times are Unix milliseconds unless they say steady.
+The name of a type states its effect and selects a statement in ``storage/sql/batch.sql``; the
+fields are its parameters.  Times are Unix milliseconds unless marked as steady.
 """
 
 from typing import Any, NamedTuple, Protocol
 
 
 class Write(Protocol):
-    """A row to write: any type of this module."""
+    """A row to write: any type in this module."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -23,7 +23,7 @@ class EraseBody(NamedTuple):
 
 
 class LinkMessages(NamedTuple):
-    """Record an event of a message that was made from another one, with the other's id."""
+    """Record an event for a message made from another message, with the id of the other."""
 
     seq: int
     at_ms: int
@@ -32,11 +32,11 @@ class LinkMessages(NamedTuple):
 
 
 class ShiftDeadlines(NamedTuple):
-    """Extend deadlines by the time that the broker was away."""
+    """Shorten deadlines by the time that the broker was down."""
 
     away_ms: int
-    first_number: int  # assigned after the start: newer messages and positions keep their deadline
-    excluded: str  # seqs, a JSON list
+    first_number: int  # first number since that start: messages from there on keep their deadline
+    excluded: str  # JSON list of seqs
 
 
 # -- staged rows
@@ -74,7 +74,7 @@ class UpdateStageQueue(NamedTuple):
 
 
 class SealStage(NamedTuple):
-    """Rename a stage that is the rest of a partial publish."""
+    """Rename a stage that remains from a partial publish."""
 
     token: str
     until_ms: int  # steady
@@ -90,7 +90,7 @@ class DropStage(NamedTuple):
 class CopyStagedRows(NamedTuple):
     """Turn the valid rows of a stage into messages."""
 
-    offset: int  # added to row_id for the message numbers
+    offset: int  # row_id + offset is the message number
     at_ms: int
     steady_ms: int
     publisher: int
@@ -111,7 +111,7 @@ class RecordPublishedVersion(NamedTuple):
 
 
 class RecordAppIdUse(NamedTuple):
-    """Store who owns an app_id, and when it was used."""
+    """Store an app_id's owner and the time of its last use."""
 
     owner: str | None
     used_ms: int  # steady
@@ -152,19 +152,19 @@ class DeleteSubscription(NamedTuple):
 
 
 class RecordHistoryReader(NamedTuple):
-    """Store the progress of a history reader, and delete the oldest readers."""
+    """Store the progress of a history reader, and delete the readers that reported longest ago."""
 
     name: str
     offset: int
     at_ms: int
-    most: int  # readers to keep
+    most: int  # number of readers to keep
 
 
 # -- audit
 
 
 class InsertAudit(NamedTuple):
-    """Insert a row of the audit log."""
+    """Insert a row into the audit log."""
 
     audit_id: int
     at_ms: int
@@ -173,7 +173,7 @@ class InsertAudit(NamedTuple):
     address: str
     action: str
     target: str
-    number: int  # of affected things
+    number: int  # number of affected messages or other items
     reason: str
     result: str
     detail: str
@@ -291,7 +291,7 @@ class DeleteSession(NamedTuple):
 
 
 class DeleteUserSessions(NamedTuple):
-    """Delete all login sessions of a user."""
+    """Delete all of a user's login sessions."""
 
     user_id: int
 
@@ -317,14 +317,14 @@ class DeleteSavedItem(NamedTuple):
 
 
 class DismissStartReport(NamedTuple):
-    """Dismiss the report of a start."""
+    """Dismiss a startup report."""
 
     dismissed_by: str
     start_id: int
 
 
 class TrimRollups(NamedTuple):
-    """Delete the oldest rollups of a span length."""
+    """Delete the oldest rollups with a given span length."""
 
     span_s: int
     before_s: int  # Unix seconds, exclusive
@@ -332,7 +332,7 @@ class TrimRollups(NamedTuple):
 
 
 class PutRollup(NamedTuple):
-    """Store a rollup of a queue: the fields of ``storage.read.rollups.Point``, and the queue."""
+    """Store a queue's rollup: the fields of ``storage.read.rollups.Point``, and the queue."""
 
     at_s: int  # Unix seconds
     span_s: int
@@ -346,7 +346,7 @@ class PutRollup(NamedTuple):
     deleted: int
     ready: int
     held: int
-    size: int  # bytes of bodies
+    size: int  # total size of bodies in bytes
     oldest_age_ms: int | None
     wait: bytes | None
     hold: bytes | None
@@ -357,6 +357,6 @@ class PutRollup(NamedTuple):
 
 
 class QuarantinedRows(NamedTuple):
-    """Read the staged rows that are invalid."""
+    """Read the invalid staged rows."""
 
-    spans: str  # of row ids, a JSON list of [from inclusive, to exclusive]
+    spans: str  # spans of row ids: a JSON list of [from (inclusive), to (exclusive)]

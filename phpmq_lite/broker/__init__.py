@@ -1,1 +1,1 @@
-"""The broker core: all queue logic, as plain calls.  No I/O, no clock, no ``async``."""
+"""The broker core: all queue logic as plain function calls, without I/O, a clock or ``async``."""

@@ -1,4 +1,4 @@
-"""Finds messages that a consumer has held for too long without an acknowledgement."""
+"""Finds messages that consumers have held too long without acknowledging them."""
 
 from collections.abc import Iterable
 
@@ -7,25 +7,25 @@ from phpmq_lite.model import Message
 
 
 class AckTimeouts:
-    """Finds messages held longer than ``ack_timeout_s``; ``next_ms`` is when to check next.
+    """Finds messages held longer than ``ack_timeout_s``; ``next_ms`` is the time of the next check.
 
-    The times are stored in the messages; a consumer holds its oldest first.
+    Timeouts start at ``Message.held_since_ms``; a consumer's ``held`` begins with the oldest.
     """
 
     def __init__(self) -> None:
-        self.next_ms: int | None = None  # no held message times out before it (steady)
+        self.next_ms: int | None = None  # no held message times out before then (steady)
 
     def watch(self, by_id: dict[int, Queue], dispatched: Iterable[Message], now_ms: int) -> None:
-        """Schedule a check in time for newly dispatched messages."""
+        """Schedule a check for when the first of the newly dispatched messages times out."""
         for queue_id in {message.queue_id for message in dispatched}:
-            queue = by_id.get(queue_id)  # None: emptied and removed in the same batch
+            queue = by_id.get(queue_id)  # None: the queue was emptied and removed in this batch
             if queue is not None and (timeout_s := queue.settings.ack_timeout_s):
                 at = now_ms + timeout_s * 1_000
                 if self.next_ms is None or at < self.next_ms:
                     self.next_ms = at
 
     def postpone(self, connections: Iterable[Connection], gap_ms: int) -> None:
-        """Extend the timeouts by a time in which the process was suspended and received nothing."""
+        """Extend all timeouts by ``gap_ms``, during which the process was suspended."""
         for connection in connections:
             for consumer in connection.consumers.values():
                 for message in consumer.held.values():
@@ -34,9 +34,9 @@ class AckTimeouts:
             self.next_ms += gap_ms
 
     def take_overdue(self, connections: Iterable[Connection], now_ms: int) -> list[Message]:
-        """Return the messages that were held for too long; the caller returns them to their queue.
+        """Return the messages that were held too long; the caller returns them to their queues.
 
-        A held message that is not sent yet does not count: its time starts when it is written.
+        A message that has not been sent yet is not overdue: its timeout starts when it is sent.
         """
         overdue: list[Message] = []
         if self.next_ms is None or self.next_ms > now_ms:
@@ -49,7 +49,7 @@ class AckTimeouts:
                     continue
                 for message in consumer.held.values():
                     if not message.is_sent:
-                        message.held_since_ms = now_ms  # the disk is slow
+                        message.held_since_ms = now_ms  # not sent yet, because the disk is slow
                     at = message.held_since_ms + timeout_ms
                     if at > now_ms:
                         soonest = at if soonest is None else min(soonest, at)

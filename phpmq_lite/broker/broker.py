@@ -2,8 +2,8 @@
 
 How ``server/engine.py`` drives it::
 
-    core.begin(now, loaded)     add what was loaded; expire and return what is due
-    core.publish(…) …           commands, in order of arrival
+    core.begin(now, loaded)     add loaded rows; expire or return messages that are due
+    core.publish(…) …           commands, in arrival order
     core.dispatch()             may be repeated; call ``update_clock`` before further commands
     batch = core.finish()       dispatch once more; then the writer stores the batch
 
@@ -46,10 +46,10 @@ from phpmq_lite.queue_settings import QueueSettings, check_name
 
 
 def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
-    """Add what was loaded to memory; return the rows that this batch's commands requested by seq.
+    """Add loaded rows to memory; return the rows that this batch's commands requested by seq.
 
-    Windows come first, before anything is appended to them.  Bodies come last: a message that waits
-    for its body to be dead-lettered is skipped until then.
+    Windows are extended first, before anything is appended to them.  Bodies come last: until then,
+    messages that wait for their body before they can be dead-lettered are skipped.
     """
     state.transitioned.clear()
     for queue_id, page, reaches_end in loaded.windows:
@@ -60,7 +60,7 @@ def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | No
     if loaded.has_due:
         state.next_deadline_ms = loaded.next_deadline_ms
         for row in loaded.due:
-            if state.pending.is_full:  # the others are requested again
+            if state.pending.is_full:  # request the remaining rows again later
                 state.note_deadline(row.deadline_ms)
                 break
             if row.seq not in state.pending:
@@ -76,7 +76,7 @@ def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | No
 
 
 def _loaded_by_seq(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
-    """Return the rows loaded by seq that are not in memory and not used otherwise in this batch."""
+    """Return the rows loaded by seq that are neither in memory nor used elsewhere in this batch."""
     others = {row.seq for row in loaded.due}
     for _, page, _ in loaded.pages:
         others.update(row.seq for row in page)
@@ -91,7 +91,7 @@ def _loaded_by_seq(state: BrokerState, loaded: LoadedRows) -> dict[int, Message 
 
 
 def _mark_claimed(state: BrokerState, rows: list[Message]) -> None:
-    """Mark rows as held by a subscription that are dispatched, but not to a connection."""
+    """Mark dispatched rows that no connection holds as held by a subscription."""
     for row in rows:
         if row.state == State.DISPATCHED and not (
             row.seq in state.messages or row.seq in state.pending
@@ -125,18 +125,18 @@ def _extend_window(
 
 
 class CommandResult(IntEnum):
-    """Result of a command of a connection."""
+    """Result of a command from a connection."""
 
     DONE = 0
-    LOAD = 1  # not done: its message is being loaded; repeat the command first in the next batch
+    LOAD = 1  # not done: the message is being loaded; start the next batch with this command
     PARK = 2  # not done: the queue accepts nothing now; repeat it when the peer is resumed
-    CLOSE = 3  # not done and never will be: close the connection
-    WAIT = 4  # done, but stored in the next batch: hold back the commands after it until then
+    CLOSE = 3  # cannot be done: close the connection
+    WAIT = 4  # done, but stored in the next batch: hold back later commands until then
     VALIDATE = 5  # not done: its content is large; call ``validate_in_background``, then repeat it
 
 
 class Broker:
-    """All queues, consumers and messages in memory.  Not thread-safe; used in batches."""
+    """All queues, consumers and messages in memory.  Not thread-safe; works in batches."""
 
     def __init__(
         self,
@@ -156,13 +156,13 @@ class Broker:
         state.next_deadline_ms = stored.next_deadline_ms
         self._next_client = stored.counters.get("next_client", 1)
         self._next_audit = stored.counters.get("next_audit", 1)
-        self.audit_counts: Counter[str] = Counter()  # audit rows since the start, by action
+        self.audit_counts: Counter[str] = Counter()  # audit rows since startup, by action
         self._publishers: dict[tuple[str, str], int] = {}  # source, actor -> client number
         self.publish_keys = PublishKeys(limits.receipts, limits.receipt_window_ms)
         self.publish_keys.load(stored.receipts)
         self.connections: dict[int, Connection] = {}  # by client number
-        self.ignored: Counter[str] = Counter()  # commands without effect, by reason
-        self.refused: Counter[str] = Counter()  # publishes, by reason
+        self.ignored: Counter[str] = Counter()  # commands that had no effect, by reason
+        self.refused: Counter[str] = Counter()  # refused publishes, by reason
         self.batch_number = 0
         self._on_drained: Reply | None = None  # called once no message is held
         self._loaded: dict[int, Message | None] = {}  # rows loaded by seq, for this batch only
@@ -170,7 +170,7 @@ class Broker:
         self.subscriptions = Subscriptions(state, stored.pipeline)
         self.staging = StagingArea(stored.pipeline)
 
-    # -- the frame of a batch
+    # -- opening and closing a batch
 
     @property
     def next_wake_ms(self) -> int | None:
@@ -185,7 +185,7 @@ class Broker:
         return bool(self.state.batch_limited)
 
     def begin(self, now: ClockReading, loaded: LoadedRows | None = None) -> Batch:
-        """Open a batch: add what was loaded, and request what is due."""
+        """Open a batch: add loaded rows, and request messages whose deadline has passed."""
         state = self.state
         batch = Batch(now.wall_ms, state.next_number)
         state.open_batch(batch, now)
@@ -219,7 +219,7 @@ class Broker:
             dispatching.dispatch_ready(state, self.batch_number)
 
     def finish(self) -> Batch:
-        """Dispatch, and close the batch, which can be stored then."""
+        """Dispatch, then close the batch and return it for storing."""
         state = self.state
         batch = state.batch
         self.dispatch()
@@ -232,7 +232,7 @@ class Broker:
         return batch
 
     def drain(self, answer: Reply) -> None:
-        """Stop dispatching, but not other commands; call ``answer`` once no message is held."""
+        """Stop dispatching but still run commands; call ``answer`` once no message is held."""
         self._on_drained = answer
 
     # -- connections
@@ -261,10 +261,10 @@ class Broker:
         *,
         is_charged: bool = True,
     ) -> None:
-        """Close a connection: return what it held, and charge the oldest message that was sent.
+        """Close a connection, return its messages, and charge the oldest one that was sent.
 
-        Nothing is charged if ``is_charged`` is false or the broker is stopping: a message is not to
-        blame for an orderly stop, nor for workers that stop with it.
+        Nothing is charged if ``is_charged`` is false or the broker is stopping: no message is to
+        blame for an orderly shutdown, or for workers that stop along with the broker.
         """
         if not connection.is_open:
             return
@@ -289,7 +289,7 @@ class Broker:
         )
 
     def set_blocked(self, connection: Connection, *, is_blocked: bool) -> None:
-        """Stop dispatching to a connection whose write buffer is full, or resume."""
+        """Stop dispatching to a connection whose write buffer is full, or resume dispatching."""
         connection.is_blocked = is_blocked
         if not is_blocked:
             self.wake_consumers(connection)
@@ -308,7 +308,7 @@ class Broker:
             if message.holder is not None and message.holder.connection is connection:
                 transitions.undo_dispatch(self.state, message)
 
-    # -- commands of a connection
+    # -- commands from a connection
 
     def publish(
         self,
@@ -319,7 +319,7 @@ class Broker:
         key: bytes | None,
         validated: ValidatedPublish | None = None,
     ) -> CommandResult:
-        """Store a message; one with a key only once, with a receipt after the commit.
+        """Store a message; if it has a key, store it only once and send a receipt after the commit.
 
         ``validated`` is the result of ``validate_in_background`` for this content.
         """
@@ -355,7 +355,7 @@ class Broker:
         return CommandResult.DONE
 
     def unchecked_queue(self, name: str) -> Queue | None:
-        """Return a queue that accepts messages without checks, or None if this one needs some."""
+        """Return the queue if it exists and accepts messages without checks, or None."""
         queue = self.state.queues.get(name)
         return None if queue is None or queue.validates or queue.is_bounded else queue
 
@@ -367,7 +367,7 @@ class Broker:
         ttls: Sequence[int | None],
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Store messages of ``unchecked_queue``s, in order; with ``keys``, each key only once."""
+        """Store messages in queues from ``unchecked_queue``, in order; store each key only once."""
         if keys is None or self._store_keys(connection, parts, keys):
             transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
@@ -379,7 +379,7 @@ class Broker:
     def _store_keys(
         self, connection: Connection, parts: Sequence[QueueRun], keys: Sequence[bytes]
     ) -> bool:
-        """Store the keys of new messages; False: some are known, and nothing was done."""
+        """Store the keys of new messages; return False and store none if a key is already known."""
         given: list[tuple[int, Sequence[bytes]]] = []
         receipts: list[Receipt] = []
         at = 0
@@ -416,7 +416,7 @@ class Broker:
     def validate_in_background(
         self, name: str, body: bytes, give: Callable[[ValidatedPublish], None]
     ) -> None:
-        """Validate a content in the background, after ``VALIDATE``; ``give`` gets the result."""
+        """Validate content in the background after ``VALIDATE``; pass the result to ``give``."""
         work = validation.background_validation(self.state, self.state.queues[name], body)
         self.state.batch.background.append((work, give))
 
@@ -428,9 +428,9 @@ class Broker:
         ttl_s: int | None,
         validated: ValidatedPublish | None = None,
     ) -> CommandResult:
-        """Store a message although its queue is full: a consumer's acknowledgements wait for it.
+        """Store a message in a full queue, because a consumer's acknowledgements wait for it.
 
-        It is still refused if the disk is full: other acknowledgements need the remaining space.
+        Refuse it if the disk is full: other acknowledgements need the remaining space.
         """
         stop = self.state.registry.publishing_stop
         if stop is not None and stop.is_bare:
@@ -442,14 +442,14 @@ class Broker:
                 inspection = validation.validate(self.state, queue, body, validated)
                 if inspection is None:
                     return CommandResult.VALIDATE
-            if connection.parked is not None:  # the queue, or its dead-letter queue
+            if connection.parked is not None:  # it waits for this queue or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1
             transitions.publish(self.state, queue, body, ttl_s, connection.number, inspection)
         return CommandResult.DONE
 
     def consume(self, connection: Connection, name: str, count: int) -> CommandResult:
-        """Set the credit on a queue, and return what was held under the previous one.  0 pauses."""
+        """Set the credit on a queue and return messages held under the old credit.  0 pauses."""
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is None:
             return CommandResult.CLOSE
@@ -470,7 +470,7 @@ class Broker:
         return CommandResult.DONE
 
     def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
-        """Settle a message as acked that this connection, or no connection, holds."""
+        """Settle a message as acked if no other connection holds it."""
         found = self._find(connection, name, message_id)
         if isinstance(found, CommandResult):
             return found
@@ -479,10 +479,10 @@ class Broker:
         return CommandResult.DONE
 
     def acknowledge_run(self, connection: Connection, ends: Iterable[tuple[str, bytes]]) -> int:
-        """Acknowledge messages that this connection holds, by queue and id, in order.
+        """Acknowledge messages that this connection holds, given by queue and id, in order.
 
-        Returns their number, up to the first that it does not hold: pass that one to
-        ``acknowledge``.
+        Stops at the first message that it does not hold, and returns the number before it: pass
+        that message to ``acknowledge``.
         """
         count = self.state.acknowledge_held(connection, ends)
         connection.acked += count
@@ -491,7 +491,7 @@ class Broker:
     def requeue(
         self, connection: Connection, name: str, message_id: bytes, ttl_s: int
     ) -> CommandResult:
-        """Move a message that this connection, or no connection, holds to the end of its queue."""
+        """Move a message to the end of its queue if no other connection holds it."""
         found = self._find(connection, name, message_id)
         if isinstance(found, CommandResult):
             return found
@@ -499,7 +499,7 @@ class Broker:
         return self._done_or_wait(connection, found)
 
     def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
-        """Dead-letter a message that this connection, or no connection, holds."""
+        """Dead-letter a message if no other connection holds it."""
         found = self._find(connection, name, message_id)
         if isinstance(found, CommandResult):
             return found
@@ -513,7 +513,7 @@ class Broker:
     def _find(
         self, connection: Connection, name: str, message_id: bytes
     ) -> Message | CommandResult:
-        """Return the message that a command names, or a result: repeat it, or ignore it."""
+        """Return the message that a command names, or the result: repeat or ignore the command."""
         try:
             seq = int(message_id[:16], 16)
         except ValueError:
@@ -536,7 +536,7 @@ class Broker:
             return self._ignore("wrong_queue")
         if message.holder is not None and message.holder.connection is not connection:
             return self._ignore("foreign")
-        self._loaded.pop(seq, None)  # its row changes with this batch: load it again
+        self._loaded.pop(seq, None)  # this batch changes its row: reload it before the next use
         return message
 
     def _ignore(self, reason: str) -> CommandResult:
@@ -544,7 +544,7 @@ class Broker:
         return CommandResult.DONE
 
     def preload(self, message_ids: list[bytes]) -> None:
-        """Request messages that the next commands name, so that all of them wait for one batch."""
+        """Request the messages that the next commands name, so that one batch loads them all."""
         for message_id in message_ids:
             try:
                 seq = int(message_id[:16], 16)
@@ -553,7 +553,7 @@ class Broker:
             if 0 < seq < self.state.next_number and seq not in self.state.messages:
                 self.state.batch.seqs.add(seq)
 
-    # -- for commands of an operator, see operator/queue_operations.py
+    # -- for operator commands, see operator/queue_operations.py
 
     @property
     def is_draining(self) -> bool:
@@ -581,7 +581,7 @@ class Broker:
         return queue
 
     def destination(self, name: str, creator: str, *, create: bool) -> Queue | None:
-        """Return the queue to move messages to; None: it does not exist and will be created.
+        """Return the queue to move messages to, or None if it has yet to be created.
 
         Raises:
             RefusedError: ``unknown_queue``, ``bad_name`` or ``too_many_queues``.
@@ -607,7 +607,7 @@ class Broker:
                 "too_many_queues",
                 f"there are {created.total()} queues, {created[creator]} of them created by"
                 f" {creator!r}; the limit is {self.limits.queues} (limits.max_queues). Remove"
-                " empty queues, or raise the limit.",
+                " empty queues or raise the limit.",
             )
 
     def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
@@ -618,7 +618,7 @@ class Broker:
         self.state.registry.settings_changed(queue, changes)
 
     def client_number_of(self, entry: AuditEntry) -> int:
-        """Return the client number of a user without a connection; a new one at the first call."""
+        """Return the client number of a user without a connection, assigned on the first call."""
         who = (entry.source, entry.actor)
         number = self._publishers.get(who)
         if number is None:
@@ -632,7 +632,7 @@ class Broker:
         return number
 
     def take_audit_number(self) -> int:
-        """Return the next number of the audit log; stored with the batch that uses it."""
+        """Return the next number in the audit log; it is stored with the batch that uses it."""
         number = self._next_audit
         self._next_audit = number + 1
         self.state.batch.counters["next_audit"] = self._next_audit

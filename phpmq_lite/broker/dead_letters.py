@@ -1,4 +1,4 @@
-"""How a message becomes a dead letter, and what its record contains."""
+"""How a message is dead-lettered, and what its dead-letter record contains."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ ClientRecords = Sequence[tuple[bytes, bytes]]  # id and content of records, olde
 def dead_letter(state: BrokerState, message: Message, reason: str) -> None:
     """Dead-letter a message: store its history row and its record in one batch.
 
-    If its body is not in memory it is loaded first.  Until then the message is pending: no consumer
-    can receive it, and on disk it is unchanged.
+    If the body is not in memory, it is loaded first.  Until then the message is pending: no
+    consumer can receive it, and its row on disk is unchanged.
     """
     queue = state.by_id[message.queue_id]
     if message.holder is not None:
@@ -24,7 +24,7 @@ def dead_letter(state: BrokerState, message: Message, reason: str) -> None:
     body = message.body
     if not queue.is_dead_letter_queue:
         may_have_record = state.inspector is not None and message.deliveries > 0
-        if may_have_record:  # its consumer may have published one
+        if may_have_record:  # its consumer may have published the record
             places = state.registry.record_queue_ids(queue)
             state.batch.record_seqs[message.seq] = (*places, message.consumer or 0)
         is_cheap = state.inspector is None or not queue.inspects
@@ -45,10 +45,10 @@ def settle_dead(
     written: ClientRecords = (),
     content: bytes | None = None,
 ) -> None:
-    """Settle a message as dead and store its record; a damaged message, without body, has none.
+    """Settle a message as dead and store its record; a damaged message (no body) gets no record.
 
-    ``written`` are records that clients published before their 006, which may be about the message.
-    ``content`` is the content of the record, if it was made already.
+    ``written`` holds records that clients published before their 006; one may belong to the
+    message.  ``content`` is the content of the record, if it has already been created.
     """
     queue = state.by_id[message.queue_id]
     if (connection := state.pending.remove(message)) is not None:
@@ -93,7 +93,7 @@ def settle_dead_in_background(
 ) -> bool:
     """Create the record of a pending message in the background thread, if it is large.
 
-    Returns False if that is not needed: settle the message now.
+    Returns False if the body is small enough: the caller then settles the message at once.
     """
     message, reason = state.pending[seq]
     queue, inspector = state.by_id[message.queue_id], state.inspector
@@ -124,10 +124,10 @@ def settle_dead_in_background(
 
 
 def link_record(state: BrokerState, record: Message, content: bytes) -> None:
-    """Link a record that a client published to its message, as far as the record names it.
+    """Link a record that a client published to the message that it names, if any.
 
-    The message may be on disk; its full id is compared when it is dead-lettered
-    (``find_client_record``).
+    If the message is only on disk, ``find_client_record`` compares the full id when the message is
+    dead-lettered.
     """
     inspector = state.inspector
     if inspector is None or b'"dead_letter"' not in content:
@@ -149,10 +149,10 @@ def link_record(state: BrokerState, record: Message, content: bytes) -> None:
 def link_record_of_consumer(state: BrokerState, record: Message, content: bytes) -> None:
     """Link a record in an ordinary queue to the message that its publisher received.
 
-    Records of other clients are not linked: any client could pass off a message as a record.
+    Records from other clients are not linked: any client could pass off a message as a record.
     """
     inspector = state.inspector
-    # rfind, because the block is at the end: it takes a third of the time of ``in``.
+    # rfind takes a third of the time of ``in``, because the block is at the end.
     if inspector is None or content.rfind(b'"dead_letter"') < 0:
         return
     source = inspector.record_source(content)
@@ -171,7 +171,7 @@ def link_record_of_consumer(state: BrokerState, record: Message, content: bytes)
 
 
 def seq_of(message_id: bytes) -> int | None:
-    """Return the seq in a message id of the wire; None if it is not one of ours."""
+    """Return the seq in a message id from the wire, or None if this broker did not issue the id."""
     try:
         return int(message_id[:16], 16) if len(message_id) == 32 else None
     except ValueError:
@@ -181,7 +181,7 @@ def seq_of(message_id: bytes) -> int | None:
 def find_client_record(
     inspector: EnvelopeInspector | None, message: Message, written: ClientRecords
 ) -> tuple[bytes, str] | None:
-    """Return id and reason of the record that a client published about a message, or None."""
+    """Return the id and reason of the record that a client published for a message, or None."""
     for record_id, content in written:
         source = None if inspector is None else inspector.record_source(content)
         if source is not None and source.message_id == message.message_id:
@@ -192,7 +192,7 @@ def find_client_record(
 def _exact_reason(
     inspector: EnvelopeInspector | None, message: Message, queue: Queue, body: bytes, reason: str
 ) -> str:
-    """Return the exact reason of a plain 006: a worker cannot add a block to every envelope."""
+    """Return the exact reason for a plain 006: not every envelope lets a worker add a block."""
     if reason != "client" or inspector is None or not queue.inspects or message.urn is None:
         return reason
     return inspector.read_only_reason(body) or reason
@@ -201,7 +201,7 @@ def _exact_reason(
 def _record_content(
     state: BrokerState, message: Message, queue: Queue, body: bytes, reason: str, detail: str
 ) -> bytes:
-    """Return the content of a record; on an opaque queue it is that of the message."""
+    """Return the content of a record; in an opaque queue, this is the content of the message."""
     if state.inspector is None or not queue.inspects:
         return body
     cause = DeadLetterCause(queue.name, message.message_id, reason, detail, state.now.wall_ms)

@@ -1,4 +1,4 @@
-"""Which consumer gets the next message: those with free credit take turns."""
+"""Chooses which consumer gets the next message: those with free credit take turns."""
 
 from phpmq_lite.broker import transitions
 from phpmq_lite.broker.queue import Consumer, Queue
@@ -12,10 +12,11 @@ _PREFETCHED_BODIES = 200  # loaded together if a returned message has no body in
 def dispatch_ready(state: BrokerState, batch_number: int) -> None:
     """Dispatch on every queue that may have both a ready message and free credit.
 
-    Repeats while fewer queues wait for room in ``limits.held``: the rest may use what others left.
+    Repeats while the number of queues that wait for room in ``limits.held`` shrinks: those that
+    still wait may use room that the others left.
     """
     waiting: dict[int, Queue] = {}
-    served: dict[int, Queue] = {}  # also waiting, but served after others next time
+    served: dict[int, Queue] = {}  # still waiting, but served last next time
     while True:
         refused: dict[int, Queue] = {}
         _serve_queues(state, batch_number, waiting, served, refused)
@@ -34,7 +35,7 @@ def _serve_queues(
     served: dict[int, Queue],
     refused: dict[int, Queue],
 ) -> None:
-    """Serve each waiting queue; messages that expire meanwhile can make more queues wait."""
+    """Serve each waiting queue; a message that expires on the way can make another queue wait."""
     while state.needs_dispatch:
         queues, state.needs_dispatch = state.needs_dispatch, {}
         for queue in queues.values():
@@ -56,9 +57,9 @@ def _serve_queues(
 def _serve_single_consumer(
     state: BrokerState, queue: Queue, window: ReadyWindow, batch_number: int
 ) -> bool:
-    """Dispatch all it can to a lone consumer, if no limit is near; False: serve it in full.
+    """Dispatch to a lone consumer if no limit is near; return False if ``_serve_queue`` must run.
 
-    One message on each of many queues takes 2.4 instead of 4.9 µs in this way.
+    For one message on each of many queues, this takes 2.4 instead of 4.9 µs.
     """
     consumer, count = queue.waiting_consumers[0], len(window)
     if (
@@ -81,10 +82,10 @@ def _serve_queue(
     batch_number: int,
     refused: dict[int, Queue],
 ) -> bool:
-    """Dispatch until messages, credit or bodies run out; return whether to try again."""
+    """Dispatch until no message, credit or loaded body is left; return whether to try again."""
     turns, now_ms = queue.waiting_consumers, state.now.steady_ms
     _serve_in_rounds(state, queue, window, batch_number)
-    passed_over = 0  # consumers skipped, because of the size of the first message
+    passed_over = 0  # consumers skipped because the first message is too large for them
     while passed_over < len(turns):
         message = window.first()
         if message is None:
@@ -115,10 +116,10 @@ def _serve_queue(
 def _serve_in_rounds(
     state: BrokerState, queue: Queue, window: ReadyWindow, batch_number: int
 ) -> None:
-    """Dispatch messages that need no individual checks; the caller handles the rest.
+    """Dispatch messages that need no individual checks; leave the others to the caller.
 
-    Dispatches as many whole rounds at once as all consumers have credit for: a few sums are
-    compared for all messages, instead of several for each (0.44 instead of 0.87 µs a message).
+    Dispatches as many whole rounds at once as all consumers have credit for, so limits are checked
+    once for all messages instead of once for each (0.44 instead of 0.87 µs a message).
     """
     limits, turns = state.limits, queue.waiting_consumers
     while turns and not state.starved:
@@ -142,10 +143,10 @@ def _serve_in_rounds(
 def _may_hold(state: BrokerState, queue: Queue, size: int) -> bool:
     """Return whether consumers of the queue may hold one more message, of ``size`` bytes.
 
-    Alone, a queue may use all of ``limits.held`` and ``held_bytes``.  While other queues wait for a
-    part of them, a queue that has its fair share gets nothing more.  Held messages are not taken
-    back, so a queue that holds few may exceed the limits by a quarter; each such queue leaves as
-    much of that quarter as it holds to the next one.
+    A queue may use all of ``limits.held`` and ``held_bytes`` as long as no other queue waits for
+    room.  Otherwise, a queue that has its fair share gets nothing more.  Held messages are not
+    taken back, so a queue that holds few may exceed the limits by up to a quarter.  Each such queue
+    must leave at least as much of that quarter to the next queue as it already holds.
     """
     limits, short = state.limits, state.starved
     if not short and state.held < limits.held and state.held_bytes + size <= limits.held_bytes:
@@ -154,17 +155,17 @@ def _may_hold(state: BrokerState, queue: Queue, size: int) -> bool:
     sharing = len(short) + (queue.queue_id not in short)
     if not _has_share(held, state.held, 1, limits.held, sharing):
         return False
-    is_first = not held and state.held_bytes <= limits.held_bytes  # the first may have any size
+    is_first = not held and state.held_bytes <= limits.held_bytes  # a first message always fits
     return is_first or _has_share(held_bytes, state.held_bytes, size, limits.held_bytes, sharing)
 
 
 def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> bool:
-    """Return whether one of ``sharing`` queues that hold ``total`` may have ``more``."""
+    """Return whether a queue holding ``own`` of ``total`` may hold ``more``."""
     return own * sharing < limit and has_room(own, total, more, limit)
 
 
 def _is_near_limit(state: BrokerState, consumer: Consumer, size: int, batch_number: int) -> bool:
-    """Return whether these bytes could exceed a limit of a consumer, or it accepts nothing now."""
+    """Return whether ``size`` bytes could exceed a limit, or the connection is blocked."""
     limits, connection = state.limits, consumer.connection
     if connection.batch_number != batch_number:
         connection.batch_number, connection.batch_bytes = batch_number, 0
@@ -177,7 +178,7 @@ def _is_near_limit(state: BrokerState, consumer: Consumer, size: int, batch_numb
 
 
 def _has_room(state: BrokerState, consumer: Consumer, size: int, batch_number: int) -> bool:
-    """Return whether one more message fits credit and socket; one message is always allowed."""
+    """Return whether credit and socket allow one more message; they always allow the first."""
     limits, connection = state.limits, consumer.connection
     if len(consumer.held) >= consumer.credit or connection.is_blocked:
         return False
@@ -186,13 +187,13 @@ def _has_room(state: BrokerState, consumer: Consumer, size: int, batch_number: i
     if connection.batch_number != batch_number:
         connection.batch_number, connection.batch_bytes = batch_number, 0
     if connection.batch_bytes >= limits.write_bytes:
-        state.batch_limited.add(connection)  # the rest is sent with the next batch
+        state.batch_limited.add(connection)  # more is sent with the next batch
         return False
     return True
 
 
 def _is_short_of_bytes(state: BrokerState, consumer: Consumer, size: int) -> bool:
-    """Return whether only the size of this message prevents its dispatch to a consumer."""
+    """Return whether only its size prevents the message from being dispatched to a consumer."""
     return (
         len(consumer.held) < consumer.credit
         and not consumer.connection.is_blocked
@@ -210,7 +211,7 @@ def _request_page(state: BrokerState, queue: Queue, window: ReadyWindow) -> None
 def _request_bodies(state: BrokerState, window: ReadyWindow) -> bool:
     """Request the bodies of the next messages, at least one; they are loaded after this batch."""
     if window.body_bytes > state.limits.window_bytes // 2:
-        window.drop_bodies()  # others are next and need the memory
+        window.drop_bodies()  # other messages are next and need the memory
     room = state.free_body_bytes(window)
     for message in window.upcoming(_PREFETCHED_BODIES):
         if message.body is None:

@@ -1,13 +1,13 @@
 """Limits publishing to a queue while its consumers are working, so that consumers come first.
 
 A publisher sends as fast as it can, while a consumer waits for each batch.  Unlimited publishes
-would fill the batches, and messages beyond the window wait on disk, from where a message costs 50 %
-more.  So while messages of a queue are acknowledged, publishers take turns for the free room in its
-window: the broker accepts new messages while it would otherwise wait for the disk and for
-consumers.  End to end, that is faster for both.
+would fill the batches, and messages beyond the window wait on disk; loading them from there costs
+50 % more.  So while messages in a queue are being acknowledged, publishers take turns using the
+free room in its window: the broker accepts new messages while it would otherwise wait for the disk
+and for consumers.  End to end, that is faster for both.
 
-A slow consumer does not delay publishers: its batches are short, and at least ``MIN_PER_BATCH``
-are accepted in each: 60,000 a second if a batch takes a millisecond.
+A slow consumer does not delay publishers: its batches are short, and each accepts at least
+``MIN_PER_BATCH`` messages: 60,000 a second if a batch takes a millisecond.
 """
 
 from collections import deque
@@ -17,13 +17,13 @@ from typing import Final
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
 
-# Messages per batch, of all publishers together; less room is not worth a turn.
+# Least number of messages that a batch accepts; less room in a window than this counts as none.
 MIN_PER_BATCH: Final = 64
-MAX_PER_PUBLISHER: Final = 500  # messages, before others and consumers get their turn
+MAX_PER_PUBLISHER: Final = 500  # messages before other publishers and consumers get a turn
 UNLIMITED: Final = 1 << 30
-_ACTIVE_BATCHES: Final = 8  # batches: after an acknowledgement its queue counts as consumed
+_ACTIVE_BATCHES: Final = 8  # batches after an acknowledgement in which a queue counts as consumed
 
-# What to call, and how many messages it has.
+# The command to run, and how many messages it publishes.
 _WaitingPublisher = tuple[Callable[[Broker], None], int]
 
 
@@ -31,13 +31,13 @@ class QueueShare:
     """How many messages one queue still accepts in one batch."""
 
     def __init__(self) -> None:
-        self._batch = 0  # number of the batch that the next two are about
-        self._published = 0  # of the queue, when the batch was first seen
-        self._minimum = 0  # accepted from then on, even without room
-        self._acked = 0  # of the queue, at the last check
-        # Batches since that grew.  A new consumer counts as working: until its first
-        # acknowledgement, for 20 ms, a publisher could send 25,000 messages, which would have to be
-        # read back from disk.
+        self._batch = 0  # number of the batch that _published and _minimum belong to
+        self._published = 0  # the queue's counter when the batch began
+        self._minimum = 0  # messages accepted in the batch even without room
+        self._acked = 0  # the queue's counter at the last check
+        # Batches since _acked grew.  A new consumer counts as working: in the 20 ms until its first
+        # acknowledgement, a publisher could send 25,000 messages, which would have to be read back
+        # from disk.
         self._silent = 0
 
     def available(self, queue: Queue, batch_number: int) -> int:
@@ -52,8 +52,8 @@ class QueueShare:
             self._minimum = MIN_PER_BATCH if taken <= MIN_PER_BATCH else 0
         if window is None or self._silent >= _ACTIVE_BATCHES:
             return UNLIMITED
-        # Keep a fourth for the minimum of some batches: once the window overflows, messages come
-        # from disk.
+        # Reserve a quarter of the window for the minimum of the next batches: once the window
+        # overflows, messages come from disk.
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
         if room >= MIN_PER_BATCH:
             return room
@@ -61,18 +61,18 @@ class QueueShare:
 
 
 class FlowControl:
-    """The shares of queues, and the publishers that wait for one."""
+    """The share of each queue, and the publishers that wait for room in it."""
 
     def __init__(self, core: Broker) -> None:
-        self.waiting_publishers = 0  # publishers
+        self.waiting_publishers = 0  # their number
         self._core = core
         self._waiting_by_queue: dict[int, deque[_WaitingPublisher]] = {}  # by queue_id
 
     def available(self, name: str, *, is_called: bool = False) -> int:
         """Return how many messages one publisher may publish to a queue now; 0: it must wait.
 
-        A publisher is served before those that wait only if it ``is_called`` because it waited
-        longest.
+        Only a publisher that ``is_called``, because it waited longest, may go before those that
+        wait.
         """
         queue = self._core.state.queues.get(name)
         if queue is None:
@@ -85,9 +85,9 @@ class FlowControl:
     def wait_in_line(
         self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
     ) -> None:
-        """Queue a publisher of about ``count`` messages after all others that wait.
+        """Queue a publisher of about ``count`` messages behind all waiting publishers.
 
-        ``at_front``: it was called, but others had taken the room.
+        ``at_front`` puts it first: it was called, but others had taken the room.
         """
         self.waiting_publishers += 1
         line = self._waiting_by_queue.setdefault(self._core.state.queues[name].queue_id, deque())
@@ -98,7 +98,7 @@ class FlowControl:
             line.append(place)
 
     def take_ready(self) -> list[Callable[[Broker], None]]:
-        """Remove and return waiting publishers whose turn it is, as many as there is room for."""
+        """Remove and return the publishers whose turn it is, as many as there is room for."""
         called: list[Callable[[Broker], None]] = []
         if not self._waiting_by_queue:
             return called
@@ -125,7 +125,7 @@ class FlowControl:
 
 
 class PublishQuota:
-    """How many messages queues accept while frames are processed: asked once, then counted."""
+    """How many messages queues accept while frames are processed: asked once, then counted down."""
 
     def __init__(self, ask: Callable[[str], int]) -> None:
         self._ask = ask
@@ -139,5 +139,5 @@ class PublishQuota:
         return left
 
     def use(self, name: str, count: int) -> None:
-        """Count published messages; only after ``available`` has allowed them."""
+        """Count published messages.  Call it only after ``available`` has allowed them."""
         self._left[name] -= count

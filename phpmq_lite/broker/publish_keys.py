@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-_TIME_BITS: Final = 44  # of Unix milliseconds: enough for 500 years
+_TIME_BITS: Final = 44  # bits for a time in ms: enough for 500 years
 _TIME: Final = (1 << _TIME_BITS) - 1
 
 
@@ -14,25 +14,25 @@ class PublishKeys:
     Times are steady milliseconds.  Each call is O(1) on average.  The table ``receipt`` is the
     source of truth; this is its in-memory copy, loaded at startup.
 
-    There may be 100,000 keys, so a key is one bytes object and one number: 170 bytes of memory
-    instead of 340 in an ordered dictionary of tuples.  A dictionary does not reuse the places of
-    removed keys, and triples in size when it is full.  So it is copied every ``limit // 2`` keys,
-    in 2 ms: 100,000 keys take 22 MB instead of up to 42.
+    There may be 100,000 keys, so each is stored as one bytes object and one number, which takes 170
+    bytes instead of 340 in an ordered dictionary of tuples.  A dictionary does not reuse the slots
+    of removed keys, and triples in size when it is full.  So it is copied every ``limit // 2``
+    keys, in 2 ms: 100,000 keys take 22 MB instead of up to 42.
     """
 
     def __init__(self, limit: int, window_ms: int) -> None:
         self._limit = limit
         self._window_ms = window_ms
         self._seen: dict[bytes, int] = {}  # queue_id and key -> seq and time
-        self._order: deque[bytes] = deque()  # keys of _seen, in the order of their addition
+        self._order: deque[bytes] = deque()  # keys of _seen, in insertion order
         self._until_copy = limit // 2  # keys to add before _seen is copied
-        self._repeated: dict[bytes, int] = {}  # how many outdated entries of a key _order has
+        self._repeated: dict[bytes, int] = {}  # key -> number of its outdated entries in _order
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def load(self, rows: Iterable[tuple[int, bytes, int, int]]) -> None:
-        """Load stored keys: queue_id, key, seq, at_ms, oldest first, at most ``limit``."""
+        """Load at most ``limit`` rows of queue_id, key, seq and at_ms, oldest first."""
         seen, append = self._seen, self._order.append
         for queue_id, key, seq, at_ms in rows:
             name = b"%d:%b" % (queue_id, key)
@@ -49,7 +49,7 @@ class PublishKeys:
         return entry >> _TIME_BITS
 
     def add(self, queue_id: int, key: bytes, seq: int, now_ms: int) -> None:
-        """Add ``key``, evicting keys that are too old, and the oldest above ``limit``."""
+        """Add ``key``; evict keys that are too old, and the oldest keys above ``limit``."""
         name = b"%d:%b" % (queue_id, key)
         if name in self._seen:
             self._repeated[name] = self._repeated.get(name, 0) + 1
@@ -61,10 +61,10 @@ class PublishKeys:
     def add_new(
         self, given: Iterable[tuple[int, Sequence[bytes]]], seq: int, now_ms: int
     ) -> list[Any]:
-        """Add new keys by queue_id: the first for ``seq``, and so on; 0.4 instead of 0.9 µs a key.
+        """Add new keys by queue_id for seqs from ``seq`` on, in 0.4 instead of 0.9 µs a key.
 
-        Returns their rows, flat, as ``load`` takes them.  Returns nothing, and adds nothing, if a
-        key is known or repeated: call ``find`` for each.
+        Returns their rows in the format of ``load``, but flat.  If a key is known or repeated, adds
+        no key and returns an empty list: call ``find`` for each key.
         """
         seen, first = self._seen, seq << _TIME_BITS | now_ms
         names: list[bytes] = []
@@ -85,7 +85,7 @@ class PublishKeys:
         return rows
 
     def _forget(self, now_ms: int) -> None:
-        """Evict keys that are too old, and the oldest above the limit."""
+        """Evict keys that are too old, and the oldest keys above the limit."""
         if self._until_copy <= 0:
             self._until_copy = self._limit // 2
             self._seen = dict(self._seen)

@@ -1,4 +1,4 @@
-"""One queue in memory: its row, settings, counters and consumers; and a connection."""
+"""One queue in memory, with its row, settings, counters and consumers; and one connection."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ _REASONS_MAX: Final = 30
 
 
 class Connection:
-    """One connection of a client, as the core sees it."""
+    """A client's connection, as the core sees it."""
 
     def __init__(self, number: int, peer: Peer, kind: str, address: str, opened_at: int) -> None:
-        self.number = number  # of its client row
+        self.number = number  # client number
         self.peer = peer
         self.kind = kind
         self.address = address
@@ -30,52 +30,52 @@ class Connection:
         self.is_open = True
         self.is_blocked = False  # its write buffer is full
         self.batch_number = 0  # the batch that batch_bytes belongs to
-        self.batch_bytes = 0  # dispatched to it in that batch
+        self.batch_bytes = 0  # bytes dispatched to it in that batch
         self.parked: Queue | None = None  # its publish waits until this queue accepts messages
-        self.pending: set[int] = set()  # its later commands wait for these dead letters
+        self.pending: set[int] = set()  # seqs of dead letters that its later commands wait for
         self.published = 0
         self.acked = 0
 
     @property
     def creator(self) -> str:
-        """Return the creator of the queues that it creates: its address."""
+        """Return the name recorded as creator of its queues: its kind and host."""
         host = self.address.rpartition(":")[0]
         return f"{self.kind} {host}" if host else self.kind
 
 
 class SubscriptionHolder:
-    """Stands as the holder of messages that subscriptions hold, which are on disk only."""
+    """Placeholder for the holder of messages that subscriptions hold, which are on disk only."""
 
     __slots__ = ()
-    connection = None  # so no connection is the holder
+    connection = None  # compares unequal to every connection
 
 
 SUBSCRIPTION: Final = SubscriptionHolder()
 
 
 class Consumer:
-    """A connection's credit on one queue, and what it holds, oldest first."""
+    """A connection's credit on one queue, and the messages that it holds, oldest first."""
 
     __slots__ = ("connection", "credit", "held", "held_bytes", "is_waiting", "queue")
 
     def __init__(self, connection: Connection, queue: "Queue", credit: int) -> None:
         self.connection = connection
         self.queue = queue
-        self.credit = credit  # messages
+        self.credit = credit  # in messages
         self.held: dict[bytes, Message] = {}  # by message id
         self.held_bytes = 0
-        self.is_waiting = False  # it is in queue.waiting_consumers
+        self.is_waiting = False  # whether it is in queue.waiting_consumers
 
 
 @dataclass(slots=True)
 class QueueCounters:
-    """What happened on one queue since the broker started."""
+    """Counts of what happened on one queue since the broker started."""
 
-    published: int = 0  # from all sources: tcp and the next three
+    published: int = 0  # from all sources: TCP and the next three
     published_http: int = 0
     published_ui: int = 0
     published_cli: int = 0
-    deduplicated: int = 0  # publishes with a key that was stored before
+    deduplicated: int = 0  # publishes whose key was already stored
     dispatched: int = 0
     redelivered: int = 0
     acked: int = 0
@@ -85,7 +85,7 @@ class QueueCounters:
     forwarded: int = 0
     moved: int = 0
     expired: int = 0
-    expired_never: int = 0  # of them: never dispatched
+    expired_never: int = 0  # expired messages that were never dispatched
     dead: int = 0
     deleted: int = 0
     restored: int = 0
@@ -101,7 +101,7 @@ class QueueCounters:
         )  # fmt: skip
 
     def count_source(self, source: str, number: int = 1) -> None:
-        """Count messages published by page (``ui``), API (``http``) or command line (``cli``)."""
+        """Count messages published from page (``ui``), API (``http``) or command line (``cli``)."""
         if source == "http":
             self.published_http += number
         elif source == "ui":
@@ -111,7 +111,7 @@ class QueueCounters:
 
 
 class Queue:
-    """One queue.  Its ``window`` exists while it has consumers; else messages are on disk only."""
+    """One queue; without consumers it has no ``window``, and its messages are on disk only."""
 
     def __init__(self, row: QueueRow, defaults: QueueSettings) -> None:
         self.row = row
@@ -119,29 +119,29 @@ class Queue:
         self.name = row.name
         self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)
         self.settings = effective_settings(row, defaults)
-        self.inspects = False  # these three are set by QueueRegistry.configure: inspects contents
+        self.inspects = False  # contents are inspected; QueueRegistry.configure sets these three
         self.validates = False  # invalid envelopes are dead-lettered at once
-        self.is_bounded = False  # it may refuse a message
+        self.is_bounded = False  # the queue may refuse a message
         self.stop_reason: str | None = None  # why the whole broker accepts no messages
         self.consumers: dict[Connection, Consumer] = {}
         self.waiting_consumers: deque[Consumer] = deque()  # with free credit, in order
         self.window: ReadyWindow | None = None
         self.claimed_to = 0  # no ready message has this position or a lower one
-        self.held = 0  # messages dispatched, including claimed ones
+        self.held = 0  # dispatched messages, including claimed ones
         self.held_bytes = 0
-        self.claimed = 0  # of them: held by subscriptions
+        self.claimed = 0  # dispatched messages that subscriptions hold
         self.claimed_bytes = 0
-        self.publish_share: Any = None  # a QueueShare, once publishers compete with consumers
+        self.publish_share: Any = None  # a QueueShare once publishers compete with consumers
         self.parked: set[Connection] = set()  # publishers that wait until it accepts messages
         self.counters = QueueCounters()
-        self.dead_by_reason: dict[str, int] = {}  # of counters.dead, by reason
-        # Histograms, see histogram.py; None until needed: most of many queues are idle, and each
-        # list takes 2 KB.
+        self.dead_by_reason: dict[str, int] = {}  # breakdown of counters.dead
+        # Histograms, see histogram.py.  None until needed, because with many queues most are idle,
+        # and each list takes 2 KB.
         self.wait_histogram: list[int] | None = None  # from publish to first dispatch
         self.hold_histogram: list[int] | None = None  # from dispatch to settlement
 
     def count_dead_letter(self, reason: str) -> None:
-        """Count a dead letter by reason; clients also choose reasons, so the number is limited."""
+        """Count a dead letter by reason; clients can choose reasons, so their number is limited."""
         if reason not in self.dead_by_reason and len(self.dead_by_reason) >= _REASONS_MAX:
             reason = "other"
         self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1
@@ -170,10 +170,10 @@ def effective_settings(
     has_records: bool = False,
     home: QueueSettings | None = None,
 ) -> QueueSettings:
-    """Return settings with defaults filled in: by the queue's name, then those of the broker.
+    """Return a queue's settings, with defaults that depend on its name or come from the broker.
 
-    ``has_records``: it is a dead-letter queue although its name does not show it.  ``home`` are the
-    settings of the queue that a ``.retry`` queue forwards to; contents are validated by them.
+    ``has_records`` marks a dead-letter queue whose name does not show it.  ``home`` holds the
+    settings of the queue that a ``.retry`` queue forwards to, which also apply to validation.
     """
     values = to_dict(defaults)
     if (name := home_of(row.name)) is not None:
@@ -182,8 +182,8 @@ def effective_settings(
             values |= {key: getattr(home, key) for key in HOME_SETTINGS}
     is_dead_letter_queue = has_records or row.name.endswith(DEAD_LETTER_SUFFIX)
     if is_dead_letter_queue:
-        values["max_deliveries"] = 0  # its dead letters would have nowhere to go
+        values["max_deliveries"] = 0  # dead letters of this queue would have nowhere to go
     values |= row.own
     if is_dead_letter_queue and values["payload_policy"] == "envelope":
-        values["payload_policy"] = "observe"  # records of invalid contents are not envelopes
+        values["payload_policy"] = "observe"  # records of invalid content are not envelopes
     return QueueSettings(**values)

@@ -1,4 +1,4 @@
-"""The next ready messages of one queue, in order; the rest of the queue is on disk only."""
+"""The next ready messages of one queue, in order; later messages are on disk only."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ _by_position = attrgetter("position")
 
 
 class BodyCache:
-    """The number of bytes of bodies that all windows cache."""
+    """The total size of the bodies that all windows cache."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
@@ -21,21 +21,21 @@ class ReadyWindow:
     """A bounded prefix of a queue's ready messages, by position.
 
     Invariant: it contains every ready message of the queue at or before ``covered_to``.  If
-    ``reaches_end``, that is the whole queue, and new messages are appended while there is room.
+    ``reaches_end``, these are all ready messages, and new ones are appended while there is room.
 
-    O(1) per message for first, take, take_run, append, add and discard.  Returned messages are
-    merged at the next access, all together.
+    First, take, take_run, append, add and discard take O(1) per message.  Returned messages are
+    merged in one step at the next access.
     """
 
     def __init__(self, limit: int, bodies: BodyCache) -> None:
         self.limit = limit
         self.bodies = bodies
         self.reaches_end = False  # unknown before the first page is loaded
-        self.covered_to = 0  # position
-        self.is_loading = False  # a page was requested
-        self.body_bytes = 0  # of the cached bodies
+        self.covered_to = 0  # a position
+        self.is_loading = False  # a page has been requested
+        self.body_bytes = 0  # total size of the cached bodies
         self._ready: OrderedDict[int, Message] = OrderedDict()  # by position
-        self._returned: list[Message] = []  # not merged yet
+        self._returned: list[Message] = []  # not yet merged into _ready
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._returned)
@@ -58,16 +58,16 @@ class ReadyWindow:
         return None
 
     def take(self) -> Message:
-        """Remove and return the first message; only after ``first`` has returned one."""
+        """Remove and return the first message.  Call it only after ``first`` has returned one."""
         message = self._ready.popitem(last=False)[1]
         if message.body is not None:
             self._count(-message.size)
         return message
 
     def take_run(self, count: int, now_ms: int) -> list[Message]:
-        """Remove and return at most ``count`` first messages that can be sent as they are.
+        """Remove and return up to ``count`` of the first messages, if they can be sent as they are.
 
-        Stops at one that has expired (``now_ms`` is steady) or has no body in memory.
+        Stops at a message that has expired (``now_ms`` is steady) or has no body in memory.
         """
         if self._returned:
             self._merge()
@@ -90,11 +90,11 @@ class ReadyWindow:
         return list(islice(iter(self), count))
 
     def append(self, message: Message) -> bool:
-        """Append a message; return False if it must wait on disk."""
+        """Append a message; return False if it has to wait on disk."""
         return self.add((message,)) == 1
 
     def add(self, messages: Sequence[Message]) -> int:
-        """Append messages in order; return how many fit, the others wait on disk."""
+        """Append messages in order; return how many fit.  The others wait on disk."""
         if not self.reaches_end:
             return 0
         room = self.limit - len(self._ready) - len(self._returned)
@@ -124,7 +124,7 @@ class ReadyWindow:
         return True
 
     def discard(self, message: Message) -> None:
-        """Remove a message if it is here."""
+        """Remove a message if the window contains it."""
         if self._returned:
             self._merge()
         if self._ready.pop(message.position, None) is not None and message.body is not None:
@@ -142,19 +142,19 @@ class ReadyWindow:
         self.reaches_end = reaches_end
 
     def set_body(self, message: Message, body: bytes) -> None:
-        """Cache the body of a message of this window, which was loaded from disk."""
+        """Cache a body loaded from disk for a message in this window."""
         if message.body is None:
             self._count(message.size)
             message.body = body
 
     def drop_bodies(self) -> None:
-        """Drop the cached bodies; they are on disk."""
+        """Drop the cached bodies, which are also on disk."""
         for message in self:
             message.body = None
         self._count(-self.body_bytes)
 
     def trim(self) -> list[Message]:
-        """Remove the messages above the limit from the end, and return them."""
+        """Remove messages from the end until the window is within its limit; return them."""
         if self._returned:
             self._merge()
         given_up = []
@@ -180,7 +180,7 @@ class ReadyWindow:
     def _merge(self) -> None:
         if not self._returned:
             return
-        # The input is nearly sorted, so that Timsort is linear.
+        # The input is nearly sorted, so Timsort takes linear time.
         messages = sorted([*self._returned, *self._ready.values()], key=_by_position)
         self._ready = OrderedDict((message.position, message) for message in messages)
         self._returned.clear()

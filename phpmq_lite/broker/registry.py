@@ -1,4 +1,4 @@
-"""All queues by name and number: create, remove, configure, and where dead letters go."""
+"""All queues by name and number: creating, removing, configuring, and their dead-letter queues."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,20 +8,20 @@ from phpmq_lite.broker.queue import Queue, effective_settings
 from phpmq_lite.model import Batch, Limits, QueueRow, has_room
 from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, RETRY_SUFFIX, QueueSettings, home_of
 
-# Changing one of these may free publishers that wait for the dead-letter queue of another queue.
+# Changing one of these may let publishers continue that wait for another queue's dead-letter queue.
 _DEAD_LETTER_SETTINGS: Final = frozenset(
     {"payload_policy", "dead_letter_queue", "schema_mode", "empty_list_data"}
 )
-REMOVED: Final = "removed"  # stored with the settings in the row of a removed queue
+REMOVED: Final = "removed"  # marks the row of a removed queue, among its settings
 
 
 class PublishBlock(NamedTuple):
     """Why the broker accepts no messages in any queue."""
 
-    code: str  # of a RefusedError
+    code: str  # the code of the RefusedError
     reason: str  # constant text, for receipts and counters
-    detail: str  # with the bounds, for people
-    is_bare: bool  # also refuses publishes that acknowledgements of a consumer wait for
+    detail: str  # readable text with the bounds
+    is_bare: bool  # refuse even publishes that a consumer's acknowledgements wait for
 
 
 class QueueRegistry:
@@ -32,26 +32,26 @@ class QueueRegistry:
         self.queues: dict[str, Queue] = {}
         self.by_id: dict[int, Queue] = {}
         self.publishing_stop: PublishBlock | None = None
-        self.removed: dict[str, QueueRow] = {}  # the history still refers to them
+        self.removed: dict[str, QueueRow] = {}  # kept because the history refers to them
         self.created: Counter[str] = Counter()  # queues that count towards the limit, by creator
         self.next_queue_id = 1
         self._limits = limits
         self._defaults = defaults
         self._has_inspector = has_inspector  # False: contents are never inspected
-        self._references: Counter[str] = Counter()  # queues that name one as dead_letter_queue
+        self._references: Counter[str] = Counter()  # dead_letter_queue -> queues that name it
 
     def has_room(self, creator: str, more: int = 1) -> bool:
-        """Return whether ``more`` new queues of one creator are within the limit."""
+        """Return whether a creator may create ``more`` queues within the limit."""
         own, total = self.created[creator], self.created.total()
         return has_room(own, total, more, self._limits.queues)
 
     def counts_with_origin(self, name: str) -> bool:
-        """Return whether a queue of this name is the ``.dlq`` of an existing, counted queue."""
+        """Return whether this is the ``.dlq`` of an existing queue, and so not counted itself."""
         origin = name.removesuffix(DEAD_LETTER_SUFFIX)
         return origin != name and origin in self.queues and not origin.endswith(DEAD_LETTER_SUFFIX)
 
     def get_or_create(self, name: str, creator: str = "") -> Queue | None:
-        """Return the queue, created if it does not exist; None if the limit is reached."""
+        """Return the queue, creating it if it does not exist; None if the limit is reached."""
         queue = self.queues.get(name)
         if queue is None and (self.counts_with_origin(name) or self.has_room(creator)):
             queue = self._create(name, creator)
@@ -63,13 +63,13 @@ class QueueRegistry:
             row = QueueRow(self.next_queue_id, name, self.batch.wall_ms, created_by=creator)
             self.batch.new_queues.append(row)
             self.batch.counters["next_queue_id"] = self.next_queue_id + 1
-        else:  # keeps its number, because the history refers to it
+        else:  # keep the old number, because the history refers to it
             row.own, row.created_by = {}, creator
             self.batch.configured.append(row)
         return self._add(row)
 
     def load(self, row: QueueRow) -> None:
-        """Load a queue's stored row into memory; of a removed queue only the name is kept."""
+        """Load a queue's stored row into memory; for a removed queue, keep only the row."""
         if REMOVED in row.own:
             self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
             self.removed[row.name] = row
@@ -98,19 +98,19 @@ class QueueRegistry:
         del self.queues[row.name], self.by_id[row.queue_id]
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] -= 1
-        self.batch.to_resume |= queue.parked  # their publishes will create the queue again
+        self.batch.to_resume |= queue.parked  # their publishes recreate the queue
         queue.parked.clear()
         self._change_reference(queue.settings.dead_letter_queue, "")
         self._refresh_retry_queue(queue)
 
     def _count_own_dead_letter_queue(self, origin: str, change: int) -> None:
-        """Change whether the ``.dlq`` of a queue counts: its origin was created or removed."""
+        """Adjust the count of a creator's queues: a ``.dlq`` counts only if it has no origin."""
         queue = self.queues.get(origin + DEAD_LETTER_SUFFIX)
         if queue is not None and self.counts_with_origin(queue.name):
             self.created[queue.row.created_by] += change
 
     def recreate(self, queue_id: int, creator: str) -> Queue | None:
-        """Create a removed queue again; None if there was none, or the limit is reached."""
+        """Recreate a removed queue; return None if it is unknown or the limit is reached."""
         name = self.removed_name(queue_id)
         return None if name is None else self.get_or_create(name, creator)
 
@@ -122,7 +122,7 @@ class QueueRegistry:
     # -- settings
 
     def configure(self, queue: Queue, former: str = "") -> None:
-        """Apply the settings in the row of a queue; ``former`` is its old dead-letter queue."""
+        """Apply the settings in a queue's row; ``former`` is its previous dead-letter queue."""
         self._refresh(queue)
         self._refresh_retry_queue(queue)
         self._change_reference(former, queue.settings.dead_letter_queue)
@@ -147,7 +147,7 @@ class QueueRegistry:
         _update_is_bounded(queue)
 
     def _change_reference(self, former: str, name: str) -> None:
-        """Record that a queue names another dead-letter queue; empty: none."""
+        """Record that a queue now names ``name`` as its dead-letter queue; empty: none."""
         if former == name:
             return
         self._references[name] += 1
@@ -157,11 +157,11 @@ class QueueRegistry:
                 self._refresh(queue)
 
     def settings_changed(self, queue: Queue, names: Iterable[str]) -> None:
-        """Wake the publishers that wait for this queue, or for its dead-letter queue."""
+        """Wake the publishers that wait for this queue or for its dead-letter queue."""
         if _DEAD_LETTER_SETTINGS.isdisjoint(names):
             self.wake_publishers(queue)
             return
-        for other in self.queues.values():  # they wait again if they must
+        for other in self.queues.values():  # wake all; those that still cannot publish wait again
             self.batch.to_resume |= other.parked
             other.parked.clear()
 
@@ -175,14 +175,14 @@ class QueueRegistry:
         return self.configured_dead_letter_queue(home) or home + DEAD_LETTER_SUFFIX
 
     def dead_letter_queue(self, queue: Queue) -> Queue:
-        """Return the dead-letter queue of a queue; created regardless of limits."""
+        """Return a queue's dead-letter queue, creating it regardless of limits."""
         name = self.dead_letter_name(queue)
         return self.queues.get(name) or self._create(name, queue.row.created_by)
 
     def record_queue_ids(self, queue: Queue) -> tuple[int, int]:
-        """Return the queue_ids to which clients publish records of ``queue``; 0: no such queue.
+        """Return the queue_ids where clients publish records for ``queue``; 0: no such queue.
 
-        Clients that do not know the setting use the name with the suffix.
+        Clients that do not know the setting append the suffix to the name.
         """
         configured = self.queues.get(self.dead_letter_name(queue))
         own = self.queues.get((home_of(queue.name) or queue.name) + DEAD_LETTER_SUFFIX)
@@ -192,16 +192,16 @@ class QueueRegistry:
         )
 
     def configured_dead_letter_queue(self, name: str) -> str:
-        """Return the ``dead_letter_queue`` setting of a queue; empty: not set, or no such queue."""
+        """Return a queue's ``dead_letter_queue`` setting; empty if not set, or no such queue."""
         queue = self.queues.get(name)
         return "" if queue is None else queue.settings.dead_letter_queue
 
     def dead_letter_refusal(
         self, queue: Queue, number: int = 1, size: int = 1
     ) -> tuple[Queue, str] | None:
-        """Return the full dead-letter queue of ``queue`` and why it accepts no record, or None.
+        """Return a queue's dead-letter queue and why it refuses a record; None if it accepts it.
 
-        Creates the dead-letter queue if there is none.
+        Creates the dead-letter queue if it does not exist.
         """
         target = self.dead_letter_queue(queue)
         reason = target.refusal(number, size)
@@ -210,7 +210,7 @@ class QueueRegistry:
     # -- waiting publishers
 
     def stop_publishing(self, stop: PublishBlock | None) -> None:
-        """Refuse messages to all queues, for lack of space; None: accept them again."""
+        """Refuse messages to all queues for lack of space; None: accept them again."""
         self.publishing_stop = stop
         for queue in self.queues.values():
             queue.stop_reason = None if stop is None else stop.reason
@@ -218,20 +218,20 @@ class QueueRegistry:
             self.wake_publishers(queue)
 
     def refusal_code(self, reason: str) -> str:
-        """Return the code of the RefusedError for a reason of ``Queue.refusal``."""
+        """Return the RefusedError code for a reason from ``Queue.refusal``."""
         if self.publishing_stop is not None:
             return self.publishing_stop.code
         return "paused" if reason.endswith("paused") else "queue_full"
 
     def wake_publishers(self, queue: Queue) -> None:
-        """Wake the publishers that wait for this queue, if it accepts messages again."""
+        """Wake the publishers that wait for this queue if it accepts messages again."""
         if queue.refusal() is None:
             self.batch.to_resume |= queue.parked
             queue.parked.clear()
 
 
 def _update_is_bounded(queue: Queue) -> None:
-    """Note whether ``Queue.refusal`` must be called for each message: most queues accept any."""
+    """Set whether ``Queue.refusal`` must be called for each message; most queues accept any."""
     settings = queue.settings
     queue.is_bounded = queue.stop_reason is not None or bool(
         settings.publishing_paused or settings.max_messages or settings.max_bytes

@@ -1,8 +1,8 @@
 """What can happen to a message: one function for each row of the table in ``state_table.py``.
 
-Each changes the message, the counters and the windows, and records what the transaction has to
-store.  The caller has checked that the transition is allowed.  ``dead_letters.py`` has those that
-lead to a dead letter.
+Each function changes the message, the counters and the windows, and records what the transaction
+has to store.  The caller has checked that the transition is allowed.  The transitions to a dead
+letter are in ``dead_letters.py``.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import EnvelopeInspection, Message, State, checksum
 from phpmq_lite.writes import EraseBody
 
-NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues does not allow the target queue
+NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues prevented creating the target queue
 
 # -- publish
 
@@ -29,11 +29,11 @@ def publish(
     publisher: int | None,
     inspection: EnvelopeInspection | None = None,
 ) -> Message:
-    """Store a new message at the end of ``queue``; ``ttl_s`` None: the queue's default.
+    """Store a new message at the end of ``queue``; ``ttl_s`` None uses the queue's default.
 
-    ``inspection`` is the result if the content was inspected already.  An invalid message is
-    dead-lettered at once; the caller has checked that its record can be stored
-    (``dead_letter_refusal``).
+    ``inspection`` is the result of an earlier inspection of the content.  An invalid message is
+    dead-lettered at once; the caller has checked with ``dead_letter_refusal`` that its record can
+    be stored.
     """
     created = state.create_messages(((queue, 1),), (body,), (ttl_s,), publisher)
     message = created[0]
@@ -57,7 +57,7 @@ def publish_run(
     ttls: Sequence[int | None],
     publisher: int,
 ) -> None:
-    """Store new messages as ``publish`` does, in queues that validate nothing."""
+    """Store new messages like ``publish``, in queues that do not validate."""
     created = state.create_messages(runs, bodies, ttls, publisher)
     at = 0
     for queue, count in runs:
@@ -79,7 +79,7 @@ def restore(
     ttl_s: int | None,
     deadline_ms: int | None,
 ) -> Message:
-    """Store a deleted message as a new one, at its old position in ``queue``."""
+    """Store a deleted message as a new message, at its old position in ``queue``."""
     seq = state.take_number()
     message = Message(
         seq, state.take_token(), queue.queue_id, old.position, State.READY, ttl_s, deadline_ms,
@@ -111,7 +111,7 @@ def restore(
 
 
 def return_message(state: BrokerState, message: Message, detail: str, *, is_charged: bool) -> None:
-    """Return a held message to its old position; at ``max_deliveries`` dead-letter it."""
+    """Return a held message to its old position, or dead-letter it at ``max_deliveries``."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.returned += 1
@@ -123,7 +123,7 @@ def return_message(state: BrokerState, message: Message, detail: str, *, is_char
 
 
 def undo_dispatch(state: BrokerState, message: Message) -> None:
-    """Undo a dispatch that was not sent: it expired, or its consumer disconnected."""
+    """Undo a dispatch that was not sent because the message expired or its consumer left."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     message.deliveries -= 1
@@ -145,7 +145,7 @@ def release(state: BrokerState, message: Message, detail: str) -> None:
 
 
 def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
-    """Move a message to the end of its queue with a new TTL, or dead-letter it at the limit."""
+    """Move a message to the end of its queue, or dead-letter it at ``max_deliveries``."""
     queue = state.by_id[message.queue_id]
     was_held = message.holder is not None
     state.detach(message, queue)
@@ -159,7 +159,7 @@ def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
 
 
 def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, detail: str) -> None:
-    """Move a message to the end of its queue for an operator; None keeps its deadline."""
+    """Move a message to the end of its queue for an operator; TTL None keeps its deadline."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.requeued += 1
@@ -171,9 +171,9 @@ def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, d
 
 
 def _charge(state: BrokerState, message: Message, queue: Queue) -> bool:
-    """Count a failed delivery; return whether it was the last that ``max_deliveries`` allows."""
+    """Count a failed delivery; return whether ``max_deliveries`` allows no other."""
     message.charged += 1
-    state.batch.changed[message.seq] = message  # for its history row, if it is settled now
+    state.batch.changed[message.seq] = message  # for its history row, if settled in this batch
     limit = queue.settings.max_deliveries
     return 0 < limit <= message.charged
 
@@ -188,7 +188,7 @@ def remove_consumer(
 ) -> None:
     """Remove a consumer, return what it held, and charge a failed delivery to ``charged``.
 
-    Dispatches that were not sent are undone: they were no deliveries.
+    Dispatches that were not sent are undone, because they do not count as deliveries.
     """
     queue, connection = consumer.queue, consumer.connection
     del connection.consumers[queue.queue_id]
@@ -223,14 +223,14 @@ def move(state: BrokerState, message: Message, target: Queue) -> None:
 
 
 def move_back(state: BrokerState, message: Message, target: Queue, position: int) -> None:
-    """Move a ready message back to its earlier position, which no other message can have."""
+    """Move a ready message back to its earlier position, which no other message can take."""
     _change_queue(state, message, target, StateEvent.PLACE)
     message.queue_id, message.position = target.queue_id, position
     state.make_ready(message, target)
 
 
 def _change_queue(state: BrokerState, message: Message, target: Queue, event: StateEvent) -> Queue:
-    """Count a ready message in ``target`` from now on; return the queue that it left."""
+    """Count a ready message in ``target`` instead of its queue; return its old queue."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     state.subtract_counts(message, queue)

@@ -1,7 +1,7 @@
-"""The verdict on what is published to an ``envelope`` queue, and what a message is indexed by.
+"""Validation of content published to ``envelope`` queues, and the fields that index a message.
 
-A verdict takes 0.1 s for 1 MiB, so large contents are validated in the background before their
-batch, and so is what exceeds the share of a batch (``BrokerState.can_inspect_inline``).
+Validation takes 0.1 s for 1 MiB, so large contents, and contents beyond what one batch may validate
+(``BrokerState.can_inspect_inline``), are validated in the background before their batch.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.queue_settings import QueueSettings
 
-INSPECTED_BYTES_MAX: Final = 1 << 20  # longer content is not indexed, unless it is validated
+INSPECTED_BYTES_MAX: Final = 1 << 20  # longer content is indexed only if it is validated
 NOT_INDEXED: Final = EnvelopeInspection((None, None, None, None))
 
 
 def validate(
     state: BrokerState, queue: Queue, body: bytes, validated: ValidatedPublish | None = None
 ) -> EnvelopeInspection | None:
-    """Return the verdict on a content; None: it is too large, validate it in the background.
+    """Return the verdict on content, or None if it must be validated in the background.
 
-    ``validated`` counts only while the queue has the settings that were applied.
+    ``validated`` is used only if it was made with the queue's current settings.
     """
     if validated is not None and validated.settings is queue.settings:
         return validated.inspection
@@ -37,21 +37,21 @@ def validate(
     inspector = state.inspector
     inspection = NOT_INDEXED if inspector is None else inspector.validate(body, queue.settings)
     if inspection.reason is not None:
-        state.batch.inspected_bytes += len(body)  # again, for its record
+        state.batch.inspected_bytes += len(body)  # count it again, for its record
     return inspection
 
 
 def background_validation(
     state: BrokerState, queue: Queue, body: bytes
 ) -> Callable[[], ValidatedPublish]:
-    """Return a function for a thread that validates a content, and makes its record."""
+    """Return a function that validates content in a thread, and makes its record if needed."""
     name, settings, at_ms = queue.name, queue.settings, state.now.wall_ms
     placeholder = placeholder_id(state)
     return lambda: validate_with(state.inspector, name, settings, body, at_ms, placeholder)
 
 
 def placeholder_id(state: BrokerState) -> bytes:
-    """Return a random id that stands in a record until its message has one."""
+    """Return a random id to put in a record until the message has its own id."""
     return b"%016x%016x" % (state.take_token(), state.take_token())
 
 
@@ -63,7 +63,7 @@ def validate_with(
     at_ms: int,
     placeholder: bytes,
 ) -> ValidatedPublish:
-    """Validate a content by the settings of a queue; make its record if it is invalid."""
+    """Validate content with a queue's settings; make a record if it is invalid."""
     if inspector is None:
         return ValidatedPublish(settings, NOT_INDEXED)
     inspection = inspector.validate(body, settings)
@@ -81,9 +81,9 @@ def index_content(
     body: bytes,
     known: EnvelopeInspection | None,
 ) -> EnvelopeInspection | None:
-    """Set what a new message is found by; return the verdict, if there is one.
+    """Set the indexed fields of a new message; return the verdict, if there is one.
 
-    ``known``: its content was inspected already.
+    ``known`` is the result of an earlier inspection of its content.
     """
     inspector = state.inspector
     inspection = known
@@ -97,7 +97,7 @@ def index_content(
         elif body.startswith(b"{") and len(body) <= INSPECTED_BYTES_MAX:
             indexed = inspector.index(body)
     if (
-        body.endswith(b"}}")  # as an added block does; few others need a look
+        body.endswith(b"}}")  # an added block ends like this, and few other contents do
         and inspector is not None
         and not queue.is_dead_letter_queue
         and len(body) <= INSPECTED_BYTES_MAX

@@ -1,4 +1,4 @@
-"""Clients of PHPMQ: :func:`connect` for asyncio, :func:`connect_blocking` for threads and scripts.
+"""PHPMQ clients: :func:`connect` for asyncio, :func:`connect_blocking` for threads and scripts.
 
 Names are loaded when they are first used.
 """

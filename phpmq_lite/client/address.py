@@ -1,4 +1,4 @@
-"""Addresses of brokers: ``HOST:PORT``, ``[::1]:PORT``, or ``unix:PATH``."""
+"""Broker addresses: ``HOST:PORT``, ``[::1]:PORT``, or ``unix:PATH``."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -23,24 +23,24 @@ class BrokerAddress:
 def parse_address(
     address: str, port: int | None = None, default: int = DEFAULT_PORT
 ) -> BrokerAddress:
-    """Parse an address; the default port is used if neither argument has one.
+    """Parse an address; use the default port if neither argument has one.
 
     Raises:
-        ValueError: it is not an address.
+        ValueError: the address or port is invalid.
     """
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         if not path or port is not None:
-            raise ValueError(f"{address!r} is not an address: write unix:PATH, without a port")
+            raise ValueError(f"{address!r} is not an address: use unix:PATH, without a port")
         return BrokerAddress(path=path)
     host, given = _split(address)
     if given and port is not None:
-        raise ValueError(f"{address!r} already has a port; remove the port {port}")
+        raise ValueError(f"{address!r} already has a port; remove port {port}")
     if not host or (given and not (given.isascii() and given.isdigit())):
-        raise ValueError(f"{address!r} is not an address: write HOST:PORT or unix:PATH")
+        raise ValueError(f"{address!r} is not an address: use HOST:PORT or unix:PATH")
     number = int(given) if given else port if port is not None else default
     if not 0 < number < 65_536:
-        raise ValueError(f"{number} is not a port")
+        raise ValueError(f"{number} is not a port: use 1 to 65535")
     return BrokerAddress(host, number)
 
 

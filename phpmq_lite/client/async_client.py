@@ -17,8 +17,8 @@ from phpmq_lite.client.session import (
     PublishBatch,
 )
 
-_WRITE_BYTES: Final = 65_536  # written at once; less waits for the end of this loop iteration
-_CLOSE_S: Final = 5.0  # time for the broker to read the rest
+_WRITE_BYTES: Final = 65_536  # written at once; smaller writes wait until the loop iteration ends
+_CLOSE_S: Final = 5.0  # time for the broker to read the remaining bytes
 
 
 def connect(
@@ -32,20 +32,20 @@ def connect(
     connect_timeout_s: float = 10.0,
     backoff: Backoff | None = None,
 ) -> "Client":
-    """Return a client for ``async with``: ``HOST``, ``HOST:PORT``, or ``unix:PATH``.
+    """Return a client for a broker, to be used with ``async with``.
 
     Args:
-        address: address of the broker; the default port is 9100.
-        port: port, if ``address`` has none.
+        address: ``HOST``, ``HOST:PORT`` or ``unix:PATH``; the default port is 9100.
+        port: port, if ``address`` does not include one.
         ssl: TLS context.
-        server_hostname: name in the broker's certificate, if it is not the host.  Required for TLS
-            over a Unix socket.
-        max_content: longest body in bytes, in both directions; use the broker's
-            ``limits.max_content``.  A longer message from the broker ends the client, and is
-            delivered once more; a longer one is not sent.
+        server_hostname: name in the broker's certificate, if it differs from the host.  Required
+            for TLS over a Unix socket.
+        max_content: maximum size of a body in bytes, in both directions; use the broker's
+            ``limits.max_content``.  A larger message from the broker ends the client, and is
+            delivered again; a larger message is not sent.
         reconnect: reconnect after a lost connection, with delays from 0.1 s to 10 s.
-        connect_timeout_s: for each attempt.
-        backoff: other delays.
+        connect_timeout_s: timeout of each connection attempt.
+        backoff: delays between connection attempts, instead of the default.
     """
     options = ConnectionOptions(
         parse_address(address, port), ssl, server_hostname, max_content, reconnect, backoff
@@ -54,7 +54,7 @@ def connect(
 
 
 class Client(ClientBase):
-    """A connection to a broker that reconnects; created by :func:`connect`.
+    """A reconnecting connection to a broker; created by :func:`connect`.
 
     All tasks of an event loop may use it concurrently: publishes are pipelined.  After a lost
     connection, the client consumes its queues again and repeats unanswered confirmed publishes.
@@ -66,7 +66,7 @@ class Client(ClientBase):
         self._connect_timeout_s = connect_timeout_s
         self._connection: _Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()  # connected, and the socket accepts data; or ended
+        self._ready = asyncio.Event()  # set when the socket accepts data, or the client has ended
         self.is_closing = False
 
     async def __aenter__(self) -> Self:
@@ -81,13 +81,13 @@ class Client(ClientBase):
         """Return whether the client is connected now."""
         return self.session.is_connected
 
-    # -- life
+    # -- opening and closing
 
     async def open(self) -> None:
         """Connect to the broker.
 
         Raises:
-            ConnectionLostError: the broker does not answer; only later losses cause a reconnect.
+            ConnectionLostError: cannot connect.  Only a connection lost later is reconnected.
         """
         try:
             link = await self._connect()
@@ -95,12 +95,12 @@ class Client(ClientBase):
             raise self._connect_error(error) from error
         self._ended = None
         self.is_closing = False
-        if self._connection is None:  # lost already
+        if self._connection is None:  # the connection is already lost
             self._ready.clear()
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
     async def close(self) -> None:
-        """Send what is waiting, then close; unanswered publishes fail."""
+        """Send buffered data, then close; publishes without an answer fail."""
         self.is_closing = True
         if self._keeper is not None:
             self._keeper.cancel()
@@ -125,7 +125,7 @@ class Client(ClientBase):
         return link
 
     async def _stay_connected(self, link: "_Connection") -> None:
-        """Reconnect after each loss, until the client is closed."""
+        """Reconnect after each lost connection, until the client is closed."""
         loop = asyncio.get_running_loop()
         while True:
             opened_at = loop.time()
@@ -142,7 +142,7 @@ class Client(ClientBase):
             try:
                 return await self._connect()
             except OSError:
-                continue  # the broker is not back yet
+                continue  # the broker is still unavailable
 
     def _end(self, detail: str) -> None:
         """Fail all waiting calls."""
@@ -154,9 +154,9 @@ class Client(ClientBase):
     # -- publishing
 
     async def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
-        """Send a message without a receipt; waits while the socket accepts no data.
+        """Send a message without waiting for a receipt; wait only if the socket accepts no data.
 
-        The message may still be lost.  ``ttl_s`` is its time to live; 0: it never expires.
+        The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
 
         Raises:
             LocalProtocolError: the queue's name, the body or the TTL is not allowed.
@@ -171,14 +171,15 @@ class Client(ClientBase):
     ) -> None:
         """Publish a message; return when the broker has stored it.
 
-        After a lost connection it is repeated with its ``key`` until it is answered, and stored
-        once.  With a key of your own (1 to 64 bytes) that is also true after a restart of your
-        process.  If this call is cancelled, the message may or may not be stored.
+        After a lost connection, the publish is repeated with its ``key`` until the broker answers;
+        the message is stored only once.  If you pass your own key (1 to 64 bytes), you can also
+        repeat it after your process restarts.  If this call is cancelled, the message may or may
+        not be stored.
 
         Raises:
-            PublishRefusedError: the broker refused it; ``reason`` says why.
-            LocalProtocolError: as :meth:`publish`, or the same key is unanswered.
-            ConnectionLostError: the client ended, or stopped repeating.
+            PublishRefusedError: the broker refused the message; ``reason`` says why.
+            LocalProtocolError: as :meth:`publish`, or a publish with this key is unanswered.
+            ConnectionLostError: the client ended, or gave up repeating the publish.
         """
         answered = asyncio.Event()
         batch = PublishBatch(answered.set)
@@ -197,13 +198,13 @@ class Client(ClientBase):
         ttl_s: int = 0,
         window: int = 1_000,
     ) -> int:
-        """Publish all bodies, confirmed, with at most ``window`` unanswered at a time.
+        """Publish all bodies with confirmation, at most ``window`` unanswered at a time.
 
-        Returns how many the broker stored, which is all of them.
+        Returns the number of stored messages, which is the number of bodies.
 
         Raises:
-            PublishRefusedError: the first refusal; no further body is sent, and those before it in
-                ``bodies`` are answered.
+            PublishRefusedError: the broker refused a body; no more bodies are sent, and all bodies
+                already sent have been answered.
             ConnectionLostError: as :meth:`publish_confirmed`.
         """
         progress = asyncio.Event()
@@ -256,14 +257,14 @@ class Client(ClientBase):
         self.raise_if_ended()
 
     def write(self, frame: bytes) -> None:
-        """Send a frame if connected; the session remembers what must not get lost."""
+        """Send a frame if connected; the session keeps what must not be lost."""
         if self._connection is not None:
             self._connection.write(frame)
 
     # -- consuming
 
     def consume(self, queue: str, credit: int = 100) -> "Consumer":
-        """Consume a queue: iterate over the result, with at most ``credit`` unsettled messages.
+        """Return an iterator over a queue's messages, with at most ``credit`` unsettled.
 
         ::
 
@@ -271,11 +272,13 @@ class Client(ClientBase):
                 handle(delivery.body)
                 delivery.ack()
 
-        It continues after lost connections and ends when the client is closed.  When the loop is
-        left, unsettled messages return to the queue; use ``async with`` to choose the moment.
+        The iterator continues after a lost connection and ends when the client is closed.  When
+        your code leaves the loop, unsettled messages return to the queue; use ``async with`` to
+        control when.
 
         Raises:
-            LocalProtocolError: this client consumes the queue already, or a bad name or credit.
+            LocalProtocolError: this client already consumes the queue, or the name or credit is
+                invalid.
             ConnectionLostError: the client has ended.
         """
         self.raise_if_ended()
@@ -289,8 +292,8 @@ class Client(ClientBase):
     ) -> None:
         """Call ``callback`` for each message, one at a time, until cancelled or closed.
 
-        The callback settles the delivery.  Its exceptions are raised here; unsettled messages
-        return to the queue.
+        The callback must settle the delivery.  If it raises an exception, this call raises it, and
+        unsettled messages return to the queue.
         """
         async with self.consume(queue, credit) as deliveries:
             async for delivery in deliveries:
@@ -299,11 +302,11 @@ class Client(ClientBase):
                     await done
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send the settlement of a delivery; called by :class:`Delivery`."""
+        """Send the settlement for a delivery; called by :class:`Delivery`."""
         self.raise_if_ended()
         self.write(self.session.settlement_to_send(frame, generation))
 
-    # -- called by the link
+    # -- called by the connection
 
     def connection_made(self, link: "_Connection") -> None:
         """Use a new connection."""
@@ -313,7 +316,7 @@ class Client(ClientBase):
         self._ready.set()
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes; an invalid or too long frame ends the client."""
+        """Process received bytes; an invalid or too large frame ends the client."""
         self.session.receive(data)
         trouble = self.session.protocol_problem(self.target)
         if trouble is not None:
@@ -352,7 +355,7 @@ class Consumer:
         """Return the next message.
 
         Raises:
-            ConnectionLostError: the client has ended and was not closed.
+            ConnectionLostError: the client has ended without being closed.
         """
         window = self._window
         while window is not None:
@@ -381,19 +384,19 @@ class Consumer:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(AttributeError, RuntimeError):  # never opened; the loop has ended
+        with suppress(AttributeError, RuntimeError):  # never opened, or the loop has ended
             self.close()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; joins what one loop iteration writes into one write."""
+    """One connection; combines the data from one loop iteration into one write."""
 
     def __init__(self, client: Client) -> None:
         self.lost = asyncio.Event()
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
-        self._size = 0  # of the parts
+        self._size = 0  # total size of the parts
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -431,14 +434,14 @@ class _Connection(asyncio.Protocol):
     async def close(self) -> None:
         """Close after the broker has read everything.
 
-        The broker closes first: unread data in our socket would turn our close into a reset, which
-        may overtake the last acknowledgements.
+        The broker closes first: with unread data in our socket, closing it would send a reset,
+        which may overtake the last acknowledgements.
         """
         self._flush()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 if self._transport.can_write_eof():
-                    with suppress(OSError):  # the broker has closed it, which the loop notices next
+                    with suppress(OSError):  # closed by the broker, as the loop will notice next
                         self._transport.write_eof()
                 else:
                     self._transport.close()

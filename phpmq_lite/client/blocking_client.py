@@ -1,6 +1,6 @@
 """The blocking client: plain sockets around ``session.py``, without threads.
 
-All I/O happens inside calls: while one waits, it reads and writes what is due.
+All I/O happens inside calls: a call that waits also reads and writes for the whole client.
 """
 
 import selectors
@@ -32,8 +32,8 @@ from phpmq_lite.errors import (
 
 _READ_BYTES: Final = 65_536
 _WRITE_BYTES: Final = 262_144
-# A signal just before the system call, or in another thread, does not interrupt it: the handler
-# runs after the call.
+# Longest system call: a signal that arrives just before the call, or in another thread, does not
+# interrupt it, and the handler runs only after the call.
 _SIGNAL_S: Final = 1.0
 _WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
 
@@ -47,7 +47,7 @@ def open_stream(
     """Connect a socket.
 
     Raises:
-        OSError: no answer in time, or TLS failed.
+        OSError: the broker did not answer in time, or TLS failed.
     """
     if target.path:
         plain = socket.socket(socket.AF_UNIX)
@@ -72,7 +72,7 @@ def open_stream(
 
 
 class BufferedSocket:
-    """A socket with buffers.  Each method may raise OSError: the connection is lost.
+    """A socket with buffers.  Each method raises OSError if the connection is lost.
 
     ``unsent`` counts the bytes that the socket has not accepted yet.
     """
@@ -87,12 +87,12 @@ class BufferedSocket:
         self.unsent = 0
 
     def buffer(self, data: bytes) -> None:
-        """Add ``data`` to what the next :meth:`send` sends."""
+        """Buffer ``data`` for the next :meth:`send`."""
         self._parts.append(data)
         self.unsent += len(data)
 
     def send(self) -> None:
-        """Send what the socket accepts without blocking."""
+        """Send as much buffered data as the socket accepts without blocking."""
         while self.unsent:
             if not self._sending:
                 self._sending = memoryview(b"".join(self._parts))
@@ -108,7 +108,7 @@ class BufferedSocket:
         """Yield received data without blocking.
 
         Raises:
-            ConnectionError: the broker has closed.
+            ConnectionError: the broker has closed the connection.
         """
         while True:
             try:
@@ -120,13 +120,13 @@ class BufferedSocket:
             yield data
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until there is data to read, or room to send what waits; at most 1 s."""
+        """Wait at most 1 s until there is data to read, or room to send buffered data."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
         self._selector.modify(self._socket, events)
         self._selector.select(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
 
     def half_close(self) -> None:
-        """Stop sending; the broker then reads the rest and closes."""
+        """Stop sending; the broker then reads the remaining data and closes."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
@@ -135,9 +135,9 @@ class BufferedSocket:
         self._socket.close()
 
 
-_CLOSE_S: Final = 5.0  # time for the broker to read the rest
-_GATHER_S: Final = 0.005  # settlements wait this long for others
-_PUT_BYTES: Final = 65_536  # joined into one write
+_CLOSE_S: Final = 5.0  # time for the broker to read the remaining bytes
+_GATHER_S: Final = 0.005  # a settlement waits this long for others
+_PUT_BYTES: Final = 65_536  # more buffered data than this is sent at once
 
 
 def connect_blocking(
@@ -151,20 +151,20 @@ def connect_blocking(
     timeout_s: float | None = 30.0,
     backoff: Backoff | None = None,
 ) -> "BlockingClient":
-    """Return a client for ``with``: ``HOST``, ``HOST:PORT``, or ``unix:PATH``.
+    """Return a client for a broker, to be used with ``with``.
 
     Args:
-        address: address of the broker; the default port is 9100.
-        port: port, if ``address`` has none.
+        address: ``HOST``, ``HOST:PORT`` or ``unix:PATH``; the default port is 9100.
+        port: port, if ``address`` does not include one.
         ssl: TLS context.
-        server_hostname: name in the broker's certificate, if it is not the host.  Required for TLS
-            over a Unix socket.
-        max_content: longest body in bytes, in both directions; use the broker's
-            ``limits.max_content``.  A longer message from the broker ends the client, and is
-            delivered once more; a longer one is not sent.
+        server_hostname: name in the broker's certificate, if it differs from the host.  Required
+            for TLS over a Unix socket.
+        max_content: maximum size of a body in bytes, in both directions; use the broker's
+            ``limits.max_content``.  A larger message from the broker ends the client, and is
+            delivered again; a larger message is not sent.
         reconnect: reconnect after a lost connection, with delays from 0.1 s to 10 s.
-        timeout_s: default timeout of calls that wait for the broker; None: no limit.
-        backoff: other delays.
+        timeout_s: default timeout of calls that wait for the broker; None: no timeout.
+        backoff: delays between connection attempts, instead of the default.
     """
     options = ConnectionOptions(
         parse_address(address, port), ssl, server_hostname, max_content, reconnect, backoff
@@ -173,7 +173,7 @@ def connect_blocking(
 
 
 class BlockingClient(ClientBase):
-    """A connection to a broker that reconnects; created by :func:`connect_blocking`.
+    """A reconnecting connection to a broker; created by :func:`connect_blocking`.
 
     Not thread-safe.  After a lost connection, the next call consumes the queues again and repeats
     unanswered confirmed publishes.
@@ -181,7 +181,7 @@ class BlockingClient(ClientBase):
 
     def __init__(self, options: ConnectionOptions, timeout_s: float | None) -> None:
         super().__init__(options)
-        self.timeout_s = timeout_s  # default of all calls; may be changed
+        self.timeout_s = timeout_s  # default for all calls; may be changed
         self._stream: BufferedSocket | None = None
         self._opened_at = 0.0
         self._sent_at = 0.0
@@ -198,13 +198,13 @@ class BlockingClient(ClientBase):
         """Return whether the client is connected, as far as the last call noticed."""
         return self._stream is not None
 
-    # -- life
+    # -- opening and closing
 
     def open(self) -> None:
         """Connect to the broker.
 
         Raises:
-            ConnectionLostError: the broker does not answer; only later losses cause a reconnect.
+            ConnectionLostError: cannot connect.  Only a connection lost later is reconnected.
         """
         try:
             self._connect(self.timeout_s)
@@ -213,10 +213,10 @@ class BlockingClient(ClientBase):
         self._ended = None
 
     def close(self) -> None:
-        """Send what is waiting, then close; unsettled messages return to their queues.
+        """Send buffered data, then close; unsettled messages return to their queues.
 
-        The broker closes first: unread data in our socket would turn our close into a reset, which
-        may overtake the last acknowledgements.
+        The broker closes first: with unread data in our socket, closing it would send a reset,
+        which may overtake the last acknowledgements.
         """
         stream, self._stream = self._stream, None
         if stream is not None:
@@ -232,20 +232,20 @@ class BlockingClient(ClientBase):
         return stream
 
     def _reconnect(self, deadline: float | None) -> BufferedSocket:
-        """Reconnect, until ``deadline``; the next call may continue."""
+        """Try to reconnect until ``deadline``; the next call may continue."""
         while True:
             left_s = _seconds_left(deadline)
             if left_s == 0:
-                raise ConnectionLostError(f"{self.target} did not come back in time")
+                raise ConnectionLostError(f"{self.target} did not accept a new connection in time")
             delay_s = self._backoff.next_s()
             time.sleep(delay_s if left_s is None else min(delay_s, left_s))
             try:
                 return self._connect(_seconds_left(deadline))
             except OSError:
-                continue  # the broker is not back yet
+                continue  # the broker is still unavailable
 
     def _drop_connection(self, error: OSError) -> None:
-        """Drop the connection; raise if there will be no other."""
+        """Drop the connection; raise ConnectionLostError if the client does not reconnect."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -258,10 +258,10 @@ class BlockingClient(ClientBase):
     # -- the pump
 
     def pump(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Read and write until a condition holds; return False if the time is over.
+        """Read and write until a condition holds; return False on timeout.
 
         Raises:
-            ConnectionLostError: the client has ended, or the broker did not come back in time.
+            ConnectionLostError: the client has ended, or could not reconnect in time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -299,38 +299,38 @@ class BlockingClient(ClientBase):
     # -- publishing
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
-        """Send a message without a receipt.
+        """Send a message without waiting for a receipt.
 
-        The message may still be lost.  ``ttl_s`` is its time to live; 0: it never expires.
+        The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
 
         Raises:
             LocalProtocolError: the queue's name, the body or the TTL is not allowed.
-            ConnectionLostError: the connection ended while it was sent; it may be stored.
-            TimeoutError: the broker accepts no data; the message may still be sent.
+            ConnectionLostError: the connection was lost during sending; the message may be stored.
+            TimeoutError: the broker accepts no data; the message may still be sent later.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
-        self.pump(lambda: True, self.timeout_s)  # notices a connection that was lost before
+        self.pump(lambda: True, self.timeout_s)  # notices if the connection is already lost
         generation = self.session.generation
         self._put(frame)
         if not self.pump(self._is_sent, self.timeout_s):
             raise TimeoutError(f"{self.target} accepts no more data")
         if self.session.generation != generation:
-            raise ConnectionLostError("the connection ended while a message was sent")
+            raise ConnectionLostError("the connection ended while a message was being sent")
 
     def publish_confirmed(
         self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> None:
         """Publish a message; return when the broker has stored it.
 
-        After a lost connection it is repeated with its ``key`` until it is answered, and stored
-        once.  With a key of your own (1 to 64 bytes) that is also true after a restart of your
-        process.
+        After a lost connection, the publish is repeated with its ``key`` until the broker answers;
+        the message is stored only once.  If you pass your own key (1 to 64 bytes), you can also
+        repeat it after your process restarts.
 
         Raises:
-            PublishRefusedError: the broker refused it; ``reason`` says why.
+            PublishRefusedError: the broker refused the message; ``reason`` says why.
             LocalProtocolError: as :meth:`publish`.
-            ConnectionLostError: the client has ended, or the broker did not come back in time.
-            TimeoutError: no answer; it may be stored.
+            ConnectionLostError: the client has ended, or could not reconnect in time.
+            TimeoutError: the broker did not answer; the message may be stored.
         """
         self.raise_if_ended()
         batch = PublishBatch()
@@ -345,14 +345,14 @@ class BlockingClient(ClientBase):
     def publish_many(
         self, queue: str, bodies: Iterable[bytes], ttl_s: int = 0, window: int = 1_000
     ) -> int:
-        """Publish all bodies, confirmed, with at most ``window`` unanswered at a time.
+        """Publish all bodies with confirmation, at most ``window`` unanswered at a time.
 
-        Returns how many the broker stored, which is all of them.
+        Returns the number of stored messages, which is the number of bodies.
 
         Raises:
-            PublishRefusedError: the first refusal; no further body is sent.
+            PublishRefusedError: the broker refused a body; no more bodies are sent.
             ConnectionLostError: as :meth:`publish_confirmed`.
-            TimeoutError: no answer to a whole window.
+            TimeoutError: too few publishes of a window were answered in time.
         """
         self.raise_if_ended()
         batch = PublishBatch()
@@ -372,7 +372,7 @@ class BlockingClient(ClientBase):
         return batch.stored
 
     def _wait_below(self, batch: PublishBatch, bound: int) -> None:
-        """Wait for answers; raise the first refusal once all have arrived."""
+        """Wait for answers; if one is a refusal, wait for the others too, then raise the first."""
         if not self.pump(lambda: batch.unanswered < bound, self.timeout_s):
             raise TimeoutError(f"{batch.unanswered} publishes were not answered in time")
         if batch.error is not None:
@@ -384,7 +384,7 @@ class BlockingClient(ClientBase):
     def consume(
         self, queue: str, credit: int = 100, timeout_s: float | None = None
     ) -> "BlockingConsumer":
-        """Consume a queue: iterate over the result, with at most ``credit`` unsettled messages.
+        """Return an iterator over a queue's messages, with at most ``credit`` unsettled.
 
         ::
 
@@ -392,12 +392,13 @@ class BlockingClient(ClientBase):
                 handle(delivery.body)
                 delivery.ack()
 
-        It continues after lost connections and ends when nothing arrived for ``timeout_s`` (None:
-        never). When the loop is left, unsettled messages return to the queue; use ``with`` to
-        choose the moment.
+        The iterator continues after a lost connection and ends if no message arrives for
+        ``timeout_s`` (None: never).  When your code leaves the loop, unsettled messages return to
+        the queue; use ``with`` to control when.
 
         Raises:
-            LocalProtocolError: this client consumes the queue already, or a bad name or credit.
+            LocalProtocolError: this client already consumes the queue, or the name or credit is
+                invalid.
             ConnectionLostError: the client has ended.
         """
         self.raise_if_ended()
@@ -410,20 +411,20 @@ class BlockingClient(ClientBase):
         credit: int = 100,
         timeout_s: float | None = None,
     ) -> None:
-        """Call ``callback`` for each message until nothing arrived for ``timeout_s``.
+        """Call ``callback`` for each message until no message arrives for ``timeout_s``.
 
-        The callback settles the delivery.  Its exceptions are raised here; unsettled messages
-        return to the queue.
+        The callback must settle the delivery.  If it raises an exception, this call raises it, and
+        unsettled messages return to the queue.
         """
         with self.consume(queue, credit, timeout_s) as deliveries:
             for delivery in deliveries:
                 callback(delivery)
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send the settlement of a delivery; called by :class:`Delivery`.
+        """Send the settlement for a delivery; called by :class:`Delivery`.
 
-        It is sent at once, or together with those of the next 5 ms if more messages are here:
-        otherwise the broker would need a read for each.
+        If more received messages are waiting, settlements within 5 ms are sent together: otherwise
+        the broker would need one read for each.
         """
         self.raise_if_ended()
         self.send_now(
@@ -432,7 +433,7 @@ class BlockingClient(ClientBase):
         )
 
     def send_now(self, frame: bytes, *, may_wait: bool = False) -> None:
-        """Send without waiting until the broker accepts it; a no-op if not connected."""
+        """Send a frame without waiting until the broker accepts it; do nothing if not connected."""
         stream = self._stream
         if stream is None or not frame:
             return
@@ -490,12 +491,12 @@ class BlockingConsumer:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(AttributeError, ConnectionLostError):  # never opened; lost
+        with suppress(AttributeError, ConnectionLostError):  # never opened, or lost
             self.close()
 
 
 def _do_nothing() -> None:
-    """Do nothing: the caller that waits is inside the pump."""
+    """Do nothing, because a waiting caller is inside the pump and needs no wake-up."""
 
 
 def _seconds_left(deadline: float | None) -> float | None:
@@ -503,7 +504,7 @@ def _seconds_left(deadline: float | None) -> float | None:
 
 
 def _finish(stream: BufferedSocket) -> None:
-    """Send the rest, close for writing, and read until the broker closes."""
+    """Send the remaining data, close for writing, then read until the broker closes."""
     deadline = time.monotonic() + _CLOSE_S
     is_open = True
     try:
@@ -513,7 +514,7 @@ def _finish(stream: BufferedSocket) -> None:
                 stream.half_close()
                 is_open = False
             for _ in stream.receive():
-                pass  # no caller waits for it
+                pass  # no caller waits for this data
             stream.wait(_seconds_left(deadline))
     except OSError:
         pass  # the broker has closed, as expected
@@ -521,8 +522,8 @@ def _finish(stream: BufferedSocket) -> None:
         stream.close()
 
 
-TIMEOUT_S: Final = 10.0  # for connecting, and for each receipt
-_SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # whether it is TLS
+TIMEOUT_S: Final = 10.0  # for connecting and for each receipt
+_SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # scheme -> whether it uses TLS
 
 
 def client_from_url(
@@ -537,22 +538,20 @@ def client_from_url(
 
     Args:
         url: ``phpmq://HOST:PORT``, ``phpmqs://…``, ``HOST:PORT`` or ``unix:PATH``; the default port
-            is 9100.  ``phpmqs`` is TLS with the certificate authorities of the system.
-        ssl: another TLS context.
-        timeout_s: for each call that waits for the broker.
-        reconnect: reconnect after a lost connection; a :class:`Link` needs a client that does not.
-        max_content: longest body in bytes; use the broker's ``limits.max_content``.
+            is 9100.  ``phpmqs`` uses TLS with the system's certificate authorities.
+        ssl: TLS context to use instead.
+        timeout_s: timeout of each call that waits for the broker.
+        reconnect: reconnect after a lost connection; must be False for a WorkerConnection.
+        max_content: maximum size of a body in bytes; use the broker's ``limits.max_content``.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the URL has none of these forms.
     """
     address = url
     scheme, sign, rest = url.partition("://")
     if sign:
         if scheme not in _SCHEMES or urlsplit(url).path not in ("", "/"):
-            raise ValueError(
-                f"{url!r} is not a broker address: write phpmq://HOST:PORT or unix:PATH"
-            )
+            raise ValueError(f"{url!r} is not a broker address: use phpmq://HOST:PORT or unix:PATH")
         address = rest.rstrip("/")
         if _SCHEMES[scheme] and ssl is None:
             ssl = tls.create_default_context()
@@ -572,7 +571,7 @@ class KeyedMessage:
 
 
 class NoReplyError(ClientError):
-    """The broker did not answer: the message may or may not be stored.  Repeat it with its key."""
+    """The broker did not answer; the message may or may not be stored.  Repeat it with its key."""
 
 
 PublishOutcome = PhpmqError | None  # None: stored
@@ -584,9 +583,9 @@ def publish_each(
 ) -> list[PublishOutcome]:
     """Publish all messages, in order and pipelined; return the outcome of each.
 
-    ``PublishRefusedError``: its queue does not accept it now.  ``LocalProtocolError``: it is not
-    allowed and was not sent.  ``ConnectionLostError``: too many connections ended before an answer
-    that one of the sent messages may be the cause.  ``NoReplyError``: its outcome is unknown.
+    ``PublishRefusedError``: the queue does not accept the message now.  ``LocalProtocolError``: the
+    message is not allowed and was not sent.  ``ConnectionLostError``: several connections ended
+    without an answer, so the message may be the cause.  ``NoReplyError``: the outcome is unknown.
     """
     outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
     waiting: set[int] = set()
@@ -611,7 +610,7 @@ def publish_each(
             waiting.add(place)
             client.send_now(frame, may_wait=True)
         client.pump(lambda: not waiting, timeout_s)
-    except ConnectionLostError as error:  # what ended the client has answered all that waited
+    except ConnectionLostError as error:  # ending the client has answered all waiting publishes
         gone = NoReplyError(str(error))
         for place, outcome in enumerate(outcomes):
             if isinstance(outcome, ConnectionLostError | NoReplyError):

@@ -1,4 +1,4 @@
-"""What a client remembers across connections, without I/O; both clients are built on it."""
+"""The state that a client keeps across connections, without I/O; both clients build on it."""
 
 import random
 import secrets
@@ -22,12 +22,12 @@ from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
 if TYPE_CHECKING:
     from ssl import SSLContext  # slow to import
 
-AnswerCallback = Callable[[ClientError | None], None]  # None: stored
+AnswerCallback = Callable[[ClientError | None], None]  # None: the message is stored
 
 
 @dataclass(slots=True)
 class UnansweredPublish:
-    """One publish with its key; ``sent`` counts the connections on which it was sent."""
+    """One publish with its key; ``sent`` counts the connections that it was sent on."""
 
     queue: str
     content: bytes
@@ -40,9 +40,9 @@ class UnansweredPublish:
 class PendingPublishes:
     """Unanswered publishes by queue and key, in order.
 
-    The broker stores a key once, so all of them can be repeated on the next connection.  After
-    ``max_sends`` connections have ended without an answer, a publish is given up: it may be the
-    reason why the broker closes them.
+    The broker stores each key only once, so all publishes can be repeated on the next connection.
+    The client gives up on a publish after ``max_sends`` connections have ended without an answer,
+    because the publish may be the reason why the broker closes them.
     """
 
     def __init__(self, max_sends: int = 10) -> None:
@@ -61,12 +61,14 @@ class PendingPublishes:
             LocalProtocolError: a publish with this key is unanswered.
         """
         if (queue, key) in self._waiting:
-            raise LocalProtocolError(f"the key {key!r} is already waiting for its receipt")
+            raise LocalProtocolError(
+                f"a publish with key {key!r} is already waiting for its receipt"
+            )
         entry = self._waiting[queue, key] = UnansweredPublish(queue, content, ttl_s, key, answer)
         return entry
 
     def answered(self, queue: str, key: bytes, reason: str | None) -> bool:
-        """Answer a publish: stored, or refused for a ``reason``; return False if it is unknown."""
+        """Answer a publish as stored, or refused for a ``reason``; return False if unknown."""
         entry = self._waiting.pop((queue, key), None)
         if entry is None:
             return False
@@ -83,7 +85,7 @@ class PendingPublishes:
             del self._waiting[place]
 
     def to_repeat(self) -> list[UnansweredPublish]:
-        """Return what to send on a new connection, oldest first, and give up on some."""
+        """Return the publishes to send on a new connection, oldest first; give up on some."""
         hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
         for entry in hopeless:
             del self._waiting[entry.queue, entry.key]
@@ -92,14 +94,14 @@ class PendingPublishes:
         return list(self._waiting.values())
 
     def fail(self, detail: str) -> None:
-        """Fail all unanswered publishes: there will be no other connection."""
+        """Fail all unanswered publishes, because there will be no other connection."""
         waiting, self._waiting = self._waiting, {}
         for entry in waiting.values():
             entry.answer(ConnectionLostError(detail))
 
 
 class PublishBatch:
-    """Counts the answers of many publishes; its ``answered`` is called for each.
+    """Counts the answers to many publishes; ``answered`` is the callback for each of them.
 
     ``notify`` is called after each answer.
     """
@@ -108,7 +110,7 @@ class PublishBatch:
         self._notify = notify
         self.stored = 0
         self.unanswered = 0
-        self.error: ClientError | None = None  # the first one
+        self.error: ClientError | None = None  # the first error
 
     def answered(self, error: ClientError | None) -> None:
         """Count one answer."""
@@ -121,19 +123,19 @@ class PublishBatch:
 
 
 class DeliveryOwner(Protocol):
-    """What a delivery needs of its client."""
+    """The part of a client that a delivery needs."""
 
     session: "ClientSession"
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send the settlement of a delivery that arrived on connection number ``generation``."""
+        """Send the settlement for a delivery received on connection number ``generation``."""
 
 
 class Delivery:
     """One message; settle it once with :meth:`ack`, :meth:`requeue` or :meth:`dead_letter`.
 
-    Further settlements are ignored.  A delivery of an earlier connection can still be settled: the
-    broker has returned the message to its queue, and accepts the settlement if no other client
+    Further settlements are ignored.  A delivery from an earlier connection can still be settled:
+    the broker has returned the message to its queue, and accepts the settlement if no other client
     holds the message.
     """
 
@@ -142,7 +144,7 @@ class Delivery:
     def __init__(self, client: DeliveryOwner, frame: Dispatch, generation: int) -> None:
         self.queue = frame.queue
         self.body = frame.content
-        self.ttl_s = frame.ttl_s  # seconds left when it was sent; 0: never expires
+        self.ttl_s = frame.ttl_s  # seconds left when the broker sent it; 0: never expires
         self.is_settled = False
         self._id = frame.message_id
         self._client = client
@@ -150,11 +152,11 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
-        """Return the broker's id, 32 hex digits; a redelivery has the same."""
+        """Return the message id, 32 hex digits, which stays the same when redelivered."""
         return self._id.decode("latin-1")
 
     def ack(self) -> None:
-        """Acknowledge the message: it is processed."""
+        """Acknowledge the message as processed."""
         self._end(self._client.session.side.acknowledge(self.queue, self._id))
 
     def requeue(self, ttl_s: int = 0) -> None:
@@ -162,7 +164,7 @@ class Delivery:
         self._end(self._client.session.side.requeue(self.queue, self._id, ttl_s))
 
     def dead_letter(self) -> None:
-        """Move the message to the dead letters."""
+        """Dead-letter the message."""
         self._end(self._client.session.side.dead_letter(self.queue, self._id))
 
     def _end(self, frame: bytes) -> None:
@@ -175,7 +177,7 @@ class Delivery:
 
 
 class ConsumedQueue:
-    """A consumed queue: its credit, and messages that were received and not handed out yet."""
+    """A consumed queue: its credit, and received messages that are not handed out yet."""
 
     def __init__(self, queue: str, credit: int, wake: Callable[[], None]) -> None:
         self.queue = queue
@@ -192,7 +194,7 @@ class ClientSession:
 
     def __init__(self, max_content: int) -> None:
         self._limits = WireLimits(max_content)
-        self._prefix = secrets.token_bytes(8).hex().encode()  # of this client's keys
+        self._prefix = secrets.token_bytes(8).hex().encode()  # prefix of this client's keys
         self._keys = count()
         self.side = ClientSide(self._limits)
         self.is_connected = False
@@ -201,25 +203,25 @@ class ClientSession:
         self.pending = PendingPublishes()
         self.windows: dict[str, ConsumedQueue] = {}
         self.late_settlements: list[bytes] = []  # settlements to send on the next connection
-        self.late_settlement_count = 0  # settlements after the end of their delivery's connection
+        self.late_settlement_count = 0  # settlements made after the delivery's connection ended
 
     def protocol_problem(self, peer: object) -> str | None:
-        """Return what is wrong with what the broker sent, and the remedy; None: nothing."""
+        """Return the problem with the bytes from the broker, and its remedy, or None."""
         if (error := self.side.error) is None:
             return None
         if error.code == TOO_LARGE and error.detail.startswith(f"packet {CONTENT:02} "):
             return (
-                f"{peer} sent a message that is too long for this client: {error.detail}; raise "
-                "the max_content of the client, or limits.max_content of the command line (--set), "
-                "to the broker's limits.max_content"
+                f"{peer} sent a message that is too large for this client: {error.detail}. Set "
+                "max_content of the client, or limits.max_content on the command line (--set), "
+                "to the broker's limits.max_content."
             )
         return f"{peer} does not speak PHPMQ: {error}"
 
     def connected(self) -> bytes:
-        """Start a connection; return what to send first.
+        """Start a connection; return the frames to send first.
 
-        In this order: late settlements, so that finished messages are not delivered again; the
-        credits of consumed queues; the unanswered publishes, with their keys.
+        The frames are late settlements, so that finished messages are not delivered again, then the
+        credits for consumed queues, then unanswered publishes with their keys.
         """
         self.side = ClientSide(self._limits)
         self.is_connected = True
@@ -233,7 +235,7 @@ class ClientSession:
         return b"".join(parts)
 
     def lost(self) -> None:
-        """End a connection: messages that were not handed out will be delivered again."""
+        """End a connection and drop messages not handed out, which will be delivered again."""
         self.is_connected = False
         for window in self.windows.values():
             window.dispatches.clear()
@@ -250,7 +252,7 @@ class ClientSession:
                 if filled is not None:
                     filled.wake()
                 filled = self.windows.get(frame.queue)
-            if filled is not None:  # closed meanwhile: the broker has the message back
+            if filled is not None:  # None: no longer consumed, so the broker takes it back
                 filled.dispatches.append(frame)
         if filled is not None:
             filled.wake()
@@ -258,7 +260,7 @@ class ClientSession:
     def confirm(
         self, queue: str, content: bytes, ttl_s: int, key: bytes | None, answer: AnswerCallback
     ) -> tuple[bytes, bytes]:
-        """Begin a confirmed publish; return its key, and its frame (send it if connected)."""
+        """Begin a confirmed publish; return its key, and its frame to send if connected."""
         if key is None:
             key = b"%s%016x" % (self._prefix, next(self._keys))
         frame = self.side.publish(queue, content, ttl_s, key)
@@ -267,16 +269,16 @@ class ClientSession:
         return key, frame
 
     def start_consuming(self, queue: str, credit: int, wake: Callable[[], None]) -> ConsumedQueue:
-        """Start to consume a queue; send ``side.consume`` if connected.
+        """Start consuming a queue; the caller sends ``side.consume`` if connected.
 
         Raises:
-            LocalProtocolError: the queue is consumed already, or the credit is not positive.
+            LocalProtocolError: the queue is already consumed, or the name or credit is invalid.
         """
         if queue in self.windows:
             raise LocalProtocolError(f"this client already consumes {queue!r}")
         if credit < 1:
-            raise LocalProtocolError(f"a credit is at least 1, not {credit}")
-        self.side.consume(queue, credit)  # raises for what the grammar does not allow
+            raise LocalProtocolError(f"credit must be at least 1, not {credit}")
+        self.side.consume(queue, credit)  # raises if the grammar does not allow the name or credit
         window = self.windows[queue] = ConsumedQueue(queue, credit, wake)
         return window
 
@@ -286,7 +288,7 @@ class ClientSession:
         return self.side.consume(window.queue, 0)
 
     def settlement_to_send(self, frame: bytes, generation: int) -> bytes:
-        """Return what to send now for a settlement; nothing while not connected."""
+        """Return the settlement to send now; if not connected, keep it and return no bytes."""
         self.late_settlement_count += generation != self.generation or not self.is_connected
         if self.is_connected:
             return frame
@@ -297,8 +299,8 @@ class ClientSession:
 class Backoff:
     """Delays that double from ``first_s`` to ``longest_s``, each shortened by up to half.
 
-    The random part keeps many clients from reconnecting at the same moment.  ``roll`` returns
-    numbers from 0 up to 1.
+    The random part keeps many clients from reconnecting at the same moment.  ``roll`` returns a
+    number from 0 (inclusive) to 1 (exclusive).
     """
 
     def __init__(
@@ -319,11 +321,11 @@ class Backoff:
         return min(doubled, self._longest_s) * (1 - self._roll() / 2)
 
     def reset(self) -> None:
-        """Start again with the first delay, after a good connection."""
+        """Start again with the first delay, after a connection that worked."""
         self._tries = 0
 
 
-_STABLE_S: Final = 10.0  # a connection that lasted this long resets the reconnect delay
+_STABLE_S: Final = 10.0  # a connection that lasts longer resets the reconnect delay
 
 
 @dataclass(slots=True, frozen=True)
@@ -339,7 +341,7 @@ class ConnectionOptions:
 
 
 class ClientBase:
-    """What the asyncio client and the blocking client share, without I/O."""
+    """State shared by the asyncio and the blocking client, without I/O."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.target = options.address
@@ -356,7 +358,7 @@ class ClientBase:
             raise ConnectionLostError(self._ended)
 
     def _end(self, detail: str) -> None:
-        """Fail the unanswered publishes, and all later calls."""
+        """Fail unanswered publishes and all later calls."""
         if self._ended is None:
             self._ended = detail
         self.session.pending.fail(self._ended)
@@ -365,6 +367,6 @@ class ClientBase:
         return ConnectionLostError(f"cannot connect to {self.target}: {os_reason(error)}")
 
     def _reset_backoff(self, connected_s: float) -> None:
-        """Start with short delays again after a connection that worked."""
+        """Start again with the first delay if the last connection worked."""
         if self.session.has_received or connected_s > _STABLE_S:
             self._backoff.reset()

@@ -1,1 +1,1 @@
-"""The PHPMQ wire protocol without I/O: bytes in any cuts to frames, frames to bytes."""
+"""The PHPMQ wire protocol without I/O: parses arbitrary chunks of bytes and encodes frames."""

@@ -1,4 +1,4 @@
-"""The two ends of a PHPMQ connection, without I/O: bytes in, frames out; frames in, bytes out."""
+"""The two ends of a PHPMQ connection, without I/O: they turn bytes into frames and vice versa."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -31,7 +31,7 @@ class HttpRequestDetector:
         self._version = b""
 
     def inspect(self, data: bytes) -> str:
-        """Inspect the next bytes; return UNDECIDED, or HTTP or OTHER, which are final."""
+        """Inspect the next bytes; return UNDECIDED or a final verdict, HTTP or OTHER."""
         while data and self.verdict == UNDECIDED:
             data = self._look(self, data)
         return self.verdict
@@ -67,47 +67,47 @@ class HttpRequestDetector:
 
 
 AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
-GUARDED_BYTES: Final = 4 << 20  # bytes of whole frames that wait for the guard at most
+GUARDED_BYTES: Final = 4 << 20  # at most this many bytes of whole frames wait for the guard
 
 
 class _ConnectionEnd:
-    """What both ends know from the bytes that they received."""
+    """Properties that both ends learn from the bytes they receive."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
 
     @property
     def error(self) -> RemoteProtocolError | None:
-        """Return the protocol error of the peer after which to close, or None."""
+        """Return the peer's protocol error, after which the connection must be closed, or None."""
         return self._parser.error
 
     @property
     def partial_bytes(self) -> int:
-        """Return the bytes of an incomplete frame; 0 between frames."""
+        """Return the number of bytes received of an incomplete frame; 0 between frames."""
         return self._parser.partial_bytes
 
     @property
     def framing(self) -> str | None:
-        """Return ``compact`` or ``line``, or None before the first byte that shows it."""
+        """Return ``compact`` or ``line``, or None until a byte shows which it is."""
         return self._parser.framing
 
     @property
     def packet_header(self) -> int:
-        """Return the width of packet headers, 32 or 36; 32 until another width is seen."""
+        """Return the width of packet headers, 32 or 36 bytes; 32 until the width is known."""
         return self._parser.packet_header or 32
 
     @property
     def revision(self) -> Revision | None:
-        """Return ``ttl`` or ``legacy``, whichever was seen first (R7), or None."""
+        """Return ``ttl`` or ``legacy``, whichever was seen first (R7), or None if neither was."""
         return self._parser.revision_seen
 
 
 class ServerSide(_ConnectionEnd):
     """The broker's end: reads publishes, consumes and acknowledgements; writes 003 and 007.
 
-    ``packet_header`` sets the width of compact headers (``32`` or ``36``), or ``auto`` learns it
-    from the first packet (R4).  ``revision`` is the one to use if the peer showed none (R7):
-    ``ttl`` or ``legacy``.  With ``http_guard``, frames are held back while the peer may still be a
+    ``packet_header`` sets the width of compact headers (``32`` or ``36``); ``auto`` learns it from
+    the first packet (R4).  ``revision`` (``ttl`` or ``legacy``) applies until the peer shows which
+    one it uses (R7).  With ``http_guard``, frames are held back while the peer may still be a
     browser: see :attr:`is_waiting`.
     """
 
@@ -123,28 +123,28 @@ class ServerSide(_ConnectionEnd):
         super().__init__(Parser(limits, frames.FROM_CLIENT, FastClientFrames, pinned))
         self._default_revision = revision
         self._encoder: BrokerEncoder | None = None  # set by the first dispatch
-        self._guard = HttpRequestDetector() if http_guard else None  # None: decided, or disabled
+        self._guard = HttpRequestDetector() if http_guard else None  # None: decided or disabled
         self._held: list[ClientFrame] = []  # frames that wait for the guard
-        self._inspected_bytes = 0  # bytes that it has seen
+        self._inspected_bytes = 0  # bytes that the guard has seen
 
     @property
     def error(self) -> RemoteProtocolError | None:
-        """Return the protocol error after which to close, or None while frames are held back."""
+        """Return the peer's protocol error, or None; None also while frames are held back."""
         return None if self._held else self._parser.error
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the http guard holds frames back.
+        """Return whether the HTTP guard holds frames back.
 
-        If so, keep reading, and call :meth:`release` when no bytes arrived for 20 ms (not: when
-        nothing was read for 20 ms), or when the peer has closed its side.
+        If so, keep reading, and call :meth:`release` when no bytes have arrived for 20 ms, as
+        opposed to not having been read, or when the peer has closed its side.
         """
         return bool(self._held)
 
     def receive(self, data: bytes) -> list[ClientFrame]:
         """Return the frames that ``data`` completes, in order; check :attr:`error` afterwards.
 
-        After an error nothing more is returned.
+        After an error, no more frames are returned.
         """
         if self._guard is not None:
             return self._receive_guarded(self._guard, data)
@@ -162,7 +162,7 @@ class ServerSide(_ConnectionEnd):
 
     def _refuse_http(self) -> list[ClientFrame]:
         if self._held or self._parser.error is None:
-            detail = "looks like HTTP: the frames before it were a request method"
+            detail = "looks like HTTP: the bytes parsed as frames were a request method"
             self._parser.fail(
                 RemoteProtocolError(frames.HTTP_REQUEST, detail, self._inspected_bytes)
             )
@@ -176,39 +176,39 @@ class ServerSide(_ConnectionEnd):
         return frames
 
     def release(self) -> list[ClientFrame]:
-        """Return the frames that the http guard holds back; then check :attr:`error`."""
+        """Return the frames that the HTTP guard holds back; check :attr:`error` afterwards."""
         return self._decided() if self._held else []
 
     @property
     def dispatcher(self) -> AppendDispatch:
-        """The function that ``append_dispatch`` calls: saves a call for each of many dispatches."""
+        """The function behind ``append_dispatch``: calling it directly saves a call each time."""
         return (self._encoder or self._fix_encoder()).append_dispatch
 
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
-        """Append the pieces of one 003 in this connection's style (R7, R9), to be written at once.
+        """Append the parts of one 003 in this connection's style (R7, R9), to be written at once.
 
-        ``content`` is appended without a copy.  ``ttl_s`` is the seconds left, rounded up, and 0
-        for a message that never expires (R8).
+        ``content`` is appended without copying.  ``ttl_s`` is the number of seconds left, rounded
+        up, or 0 for a message that never expires (R8).
         """
-        append = self.dispatcher  # not called in place: mypyc would omit the call
+        append = self.dispatcher  # a variable, because mypyc would omit a direct call
         append(parts, queue, content, message_id, ttl_s)
 
     def append_receipt(
         self, parts: list[bytes], queue: str, key: bytes, reason: str | None
     ) -> None:
-        """Append the pieces of one 007: stored, or refused with a ``reason``."""
+        """Append the parts of one 007: stored if ``reason`` is None, else refused."""
         self.append_receipts(parts, queue, (key,), reason)
 
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
-        """Append the pieces of a 007 for each key, in order."""
+        """Append the parts of one 007 for each key, in order."""
         self._style("ttl").append_receipts(parts, queue, keys, reason)
 
     def _fix_encoder(self) -> BrokerEncoder:
-        """Decide the style of dispatches for the rest of the connection (R7)."""
+        """Fix the style of dispatches for the lifetime of the connection (R7)."""
         self._encoder = self._style(self.revision or self._default_revision)
         return self._encoder
 
@@ -221,7 +221,7 @@ class ClientSide(_ConnectionEnd):
 
     Writes compact frames with 32-byte headers in the newer revision; reads every style.
     :attr:`publish`, ``consume``, ``acknowledge``, ``requeue`` and ``dead_letter`` return the bytes
-    to send, and raise ``LocalProtocolError`` for what the grammar does not allow.
+    to send; they raise ``LocalProtocolError`` if the grammar does not allow an argument.
     """
 
     def __init__(self, limits: WireLimits | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Encodes frames in each style that a peer may use; constant parts are cached.
+"""Encoding of frames in every style that a peer may use, with cached constant parts.
 
 An encoder belongs to a *style* (framing, line break, header width, revision), not to a connection:
-:func:`encoder_for` returns the same one for the same style.
+:func:`encoder_for` returns the same encoder for the same style.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.frames import WireLimits
 from phpmq_lite.protocol.revisions import DISPATCH_HEADERS, Revision
 
-_CACHE_ENTRIES: Final = 10_000  # queues and lengths whose bytes are cached, per style
-_ID_BYTES: Final = 32  # of every message id of this broker
+_CACHE_ENTRIES: Final = 10_000  # entries in each cache, per style
+_ID_BYTES: Final = 32  # length of every message id from this broker
 
 _Name = TypeVar("_Name", str, int)
 
@@ -23,8 +23,8 @@ _Name = TypeVar("_Name", str, int)
 class BrokerEncoder:
     """Writes 003 and 007 in one style (R9), packets in the order of ``docs/reference/wire.md``.
 
-    ``line_break`` is empty in compact framing; with one, it also ends the last content, so that
-    the next frame begins on a line of its own (R10).
+    ``line_break`` is empty in compact framing.  In line framing it also follows the last content,
+    so that the next frame begins on its own line (R10).
     """
 
     def __init__(self, line_break: bytes, packet_header: int, revision: Revision) -> None:
@@ -33,16 +33,16 @@ class BrokerEncoder:
         self._with_ttl = revision == "ttl"
         self._dispatch_header = DISPATCH_HEADERS[revision]
         self._id_head = line_break + self._header(frames.ID, _ID_BYTES)
-        self._heads: dict[str, bytes] = {}  # up to the length of the content
-        self._lengths: dict[int, bytes] = {}  # content length -> digits and break
-        self._receipts: dict[str, bytes] = {}  # up to the packet of the key
-        self._keys: dict[int, bytes] = {}  # key length -> header of its packet
-        self._tails: dict[int, bytes] = {}  # ttl_s -> what follows the id
+        self._heads: dict[str, bytes] = {}  # queue -> 003 up to the length of the content
+        self._lengths: dict[int, bytes] = {}  # content length -> digits and line break
+        self._receipts: dict[str, bytes] = {}  # queue -> 007 up to the packet of the key
+        self._keys: dict[int, bytes] = {}  # key length -> packet header of the key
+        self._tails: dict[int, bytes] = {}  # ttl_s -> bytes after the id
 
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
-        """Append the pieces of one 003; ``content`` itself is one of them, not a copy."""
+        """Append the parts of one 003; ``content`` is one of them, without copying."""
         size = len(content)
         id_head = self._id_head
         if len(message_id) != _ID_BYTES:
@@ -59,14 +59,14 @@ class BrokerEncoder:
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
-        """Append the pieces of a 007 for each key: stored, or refused with a ``reason``.
+        """Append the parts of one 007 for each key: stored if ``reason`` is None, else refused.
 
-        Bytes between two keys of one length are the same, so the keys are joined: 0.07 instead of
-        0.36 µs a receipt.
+        The bytes between keys of the same length are the same, so the keys are joined: 0.07 instead
+        of 0.36 µs a receipt.
         """
         if reason is None:
             head = self._receipts.get(queue) or self._receipt_head(queue)
-            if len(keys) == 1:  # many queues: one key for each
+            if len(keys) == 1:  # the usual case with many queues
                 key = keys[0]
                 parts += (head, self._keys.get(len(key)) or self._key_head(len(key)), key)
                 if self._break:
@@ -105,7 +105,7 @@ class BrokerEncoder:
         return _cache(self._lengths, size, b"%0*d%s" % (self._digits, size, self._break))
 
     def _tail(self, ttl_s: int) -> bytes:
-        if not self._with_ttl:  # nothing follows in compact framing, and b"" is falsy
+        if not self._with_ttl:  # not cached, because b"" in compact framing is falsy
             return self._break
         return _cache(self._tails, ttl_s, self._break + self._packet(frames.TTL, b"%d" % ttl_s))
 
@@ -119,28 +119,28 @@ def _cache(kept: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
 
 @cache
 def encoder_for(line_break: bytes, packet_header: int, revision: Revision) -> BrokerEncoder:
-    """Return the encoder of a style; there are twelve."""
+    """Return the encoder for a style; there are twelve styles."""
     return BrokerEncoder(line_break, packet_header, revision)
 
 
 class ClientEncoder:
-    """Encodes what clients send: compact, 32-byte headers, the newer revision.
+    """Encodes frames that clients send: compact, 32-byte headers, the newer revision.
 
-    Each method raises :class:`LocalProtocolError` for what the grammar does not allow.
+    Each method raises :class:`LocalProtocolError` if the grammar does not allow an argument.
     """
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
-        self._queues: dict[str, bytes] = {}  # name -> its packet
+        self._queues: dict[str, bytes] = {}  # name -> queue packet
 
     def publish(
         self, queue: str, content: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> bytes:
-        """Return a 001; one with a ``key`` is answered by a 007."""
+        """Return a 001; with a ``key``, the broker answers it with a 007."""
         size = len(content)
         if size > self._limits.max_content:
             limit = self._limits.max_content
-            raise LocalProtocolError(f"content is {size} bytes, the limit is {limit}")
+            raise LocalProtocolError(f"content is {size} bytes; the limit is {limit}")
         parts = [
             b"H0100103" if key is None else b"H0100104",
             self._queues.get(queue) or self._queue(queue),
@@ -153,7 +153,7 @@ class ClientEncoder:
         return b"".join(parts)
 
     def consume(self, queue: str, count: int) -> bytes:
-        """Return a 002: a credit of ``count`` unacknowledged messages; 0 returns held messages."""
+        """Return a 002: a credit of ``count`` unacknowledged messages; 0 stops consuming."""
         return b"H0100202" + self._queue(queue) + self._number(frames.COUNT, count)
 
     def acknowledge(self, queue: str, message_id: bytes) -> bytes:
@@ -162,7 +162,7 @@ class ClientEncoder:
         return b"H0100402" + name + self._id(message_id)
 
     def requeue(self, queue: str, message_id: bytes, ttl_s: int) -> bytes:
-        """Return a 005: to the end of the queue, with a new time to live (0: never expires)."""
+        """Return a 005: requeue the message with a new time to live (0: never expires)."""
         number = self._number(frames.TTL, ttl_s)
         return b"H0100503" + self._queue(queue) + self._id(message_id) + number
 
@@ -174,20 +174,24 @@ class ClientEncoder:
         raw = queue.encode(errors="surrogatepass")
         longest = self._limits.max_name_bytes(raw)
         if not 0 < len(raw) <= longest:
-            raise LocalProtocolError(f"a queue name has 1 to {longest} bytes, not {len(raw)}")
+            raise LocalProtocolError(f"a queue name must have 1 to {longest} bytes, not {len(raw)}")
         if frames.decode_queue(raw) is None:
-            raise LocalProtocolError(f"a queue name has no control characters: {queue!r}")
+            raise LocalProtocolError(f"a queue name must not contain control characters: {queue!r}")
         return _cache(self._queues, queue, b"P01%029d%s" % (len(raw), raw))
 
     def _id(self, identity: bytes) -> bytes:
         if not 0 < len(identity) <= self._limits.max_id:
             limit = self._limits.max_id
-            raise LocalProtocolError(f"an id or key has 1 to {limit} bytes, not {len(identity)}")
+            raise LocalProtocolError(
+                f"an id or key must have 1 to {limit} bytes, not {len(identity)}"
+            )
         return b"P03%029d%s" % (len(identity), identity)
 
     def _number(self, packet: int, number: int) -> bytes:
         digits = b"%d" % number
         if number < 0 or len(digits) > self._limits.max_number_digits:
             limit = self._limits.max_number_digits
-            raise LocalProtocolError(f"a number has 1 to {limit} digits and no sign: {number}")
+            raise LocalProtocolError(
+                f"a number must have 1 to {limit} digits and no sign: {number}"
+            )
         return b"P%02d%029d%s" % (packet, len(digits), digits)

@@ -1,12 +1,12 @@
-"""The parser's common case: whole compact frames in the usual order, parsed by slices.
+"""The parser's common case: whole compact frames in the usual order, parsed by slicing.
 
-It only handles frames whose packet headers have 32 bytes.  Anything unusual, invalid or incomplete
-is left to the steps of ``parser.py``: this code refuses nothing, and accepts no frame without
-comparing all of its bytes.
+This module handles only frames whose packet headers have 32 bytes.  Anything unusual, invalid or
+incomplete is left to the steps in ``parser.py``: this code never refuses a frame, and accepts a
+frame only after comparing all of its bytes.
 
-Peers repeat themselves, so the constant parts of their last frames are compared with one
+Peers repeat themselves, so the constant parts of their last frame are compared with a single
 ``startswith``: 0.4 µs for a publish of 256 bytes and 0.3 for an acknowledgement, or 1.2 and 0.8 if
-queues change all the time; the steps take 8 (``benchmarks/protocol.py``).
+the queue always changes; the steps take 8 (``benchmarks/protocol.py``).
 """
 
 from typing import Final, Protocol
@@ -25,17 +25,17 @@ from phpmq_lite.protocol.frames import (
     message_header,
 )
 
-_ID_BYTES: Final = 32  # of every message id of this broker
+_ID_BYTES: Final = 32  # length of every message id from this broker
 _ID_HEADER: Final = b"P03%029d" % _ID_BYTES
 _KNOWN_LENGTHS: Final = 4_096
-# 29 digits -> value, for all lengths of names: saves int() and the check of the digits.
+# 29 digits -> value, for all lengths of names; saves calling int() and checking the digits.
 _KNOWN: dict[bytes, int] = {b"%029d" % size: size for size in range(256)}
 
-_Empty = tuple[()]  # ``startswith(())`` is False: nothing cached yet
+_Empty = tuple[()]  # nothing cached yet: ``startswith(())`` is False
 
 
 def read_length(digits: bytes) -> int:
-    """Return the value of the 29 digits of a packet header; -1 if they are not digits."""
+    """Return the number in the 29 digits of a packet header, or -1 if they are not digits."""
     value = _KNOWN.get(digits)
     if value is None:
         if len(digits) != 29 or not digits.isdigit():
@@ -47,12 +47,12 @@ def read_length(digits: bytes) -> int:
 
 
 class FastFrames(Protocol):
-    """What the parser needs of its common case."""
+    """What the parser needs from the fast path."""
 
-    headers: set[bytes]  # of frames that passed the steps: no others are accepted
+    headers: set[bytes]  # message headers of frames that passed the steps; no others are accepted
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append the whole common frames that begin at ``pos``; return where the rest begins."""
+        """Append the whole common frames from ``pos`` on; return the position after them."""
 
 
 class _FrameCache:
@@ -60,62 +60,62 @@ class _FrameCache:
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         self.headers: set[bytes] = set()
-        self._names = names  # verified queue names, of all parsers
+        self._names = names  # verified queue names, shared by all parsers
         self._limits = limits
         self._max_content = limits.max_content
-        self._long: bytes | _Empty = ()  # H…P01…queueP02, before the 29 digits of the content
+        self._long: bytes | _Empty = ()  # H…P01…queueP02, up to the 29 digits of the content
         self._long_queue = ""
         self._tail: bytes | _Empty = ()  # the constant packets after the content
-        self._short: bytes | _Empty = ()  # H…P01…queueP03 and 29 digits, before the id
+        self._short: bytes | _Empty = ()  # H…P01…queueP03 and 29 digits, up to the id
         self._short_queue = ""
         self._short_id = 0
 
     def _queue_end(self, data: bytes, pos: int) -> int:
-        """Return where the queue of the frame at ``pos`` ends; 0: the frame is not a common one."""
+        """Return where the queue of the frame at ``pos`` ends, or 0 if the frame is uncommon."""
         if data[pos : pos + 8] not in self.headers or data[pos + 8 : pos + 11] != b"P01":
             return 0
         size = read_length(data[pos + 11 : pos + 40])
         after = pos + 40 + size
-        # A longer name, which may end in .dlq, goes through the steps.
+        # Leave longer names, which may end in .dlq, to the steps.
         is_known = 0 < size <= self._limits.max_queue and data[pos + 40 : after] in self._names
         return after if is_known else 0
 
     def _id_size(self, data: bytes, pos: int) -> int:
-        """Return the size of the id whose packet begins at ``pos``; 0 if there is none."""
+        """Return the size of the id whose packet begins at ``pos``, or 0 if there is none."""
         size = read_length(data[pos + 3 : pos + 32])
         return size if data[pos : pos + 3] == b"P03" and 0 < size <= self._limits.max_id else 0
 
     def _number_end(self, data: bytes, pos: int) -> int:
-        """Return the end of the complete TTL packet at ``pos``; 0 if there is none."""
+        """Return the end of the complete TTL packet at ``pos``, or 0 if there is none."""
         size = read_length(data[pos + 3 : pos + 32])
         if data[pos : pos + 3] != b"P05" or not 0 < size <= self._limits.max_number_digits:
-            return 0  # before the slice: compiled, a negative size raises SystemError
+            return 0  # return before slicing: in compiled code a negative size raises SystemError
         digits = data[pos + 32 : pos + 32 + size]
         return pos + 32 + size if len(digits) == size and digits.isdigit() else 0
 
 
 class FastClientFrames(_FrameCache):
-    """Publishes and acknowledgements."""
+    """Fast path for publishes and acknowledgements."""
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)
-        self._opening: bytes | _Empty = ()  # of the last publish: H…P01
-        self._packets = 0  # of the last publish
+        self._opening: bytes | _Empty = ()  # the beginning of the last publish: H…P01
+        self._packets = 0  # number of packets in the last publish
         self._sized: bytes | _Empty = ()  # _long and the digits of the last content length
-        self._size = 0  # of the last content
+        self._size = 0  # length of the last content
         self._ttl_s: int | None = None
         self._key_size = 0
-        self._id_head: bytes | _Empty = ()  # of acknowledgements: P03 and 29 digits
+        self._id_head: bytes | _Empty = ()  # id header in acknowledgements: P03 and 29 digits
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append the whole publishes and acknowledgements that begin at ``pos``."""
+        """Append the whole publishes and acknowledgements from ``pos`` on."""
         while True:
             pos = self._parse_repeated(data, pos, frames)
             if pos == len(data) or not self._learn(data, pos):
                 return pos
 
     def _parse_repeated(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append frames that differ from the last of their kind in queue, content, TTL or ids only.
+        """Append frames that differ from the last of their kind only in queue, content, TTL or ids.
 
         A publish takes 0.4 µs (1.2 if the queue changes), an acknowledgement 0.3 (0.8).
         """
@@ -176,7 +176,7 @@ class FastClientFrames(_FrameCache):
         return pos
 
     def _learn(self, data: bytes, pos: int) -> bool:
-        """Cache the kind of the frame at ``pos``; return False if it is known or uncommon."""
+        """Cache the kind of the frame at ``pos``; return False if the kind is known or uncommon."""
         after = self._queue_end(data, pos)
         if not after:
             return False
@@ -196,7 +196,7 @@ class FastClientFrames(_FrameCache):
         return True
 
     def _learn_tail(self, data: bytes, pos: int) -> bool:
-        """Cache the TTL, and the header of the key if there is one."""
+        """Cache the TTL, and the header of the key if the publish has one."""
         number_end = after = self._number_end(data, pos)
         if not number_end:
             return False
@@ -213,14 +213,14 @@ class FastClientFrames(_FrameCache):
 
 
 class FastBrokerFrames(_FrameCache):
-    """Dispatches with a TTL, and receipts without a reason."""
+    """Fast path for dispatches with a TTL, and receipts without a reason."""
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)
         self._ttl_s = 0
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append the whole dispatches and receipts that begin at ``pos``."""
+        """Append the whole dispatches and receipts from ``pos`` on."""
         end = len(data)
         while True:
             if data.startswith(self._long, pos):
@@ -250,7 +250,7 @@ class FastBrokerFrames(_FrameCache):
                 return pos
 
     def _learn(self, data: bytes, pos: int) -> bool:
-        """Cache the beginning of the frame at ``pos``; return False if it is not a common one."""
+        """Cache the beginning of the frame at ``pos``; return False if the frame is uncommon."""
         after = self._queue_end(data, pos)
         if not after:
             return False

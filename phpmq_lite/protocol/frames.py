@@ -28,11 +28,11 @@ TTL: Final = 5
 
 
 def message_header(message_type: int, packets: int) -> bytes:
-    """Return the 8 bytes that open a frame."""
+    """Return the 8 bytes that begin a frame."""
     return b"H%s%03d%02d" % (VERSION, message_type, packets)
 
 
-Shapes = dict[bytes, tuple[int, ...]]  # message header -> packet types in our order (R2, R12)
+Shapes = dict[bytes, tuple[int, ...]]  # message header -> packet types as we order them (R2, R12)
 
 
 def _shapes(*shapes: tuple[int, tuple[int, ...]]) -> Shapes:
@@ -62,8 +62,8 @@ def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
     detail = f"a message of type {message_type:03} has {known} packets, not {count}"
     if (message_type, count) == (REQUEUE, 2):
         detail += (
-            ": with 2 packets 005 was the message receipt of an earlier revision,"
-            " here it is a requeue with queue, message id and TTL"
+            ": with 2 packets, 005 was the message receipt of an earlier revision;"
+            " now it is a requeue with queue, message id and TTL"
         )
     return detail
 
@@ -85,22 +85,22 @@ EMPTY_ID: Final = "empty-id"
 BAD_NUMBER: Final = "bad-number"
 HTTP_REQUEST: Final = "http-request"
 
-DEAD_LETTER_SUFFIX: Final = b".dlq"  # R17: a name with this end may be longer
+DEAD_LETTER_SUFFIX: Final = b".dlq"  # R17: a name with this suffix may be longer
 
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(slots=True, frozen=True)
 class WireLimits:
-    """The longest content of each packet type, in bytes; a longer one closes the connection."""
+    """The maximum content of each packet type, in bytes; a longer packet closes the connection."""
 
     max_content: int = 8 << 20
-    max_queue: int = 255  # up to 4 more if the name ends in .dlq, see longest_name
-    max_id: int = 64  # of ids and keys
+    max_queue: int = 255  # plus 4 if the name ends in .dlq, see max_name_bytes
+    max_id: int = 64  # for ids and keys
     max_number_digits: int = 19  # R14
 
     def by_packet(self) -> dict[int, int]:
-        """Return packet type -> longest content (R13); for queues including ``.dlq``."""
+        """Return the maximum content by packet type (R13); for queues, this includes ``.dlq``."""
         return {
             QUEUE: self.max_queue + len(DEAD_LETTER_SUFFIX),
             CONTENT: self.max_content,
@@ -110,15 +110,15 @@ class WireLimits:
         }
 
     def max_name_bytes(self, queue: bytes) -> int:
-        """Return how many bytes a name that ends like this one may have (R17)."""
+        """Return the maximum length of a name with the same suffix as this one (R17)."""
         is_longer = queue.endswith(DEAD_LETTER_SUFFIX)
         return self.max_queue + (len(DEAD_LETTER_SUFFIX) if is_longer else 0)
 
 
 def decode_queue(raw: bytes) -> str | None:
-    """Return the queue's name, or None if it is not UTF-8 or has a control character.
+    """Return the queue's name, or None if it is not UTF-8 or contains a control character.
 
-    A line feed is allowed: the published examples have a compact frame whose queue begins with one,
+    Line feeds are allowed: in the published examples, the queue of a compact frame begins with one,
     to show that framing is never detected from content.
     """
     try:
@@ -132,8 +132,8 @@ def decode_queue(raw: bytes) -> str | None:
 class Publish:
     """001: store ``content`` in ``queue``.
 
-    ``ttl_s`` is None without a TTL packet (the older revision); 0 means never expires.  With a
-    ``key`` the sender expects a receipt.
+    ``ttl_s`` is None if there is no TTL packet (the older revision); 0 means that the message never
+    expires.  With a ``key``, the sender expects a receipt.
     """
 
     queue: str
@@ -144,7 +144,7 @@ class Publish:
 
 @dataclass(slots=True)
 class Consume:
-    """002: set the credit for ``queue`` to ``count`` unacknowledged messages; 0 returns them."""
+    """002: set the credit on ``queue`` to ``count`` unacknowledged messages; 0 stops consuming."""
 
     queue: str
     count: int
@@ -152,7 +152,7 @@ class Consume:
 
 @dataclass(slots=True)
 class Dispatch:
-    """003: a message for a consumer; ``ttl_s`` is None in the older revision, 0: never expires."""
+    """003: a message for a consumer; ``ttl_s``: None in the older revision, 0 never expires."""
 
     queue: str
     content: bytes

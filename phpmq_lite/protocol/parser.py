@@ -1,8 +1,8 @@
-"""Parses bytes, however they are cut, into frames: a state machine of named steps.
+"""Parsing of bytes, in chunks of any size, into frames: a state machine of named steps.
 
 ``fast_path.py`` parses common frames (compact, 32-byte headers, usual order, whole in one read);
-all others go byte-exactly through the steps below.  Each step consumes what is available, so every
-byte is copied a fixed number of times however the stream is cut.
+all other frames go byte by byte through the steps below.  Each step consumes the available bytes,
+so each byte is copied a fixed number of times, whatever the chunks.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,12 @@ _P: Final = 0x50
 _CR: Final = 0x0D
 _LF: Final = 0x0A
 _DIGITS: Final = frozenset(b"0123456789")
-_MAX_NAMES: Final = 16_384  # of all connections: 10 to 22 MiB if all have the longest name
-_NAMES: Final[dict[bytes, str]] = {}  # verified names; an unknown one costs 15 µs
+_MAX_NAMES: Final = 16_384  # for all connections: 10 to 22 MiB if all names have the maximum length
+_NAMES: Final[dict[bytes, str]] = {}  # verified names; verifying a name takes 15 µs
 
 Values = dict[int, Any]  # packet type -> content, as in the frame
 
-Step = Callable[["Parser", bytes, int], int]  # consumes bytes from a position; returns the next one
+Step = Callable[["Parser", bytes, int], int]  # consumes bytes from a position; returns the new one
 
 _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
     frames.PUBLISH: lambda v: Publish(v[1], v[2], v.get(5), v.get(3)),
@@ -52,9 +52,9 @@ _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
 class Parser:
     """One direction of one connection, from its first byte to its first error.
 
-    ``framing``, ``line_break``, ``packet_header`` and ``revision_seen`` are learnt from the bytes,
-    and replies use the same style (R9); each is None until it is known.  ``error`` is set at the
-    first invalid byte; from then on :meth:`feed` returns nothing.
+    ``framing``, ``line_break``, ``packet_header`` and ``revision_seen`` are learnt from the bytes;
+    each is None until it is known.  Replies use the same style (R9).  ``error`` is set at the first
+    invalid byte; from then on, :meth:`feed` returns no frames.
     """
 
     def __init__(
@@ -68,29 +68,29 @@ class Parser:
         self.framing: str | None = None
         self.line_break: bytes | None = None
         self.packet_header: int | None = pinned
-        self.revision_seen: Revision | None = None  # shown by the first frame that differs (R7)
+        self.revision_seen: Revision | None = None  # the first frame that differs shows it (R7)
         self._shapes = shapes
         self._limits = limits.by_packet()
         self._max_queue = limits.max_queue
         self._names = _NAMES
         self._whole = whole(self._names, limits)
-        self._width = pinned  # of compact packet headers; None: learnt from the first one (R4)
-        self._is_plain = False  # compact framing, headers of 32 bytes
+        self._width = pinned  # width of compact packet headers; None: learn it from the first (R4)
+        self._is_plain = False  # compact framing with 32-byte headers
         self._frames: list[Frame] = []  # completed in this read
-        self._fed = 0  # bytes of the connection before this read
-        # -- the frame begun
+        self._fed = 0  # bytes received on the connection before this read
+        # -- the current frame
         self._in_frame = False
-        self._began = 0  # offset of the first byte of the frame
+        self._began = 0  # offset of the frame's first byte
         self._header = b""  # its message header
         self._shape: tuple[int, ...] = ()
         self._left = 0  # remaining packets
         self._values: Values = {}
-        # -- the step begun
-        self._step: Step = Parser._message_header  # not bound: no reference cycle
-        self._next: Step = Parser._message_header  # after a line break
-        self._break_code = frames.BAD_FRAMING  # if there is none
-        self._cr = False  # a CR was seen, LF must follow
-        self._head = b""  # the part of a header that has arrived
+        # -- the current step
+        self._step: Step = Parser._message_header  # unbound, to avoid a reference cycle
+        self._next: Step = Parser._message_header  # the step after a line break
+        self._break_code = frames.BAD_FRAMING  # the error if the line break is missing
+        self._cr = False  # a CR was seen, so LF must follow
+        self._head = b""  # the part of a header received so far
         self._head_at = 0
         self._packet = 0
         self._length = 0
@@ -98,13 +98,13 @@ class Parser:
 
     @property
     def partial_bytes(self) -> int:
-        """Return the received bytes of an incomplete frame; 0 between frames."""
+        """Return the number of bytes received of an incomplete frame; 0 between frames."""
         return self._fed - self._began if self._in_frame else 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that ``data`` completes, in order; check ``error`` afterwards.
 
-        Frames that are complete before the first invalid byte are returned (R16).
+        Frames completed before the first invalid byte are returned (R16).
         """
         if self.error is not None:
             return []
@@ -155,7 +155,7 @@ class Parser:
         return pos
 
     def _check_message_header(self, head: bytes) -> None:
-        """Raise at the first invalid byte of ``head``, which may be the beginning of a header."""
+        """Raise at the first invalid byte of ``head``, which may be an incomplete header."""
         for index, byte in enumerate(head):
             if index == 0:
                 if byte != _H:
@@ -176,11 +176,11 @@ class Parser:
             detail = f"there is no message type {message_type:03}"
             self._fail(frames.UNKNOWN_TYPE, detail, self._began + 3)
         if not any(int(header[3:6]) == message_type for header in self._shapes):
-            detail = f"a message of type {message_type:03} is not sent by this side"
+            detail = f"this side does not send messages of type {message_type:03}"
             self._fail(frames.UNEXPECTED_TYPE, detail, self._began + 3)
 
     def _blank_line(self, data: bytes, pos: int) -> int:
-        """Skip a break between messages, R10."""
+        """Skip a line break between messages (R10)."""
         byte = data[pos]
         if byte == _CR and not self._cr:
             self._cr = True
@@ -234,7 +234,7 @@ class Parser:
         return pos
 
     def _line_width(self, data: bytes, pos: int) -> int:
-        """Learn the width of a header line: a break or four more digits follow 29 digits (R5)."""
+        """Learn the width of a header line: after 29 digits comes a break or four more (R5)."""
         if len(self._head) == 32 and data[pos] in (_CR, _LF):
             self._begin_content(32)
             return pos
@@ -273,7 +273,7 @@ class Parser:
         """Compare the length with its limit before any content is buffered (R13)."""
         limit = self._limits[self._packet]
         if self._length > limit:
-            detail = f"packet {self._packet:02} is {self._length} bytes, the limit is {limit}"
+            detail = f"packet {self._packet:02} is {self._length} bytes; the limit is {limit}"
             self._fail(frames.TOO_LARGE, detail, self._head_at + 3)
         self._head = b""
         if self.packet_header is None:
@@ -309,7 +309,7 @@ class Parser:
             self._values[packet] = self._names.get(content) or self._queue_name(content, at)
         elif packet in (frames.COUNT, frames.TTL):
             if not content.isdigit():
-                self._fail(frames.BAD_NUMBER, "a number is 1 to 19 digits", at)
+                self._fail(frames.BAD_NUMBER, "a number must be 1 to 19 digits", at)
             self._values[packet] = int(content)
         else:
             self._values[packet] = content
@@ -323,10 +323,10 @@ class Parser:
 
     def _queue_name(self, raw: bytes, at: int) -> str:
         if not raw:
-            return ""  # invalid, but a wrong width shows here first: see _end_frame
+            return ""  # _end_frame raises EMPTY_QUEUE, unless a wrong header width raises first
         name = frames.decode_queue(raw)
         if name is None:
-            detail = "a queue name is UTF-8 without control characters except line feeds"
+            detail = "a queue name must be UTF-8 without control characters except line feeds"
             self._fail(frames.BAD_QUEUE, detail, at)
         if len(self._names) >= _MAX_NAMES:
             self._names.clear()
@@ -335,9 +335,9 @@ class Parser:
 
     def _end_frame(self) -> None:
         if not self._values[frames.QUEUE]:
-            self._fail(frames.EMPTY_QUEUE, "a queue name has at least 1 byte", self._began)
+            self._fail(frames.EMPTY_QUEUE, "a queue name must have at least 1 byte", self._began)
         if self._values.get(frames.ID) == b"":
-            self._fail(frames.EMPTY_ID, "an id or key has at least 1 byte", self._began)
+            self._fail(frames.EMPTY_ID, "an id or key must have at least 1 byte", self._began)
         self._frames.append(_MAKE[int(self._header[3:6])](self._values))
         self._whole.headers.add(self._header)
         self._values = {}
@@ -346,10 +346,10 @@ class Parser:
         if self.revision_seen is None:
             self.revision_seen = REVISION_OF_HEADER.get(self._header)
 
-    # -- what the steps share
+    # -- shared by the steps
 
     def _gather(self, data: bytes, pos: int, size: int) -> tuple[bytes, int]:
-        """Return the received part of a header, at most ``size`` bytes, and where it ends."""
+        """Return the part of a header received so far, at most ``size`` bytes, and its end."""
         stop = min(pos + size - len(self._head), len(data))
         self._head += data[pos:stop]
         return self._head, stop
@@ -360,7 +360,7 @@ class Parser:
         self._break_code = code
 
     def _line_break(self, data: bytes, pos: int) -> int:
-        """Consume LF or CR LF, each accepted every time (R10); replies use the first one."""
+        """Consume LF or CR LF; both are always valid (R10), and replies use the first one seen."""
         byte = data[pos]
         if byte == _CR and not self._cr:
             self._cr = True
@@ -380,7 +380,7 @@ class Parser:
 
 
 def _describe(found: bytes) -> str:
-    """Describe bytes that are not a message header; the most common protocols by name."""
+    """Describe bytes that are not a message header; name the protocol if it is a common one."""
     if found[:1] == b"\x16":
         return "no message header; looks like TLS"
     if found[:4] in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN"):

@@ -1,7 +1,7 @@
 """The two revisions of PHPMQ: the newer has a TTL in publishes and dispatches, the older has none.
 
 The first frame that differs between them shows which one a client speaks (R7).  A client that only
-consumes shows none, so the listener that it connected to decides.
+consumes sends no such frame, so the listener that it connected to decides.
 """
 
 from typing import Final, Literal
@@ -11,7 +11,7 @@ from phpmq_lite.protocol.frames import message_header
 
 Revision = Literal["ttl", "legacy"]
 
-# Headers of clients' frames; 002 and 004 are the same in both revisions.
+# Headers of frames from clients; 002 and 004 are the same in both revisions.
 REVISION_OF_HEADER: Final[dict[bytes, Revision]] = {
     message_header(frames.PUBLISH, 2): "legacy",
     message_header(frames.PUBLISH, 3): "ttl",
@@ -28,12 +28,12 @@ DISPATCH_HEADERS: Final[dict[Revision, bytes]] = {
 DESCRIPTIONS: Final[dict[Revision | None, str]] = {
     "ttl": "newer: with TTL; dispatches have 4 packets",
     "legacy": "older: without TTL; dispatches have 3 packets",
-    None: "not shown: the listener decides, tcp.listen for newer, tcp.legacy_listen for older "
-    "clients",
+    None: "unknown: the listener decides; tcp.listen is for newer clients, tcp.legacy_listen for "
+    "older ones",
 }
 
-# For a consumer that left after its first dispatch, as one of the other revision does.
+# For a consumer that left after its first dispatch, as a client of the other revision does.
 LISTENER_HINT: Final = (
-    "if it speaks the older revision, point it at a listener of tcp.legacy_listen; "
-    "if the newer one, at tcp.listen"
+    "if the client speaks the older revision, connect it to a listener of tcp.legacy_listen; "
+    "if it speaks the newer one, to tcp.listen"
 )

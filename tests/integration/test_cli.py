@@ -115,7 +115,7 @@ def test_publish_refuses_content_above_the_limit(run: Run, queue: str, tmp_path:
     config.write_text("[limits]\nmax_content = 3\n")
     refused = run("publish", queue, "--config", str(config), "--body", "four")
     assert refused.exit_code == 1
-    assert refused.stderr == "Error: content is 4 bytes, the limit is 3\n"
+    assert refused.stderr == "Error: content is 4 bytes; the limit is 3\n"
 
 
 def test_publish_says_that_nobody_answers(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ async def test_client_says_what_to_raise_for_a_long_message(
 ) -> None:
     broker.script = dispatch_on_consume(b"x" * 11)
     async with connect_any("127.0.0.1", broker.port, max_content=10) as client:
-        with pytest.raises(ConnectionLostError, match=r"11 bytes, the limit is 10; .*max_content"):
+        with pytest.raises(ConnectionLostError, match=r"11 bytes; the limit is 10\. .*max_content"):
             await anext(client.consume("orders"))
 
 
@@ -572,7 +572,7 @@ async def test_client_gives_up_when_the_broker_does_not_come_back(broker: Script
     await asyncio.to_thread(client.open)
     await broker.arrived.wait()
     await broker.stop()
-    with pytest.raises(ConnectionLostError, match="did not come back"):
+    with pytest.raises(ConnectionLostError, match="did not accept a new connection"):
         await asyncio.to_thread(client.publish_confirmed, "orders", b"body")
     await broker.start()
     client.timeout_s = 60

@@ -147,7 +147,7 @@ async def test_message_receipt_of_an_earlier_revision_is_named_in_log_and_page(
     assert await reader.read() == b""
     writer.close()
     await writer.wait_closed()
-    said = "with 2 packets 005 was the message receipt of an earlier revision"
+    said = "with 2 packets, 005 was the message receipt of an earlier revision"
     assert said in (await browser.get("/clients?state=errors"))[1]
     assert said in "".join(capfd.readouterr())
 

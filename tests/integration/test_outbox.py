@@ -94,12 +94,12 @@ def test_row_that_is_not_allowed_stays_and_status_shows_it(
         connection.execute("UPDATE phpmq_outbox SET body = zeroblob(9000000) WHERE seq = 2")
     done = relay(broker, database)
     assert done.exit_code == 1
-    assert "content is 9000000 bytes, the limit is 8388608" in done.stderr
+    assert "content is 9000000 bytes; the limit is 8388608" in done.stderr
     assert done.stderr.endswith("Error: 1 left; `phpmq-lite outbox status` shows them\n")
     assert stored(broker, queue) == [1, 3]
     (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
     assert (row["queue"], row["waiting"], row["failing"]) == (queue, 1, 1)
-    assert row["error"] == "content is 9000000 bytes, the limit is 8388608"
+    assert row["error"] == "content is 9000000 bytes; the limit is 8388608"
 
 
 def test_row_without_a_queue_is_named_and_fails(
@@ -112,13 +112,14 @@ def test_row_without_a_queue_is_named_and_fails(
     done = relay(broker, database)
     assert done.exit_code == 1
     assert (
-        " for no queue is not published: a queue name has 1 to 255 bytes, not 0\n1 published\n"
+        " for no queue is not published: a queue name must have 1 to 255 bytes, not 0\n"
+        "1 published\n"
         in done.stderr
     )
     assert stored(broker, queue) == [2]
     (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
     assert (row["queue"], row["waiting"], row["failing"]) == ("", 1, 1)
-    assert row["error"] == "a queue name has 1 to 255 bytes, not 0"
+    assert row["error"] == "a queue name must have 1 to 255 bytes, not 0"
 
 
 def test_paused_queue_keeps_its_rows_and_its_order(

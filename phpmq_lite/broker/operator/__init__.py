@@ -1,1 +1,1 @@
-"""Commands of an operator: each a function of the broker, with a reply and an audit entry."""
+"""Operator commands: functions that take the broker, a reply callback and an audit entry."""

@@ -8,7 +8,7 @@ from phpmq_lite.writes import AdvanceAudit, InsertAudit
 def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True) -> None:
     """Record an audit row; later calls with the same entry add ``number`` to its count.
 
-    Until the last part of the work is done the row says ``running``: after a restart, such a row
+    The row says ``running`` until the last part of the work is done.  After a restart, such a row
     shows that the work was interrupted.
     """
     entry.count += number
@@ -30,5 +30,5 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
 
 
 def to_storable_text(text: str) -> str:
-    """Return text that SQLite can store: JSON may contain half a surrogate pair."""
+    """Escape lone surrogates, which JSON may contain and SQLite cannot store."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""What operators do to messages, picked by number or in a whole queue, one slice per batch.
+"""Operator actions on messages, selected by number or by queue, one slice per batch.
 
-The rows are loaded after a commit.  Then each is acted on, or skipped with a reason, and the audit
-row counts them in the same transaction.
+The rows are loaded after a commit.  In the next batch, each message is changed, or skipped with a
+reason, and the audit row counts the changes in the same transaction.
 """
 
 from collections import Counter
@@ -24,32 +24,32 @@ PAGE_ROWS: Final = 1_000  # rows per batch of an action on a queue
 
 
 class Action(StrEnum):
-    """What can be done to a message."""
+    """What an operator can do to a message; each comment says to which messages it applies."""
 
-    REQUEUE = "requeue"  # ready, dispatched: to the end of its queue, same id
-    RELEASE = "release"  # dispatched: ready at its old position
-    MOVE = "move"  # ready: to the end of another queue, same id
-    DELETE = "delete"  # ready; dispatched only if requested
-    REDRIVE = "redrive"  # a dead-letter record: a new message, the record is deleted
-    RESTORE = "restore"  # deleted: a new message at the old position
-    ERASE = "erase"  # settled: removes the body, keeps the row
-    PLACE = "place"  # ready: back to its earlier position, undoes requeue and move
+    REQUEUE = "requeue"  # ready or dispatched: move to the end of the queue, keep the id
+    RELEASE = "release"  # dispatched: make ready at the old position
+    MOVE = "move"  # ready: move to the end of another queue, keep the id
+    DELETE = "delete"  # ready, or dispatched if requested
+    REDRIVE = "redrive"  # dead-letter record: publish the message again, delete the record
+    RESTORE = "restore"  # deleted: publish the message again at the old position
+    ERASE = "erase"  # settled: remove the body, keep the row
+    PLACE = "place"  # ready: move back to the earlier position, to undo a requeue or move
 
 
 @dataclass(slots=True, frozen=True)
 class ActionOptions:
     """Options of an action."""
 
-    # requeue: None keeps the deadline; redrive: None is the queue's default; restore: only for
-    # messages whose deadline has passed; 0: never expires
+    # 0: never expires.  None keeps the deadline (requeue) or uses the queue's default (redrive).
+    # Restore uses it only for messages whose deadline has passed.
     ttl_s: int | None = None
-    target: str | None = None  # of move, must exist; of redrive, None: where it died
-    create: bool = False  # move: create the target
-    with_dispatched: bool = False  # delete: also what consumers hold
-    # Only messages of these queue_ids, and redrive only back to these; None: all.  The caller
-    # checks a target that it names.
+    target: str | None = None  # move: an existing queue; redrive: None is where the message died
+    create: bool = False  # move: create the target if it does not exist
+    with_dispatched: bool = False  # delete: include messages that consumers hold
+    # Act only on messages in these queue_ids, and redrive only back to them; None: all.  The caller
+    # checks that it may use ``target``.
     queues: frozenset[int] | None = None
-    # of place: seq -> queue_id, position
+    # place: seq -> queue_id, position
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     is_dry_run: bool = False  # redrive: only report what would happen
 
@@ -62,12 +62,12 @@ class ActionOutcome:
     new_ids: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
     skipped: Counter[str] = field(default_factory=Counter)  # reasons
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> queue_id, position
-    targets: Counter[str] = field(default_factory=Counter)  # of redrive: messages by queue
-    poisoned: Counter[str] = field(default_factory=Counter)  # of them: invalid again, by reason
+    targets: Counter[str] = field(default_factory=Counter)  # redrive: messages by target queue
+    poisoned: Counter[str] = field(default_factory=Counter)  # redrive: still invalid, by reason
 
 
 _WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE})
-_READ_AHEAD: Final = "read ahead"  # not done yet: its content is large
+_READ_AHEAD: Final = "read ahead"  # not done yet: its content is large, so a thread reads it first
 _SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
 
 
@@ -84,19 +84,19 @@ class PagedAction:
         self._options = options
         self._reply = reply
         self._detail = audit.to_storable_text(f"by {entry.actor}")
-        self._changed_queues: dict[int, Queue] = {}  # with a window to which messages returned
+        self._changed_queues: dict[int, Queue] = {}  # messages returned to their windows
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}
-        self._left: int | None = None  # messages to act on; None: no limit
+        self._left: int | None = None  # messages still to act on; None: no limit
         self._done = 0
         self.outcome = ActionOutcome()
 
     def _request_rest(self, row: Message, *, with_row: bool) -> None:
-        """Request the next page: what follows a row, and the row again if ``with_row``."""
+        """Request the next page: the rows after ``row``, starting with ``row`` if ``with_row``."""
         raise NotImplementedError
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Act on the rows; large bodies come in several pages."""
+        """Act on the rows of a page; rows with large bodies come in several pages."""
         outcome, before = self.outcome, len(self.outcome.done)
         again: Sequence[Message] = ()
         for at, row in enumerate(page):
@@ -138,7 +138,7 @@ class PagedAction:
             audit.record(self._core, self._entry, done, is_last=is_last)
 
     def _apply(self, row: Message) -> str | None:
-        """Act on one message; return why it was skipped, or None."""
+        """Act on one message; return None, or the reason why it was skipped."""
         state, seq = self._state, row.seq
         if seq in state.pending or seq in state.transitioned:
             return "gone"
@@ -154,7 +154,7 @@ class PagedAction:
     def _record_position(self, message: Message) -> None:
         self.outcome.places[message.seq] = (message.queue_id, message.position)
 
-    # -- one method an action; each returns why it was not done
+    # -- one method per action; each returns None, or why the message was skipped
 
     def _requeue(self, message: Message, _body: bytes | None) -> str | None:
         self._record_position(message)
@@ -266,7 +266,7 @@ class PagedAction:
 
 
 class MessageAction(PagedAction):
-    """One action on one slice of messages; ``reply`` gets an ``ActionOutcome``."""
+    """One action on one slice of messages; passes an ``ActionOutcome`` to ``reply``."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class MessageAction(PagedAction):
         reply: Reply,
     ) -> None:
         super().__init__(core, entry, action, options, reply)
-        self._all = dict.fromkeys(seqs)  # each once, in order
+        self._all = dict.fromkeys(seqs)  # without duplicates, in order
         self._request_page([seq for seq in self._all if 0 < seq < self._state.next_number])
 
     def _request_page(self, seqs: Sequence[int]) -> None:
@@ -320,11 +320,11 @@ def act_on_messages(
     seqs: Sequence[int],
     options: ActionOptions,
 ) -> None:
-    """Apply one action to at most ``ACTION_SLICE`` messages; replies with an ``ActionOutcome``.
+    """Apply one action to at most ``ACTION_SLICE`` messages; reply with an ``ActionOutcome``.
 
-    The slices of one bulk job share an entry: the first slice stores its row, the next ones add
-    their counts.  Until the last slice ``entry.result`` is ``running``; then it says how the job
-    ended.
+    The slices of one bulk job share an entry: the first slice stores the audit row, and later
+    slices add their counts.  The caller sets ``entry.result`` to ``running`` for all slices but the
+    last, and then to the result of the job.
 
     Raises:
         RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
@@ -342,7 +342,7 @@ def check_action(
         RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
     """
     if len(seqs) > ACTION_SLICE:
-        raise RefusedError("too_many", f"{len(seqs)} messages at once, the limit is {ACTION_SLICE}")
+        raise RefusedError("too_many", f"{len(seqs)} messages at once; the limit is {ACTION_SLICE}")
     name = options.target
     if action is Action.MOVE and not name:
         raise RefusedError("unknown_queue", "a move needs the queue to move to")
@@ -353,7 +353,7 @@ def check_action(
 
 
 class QueueAction(PagedAction):
-    """One action on a queue's messages, or the ``limit`` oldest; ``reply`` gets their number."""
+    """One action on a queue's messages, or the ``limit`` oldest; replies with the number done."""
 
     def __init__(
         self,
@@ -382,8 +382,8 @@ class QueueAction(PagedAction):
         self._request_page(row.position - 1 if with_row else row.position)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Act on one page, then ask for the next or reply."""
-        self.outcome = ActionOutcome()  # of this page: a queue may have millions of messages
+        """Act on one page, then request the next page or reply."""
+        self.outcome = ActionOutcome()  # one per page, as a queue may have millions of messages
         super().process_page(page, is_last)
 
     def _apply(self, row: Message) -> str | None:
@@ -397,11 +397,11 @@ class QueueAction(PagedAction):
 
 
 def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:
-    """Dead-letter messages that are ready and really damaged, with reason ``crc``.
+    """Dead-letter ready messages that are still found damaged, with reason ``crc``.
 
-    Their bodies are read once more.  A dispatched message has been sent already; if it returns it
-    is checked at its next dispatch, as is one whose body is in memory.  ``reply`` gets the number
-    of settled messages.
+    Their bodies are read once more.  Dispatched messages, which have been sent already, and
+    messages whose body is in memory are skipped; they are checked at their next dispatch.  Replies
+    with the number of settled messages.
     """
     state, left, done = core.state, list(seqs), 0
 

@@ -1,4 +1,4 @@
-"""Publishing without a connection, from page, API or command line: a whole list or nothing."""
+"""Publishing from the admin pages, the API or the command line: a list of messages, or none."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,16 +23,16 @@ NewMessage = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default,
 
 
 class Published(list[str]):
-    """The ids of stored messages, in order; ``quarantined`` has the reasons of invalid ones."""
+    """The ids of stored messages, in order; ``quarantined`` holds why messages are invalid."""
 
     def __init__(self, ids: Sequence[str], quarantined: Mapping[str, str] | None = None) -> None:
         super().__init__(ids)
-        self.quarantined = dict(quarantined or {})  # by id
+        self.quarantined = dict(quarantined or {})  # id -> reason
 
 
 PUBLISH_MAX: Final = 1_000
 KEY_BYTES: Final = 64
-_LAST: Final = b":last"  # after a key padded to 64 bytes: no client has such a long key
+_LAST: Final = b":last"  # appended to a key padded to 64 bytes: no client's key is that long
 
 
 def publish(
@@ -47,13 +47,13 @@ def publish(
     create: bool = True,
     validated: Mapping[int, ValidatedPublish] | None = None,
 ) -> None:
-    """Store messages at the end of a queue, all or none.  Replies with ``Published``.
+    """Store messages at the end of a queue, all or none.  Reply with ``Published``.
 
-    Large messages are validated in a thread first; then the reply is a RefusedError if the publish
-    is refused.  ``validated`` has their results, by index in the list.
+    Large messages are validated in a thread first; if the publish is refused after that, the reply
+    is a RefusedError.  ``validated`` holds the results, by index in the list.
 
-    Repeating a ``key`` within the receipt window stores nothing and replies as the first time.
-    ``source`` is a seq and an event kind: such an event links the first message and its source.
+    Repeating a ``key`` within the receipt window stores nothing and sends the same reply again.
+    ``source`` is a seq and an event kind: an event of that kind links the first message to it.
 
     Raises:
         RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
@@ -69,7 +69,7 @@ def publish(
     state = core.state
     queue = state.registry.get_or_create(name, entry.actor)
     if queue is None:  # destination() has checked the limit
-        raise RefusedError("too_many_queues", "the limit of queues is reached")
+        raise RefusedError("too_many_queues", "the limit on queues is reached")
     inspections = _validate_inline(core, queue, messages, validated or {})
     if inspections is None:
         again = partial(
@@ -99,7 +99,7 @@ def _validate_inline(
     messages: Sequence[NewMessage],
     validated: Mapping[int, ValidatedPublish],
 ) -> list[EnvelopeInspection | None] | None:
-    """Validate contents if the queue does; None: too large for this batch, use a thread."""
+    """Validate contents if the queue requires it; return None if this batch is too small for it."""
     if not queue.validates:
         return [None] * len(messages)
     found: list[EnvelopeInspection | None] = []
@@ -117,7 +117,7 @@ def _invalid_reasons(
     messages: Sequence[NewMessage],
     inspections: Sequence[EnvelopeInspection | None],
 ) -> dict[int, str]:
-    """Return the reasons of the invalid messages, by index in the list.
+    """Return why messages are invalid, by index in the list.
 
     Raises:
         RefusedError: their records cannot be stored.
@@ -160,16 +160,16 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
     core.check_not_draining()
     if len(messages) > PUBLISH_MAX:
         raise RefusedError(
-            "too_many", f"{len(messages)} messages at once, the limit is {PUBLISH_MAX}"
+            "too_many", f"{len(messages)} messages at once; the limit is {PUBLISH_MAX}"
         )
     if key is not None and not 0 < len(key) <= KEY_BYTES:
         raise RefusedError(
-            "bad_key", f"the key is {len(key)} bytes long, the limit is 1 to {KEY_BYTES}"
+            "bad_key", f"the key is {len(key)} bytes long; it must be 1 to {KEY_BYTES}"
         )
 
 
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
-    """Refuse all messages, and count the refusal, if the queue does not accept all of them."""
+    """Refuse all messages, and count the refusal, unless the queue accepts all of them."""
     registry = core.state.registry
     if (stop := registry.publishing_stop) is not None:
         reason, detail = stop.reason, stop.detail
@@ -187,16 +187,16 @@ def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[New
 
 
 def _refusal_detail(queue: Queue, reason: str) -> str:
-    """Return the text for people to a reason of ``Queue.refusal``."""
+    """Return a readable text for a reason from ``Queue.refusal``."""
     settings, row = queue.settings, queue.row
     if reason == "paused":
         return f"publishing to {queue.name!r} is paused"
     if reason == "queue full: messages":
-        return f"the queue has {row.live_count} messages, its limit is {settings.max_messages}"
-    return f"the queue has {row.live_bytes} bytes, its limit is {settings.max_bytes}"
+        return f"the queue has {row.live_count} messages; its limit is {settings.max_messages}"
+    return f"the queue has {row.live_bytes} bytes; its limit is {settings.max_bytes}"
 
 
-# -- the same key again
+# -- repeated keys
 
 
 def _last_key(key: bytes) -> bytes:
@@ -204,7 +204,7 @@ def _last_key(key: bytes) -> bytes:
 
 
 def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
-    """Return the seq stored under a key, even if the queue was removed since."""
+    """Return the seq stored under a key, even if the queue has been removed since then."""
     known = core.state.queues.get(name)
     row = core.state.registry.removed.get(name) if known is None else known.row
     if row is None:
@@ -213,9 +213,9 @@ def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
 
 
 def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> None:
-    """Store the key with the first seq and, for several messages, a second key with the last.
+    """Store the key with the first seq and, for several messages, a second key with the last seq.
 
-    Records of quarantined messages are among them.  The second key is the newer one: it is never
+    The range includes records of quarantined messages.  The second key is newer, so it is never
     forgotten before the first.
     """
     entries = [(key, made[0].seq)]
@@ -231,7 +231,7 @@ def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> N
 def _reply_again(
     core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, reply: Reply
 ) -> None:
-    """Reply as the first time: the tokens of all messages are on disk, live or settled."""
+    """Send the first reply again: the tokens of all messages are on disk, live or settled."""
     if (known := core.state.queues.get(name)) is not None:
         known.counters.deduplicated += 1
     last = max(first, _first_seq(core, name, _last_key(key)) or first)
@@ -253,9 +253,9 @@ def _reply_again(
 
 
 def _as_published(rows: Sequence[Message], first: int) -> Published:
-    """Return the reply to a publish from its messages, each followed by its record, if any.
+    """Rebuild the reply to a publish from its messages, each followed by its record, if any.
 
-    A message that has left the history is named by its record, as long as that exists.
+    If a message has left the history but its record still exists, the record's id stands for it.
     """
     published = Published([])
     message_id = ""
@@ -273,7 +273,7 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
 
 
 def _link_source(core: Broker, message: Message, source_seq: int, kind: str) -> None:
-    """Record an event on both sides; the source's token is looked up when its row is stored."""
+    """Record an event for both messages; the writer looks up the source's token."""
     batch = core.state.batch
     at_ms = core.state.now.wall_ms
     batch.events += (source_seq, at_ms, kind, message.message_id.decode())

@@ -1,9 +1,9 @@
-"""What operators can change.
+"""Operations on queues, connections and the admin's own tables.
 
 The admin runs each function in a batch: ``await engine.run(operations.purge, entry, "orders")``.
 ``reply`` is called with the result after the commit.  ``entry`` becomes one row of the audit log,
 in the same transaction.  A function that raises RefusedError has changed nothing and stored no row;
-``record_only`` stores the row of a refusal.
+use ``record_only`` to store a row for a refusal.
 """
 
 import json
@@ -18,10 +18,10 @@ from phpmq_lite.model import AuditEntry, Message
 from phpmq_lite.queue_settings import check_no_cycle, check_settings, name_problem, to_dict
 from phpmq_lite.writes import RecordHistoryReader, ShiftDeadlines, Write
 
-READERS: Final = 200  # history readers to keep; a page shows them all
+READERS: Final = 200  # history readers to keep, so that one page can show all of them
 DISCONNECTED: Final = "disconnected by an operator"
 
-Precondition = Callable[[Broker], None]  # a condition, checked in the batch of the change
+Precondition = Callable[[Broker], None]  # raises if the change is not allowed; called in its batch
 
 
 def accept(_core: Broker) -> None:
@@ -37,7 +37,7 @@ def purge(
     with_dispatched: bool = False,
     limit: int | None = None,
 ) -> None:
-    """Settle messages of a queue, or its ``limit`` oldest, as deleted.  Replies their number."""
+    """Settle a queue's messages, or the ``limit`` oldest, as deleted.  Reply with their number."""
     queue = core.find_queue(name)
     options = ActionOptions(with_dispatched=with_dispatched)
     QueueAction(core, entry, Action.DELETE, queue, options, reply, limit)
@@ -54,16 +54,16 @@ def redrive(
     limit: int | None = None,
     queues: frozenset[int] | None = None,
 ) -> None:
-    """Redrive dead-letter records to their origin, or to ``target``.  Replies with their number.
+    """Redrive dead-letter records to their origin, or to ``target``.  Reply with their number.
 
-    ``ttl_s`` None is the default of the destination, 0 never expires.  ``queues`` are the queue_ids
-    that records may return to; None: all.
+    ``ttl_s`` None uses the default of the destination; 0 never expires.  ``queues`` are the
+    queue_ids that records may return to; None allows all.
     """
     queue = core.find_queue(name)
     if target is not None:
         core.find_queue(target)
     if queues is not None:
-        queues |= {queue.queue_id}  # of the records themselves
+        queues |= {queue.queue_id}  # the queue of the records themselves
     options = ActionOptions(ttl_s=ttl_s, target=target, queues=queues)
     QueueAction(core, entry, Action.REDRIVE, queue, options, reply, limit)
 
@@ -76,13 +76,13 @@ def pause(
     side: str,
     paused: bool,
 ) -> None:
-    """Pause or resume ``delivery`` or ``publishing`` of a queue, also after a restart.
+    """Pause or resume ``delivery`` or ``publishing`` on a queue; the setting survives a restart.
 
     Raises:
         RefusedError: ``bad_side`` or ``unknown_queue``.
     """
     if side not in ("delivery", "publishing"):
-        raise RefusedError("bad_side", f"side is {side!r}, not delivery or publishing")
+        raise RefusedError("bad_side", f"side is {side!r}; it must be delivery or publishing")
     configure(core, reply, entry, name, {f"{side}_paused": paused})
 
 
@@ -95,13 +95,13 @@ def configure(
     *,
     check: Precondition = accept,
 ) -> None:
-    """Change settings of a queue; None restores a default.  Replies with all settings.
+    """Change a queue's settings; None restores a default.  Reply with all settings.
 
     ``check`` is called in the same batch, before anything changes.
 
     Raises:
         RefusedError: ``unknown_queue``, ``unknown_setting``, ``bad_setting`` with the bound, or
-            what ``check`` raises.
+            any error from ``check``.
     """
     check(core)
     queue = core.find_queue(name)
@@ -129,7 +129,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry, name: str) -> None:
-    """Create a queue.  Replies True, or False if it exists.
+    """Create a queue.  Reply True, or False if it already exists.
 
     Raises:
         RefusedError: ``bad_name`` or ``too_many_queues``.
@@ -149,11 +149,11 @@ def remove_queue(
     *,
     check: Precondition = accept,
 ) -> None:
-    """Remove an empty queue; its name stays in the history.  Replies True.
+    """Remove an empty queue; its name stays in the history.  Reply True.
 
     Raises:
         RefusedError: ``unknown_queue``, ``queue_not_empty``, ``queue_consumed``, ``queue_pinned``,
-            or what ``check`` raises.
+            or any error from ``check``.
     """
     check(core)
     queue = core.find_queue(name)
@@ -176,19 +176,21 @@ def disconnect(
     *,
     queues: frozenset[int] | None = None,
 ) -> None:
-    """Close a connection.  Replies with the number of messages that return to their queues.
+    """Close a connection.  Reply with the number of messages that return to their queues.
 
-    If ``queues`` are given, by queue_id, it must consume only these.
+    If ``queues`` is given (queue_ids), the connection must consume from these queues only.
 
     Raises:
-        RefusedError: ``unknown_client``: it has no open connection; ``foreign_queue``.
+        RefusedError: ``unknown_client`` if the client is not connected; ``foreign_queue``.
     """
     connection = core.connections.get(client)
     if connection is None:
         raise RefusedError("unknown_client", f"client {client} is not connected")
     consumed = connection.consumers.keys()
     if queues is not None and not (consumed and consumed <= queues):
-        raise RefusedError("foreign_queue", f"client {client} also uses queues of others")
+        raise RefusedError(
+            "foreign_queue", f"client {client} does not consume only from your queues"
+        )
     held = sum(len(consumer.held) for consumer in connection.consumers.values())
     audit.record(core, entry, held)
     answers = core.state.batch.replies
@@ -199,13 +201,13 @@ def disconnect(
 def write(
     core: Broker, reply: Callable[[int], None], entry: AuditEntry | None, rows: Sequence[Write]
 ) -> None:
-    """Store rows of the admin's own tables with an audit row.  Replies with the audit number.
+    """Store rows in the admin's own tables, with an audit row.  Reply with the number of rows.
 
-    Without an entry there is no audit row, as for the last use of a session or a token.  A
-    statement that violates a constraint would stop the broker: check before, or use ON CONFLICT.
+    Without an entry there is no audit row, for example for the last use of a session or a token.
+    Violating a constraint would stop the broker: check the rows first, or use ON CONFLICT.
 
     Raises:
-        RefusedError: ``bad_value``: SQLite cannot store one of the values.
+        RefusedError: ``bad_value`` if SQLite cannot store one of the values.
     """
     check_rows(rows)
     core.state.batch.writes += rows
@@ -215,10 +217,10 @@ def write(
 
 
 def check_rows(rows: Iterable[Write]) -> None:
-    """Check that ``write`` accepts these rows, for a caller that changes something else before.
+    """Check that ``write`` accepts these rows, for callers that change something else first.
 
     Raises:
-        RefusedError: ``bad_value``: SQLite cannot store one of the values.
+        RefusedError: ``bad_value`` if SQLite cannot store one of the values.
     """
     for row in rows:
         for name, value in row._asdict().items():
@@ -230,15 +232,15 @@ def _check_value(name: str, value: Any) -> None:
         if isinstance(value, str):
             value.encode()
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise RefusedError("bad_value", f"{name}: {value} has more than 64 bits")
+            raise RefusedError("bad_value", f"{name}: {value} does not fit in 64 bits")
     except UnicodeEncodeError:
         raise RefusedError("bad_value", f"{name}: the text is not UTF-8") from None
 
 
 def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset: int) -> None:
-    """Store the progress of a history reader, by name; no audit row.  Replies None.
+    """Store the progress of a history reader, by name, without an audit row.  Reply None.
 
-    Only the readers that reported last are kept.
+    Only the readers that reported most recently are kept.
 
     Raises:
         RefusedError: ``bad_name`` or ``bad_value``.
@@ -246,7 +248,7 @@ def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset
     if (problem := name_problem(name)) is not None:
         raise RefusedError("bad_name", f"the name of the reader {problem}")
     if not 0 <= offset < 1 << 63:
-        raise RefusedError("bad_value", f"offset is {offset}, not 0 to 2^63 - 1")
+        raise RefusedError("bad_value", f"offset is {offset}; it must be 0 to 2^63 - 1")
     batch = core.state.batch
     batch.writes.append(RecordHistoryReader(name, offset, core.state.now.wall_ms, READERS))
     batch.replies.append((reply, None))
@@ -255,7 +257,7 @@ def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset
 def record_only(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, number: int = 0
 ) -> None:
-    """Store an audit row alone, for a refusal; if it is stored already, add ``number`` to it."""
+    """Store only an audit row, for a refusal; if the row exists, add ``number`` to its count."""
     audit.record(core, entry, number)
     core.state.batch.replies.append((reply, None))
 
@@ -269,21 +271,21 @@ def decide_clock(
     *,
     is_right: bool,
 ) -> None:
-    """Decide about the clock; ``number`` was the next number at that start.  Replies None.
+    """Apply an operator's decision about the clock.  Reply None.
 
-    Messages that were moved since then, by a requeue or a forward, got their deadline with the
-    move.
+    ``number`` was the next number at that start.  Messages that were requeued or forwarded since
+    then already have a new deadline.
     """
     state = core.state
     if is_right:
-        changed = list(state.batch.changed)  # they are stored with their values in memory
+        changed = list(state.batch.changed)  # stored with their values from memory
         for message in {**state.messages, **state.batch.changed}.values():
             if message.deadline_ms is not None and _existed_before(message, number):
                 message.deadline_ms -= away_ms
         given = ShiftDeadlines(away_ms, number, json.dumps(changed))
         state.batch.writes.append(given)
-        state.note_deadline(state.now.steady_ms)  # check what is due
-        # A later change in this batch would be counted in memory and on disk: there is none.
+        state.note_deadline(state.now.steady_ms)  # check which deadlines have passed
+        # Allow no later command in this batch: its change would be applied in memory and on disk.
         state.batch.commands = core.limits.batch_commands
     state.batch.counters["clock_doubt_ms"] = 0
     audit.record(core, entry, 1)

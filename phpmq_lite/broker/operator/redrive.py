@@ -1,4 +1,4 @@
-"""Redrives a dead-letter record: what is published again, and where."""
+"""Redriving a dead-letter record: what is published again, and to which queue."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from phpmq_lite.queue_settings import home_of
 
 @dataclass(slots=True, frozen=True)
 class RedriveContent:
-    """What a record contains; read in a thread if it is large."""
+    """The content of a record; a large one is read in a thread."""
 
     origin: str | None  # the queue that the record names
-    content: bytes  # as it is published again
-    validated: ValidatedPublish | None  # None: its queue did not validate at that time
+    content: bytes  # what is published again
+    validated: ValidatedPublish | None  # None: the queue did not validate when this was read
 
 
 NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # nothing was read in advance
@@ -25,22 +25,22 @@ NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # nothing was read in adv
 
 @dataclass(slots=True, frozen=True)
 class RedriveDestination:
-    """Where a record goes, and with which content."""
+    """The queue that a record goes to, and the content to publish there."""
 
     queue: Queue
     content: bytes
-    inspection: EnvelopeInspection | None  # None: inspected when it is stored
+    inspection: EnvelopeInspection | None  # None: inspect the content when it is stored
 
     @property
     def poison(self) -> str | None:
-        """Return the reason for which it would be quarantined again, or None."""
+        """Return why the message would be quarantined again, or None."""
         if self.inspection is None or not self.queue.validates:
             return None
         return self.inspection.reason
 
 
 def is_record(state: BrokerState, message: Message) -> bool:
-    """Return whether a message is a record, of the broker or possibly of a client."""
+    """Return whether a message is a record made by the broker, or possibly by a client."""
     if message.source_queue_id is not None:
         return True
     return state.inspector is not None and state.by_id[message.queue_id].is_dead_letter_queue
@@ -56,11 +56,11 @@ def find_destination(
     reads: Mapping[int, RedriveContent] = NO_CONTENTS,
     is_dry_run: bool = False,
 ) -> RedriveDestination | str | None:
-    """Return the destination of a record, or why it stays; None: read it in a thread first.
+    """Return the destination of a record, or why it is skipped; None: read it in a thread first.
 
-    Without a target it goes to the queue in which it died, else to the queue that it names.
-    ``queues`` are the queue_ids that it may return to without a target; None: all.  A dry run does
-    not create the dead-letter queue.  ``reads`` has the contents that were read in advance, by seq.
+    Without a target, the record goes to the queue where its message died, or else to the queue that
+    it names.  Without a target, it may return only to ``queues`` (queue_ids); None allows all.  A
+    dry run does not create the dead-letter queue.  ``reads`` holds contents read ahead, by seq.
     """
     if target is None and not is_record(state, record):
         return "not a record"
@@ -86,7 +86,7 @@ def find_destination(
     if not origin.validates:
         return RedriveDestination(origin, read.content, None)
     if read.validated is None or read.validated.settings is not origin.settings:
-        return None  # the queue was configured meanwhile
+        return None  # the queue's settings have changed since
     inspection = read.validated.inspection
     if inspection.reason is not None and not is_dry_run:
         full = state.registry.dead_letter_refusal(origin)
@@ -98,14 +98,14 @@ def find_destination(
 def content_reader(
     state: BrokerState, record: Message, body: bytes, target: Queue | None
 ) -> Callable[[], RedriveContent]:
-    """Return a function that reads a record, for a direct call or a thread.
+    """Return a function that reads a record, to be called directly or in a thread.
 
     The thread may see a queue before or after a change; ``find_destination`` compares the settings.
     """
     envelopes, at_ms = state.inspector, state.now.wall_ms
     placeholder = validation.placeholder_id(state)
     died_in = state.by_id.get(record.source_queue_id or 0)
-    is_whole = died_in is not None and not died_in.inspects  # its records have the original bytes
+    is_whole = died_in is not None and not died_in.inspects  # its records hold the original bytes
 
     def read() -> RedriveContent:
         if envelopes is None:
@@ -132,7 +132,7 @@ def read_in_background(
     reads: dict[int, RedriveContent],
     resume: Callable[[], None],
 ) -> None:
-    """Read records in a thread, replace the contents in ``reads``, and call ``resume``."""
+    """Read records in a thread, replace ``reads`` with their contents, then call ``resume``."""
     works = {
         row.seq: content_reader(state, row, row.body, target)
         for row in page
@@ -161,7 +161,7 @@ def redrive_record(
 
 
 def _origin_queue(state: BrokerState, record: Message, name: str | None) -> Queue | None:
-    """Return the queue that a record returns to; never a ``.retry`` queue, where it would stay."""
+    """Return the queue that a record returns to, never a ``.retry`` queue, where it would stay."""
     if record.source_queue_id is not None:
         died_in = state.by_id.get(record.source_queue_id)
         name = None if died_in is None else died_in.name
@@ -171,5 +171,5 @@ def _origin_queue(state: BrokerState, record: Message, name: str | None) -> Queu
 
 
 def refusal_code(refusal: str) -> str:
-    """Return the reason of a refusal without its bound: ``queue full``."""
+    """Return a refusal without the bound after the colon, for example ``queue full``."""
     return refusal.partition(":")[0]

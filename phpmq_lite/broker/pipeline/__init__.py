@@ -1,1 +1,1 @@
-"""Commands of the pipeline: subscriptions that claim messages, and staged rows."""
+"""Pipeline commands: subscriptions that claim messages, and publishing of staged rows."""

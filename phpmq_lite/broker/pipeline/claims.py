@@ -1,8 +1,8 @@
-"""Claims: a subscription takes messages of a queue, then acknowledges or releases them.
+"""Claims: a subscription takes messages from a queue, then acknowledges or releases them.
 
 A claimed message is dispatched but held by no connection: it does not expire, has no
-acknowledgement timeout, and stays claimed after a restart.  Each command takes several batches, one
-page of rows each, and the commands of one subscription run one after the other.
+acknowledgement timeout, and stays claimed after a restart.  A command takes several batches, with
+one page of rows each, and the commands of one subscription run one after another.
 """
 
 from collections.abc import Callable
@@ -35,22 +35,22 @@ def claim(
     *,
     after: int | None = None,
 ) -> None:
-    """Claim ready messages in order.  Replies with the number of the last claim.
+    """Claim ready messages in order.  Reply with the number of the last claim.
 
-    If more than ``after`` is claimed already, replies with that and claims nothing; None always
-    claims. A single message may exceed ``max_bytes``.  Nothing is claimed while the delivery of the
-    queue is paused or the broker is stopping.  The first claim creates the subscription, with an
-    audit row.
+    If unacknowledged claims above ``after`` exist, claim nothing and reply with the last of them;
+    with None, always claim.  A single message may exceed ``max_bytes``.  Nothing is claimed while
+    delivery on the queue is paused or the broker is stopping.  The first claim creates the
+    subscription, with an audit row.
 
     Raises:
         RefusedError: ``bad_name``, ``unknown_queue``, ``too_many``, ``too_many_subscriptions``,
-            ``other_queue``, or ``unknown_claims``: ``after`` was never claimed here.
+            ``other_queue``, or ``unknown_claims`` if there is no claim ``after``.
     """
     if (problem := name_problem(name)) is not None:
         raise RefusedError("bad_name", f"the name of the subscription {problem}")
     if not 0 < max_messages <= CLAIM_MAX:
         raise RefusedError(
-            "too_many", f"{max_messages} messages at once, the limit is 1 to {CLAIM_MAX}"
+            "too_many", f"max_messages is {max_messages}; it must be 1 to {CLAIM_MAX}"
         )
     core.find_queue(queue_name)
     found = core.subscriptions.get(name)
@@ -78,12 +78,12 @@ def claim(
 def ack_claims(
     core: Broker, reply: Callable[[int], None], _entry: AuditEntry, name: str, upto: int
 ) -> None:  # fmt: skip
-    """Settle the claims up to ``upto`` (inclusive) as acked.  Replies with their number.
+    """Settle the claims up to ``upto`` (inclusive) as acked.  Reply with their number.
 
-    Repeating it changes nothing.  There is no audit row, as for a 004.
+    Repeating the call changes nothing.  Like a 004, it has no audit row.
 
     Raises:
-        RefusedError: ``unknown_subscription``, or ``unknown_claims``: ``upto`` was never claimed.
+        RefusedError: ``unknown_subscription``; ``unknown_claims`` if there is no claim ``upto``.
     """
     subscription = _find_subscription(core, name)
     if upto > subscription.last_claim:
@@ -114,9 +114,9 @@ def release_claims(
     *,
     forget: bool = False,
 ) -> None:
-    """Return all claimed messages to their positions; ``forget``: remove the subscription, too.
+    """Return all claimed messages to their positions.  Reply with their number.
 
-    Replies with their number.
+    With ``forget``, also remove the subscription.
 
     Raises:
         RefusedError: ``unknown_subscription``.
@@ -145,14 +145,14 @@ def release_claims(
 def _run_in_turn(
     core: Broker, subscription: Subscription, begin: Callable[[], None], reply: Reply
 ) -> None:
-    """Start now, or after the commands before; a refusal after waiting is a reply."""
+    """Start now, or after earlier commands; after waiting, send a refusal as the reply."""
     if not subscription.is_busy:
         subscription.run(begin)
         return
 
     def begin_late() -> None:
         try:
-            if core.subscriptions.get(subscription.name) is not subscription:  # forgotten
+            if core.subscriptions.get(subscription.name) is not subscription:  # removed since
                 raise _unknown_subscription(subscription.name)
             begin()
         except RefusedError as error:
@@ -179,7 +179,7 @@ def _unknown_subscription(name: str) -> RefusedError:
 
 def _unknown_claim(name: str, claim: int, hi: int) -> RefusedError:
     return RefusedError(
-        "unknown_claims", f"claim {claim} was never assigned to {name!r}, its last one is {hi}"
+        "unknown_claims", f"claim {claim} was never assigned to {name!r}; its last claim is {hi}"
     )
 
 
@@ -191,12 +191,12 @@ def _check_queue(core: Broker, subscription: Subscription, queue: Queue) -> None
         raise RefusedError(
             "other_queue", f"subscription {subscription.name!r} belongs to queue {other.name!r}"
         )
-    subscription.queue_id = queue.queue_id  # its queue was removed, so it holds nothing
+    subscription.queue_id = queue.queue_id  # the old queue was removed, so nothing is claimed
     subscription.store(core.state)
 
 
 class ClaimOperation:
-    """One claim, page by page."""
+    """One call of ``claim``, processed page by page."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class ClaimOperation:
         self._left_bytes = max_bytes
         self._reply = reply
         self._first = subscription.next_claim
-        self._front: int | None = queue.claimed_to  # None: a ready message lies before it
+        self._front: int | None = queue.claimed_to  # None: there is a ready message before it
         self._upto = core.state.next_number - 1
         self._request_page(queue.claimed_to)
 
@@ -231,7 +231,7 @@ class ClaimOperation:
         self._state.batch.pages.append(page)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Claim the rows of a page that can be claimed; then request the next page, or reply."""
+        """Claim the rows of a page that are free; then request the next page, or reply."""
         state, is_full = self._state, False
         queue = self._queue = state.by_id.get(self._queue.queue_id, self._queue)
         if queue.settings.delivery_paused:
@@ -267,7 +267,7 @@ class ClaimOperation:
         return row.deadline_ms is None or row.deadline_ms > state.now.steady_ms
 
     def _claim(self, message: Message) -> None:
-        """Claim one message; ``BrokerState.dispatch`` is the same for a connection."""
+        """Claim one message; ``BrokerState.dispatch`` does the same for a connection."""
         state, queue, subscription = self._state, self._queue, self._subscription
         wall_ms = state.now.wall_ms
         state.detach(message, queue)
@@ -310,10 +310,10 @@ def _settle_claims(
     act: Callable[[Message], None],
     end: Callable[[int], None],
 ) -> None:
-    """Settle claims page by page, lowest number first; each row goes with its message.
+    """Settle claims page by page, lowest number first; the claim rows go with their messages.
 
-    ``end`` gets their number.  Messages that an operator changed in the batch of their page are no
-    longer claimed.
+    Calls ``end`` with their number.  Messages that an operator changed in the same batch are
+    skipped, because they are no longer claimed.
     """
     state, count = core.state, 0
 

@@ -1,7 +1,7 @@
 """Publishing in two phases: rows are staged under tokens, then published all at once.
 
-A publish is one transaction of any number of rows, so the writer's thread copies them with SQL. The
-core reserves their numbers and counts them; the windows load them from disk.  Contents are
+A publish is one transaction with any number of rows, so the writer thread copies them with SQL.
+The core reserves their numbers and counts them; the windows load them from disk.  Contents are
 inspected when they are staged.
 """
 
@@ -38,15 +38,15 @@ from phpmq_lite.writes import (
 
 STAGE_SLICE: Final = 1_000  # rows in one call of ``stage``
 TOKEN_ROWS: Final = 100_000
-TOKEN_BYTES: Final = 64 << 20  # bytes of bodies
+TOKEN_BYTES: Final = 64 << 20  # total size of bodies
 TOKENS: Final = 10_000
-STAGED_BYTES: Final = 1 << 30  # of all tokens, as the next two
+STAGED_BYTES: Final = 1 << 30  # for all tokens together, like the next two
 STAGED_ROWS: Final = 10_000_000
-STAGED_PARTS: Final = 100_000  # queues, counted for each token; they are kept in memory
+STAGED_PARTS: Final = 100_000  # queues, counted once for each token; kept in memory
 PUBLISH_ROWS: Final = 100_000
 PUBLISH_BYTES: Final = 256 << 20
-PUBLISH_BAD: Final = 1_000  # invalid rows that are dead-lettered
-PUBLISH_BAD_BYTES: Final = 16 << 20  # and bytes of their bodies; these pass through the core
+PUBLISH_BAD: Final = 1_000  # invalid rows, which are dead-lettered
+PUBLISH_BAD_BYTES: Final = 16 << 20  # total size of their bodies, which pass through the core
 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 ANY_WRITER: Final = StageWriter()
@@ -56,26 +56,26 @@ StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None: default, 
 
 class _GivenRow(NamedTuple):
     queue: Queue
-    policy: str  # when it was inspected
+    policy: str  # the queue's validation policy when the row was inspected
     body: bytes
     ttl_s: int | None
 
 
 class StagingStatus(NamedTuple):
-    """What a token has now."""
+    """How many rows and bytes are staged under a token."""
 
     rows: int
     bytes: int
 
 
 class StagedPublishResult(NamedTuple):
-    """Result of a publish."""
+    """Result of ``publish_staged``."""
 
     published: int  # rows, including quarantined ones
-    is_repeated: bool  # this version, or a higher one, was published before; nothing was done
+    is_repeated: bool  # nothing was done: this or a higher version was already published
     quarantined: int
-    remaining: int = 0  # rows that the next call of the same publish continues with
-    is_resumed: bool = False  # it continued what an earlier call stored; its tokens are dropped
+    remaining: int = 0  # rows left for the next call with the same version
+    is_resumed: bool = False  # continued an earlier call's publish; dropped its own tokens
 
 
 # -- staging
@@ -91,11 +91,11 @@ def stage(
     after: int,
     is_whole: bool,
 ) -> None:
-    """Store rows under a token, in order.  Replies with ``StagingStatus``.
+    """Store rows under a token, in order.  Reply with ``StagingStatus``.
 
-    ``after`` is the number of rows that the token has already; 0 creates it.  ``is_whole`` marks
-    the last rows.  Missing queues are created.  A TTL starts with the publish.  There is no audit
-    row: the publish has one.
+    ``after`` is the number of rows that the token already has; 0 creates the token.  ``is_whole``
+    marks the last rows.  Missing queues are created.  TTLs start when the rows are published.
+    There is no audit row, because the publish has one.
 
     Raises:
         RefusedError: ``draining``, ``bad_token``, ``token_staged``, ``unknown_token``, ``gap``,
@@ -134,7 +134,7 @@ def _check_stage(
         raise RefusedError(shut.code, shut.detail)
     if not _TOKEN.fullmatch(token):
         raise RefusedError(
-            "bad_token", f"{token[:50]!r}: a token is 1 to 128 printable characters of ASCII"
+            "bad_token", f"{token[:50]!r}: a token must be 1 to 128 printable ASCII characters"
         )
     staging = core.staging
     known = staging.stages.get(token)
@@ -144,18 +144,18 @@ def _check_stage(
     elif known.is_whole or not after:
         raise RefusedError("token_staged", f"token {token!r} already exists")
     elif known.rows != after:
-        raise RefusedError("gap", f"{known.rows} rows are staged, but these follow row {after}")
+        raise RefusedError("gap", f"{known.rows} rows are staged, but after is {after}")
     size = sum(len(body) for _, body, _ in rows)
     total = size + (0 if known is None else known.bytes)
     if len(rows) > STAGE_SLICE:
-        raise RefusedError("too_many", f"{len(rows)} rows at once, the limit is {STAGE_SLICE}")
+        raise RefusedError("too_many", f"{len(rows)} rows at once; the limit is {STAGE_SLICE}")
     if after + len(rows) > TOKEN_ROWS:
-        detail = f"{after + len(rows)} rows under {token!r}, the limit is {TOKEN_ROWS}"
+        detail = f"{after + len(rows)} rows under {token!r}; the limit is {TOKEN_ROWS}"
         raise RefusedError("too_many", detail)
     if total > TOKEN_BYTES:
-        detail = f"{total} bytes of bodies under {token!r}, the limit is {TOKEN_BYTES}"
+        detail = f"{total} bytes of bodies under {token!r}; the limit is {TOKEN_BYTES}"
         raise RefusedError("too_large", detail)
-    names = len({row[0] for row in rows})  # some of them may be counted already
+    names = len({row[0] for row in rows})  # an upper bound: some may already be counted
     bounds: tuple[tuple[str, int, int, int, Callable[[StageState], int]], ...] = (
         ("tokens", len(staging.stages), int(known is None), TOKENS, lambda _: 1),
         ("bytes", staging.bytes, size, STAGED_BYTES, lambda stage: stage.bytes),
@@ -168,13 +168,13 @@ def _check_stage(
             if not has_room(own, total, more, limit):
                 raise RefusedError(
                     "stage_full",
-                    f"{total + more} {what} are staged, {own} of them yours; the limit"
-                    f" is {limit}. Publish or unstage some.",
+                    f"{total + more} {what} would be staged, {own} of them by you so far;"
+                    f" the limit is {limit}. Publish or unstage some.",
                 )
 
 
 def _get_or_create_queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
-    """Return the queues, created if they do not exist; all or nothing."""
+    """Return the queues by name; create those that do not exist, all or none."""
     state = core.state
     wanted = dict.fromkeys(names)
     new = [name for name in wanted if core.destination(name, creator, create=True) is None]
@@ -185,7 +185,7 @@ def _get_or_create_queues(core: Broker, names: Sequence[str], creator: str) -> d
 
 
 def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> EnvelopeInspection:
-    """Inspect a content as ``transitions.publish`` does."""
+    """Inspect content the way ``transitions.publish`` does."""
     if (
         envelopes is None
         or not queue.inspects
@@ -198,7 +198,7 @@ def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> 
 
 
 def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:
-    """Return a function that inspects a content in a thread, with the settings as they are now."""
+    """Return a function that inspects content in a thread, with the current settings."""
     if not queue.validates:
         return partial(_inspect, core.state.inspector, queue, body)
     validate = validation.background_validation(core.state, queue, body)
@@ -244,7 +244,7 @@ def _store(
         staging.rows += 1
         stage.bytes += size
         staging.bytes += size
-        state.batch.created_bytes += size  # a batch has a limit
+        state.batch.created_bytes += size  # counts towards the limit of a batch
     stage.is_whole = is_whole
     for part in touched.values():
         writes.append(UpdateStageQueue(
@@ -262,7 +262,7 @@ def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
 
 
 def _validation_policy(queue: Queue) -> str:
-    """Return what a verdict depends on; empty: the queue does not validate."""
+    """Return the settings that a verdict depends on; empty if the queue does not validate."""
     settings = queue.settings
     if not queue.validates:
         return ""
@@ -277,7 +277,7 @@ def unstage(
     *,
     writer: StageWriter = ANY_WRITER,
 ) -> None:
-    """Drop tokens that were not published.  Replies with their number; there is no audit row.
+    """Drop tokens that were not published.  Reply with their number; there is no audit row.
 
     Tokens with rows for queues that the writer may not use are skipped.
     """
@@ -294,7 +294,7 @@ def _drop_tokens(core: Broker, tokens: Sequence[str], writer: StageWriter) -> in
 
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: StageState) -> str | None:
-    """Return a queue of a token that the writer may not use, or None."""
+    """Return the name of a queue in a token that the writer may not use, or None."""
     for queue_id in stage.queues:
         queue = core.state.by_id.get(queue_id)
         removed = core.state.registry.removed_name(queue_id) or f"number {queue_id}"
@@ -320,11 +320,11 @@ class _StagedPublish:
     tokens: Sequence[str]
     reply: Reply
     in_parts: bool = False
-    spans: list[list[int]] = field(default_factory=list)  # of row numbers, which were read
-    bad: list[tuple[Any, ...]] = field(default_factory=list)  # invalid rows of these spans
+    spans: list[list[int]] = field(default_factory=list)  # spans of row numbers that were read
+    bad: list[tuple[Any, ...]] = field(default_factory=list)  # invalid rows in these spans
 
     def begin(self) -> None:
-        """Check, then store; invalid rows are read first, which takes a batch."""
+        """Check the publish, then store it; if there are invalid rows, read them first."""
         core, state = self.core, self.core.state
         core.check_not_draining()
         app_ids, now_ms = core.staging.app_ids, state.now.steady_ms
@@ -340,8 +340,8 @@ class _StagedPublish:
         if unfinished and rest is None:
             raise RefusedError(
                 "unfinished_version",
-                f"version {next(iter(unfinished))} of {self.app_id!r} is partly published: repeat"
-                f" it before version {self.version}, with the rows that were staged for it first",
+                f"version {next(iter(unfinished))} of {self.app_id!r} is only partly published:"
+                f" repeat it, with the rows first staged for it, before version {self.version}",
             )
         whole = self._stages() if rest is None else rest
         stages = _first_stages(whole) if rest is not None or self.in_parts else whole
@@ -349,14 +349,14 @@ class _StagedPublish:
         parts = _queue_sums(stages)
         queues = self._check_queues(parts)
         spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_invalid_rows(s)]
-        if spans != self.spans:  # not read yet, or a token was dropped and staged again meanwhile
+        if spans != self.spans:  # not read yet, or a token was staged again since then
             self.spans = spans
             state.batch.queries.append((QuarantinedRows(json.dumps(spans)), self.resume))
             return
         self._store(stages, parts, queues, whole)
 
     def resume(self, rows: list[tuple[Any, ...]]) -> None:
-        """Store the invalid rows and start again: tokens and queues may have changed."""
+        """Keep the invalid rows and check again, because tokens and queues may have changed."""
         self.bad = rows
         try:
             self.begin()
@@ -379,11 +379,12 @@ class _StagedPublish:
             foreign = _foreign_queue(self.core, self.writer, stage)
             if foreign is not None:
                 raise RefusedError(
-                    "foreign_queue", f"{stage.token!r} has rows for the queue {foreign!r}"
+                    "foreign_queue",
+                    f"{stage.token!r} has rows for another user's queue {foreign!r}",
                 )
 
     def _check_queues(self, parts: dict[int, StageQueue]) -> dict[int, Queue]:
-        """Return the queues; each must accept all of its rows, or nothing is published."""
+        """Return the queues by id, or raise RefusedError if one does not accept all of its rows."""
         core, state = self.core, self.core.state
         queues = {}
         for queue_id, part in parts.items():
@@ -397,7 +398,8 @@ class _StagedPublish:
             if _validation_policy(queue) != part.policy:
                 raise RefusedError(
                     "queue_changed",
-                    f"{queue.name!r} validates differently since the rows were staged",
+                    f"the validation settings of {queue.name!r} have changed since the rows were"
+                    " staged",
                 )
             reason = queue.refusal(part.rows, part.bytes)
             if reason is None and part.bad_rows:
@@ -420,7 +422,7 @@ class _StagedPublish:
         queues: dict[int, Queue],
         whole: list[StageState],
     ) -> None:
-        """Publish ``stages``, the first of ``whole``; the others wait for the next call."""
+        """Publish ``stages``, the first of ``whole``, and keep the others for later calls."""
         core, state = self.core, self.core.state
         staging, is_resumed = core.staging, " " in stages[0].token if stages else False
         remaining = sum(stage.rows for stage in whole[len(stages) :])
@@ -432,7 +434,7 @@ class _StagedPublish:
             transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, inspection)
         first = state.next_number
         for stage in stages:
-            # Only the valid rows become messages; the other numbers stay unused.
+            # Only valid rows become messages; the numbers of the invalid rows stay unused.
             offset, state.next_number = state.next_number, state.next_number + stage.rows
             end_row = stage.first_row + stage.rows
             state.batch.writes.append(CopyStagedRows(
@@ -449,7 +451,7 @@ class _StagedPublish:
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
-        version = self.version - 1 if remaining else self.version  # it is not finished yet
+        version = self.version - 1 if remaining else self.version  # not finished yet
         staging.app_ids.record_version(
             state, self.writer, self.app_id, version, total, is_single=self.is_single
         )
@@ -458,7 +460,7 @@ class _StagedPublish:
         state.batch.replies.append((self.reply, done))
 
     def _count(self, queue: Queue, part: StageQueue) -> None:
-        """Count what the writer stores in a queue; its window no longer reaches the end."""
+        """Count the rows that the writer adds to a queue, beyond the end of its window."""
         state = self.core.state
         rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
         queue.row.live_count += rows
@@ -475,7 +477,7 @@ class _StagedPublish:
 
 
 def _first_stages(stages: Sequence[StageState]) -> list[StageState]:
-    """Return as many tokens from the front as fit in one publish, but at least one."""
+    """Return as many of the first stages as fit in one publish, but at least one."""
     total = StageQueue(0)
     for count, stage in enumerate(stages):
         for part in stage.queues.values():
@@ -486,11 +488,11 @@ def _first_stages(stages: Sequence[StageState]) -> list[StageState]:
 
 
 def _limit_error(total: StageQueue) -> RefusedError | None:
-    """Return the error for what exceeds one publish, or None."""
+    """Return an error if the total exceeds the limits of one publish, or None."""
     if total.rows > PUBLISH_ROWS:
-        return RefusedError("too_many", f"{total.rows} rows at once, the limit is {PUBLISH_ROWS}")
+        return RefusedError("too_many", f"{total.rows} rows at once; the limit is {PUBLISH_ROWS}")
     if total.bytes > PUBLISH_BYTES:
-        return RefusedError("too_large", f"{total.bytes} bytes, the limit is {PUBLISH_BYTES}")
+        return RefusedError("too_large", f"{total.bytes} bytes; the limit is {PUBLISH_BYTES}")
     if total.bad_rows > PUBLISH_BAD or total.bad_bytes > PUBLISH_BAD_BYTES:
         return RefusedError(
             "too_many_quarantined",
@@ -501,10 +503,10 @@ def _limit_error(total: StageQueue) -> RefusedError | None:
 
 
 def _queue_sums(stages: Sequence[StageState]) -> dict[int, StageQueue]:
-    """Return the sums of what tokens have, by queue.
+    """Return the rows of all stages, added up by queue.
 
     Raises:
-        RefusedError: they exceed one publish.
+        RefusedError: the total exceeds the limits of one publish.
     """
     sums: dict[int, StageQueue] = {}
     total = StageQueue(0)
@@ -534,19 +536,20 @@ def publish_staged(
     is_single: bool = False,
     in_parts: bool = False,
 ) -> None:
-    """Publish all rows of tokens in one transaction, once.  Replies with ``StagedPublishResult``.
+    """Publish all rows under ``tokens``, in one transaction.  Reply with ``StagedPublishResult``.
 
-    With ``in_parts``, rows above the limit of a transaction are published by several calls with the
-    same version: the first seals the other tokens for 30 days, and each publishes the next ones,
-    whatever tokens it names, until none remain.  Only then the version counts as published.
+    With ``in_parts``, several calls with the same version publish more rows than fit in one
+    transaction.  The first call seals the tokens that do not fit for 30 days; each later call
+    publishes the next of these, whatever tokens it names.  The version counts as published once no
+    token remains.
 
-    The highest version of each ``app_id`` is kept; if this one is not higher nothing is published,
-    and the tokens are dropped.  An ``app_id`` belongs to its first writer, and is kept for at least
-    30 days after its last use.  With ``is_single`` it is used for this publish only and may be
-    forgotten earlier: then a repetition does not find its tokens.
+    The broker keeps the highest version of each ``app_id``.  If ``version`` is not higher, nothing
+    is published and the tokens are dropped.  An ``app_id`` belongs to its first writer and is kept
+    for at least 30 days after its last use.  With ``is_single``, it is used for this publish only
+    and may be forgotten earlier; repeating the publish then fails, because its tokens are gone.
 
     All rows are added at the end of their queues, in the order of the tokens.  If the publish is
-    refused nothing is published and the tokens stay.
+    refused, nothing is published and the tokens stay.
 
     Raises:
         RefusedError: ``bad_app_id``, ``bad_version``, ``foreign_app_id``, ``too_many_app_ids``,
@@ -556,19 +559,19 @@ def publish_staged(
     """
     if not 0 < len(app_id) <= 256 or not app_id.isprintable():
         raise RefusedError(
-            "bad_app_id", f"{app_id[:50]!r}: an app_id is 1 to 256 printable characters"
+            "bad_app_id", f"{app_id[:50]!r}: an app_id must be 1 to 256 printable characters"
         )
     if not 0 <= version < 1 << 63:
-        raise RefusedError("bad_version", f"version is {version}, not 0 to 2^63 - 1")
+        raise RefusedError("bad_version", f"version is {version}; it must be 0 to 2^63 - 1")
     if len(tokens) > TOKENS:
-        raise RefusedError("too_many", f"{len(tokens)} tokens at once, the limit is {TOKENS}")
+        raise RefusedError("too_many", f"{len(tokens)} tokens at once; the limit is {TOKENS}")
     _StagedPublish(core, entry, writer, app_id, version, is_single, tokens, reply, in_parts).begin()
 
 
 def transfer_app_id(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, app_id: str, owner: str | None
 ) -> None:
-    """Transfer an app_id to another owner, None: to its next writer.  Replies None.
+    """Transfer an app_id to another owner; None: to its next writer.  Reply None.
 
     Raises:
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.

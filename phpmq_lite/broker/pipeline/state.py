@@ -28,9 +28,9 @@ SUBSCRIPTIONS_MAX: Final = 1_000
 
 
 class Subscription:
-    """One subscription; its commands take several batches each and run one after the other.
+    """One subscription; its commands take several batches each and run one after another.
 
-    Claims are numbered from 1 without gaps; all up to ``acked_upto`` are acknowledged.
+    Claims are numbered from 1 without gaps; all claims up to ``acked_upto`` are acknowledged.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Subscription:
         self.acked_upto = acked_upto
         self.is_busy = False
         self._waiting: deque[Callable[[], None]] = deque()
-        self._is_starting_work = False  # waiting work is being started
+        self._is_starting_work = False  # ``finish`` is starting waiting work
 
     @property
     def last_claim(self) -> int:
-        """Return the number of the last claim; 0: none."""
+        """Return the number of the last claim, or 0 if there is none."""
         return self.next_claim - 1
 
     def run(self, work: Callable[[], None]) -> None:
-        """Start ``work`` in the open batch, or after the work before it has called ``finish``.
+        """Start ``work`` in the open batch, or once the work before it has called ``finish``.
 
         Raises:
-            RefusedError: by ``work``, if it starts at once; later work must not raise it.
+            RefusedError: ``work`` started at once and raised it; work that waits must not raise it.
         """
         if self.is_busy:
             self._waiting.append(work)
@@ -67,9 +67,9 @@ class Subscription:
             raise
 
     def finish(self) -> None:
-        """Start the next work that waits."""
+        """Start the next waiting work."""
         self.is_busy = False
-        if self._is_starting_work:  # work that ended at once: a loop instead of nested calls
+        if self._is_starting_work:  # called by work that ended at once: continue in the loop below
             return
         self._is_starting_work = True
         while self._waiting and not self.is_busy:
@@ -78,7 +78,7 @@ class Subscription:
         self._is_starting_work = False
 
     def store(self, state: BrokerState) -> None:
-        """Store the numbers with the open batch."""
+        """Store the subscription's queue and claim numbers with the open batch."""
         state.batch.writes.append(
             UpdateSubscription(
                 self.queue_id, self.next_claim, self.acked_upto, self.subscription_id
@@ -87,7 +87,7 @@ class Subscription:
 
 
 class Subscriptions(dict[str, Subscription]):
-    """All subscriptions by name; the table is the source of truth."""
+    """All subscriptions by name; the table ``subscription`` is the source of truth."""
 
     def __init__(self, state: BrokerState, stored: PipelineRows) -> None:
         super().__init__()
@@ -125,11 +125,11 @@ class Subscriptions(dict[str, Subscription]):
         self._state.batch.writes.append(DeleteSubscription(subscription.subscription_id))
 
 
-STAGE_KEPT_MS: Final = 86_400_000  # without a publish
-APP_ID_KEPT_MS: Final = 30 * 86_400_000  # an app_id that was used later is never forgotten
-APP_IDS: Final = 10_000  # of one owner
-MIXED_POLICIES: Final = "several"  # of a StageQueue; no queue has this policy
-SINGLE_USES: Final = 1_000  # app_ids for one publish, of one owner; the oldest are forgotten
+STAGE_KEPT_MS: Final = 86_400_000  # stages that are not published are dropped after this time
+APP_ID_KEPT_MS: Final = 30 * 86_400_000  # an app_id used within this time is never forgotten
+APP_IDS: Final = 10_000  # for each owner
+MIXED_POLICIES: Final = "several"  # policy of a StageQueue with several; no queue has this policy
+SINGLE_USES: Final = 1_000  # single-use app_ids for each owner; the oldest are forgotten
 
 
 @dataclass(slots=True)
@@ -139,13 +139,13 @@ class StageQueue:
     queue_id: int
     rows: int = 0
     bytes: int = 0
-    bad_rows: int = 0  # of them: dead-lettered when they are published
+    bad_rows: int = 0  # rows among them that are dead-lettered when published
     bad_bytes: int = 0
-    min_ttl_s: int | None = None  # None: none expires
-    policy: str = ""  # with which they were validated; empty: not at all
+    min_ttl_s: int | None = None  # None: no row expires
+    policy: str = ""  # the policy that the rows were validated with; empty: not validated
 
     def add(self, other: "StageQueue") -> None:
-        """Add the rows of another part."""
+        """Add the rows of ``other``."""
         self.rows += other.rows
         self.bytes += other.bytes
         self.bad_rows += other.bad_rows
@@ -162,16 +162,16 @@ class StageState:
 
     stage_id: int
     token: str
-    until_ms: int  # steady: dropped then
+    until_ms: int  # when the stage is dropped (steady)
     rows: int = 0
     bytes: int = 0
-    is_whole: bool = False  # has its last row
-    actor: str = ""  # who staged it; empty: before the last start
+    is_whole: bool = False  # the last row has been staged
+    actor: str = ""  # who staged the rows; empty if that was before the last restart
     queues: dict[int, StageQueue] = field(default_factory=dict)  # by queue_id
 
     @property
     def first_row(self) -> int:
-        """Return the number of its first row."""
+        """Return the number of the stage's first row."""
         return self.stage_id << ROW_BITS
 
 
@@ -179,7 +179,7 @@ class StageState:
 class StageWriter:
     """A publisher: the owner of app_ids, and the queues that it may publish to.
 
-    An empty ``owner`` is the machine itself, without accounts: it may use every app_id.
+    An empty ``owner`` stands for the local machine without accounts, which may use every app_id.
     """
 
     owner: str = ""
@@ -188,24 +188,25 @@ class StageWriter:
 
 @dataclass(slots=True)
 class KnownAppId:
-    """What is known about an app_id."""
+    """The version, owner and last use of an app_id."""
 
-    version: int  # the highest one that was published
-    owner: str | None  # None: the next writer
-    used_ms: int  # steady
-    is_single: bool = False  # for one publish: forgetting it cannot store anything twice
+    version: int  # the highest version that was published
+    owner: str | None  # None: the next writer becomes the owner
+    used_ms: int  # last use (steady)
+    is_single: bool = False  # for a single publish: forgetting it cannot store anything twice
 
 
 class KnownAppIds:
     """The highest version of each app_id, and its owner.
 
-    The table ``published`` is the source of truth; this is its copy.  Forgetting an app_id ends
-    exactly-once, so each owner has a limit, and only app_ids unused for 30 days are forgotten.
+    The table ``published`` is the source of truth; this is a copy in memory.  Publishing under a
+    forgotten app_id is no longer exactly-once, so each owner has a limit, and only app_ids that
+    were not used for 30 days are forgotten.
     """
 
     def __init__(self, stored: PipelineRows) -> None:
         self.known: dict[str, KnownAppId] = {}
-        # By owner, for several publishes and for one; least recently used first.
+        # Keyed by owner and is_single; least recently used first.
         self._groups: dict[tuple[str | None, bool], dict[str, KnownAppId]] = defaultdict(dict)
         for app_id, version, owner, used_ms, is_single in stored.published:
             self._put(app_id, KnownAppId(version, owner, used_ms, bool(is_single)))
@@ -213,10 +214,10 @@ class KnownAppIds:
     def check(
         self, writer: StageWriter, app_id: str, now_ms: int, *, is_single: bool
     ) -> KnownAppId | None:
-        """Return what is known about an app_id, None for a new one.
+        """Return what is known about an app_id, or None for a new one.
 
         Raises:
-            RefusedError: ``foreign_app_id``; ``too_many_app_ids``.
+            RefusedError: ``foreign_app_id`` or ``too_many_app_ids``.
         """
         known = self.known.get(app_id)
         if known is None:
@@ -251,7 +252,7 @@ class KnownAppIds:
         ))  # fmt: skip
 
     def record_use(self, state: BrokerState, writer: StageWriter, app_id: str) -> None:
-        """Store that a version was published again, which had no effect."""
+        """Record that an app_id was used again, by a repeated publish that had no effect."""
         known = self.known[app_id]
         self._move(state, app_id, known.owner or writer.owner or None)
 
@@ -259,7 +260,7 @@ class KnownAppIds:
         """Transfer an app_id to another owner; None: to its next writer.
 
         Raises:
-            RefusedError: ``unknown_app_id``; ``too_many_app_ids``.
+            RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
         """
         known = self.known.get(app_id)
         if known is None:
@@ -287,9 +288,9 @@ class KnownAppIds:
         if len(own) >= APP_IDS and next(iter(own.values())).used_ms > now_ms - APP_ID_KEPT_MS:
             raise RefusedError(
                 "too_many_app_ids",
-                f"{len(own)} app_ids were used in the last 30 days, the limit is {APP_IDS} for "
-                "each user: publish with an increasing version under one app_id (txnAppId and "
-                "txnVersion, or the same checkpoint), not under a new one each time",
+                f"{len(own)} app_ids were used in the last 30 days; the limit is {APP_IDS} for "
+                "each user. Publish increasing versions under one app_id (txnAppId and "
+                "txnVersion, or the same checkpoint) instead of using a new one each time.",
             )
 
     def _make_room(
@@ -309,8 +310,8 @@ class KnownAppIds:
 class StagingArea:
     """All tokens, oldest first, and the app_ids under which they are published.
 
-    ``sealed`` has the remaining tokens of partial publishes, by version and part of an app_id.
-    Their names contain blanks, so that no client can name them.
+    ``sealed`` holds the remaining tokens of partial publishes, by hashed app_id and version.  Their
+    names contain spaces, so no client can name them.
     """
 
     def __init__(self, stored: PipelineRows) -> None:
@@ -339,7 +340,7 @@ class StagingArea:
 
     @property
     def due_ms(self) -> int | None:
-        """Return when the oldest token is dropped (steady ms), or None."""
+        """Return when the next token is dropped (steady ms), or None."""
         due = [stage.until_ms for stage in islice(self.stages.values(), 1)]
         if self.sealed:
             rests = (rest for versions in self.sealed.values() for rest in versions.values())
@@ -357,13 +358,13 @@ class StagingArea:
                     self.unseal(state, app_id, version, len(rest))
 
     def unfinished(self, app_id: str) -> dict[int, list[StageState]]:
-        """Return the remaining tokens of partial publishes, by version."""
+        """Return the remaining tokens of an app_id's partial publishes, by version."""
         return self.sealed.get(_key(app_id), {}) if self.sealed else {}
 
     def seal(
         self, state: BrokerState, app_id: str, version: int, rest: Sequence[StageState]
     ) -> None:
-        """Keep tokens as the rest of a partial publish; no client can drop or publish them."""
+        """Keep the remaining tokens of a partial publish; no client can publish or drop them."""
         key, until_ms = _key(app_id), state.now.steady_ms + APP_ID_KEPT_MS
         for number, stage in enumerate(rest):
             del self.stages[stage.token]
@@ -372,7 +373,7 @@ class StagingArea:
         self.sealed.setdefault(key, {})[version] = list(rest)
 
     def unseal(self, state: BrokerState, app_id: str, version: int, count: int) -> None:
-        """Remove the first tokens of a rest: published, or expired.  ``app_id`` may be a key."""
+        """Remove the first sealed tokens, published or expired; ``app_id`` may be a ``_key``."""
         key = app_id if app_id in self.sealed else _key(app_id)
         rest = self.sealed[key][version]
         for stage in rest[:count]:
@@ -384,7 +385,7 @@ class StagingArea:
             del self.sealed[key]
 
     def drop(self, state: BrokerState, token: str) -> bool:
-        """Drop a token; its rows are removed in the background.  False: it does not exist."""
+        """Drop a token, whose rows are removed in the background; return False if it is unknown."""
         stage = self.stages.pop(token, None)
         if stage is None:
             return False
@@ -399,5 +400,5 @@ class StagingArea:
 
 
 def _key(app_id: str) -> str:
-    """Return the form of an app_id in the names of sealed tokens, without blanks."""
+    """Return the hash that stands for an app_id in the names of sealed tokens."""
     return sha256(app_id.encode()).hexdigest()

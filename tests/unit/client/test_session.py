@@ -206,8 +206,8 @@ def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_who
         session.receive(piece)
     told = session.protocol_problem("mq:9100")
     assert told is not None
-    assert told.startswith("mq:9100 sent a message that is too long for this client: ")
-    assert "11 bytes, the limit is 10; " in told
+    assert told.startswith("mq:9100 sent a message that is too large for this client: ")
+    assert "11 bytes; the limit is 10. " in told
     assert "max_content" in told
     assert "limits.max_content" in told
 

@@ -231,7 +231,7 @@ def test_what_dies_in_a_dead_letter_queue_gets_no_record() -> None:
 
 def test_too_long_a_record_is_left_to_the_broker() -> None:
     link = FakeLink(b"{")
-    link.refusal = LocalProtocolError("content is 9 bytes, the limit is 8")
+    link.refusal = LocalProtocolError("content is 9 bytes; the limit is 8")
     transport_on(link).pop("orders")
     assert link.calls == [("dead_letter", ID)]
 

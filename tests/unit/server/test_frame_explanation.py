@@ -23,7 +23,7 @@ FOO = ["P0100000000000000000000000000003", "Foo"]
 HELLO = ["P0200000000000000000000000000011", "Hello World"]
 MESSAGE = ["P0300000000000000000000000000032", ID]
 TTL = ["P0500000000000000000000000000004", "3600"]
-NEWER, OLDER, UNKNOWN = "newer", "older", "not shown"
+NEWER, OLDER, UNKNOWN = "newer", "older", "unknown"
 
 
 @pytest.mark.parametrize("line_break", ["", "\n", "\r\n"], ids=["compact", "LF", "CR LF"])
