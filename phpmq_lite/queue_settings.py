@@ -1,8 +1,8 @@
-"""The settings of a queue, each defined once, and the names that queues may have.
+"""Queue settings, each defined once, and the rules for queue names.
 
-Broker, SQL columns, the section ``[queues]`` of the configuration, the API's models, the form and
-the command line derive from ``DEFINITIONS``.  A new setting is one field of ``QueueSettings`` and
-its use; with ``column=True`` it also needs a migration, otherwise it is stored as JSON.
+The broker, the SQL columns, the configuration section ``[queues]``, the API models, the form and
+the command line derive from ``DEFINITIONS``.  To add a setting, add a field to ``QueueSettings``
+and use it; with ``column=True`` it also needs a migration, otherwise it is stored as JSON.
 """
 
 import re
@@ -15,15 +15,15 @@ from phpmq_lite.errors import RefusedError
 DEAD_LETTER_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
 NAME_BYTES: Final = 255
-LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # of a name that ends with it
+LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # for a name with this suffix
 NAME_RULE: Final = (
-    f"1 to {NAME_BYTES} bytes of UTF-8, up to {LONGEST_NAME} if it ends with {DEAD_LETTER_SUFFIX}, "
-    "no control characters except line feeds"
+    f"1 to {NAME_BYTES} bytes of UTF-8 (up to {LONGEST_NAME} with suffix {DEAD_LETTER_SUFFIX}), "
+    "without control characters except line feeds"
 )
-LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years: nothing overflows 63 bits
+LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years, so that no time overflows 63 bits
 FORWARD: Final = "forward:"
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # the wire allows line feeds
-HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # shared with .retry
+HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # used by .retry, too
 _COUNT_MAX: Final = 10**12
 _SECONDS_MAX: Final = 10**9
 
@@ -36,23 +36,23 @@ ALERTS: Final = "Alerts on the overview"
 
 @dataclass(slots=True, frozen=True)
 class SettingDefinition:
-    """All that is known about one setting."""
+    """The definition of one setting: texts, bounds and where it is stored."""
 
     label: str
     help: str
-    group: str = ""  # of the form; empty: not in the form
-    maximum: int = 0  # of a number; the minimum is 0
-    max_length: int = 0  # of a text, in characters
+    group: str = ""  # section of the form; empty: not in the form
+    maximum: int = 0  # for numbers; the minimum is 0
+    max_length: int = 0  # for text, in characters
     choices: Mapping[str, str] = field(default_factory=dict)  # value -> label
-    column: bool = False  # has a column in the table ``queue``
-    broker_default: bool = False  # its default can be set in ``[queues]``
-    # -- from the field of ``QueueSettings``
+    column: bool = False  # whether it has a column in the table ``queue``
+    broker_default: bool = False  # whether ``[queues]`` can set its default
+    # -- taken from the field of ``QueueSettings``
     name: str = ""
     type: type = str  # bool, int or str
     default: Any = None
 
     def problem(self, queue: str, value: Any) -> str | None:
-        """Return what is wrong with a value, as the rest of a sentence, or None."""
+        """Return what is wrong with a value, as a phrase to follow the name, or None."""
         if self.type is bool:
             return None if isinstance(value, bool) else "must be true or false"
         if self.type is int:
@@ -75,7 +75,7 @@ class SettingDefinition:
         except UnicodeEncodeError:
             return "must be UTF-8"
         if len(value) > self.max_length:
-            return f"has {len(value)} characters, the limit is {self.max_length}"
+            return f"has {len(value)} characters; the limit is {self.max_length}"
         if self.name == "link" and value and not value.startswith(("https://", "http://")):
             return "must begin with https:// or http://"
         return None
@@ -83,10 +83,10 @@ class SettingDefinition:
 
 @dataclass(slots=True)
 class QueueSettings:
-    """What an operator decides about one queue, with the broker's defaults filled in."""
+    """The settings that an operator can change for one queue, with defaults filled in."""
 
     on_expire: str = field(default="history", metadata={"definition": SettingDefinition(
-        "When a message expires", "What happens to a message whose TTL has passed.",
+        "When a message expires", "What happens to a message when its TTL has passed.",
         group=MESSAGES, column=True, broker_default=True, choices={
             "history": "Move it to the history as expired",
             "dead_letter": "Dead-letter it",
@@ -99,12 +99,12 @@ class QueueSettings:
     )})  # fmt: skip
     ack_timeout_s: int = field(default=1_800, metadata={"definition": SettingDefinition(
         "Acknowledgement timeout",
-        "Seconds until a message that was not acknowledged returns to the queue. 0: never.",
+        "Seconds until an unacknowledged message returns to the queue. 0: never.",
         group=MESSAGES, maximum=_SECONDS_MAX, column=True, broker_default=True,
     )})  # fmt: skip
     default_ttl_s: int = field(default=0, metadata={"definition": SettingDefinition(
         "Time to live",
-        "Seconds to live for messages without a TTL and for forwarded ones. 0: forever.",
+        "TTL in seconds for messages published without one and for forwarded ones. 0: no expiry.",
         group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
     )})  # fmt: skip
     max_messages: int = field(default=0, metadata={"definition": SettingDefinition(
@@ -112,19 +112,19 @@ class QueueSettings:
         group=LIMITS, maximum=_COUNT_MAX, column=True, broker_default=True,
     )})  # fmt: skip
     max_bytes: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Bytes", "Refuse publishes above this many bytes of bodies. 0: no limit.",
+        "Bytes", "Refuse publishes above this total body size in bytes. 0: no limit.",
         group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
     )})  # fmt: skip
     payload_policy: str = field(default="observe", metadata={"definition": SettingDefinition(
         "Payload policy", "How the broker treats message bodies.",
         group=MESSAGES, column=True, broker_default=True, choices={
             "opaque": "Opaque: do not inspect bodies",
-            "observe": "Observe: show problems of envelopes",
+            "observe": "Observe: show problems in envelopes",
             "envelope": "Envelope: dead-letter invalid envelopes",
         },
     )})  # fmt: skip
     schema_mode: str = field(default="off", metadata={"definition": SettingDefinition(
-        "Schemas", "What happens to data that its schema rejects, in envelope queues.",
+        "Schemas", "What happens in envelope queues to data that its schema rejects.",
         group=MESSAGES, broker_default=True, choices={
             "off": "Off: do not check",
             "warn": "Warn: count it",
@@ -133,11 +133,11 @@ class QueueSettings:
     )})  # fmt: skip
     dead_letter_queue: str = field(default="", metadata={"definition": SettingDefinition(
         "Dead-letter queue",
-        "Queue that receives dead-letter records. Empty: the name of this queue with .dlq.",
+        "Queue that receives dead-letter records. Empty: this queue's name followed by .dlq.",
         group=MESSAGES, max_length=LONGEST_NAME,
     )})  # fmt: skip
     empty_list_data: str = field(default="php", metadata={"definition": SettingDefinition(
-        "Empty list as data", "When the data [] of an envelope is read as {}.",
+        "Empty list as data", "When to read the data [] in an envelope as {}.",
         group=MESSAGES, broker_default=True, choices={
             "php": "In envelopes made by PHP",
             "never": "Never",
@@ -145,13 +145,13 @@ class QueueSettings:
         },
     )})  # fmt: skip
     delivery_paused: bool = field(default=False, metadata={"definition": SettingDefinition(
-        "Delivery paused", "Consumers receive nothing while it is set."
+        "Delivery paused", "While this is on, consumers receive no messages."
     )})  # fmt: skip
     publishing_paused: bool = field(default=False, metadata={"definition": SettingDefinition(
-        "Publishing paused", "Publishes are refused or wait while it is set."
+        "Publishing paused", "While this is on, publishes wait or are refused."
     )})  # fmt: skip
     pinned: bool = field(default=False, metadata={"definition": SettingDefinition(
-        "Pinned", "The queue cannot be deleted while it is set.", group=LIMITS
+        "Pinned", "While this is on, the queue cannot be deleted.", group=LIMITS
     )})  # fmt: skip
     note: str = field(default="", metadata={"definition": SettingDefinition(
         "Note", "What the queue is for, and what to do when it stalls.",
@@ -161,14 +161,14 @@ class QueueSettings:
         "Owner", "Who is responsible for the queue.", group=ABOUT, max_length=200
     )})  # fmt: skip
     link: str = field(default="", metadata={"definition": SettingDefinition(
-        "Link", "Runbook or dashboard, https:// or http://.", group=ABOUT, max_length=2_000
+        "Link", "URL of a runbook or dashboard, https:// or http://.", group=ABOUT, max_length=2_000
     )})  # fmt: skip
     alert_messages: int = field(default=0, metadata={"definition": SettingDefinition(
         "Ready messages", "Alert above this many ready messages. 0: never.",
         group=ALERTS, maximum=_COUNT_MAX,
     )})  # fmt: skip
     alert_age_s: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Oldest ready message", "Alert if the oldest ready message waits longer (s). 0: never.",
+        "Oldest ready message", "Alert if the oldest ready message is older (seconds). 0: never.",
         group=ALERTS, maximum=_SECONDS_MAX,
     )})  # fmt: skip
 
@@ -183,7 +183,7 @@ def _definitions() -> dict[str, SettingDefinition]:
     return found
 
 
-DEFINITIONS: Final = _definitions()  # by name, in order
+DEFINITIONS: Final = _definitions()  # by name, in the order of the fields
 COLUMNS: Final = tuple(name for name, each in DEFINITIONS.items() if each.column)
 
 
@@ -193,7 +193,7 @@ def to_dict(settings: QueueSettings) -> dict[str, Any]:
 
 
 def home_of(name: str) -> str | None:
-    """Return the name of the queue that a ``.retry`` queue belongs to; None: it is not one."""
+    """Return the name of the queue that a ``.retry`` queue belongs to; None for other queues."""
     home = name.removesuffix(RETRY_SUFFIX)
     return home if home and home != name else None
 
@@ -202,19 +202,19 @@ def home_of(name: str) -> str | None:
 
 
 def name_problem(name: str) -> str | None:
-    """Return what is wrong with the name of a queue, or None."""
+    """Return what is wrong with a queue name, or None."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         return "is not UTF-8"
     longest = LONGEST_NAME if name.endswith(DEAD_LETTER_SUFFIX) else NAME_BYTES
     if not 0 < size <= longest:
-        return f"is {size} bytes long, the limit is 1 to {longest}"
-    return "has a control character" if _CONTROL.search(name) else None
+        return f"is {size} bytes long; it must be 1 to {longest}"
+    return "contains a control character" if _CONTROL.search(name) else None
 
 
 def check_name(name: str) -> None:
-    """Check the name of a queue.
+    """Check a queue name.
 
     Raises:
         RefusedError: ``bad_name``.
@@ -224,15 +224,15 @@ def check_name(name: str) -> None:
 
 
 def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
-    """Check changed settings of a queue; None, which restores the default, is always valid.
+    """Check changes to a queue's settings; None, which restores a default, is always valid.
 
     Raises:
-        RefusedError: ``unknown_setting``, or ``bad_setting``; the text names setting and bound.
+        RefusedError: ``unknown_setting``, or ``bad_setting`` with the setting and its bound.
     """
     for name, value in changes.items():
         definition = DEFINITIONS.get(name)
         if definition is None:
-            raise RefusedError("unknown_setting", f"no queue setting {name!r}")
+            raise RefusedError("unknown_setting", f"there is no queue setting {name!r}")
         if value is not None and (problem := definition.problem(queue, value)) is not None:
             raise RefusedError("bad_setting", f"{name} {problem}")
 
@@ -240,7 +240,7 @@ def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
 def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | None]) -> None:
     """Refuse a dead-letter queue whose own dead letters would come back to ``queue``.
 
-    ``configured`` returns the ``dead_letter_queue`` of a queue; empty or None: not set.
+    ``configured`` returns a queue's ``dead_letter_queue`` setting; empty or None if not set.
 
     Raises:
         RefusedError: ``bad_setting``.
@@ -254,7 +254,7 @@ def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | No
         at = following or at + DEAD_LETTER_SUFFIX
     raise RefusedError(
         "bad_setting",
-        f"dead_letter_queue {target!r} would send dead letters in a circle, through {at!r}",
+        f"dead_letter_queue {target!r} would send dead letters in a circle through {at!r}",
     )
 
 
@@ -271,7 +271,7 @@ def _on_expire_problem(queue: str, value: str) -> str | None:
 
 
 def _dead_letter_queue_problem(queue: str, value: str) -> str | None:
-    """Cycles through other queues are found by ``check_no_cycle``."""
+    """Return what is wrong with the value, or None; ``check_no_cycle`` finds longer cycles."""
     if not value:
         return None
     if value == queue:
