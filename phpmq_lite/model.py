@@ -173,7 +173,7 @@ class Limits:
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
     batch_bytes: int = 4 << 20
-    write_bytes: int = 4 << 20  # per connection and batch; one message may exceed it
+    write_bytes: int = 4 << 20  # per connection and batch; the last message may exceed it
     receipts: int = 100_000
     receipt_window_ms: int = 600_000
 
@@ -397,7 +397,7 @@ class Batch:
     queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = field(default_factory=list)
     due_at: int | None = None  # load messages whose deadline is at or before this steady time
     # -- done after the commit
-    # by connection
+    # connection -> dispatches and receipts
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
     is_partly_sent: bool = False  # part of it was sent, and clients may already be working on it
     to_resume: set[Any] = field(default_factory=set)  # connections whose publishers can continue

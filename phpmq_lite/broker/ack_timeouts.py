@@ -1,4 +1,4 @@
-"""Finds messages that consumers have held too long without acknowledging them."""
+"""Acknowledgement timeouts: messages that consumers have held too long."""
 
 from collections.abc import Iterable
 

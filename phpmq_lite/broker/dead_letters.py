@@ -1,4 +1,4 @@
-"""How a message is dead-lettered, and what its dead-letter record contains."""
+"""Dead-lettering of messages, and the content of dead-letter records."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Chooses which consumer gets the next message: those with free credit take turns."""
+"""Dispatching of ready messages: consumers with free credit take turns."""
 
 from phpmq_lite.broker import transitions
 from phpmq_lite.broker.queue import Consumer, Queue
@@ -155,7 +155,7 @@ def _may_hold(state: BrokerState, queue: Queue, size: int) -> bool:
     sharing = len(short) + (queue.queue_id not in short)
     if not _has_share(held, state.held, 1, limits.held, sharing):
         return False
-    is_first = not held and state.held_bytes <= limits.held_bytes  # a first message always fits
+    is_first = not held and state.held_bytes <= limits.held_bytes  # a first message may be any size
     return is_first or _has_share(held_bytes, state.held_bytes, size, limits.held_bytes, sharing)
 
 

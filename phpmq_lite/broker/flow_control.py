@@ -1,4 +1,4 @@
-"""Limits publishing to a queue while its consumers are working, so that consumers come first.
+"""Flow control: limits on publishing to a queue while its consumers are working.
 
 A publisher sends as fast as it can, while a consumer waits for each batch.  Unlimited publishes
 would fill the batches, and messages beyond the window wait on disk; loading them from there costs
@@ -17,7 +17,7 @@ from typing import Final
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
 
-# Least number of messages that a batch accepts; less room in a window than this counts as none.
+# Each batch accepts at least this many messages; less free room in a window counts as none.
 MIN_PER_BATCH: Final = 64
 MAX_PER_PUBLISHER: Final = 500  # messages before other publishers and consumers get a turn
 UNLIMITED: Final = 1 << 30
@@ -64,7 +64,7 @@ class FlowControl:
     """The share of each queue, and the publishers that wait for room in it."""
 
     def __init__(self, core: Broker) -> None:
-        self.waiting_publishers = 0  # their number
+        self.waiting_publishers = 0  # number of publishers
         self._core = core
         self._waiting_by_queue: dict[int, deque[_WaitingPublisher]] = {}  # by queue_id
 

@@ -79,7 +79,7 @@ class QueueCounters:
     dispatched: int = 0
     redelivered: int = 0
     acked: int = 0
-    requeued: int = 0  # by consumers and operators
+    requeued: int = 0  # both by consumers and by operators
     requeued_operator: int = 0
     returned: int = 0
     forwarded: int = 0
@@ -124,7 +124,7 @@ class Queue:
         self.is_bounded = False  # the queue may refuse a message
         self.stop_reason: str | None = None  # why the whole broker accepts no messages
         self.consumers: dict[Connection, Consumer] = {}
-        self.waiting_consumers: deque[Consumer] = deque()  # with free credit, in order
+        self.waiting_consumers: deque[Consumer] = deque()  # consumers with free credit, in order
         self.window: ReadyWindow | None = None
         self.claimed_to = 0  # no ready message has this position or a lower one
         self.held = 0  # dispatched messages, including claimed ones

@@ -97,7 +97,7 @@ class BrokerState:
         self.batch = self.registry.batch
         self.needs_dispatch: dict[int, Queue] = {}  # may have both ready messages and credit
         self.batch_limited: set[Connection] = set()  # reached write_bytes in this batch
-        self.messages: dict[int, Message] = {}  # by seq: held by a consumer, or in a ready window
+        self.messages: dict[int, Message] = {}  # seq -> message held by a consumer or in a window
         self.next_number = 1  # seq and position share one sequence
         self.next_deadline_ms: int | None = None  # no ready message expires before then
         self.held = 0

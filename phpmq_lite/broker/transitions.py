@@ -1,4 +1,4 @@
-"""What can happen to a message: one function for each row of the table in ``state_table.py``.
+"""Message transitions: one function for each row of the table in ``state_table.py``.
 
 Each function changes the message, the counters and the windows, and records what the transaction
 has to store.  The caller has checked that the transition is allowed.  The transitions to a dead

@@ -316,7 +316,7 @@ class Client(ClientBase):
         self._ready.set()
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes; an invalid or too large frame ends the client."""
+        """Process received bytes; an invalid or oversized frame ends the client."""
         self.session.receive(data)
         trouble = self.session.protocol_problem(self.target)
         if trouble is not None:
@@ -434,8 +434,8 @@ class _Connection(asyncio.Protocol):
     async def close(self) -> None:
         """Close after the broker has read everything.
 
-        The broker closes first: with unread data in our socket, closing it would send a reset,
-        which may overtake the last acknowledgements.
+        The broker closes first: closing our socket with unread data would send a reset, which may
+        overtake the last acknowledgements.
         """
         self._flush()
         try:

@@ -215,8 +215,8 @@ class BlockingClient(ClientBase):
     def close(self) -> None:
         """Send buffered data, then close; unsettled messages return to their queues.
 
-        The broker closes first: with unread data in our socket, closing it would send a reset,
-        which may overtake the last acknowledgements.
+        The broker closes first: closing our socket with unread data would send a reset, which may
+        overtake the last acknowledgements.
         """
         stream, self._stream = self._stream, None
         if stream is not None:
@@ -522,7 +522,7 @@ def _finish(stream: BufferedSocket) -> None:
         stream.close()
 
 
-TIMEOUT_S: Final = 10.0  # for connecting and for each receipt
+TIMEOUT_S: Final = 10.0  # default timeout for connecting and for each receipt
 _SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # scheme -> whether it uses TLS
 
 
@@ -539,7 +539,7 @@ def client_from_url(
     Args:
         url: ``phpmq://HOST:PORT``, ``phpmqs://…``, ``HOST:PORT`` or ``unix:PATH``; the default port
             is 9100.  ``phpmqs`` uses TLS with the system's certificate authorities.
-        ssl: TLS context to use instead.
+        ssl: TLS context to use instead of the default.
         timeout_s: timeout of each call that waits for the broker.
         reconnect: reconnect after a lost connection; must be False for a WorkerConnection.
         max_content: maximum size of a body in bytes; use the broker's ``limits.max_content``.

@@ -136,8 +136,8 @@ class ServerSide(_ConnectionEnd):
     def is_waiting(self) -> bool:
         """Return whether the HTTP guard holds frames back.
 
-        If so, keep reading, and call :meth:`release` when no bytes have arrived for 20 ms, as
-        opposed to not having been read, or when the peer has closed its side.
+        If so, keep reading.  Call :meth:`release` once no bytes have arrived for 20 ms (a pause in
+        reading does not count), or once the peer has closed its side.
         """
         return bool(self._held)
 

@@ -539,9 +539,9 @@ def publish_staged(
     """Publish all rows under ``tokens``, in one transaction.  Reply with ``StagedPublishResult``.
 
     With ``in_parts``, several calls with the same version publish more rows than fit in one
-    transaction.  The first call seals the tokens that do not fit for 30 days; each later call
-    publishes the next of these, whatever tokens it names.  The version counts as published once no
-    token remains.
+    transaction.  The first call seals, for 30 days, the tokens that do not fit; each later call
+    publishes some of these, in order, whatever tokens it names.  The version counts as published
+    once no token remains.
 
     The broker keeps the highest version of each ``app_id``.  If ``version`` is not higher, nothing
     is published and the tokens are dropped.  An ``app_id`` belongs to its first writer and is kept

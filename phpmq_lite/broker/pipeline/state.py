@@ -1,4 +1,4 @@
-"""What the broker remembers for Spark: subscriptions, staged rows and published versions.
+"""The broker's state for Spark: subscriptions, staged rows and published versions.
 
 Claimed messages are on disk only (table ``claim``), so memory does not grow with their number.
 """
