@@ -15,7 +15,7 @@ SELECT session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, addre
 FROM session;
 
 -- name: known_addresses
--- Addresses of recent logins, from the newest audit rows only: there is no index.
+-- Addresses of recent logins, from only the newest audit rows, because there is no index.
 -- parameters: since (at_ms)
 SELECT DISTINCT address
 FROM (SELECT at_ms, address, action, result FROM audit ORDER BY audit_id DESC LIMIT 20000)
@@ -30,7 +30,7 @@ SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'user');
 SELECT EXISTS (SELECT 1 FROM user WHERE role = 'admin');
 
 -- name: saved_items
--- Items of a kind, by name.
+-- The items of one kind, by name.
 -- parameters: kind; limit
 -- columns: name, content (JSON), saved_at, saved_by
 SELECT name, content, saved_at, saved_by

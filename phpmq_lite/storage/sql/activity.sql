@@ -1,4 +1,4 @@
--- Recent activity for live views and the overview.  Each statement reads at most :limit rows.
+-- Recent activity for live views and the overview; each statement reads at most :limit rows.
 
 -- name: recent_deaths
 -- Messages that died since a time, by queue and reason.
@@ -77,7 +77,7 @@ ORDER BY e.event_id DESC
 LIMIT :limit;
 
 -- name: published_after
--- The next published messages, live or settled, in order.
+-- The next messages published, live or settled, in order.
 -- parameters: after (seq, exclusive); limit
 -- columns: seq
 -- index: history_seq
@@ -88,14 +88,14 @@ ORDER BY 1
 LIMIT :limit;
 
 -- name: settled_after
--- The next settled messages, in order.
+-- The next messages settled, in order.
 -- parameters: after (offset, exclusive); limit
 -- columns: offset, seq
 SELECT "offset", seq FROM history WHERE "offset" > :after ORDER BY "offset" LIMIT :limit;
 
 -- name: ends
 -- The last numbers assigned.
--- columns: number of the next message, last offset (NULL: none yet)
+-- columns: number of the next message; last offset, NULL if there is none yet
 SELECT
   (SELECT next_number FROM line),
   (SELECT max("offset") FROM history);

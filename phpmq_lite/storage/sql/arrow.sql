@@ -1,6 +1,6 @@
--- Ranges of the history and of claims, for export.  They are read through Python's SQLite and
--- through ADBC, so they use functions of neither, and parameters occur in the order in which they
--- are bound. The selected columns are composed of parts; a column without a part has its own name.
+-- Ranges of history rows and claims, for export.  They are read through both Python's SQLite and
+-- ADBC, so they use no functions of either, and parameters occur in the order in which they are
+-- bound.  The selected columns are composed of parts; a column without a part has its own name.
 
 -- part: column_offset
 m."offset"
@@ -40,7 +40,7 @@ FROM claim AS c JOIN message AS m ON m.seq = c.seq
 WHERE c.subscription_id = :subscription_id AND c.claim > :lo AND c.claim <= :hi
 
 -- part: part_ends
--- The last number of each part with :part_bytes of bodies, or with one larger body.
+-- The last number of each part that has :part_bytes of bodies, or one larger body.
 SELECT max(number) AS number FROM (
   SELECT {number} AS number, sum(m.size) OVER (ORDER BY {number}) / :part_bytes AS part
   {range}
@@ -51,9 +51,9 @@ coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
   ORDER BY "offset" LIMIT 1) < :at_ms, 0)
 
 -- name: bounds
--- Which offsets the history has, at one moment.
--- columns: history_id; lo (above it only deleted messages may be missing); hi (last offset
---   assigned); lo_deleted (above it none is missing)
+-- The range of offsets in the history, at one moment.
+-- columns: history_id; lo (above it, only deleted messages may be missing); hi (last offset
+--   assigned); lo_deleted (above it, no message is missing)
 SELECT
   (SELECT value FROM meta WHERE name = 'history_id') AS history_id,
   max(coalesce((SELECT value FROM counter WHERE name = 'history_lo'), 0) - 1, 0) AS lo,
@@ -61,9 +61,9 @@ SELECT
   max(coalesce((SELECT value FROM counter WHERE name = 'deleted_lo'), 0) - 1, 0) AS lo_deleted;
 
 -- name: offset_at
--- The last offset settled before a time, by bisection: times only grow.
+-- The last offset settled before a time, found by bisection, because times only grow.
 -- parameters: lo, hi (as in bounds); at_ms (Unix ms)
--- columns: offset; lo if all are later
+-- columns: offset, or lo if all are later
 WITH RECURSIVE halving (low, high) AS (
   SELECT :lo + 1, :hi + 1
   UNION ALL

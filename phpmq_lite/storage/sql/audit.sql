@@ -1,4 +1,4 @@
--- The audit log: newest first, filtered, in slices of numbers, so that no read takes long.
+-- The audit log, newest first and filtered, in slices of numbers so that no read takes long.
 
 -- part: columns
 audit_id, at_ms, actor, source, address, action, target, count, reason, result, detail, request_id
@@ -14,13 +14,13 @@ audit_id, at_ms, actor, source, address, action, target, count, reason, result, 
   AND (:upto IS NULL OR at_ms < :upto)
 
 -- name: ends
--- The oldest and the newest number; NULL if there is no row.
+-- The oldest and newest numbers; NULL if there is no row.
 -- columns: first, last
 SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 
 -- name: older
 -- Rows below a number, newest first.
--- parameters: before (audit_id, exclusive), floor (inclusive), limit; the filter: NULL matches any
+-- parameters: before (audit_id, exclusive), floor (inclusive), limit; filter (NULL matches any)
 -- index: INTEGER PRIMARY KEY
 SELECT {columns} FROM audit
 WHERE audit_id < :before AND audit_id >= :floor AND {filter}
@@ -28,7 +28,7 @@ ORDER BY audit_id DESC LIMIT :limit;
 
 -- name: newer
 -- Rows above a number, oldest first.
--- parameters: after (audit_id, exclusive), ceiling (inclusive), limit; the filter
+-- parameters: after (audit_id, exclusive), ceiling (inclusive), limit; filter (NULL matches any)
 -- index: INTEGER PRIMARY KEY
 SELECT {columns} FROM audit
 WHERE audit_id > :after AND audit_id <= :ceiling AND {filter}

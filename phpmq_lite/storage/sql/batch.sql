@@ -1,4 +1,4 @@
--- The statements of the writer: a start, each batch, and what is loaded after it.
+-- The writer's statements: for a start, for each batch, and for loading rows after a batch.
 
 -- part: columns
 -- The columns that every message has, in the order of model.Message.
@@ -6,16 +6,16 @@ seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer
 
 -- part: envelope_columns
--- With the indexed members of an envelope.
+-- The same columns and the indexed members of an envelope.
 {columns},
   urn, trace_id, meta_id, attempts
 
 -- part: all_columns
--- All columns of a live message, in that order.
+-- All columns of a live message, in the order of model.Message.
 {envelope_columns}, source_seq, source_queue_id, source_reason
 
 -- part: history_columns
--- The columns that the history copies: all except the state.
+-- The columns that the history copies: all columns except the state.
 seq, token, queue_id, position, ttl_s,
   deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
   crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
@@ -23,25 +23,25 @@ seq, token, queue_id, position, ttl_s,
 
 -- name: insert_ready
 -- New messages without a TTL that were not dispatched in their batch.  Constant values are not
--- bound: 8 parameters per row instead of 16 take 0.8 instead of 2.3 µs.
+-- bound: binding 8 parameters per row instead of 16 takes 0.8 instead of 2.3 µs.
 -- rows: seq, token, queue_id, position, published_at, size, crc, publisher
 INSERT INTO message ({columns})
 VALUES {rows:(?,?,?,?,0,NULL,NULL,?,NULL,NULL,0,0,?,?,?,NULL)};
 
 -- name: insert_dispatched
--- The same, for messages that were dispatched once in their batch. rows: seq, token, queue_id,
+-- New messages without a TTL that were dispatched once in their batch.  rows: seq, token, queue_id,
 -- position, published_at, first_dispatched_at, last_dispatched_at, size, crc, publisher, consumer
 INSERT INTO message ({columns})
 VALUES {rows:(?,?,?,?,1,NULL,NULL,?,?,?,1,0,?,?,?,?)};
 
 -- name: insert_ready_ttl
--- The same, for messages with a TTL.
+-- New messages with a TTL that were not dispatched in their batch.
 -- rows: seq, token, queue_id, position, ttl_s, deadline_ms, published_at, size, crc, publisher
 INSERT INTO message ({columns})
 VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL)};
 
 -- name: insert_ready_enveloped
--- The same, for envelopes; the columns of a dead letter stay NULL.
+-- New envelopes that were not dispatched in their batch; the columns of a dead letter stay NULL.
 -- rows: those of insert_ready_ttl; urn, trace_id, meta_id, attempts
 INSERT INTO message ({envelope_columns})
 VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL,?,?,?,?)};
@@ -71,7 +71,7 @@ UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.colu
 FROM (VALUES {rows:(?,?,?)}) AS given WHERE message.seq = given.column1;
 
 -- name: update_messages
--- Stored messages that returned, were requeued or forwarded.
+-- Stored messages that were returned, requeued or forwarded.
 -- rows: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
 --   last_dispatched_at, deliveries, charged, consumer
 UPDATE message SET queue_id = given.column2, position = given.column3, state = given.column4,
@@ -87,8 +87,8 @@ INSERT INTO history (outcome, reason, settled_at, {history_columns})
 SELECT ?, ?, ?, {history_columns} FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
 
 -- name: settle_dispatched
--- The same, for stored messages that were both dispatched and settled in this batch: not updating
--- their live rows in between saves 1 µs each.
+-- As settle_messages, for stored messages that were both dispatched and settled in this batch: not
+-- updating their live rows in between saves 1 µs per message.
 -- before the rows: outcome, reason, now (Unix ms).  rows: seq, consumer, dispatched (Unix ms)
 INSERT INTO history (outcome, reason, settled_at, {history_columns})
 SELECT ?, ?, ?, seq, token, queue_id, position, ttl_s, deadline_ms, published_at,
@@ -115,7 +115,7 @@ INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES {rows:(?,?,?,?)};
 INSERT INTO queue (queue_id, name, created_at, created_by) VALUES (?, ?, ?, ?);
 
 -- name: update_queue
--- Live messages and bytes of the queues that a batch changed.
+-- The number and size of live messages in the queues that a batch changed.
 -- rows: queue_id, live_count, live_bytes
 UPDATE queue SET live_count = given.column2, live_bytes = given.column3
 FROM (VALUES {rows:(?,?,?)}) AS given WHERE queue.queue_id = given.column1;
@@ -164,7 +164,7 @@ FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AN
 ORDER BY position LIMIT :limit;
 
 -- name: ready_page
--- The same, for ready messages.
+-- Ready messages of a queue, in order.
 -- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
 SELECT {all_columns}
@@ -172,7 +172,7 @@ FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AN
 ORDER BY position LIMIT :limit;
 
 -- name: claimed_page
--- The same, for the messages that a subscription holds, by claim.
+-- Messages that a subscription holds, in order of claim.
 -- parameters: of (subscription_id); after (claim, exclusive); upto (claim, inclusive); limit
 -- index: PRIMARY KEY
 SELECT {all_columns}
@@ -186,8 +186,8 @@ SELECT {all_columns}
 FROM message WHERE seq IN ({rows:?});
 
 -- name: settled_by_seq
--- Settled messages in the columns of live ones.  The state is the outcome, or 0 (ready) if the
--- message was restored: then its restore event has the id of a younger message.
+-- Settled messages, with the columns of live ones.  The state is the outcome, or 0 (ready) if the
+-- message was restored; its restore event then has the id of a younger message.
 -- rows: seq
 -- index: history_seq
 SELECT seq, token, queue_id, position,
@@ -227,9 +227,9 @@ SELECT seq, crc FROM message WHERE seq IN ({rows:?});
 SELECT seq, crc FROM history WHERE seq IN ({rows:?});
 
 -- name: client_records
--- Live dead letters that clients wrote about messages before these were dead: in their dead-letter
--- queue or in NAME.dlq by anyone, in other queues only by the client that held the message.  Only
--- the newest few of each, because their number is not limited.
+-- Live dead letters that clients published about messages that were not dead yet: by anyone in
+-- their dead-letter queue or NAME.dlq, in other queues only by the client that held the message.
+-- Only the newest few per message, because their number is not limited.
 -- rows: source_seq, queue_id, queue_id, publisher
 -- columns: source_seq, seq, token, size
 -- index: message_source
@@ -251,7 +251,7 @@ FROM (VALUES {rows:(?,?,?,?)}) AS given CROSS JOIN message AS record ON record.s
     ORDER BY newest.seq DESC LIMIT 8));
 
 -- name: release_dispatched
--- At start: messages held by connections are ready again, in their place; claimed ones stay.
+-- At start: messages held by connections become ready in their place; claimed messages stay.
 -- index: message_held
 UPDATE message SET state = 0
 WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.seq);
@@ -282,8 +282,8 @@ DELETE FROM queue WHERE settings = '{"removed": true}'
   AND queue_id NOT IN (SELECT queue_id FROM subscription);
 
 -- name: newest_excess_receipt
--- The newest receipt above the limit; no row: none is.
--- parameters: how many count
+-- The newest receipt beyond the limit; no row if there is none.
+-- parameters: how many receipts count
 SELECT n FROM receipt ORDER BY n DESC LIMIT 1 OFFSET ?;
 
 -- name: receipts
@@ -314,8 +314,8 @@ UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
 DELETE FROM body WHERE seq = :seq;
 
 -- name: link_messages
--- The event of a message made from another one, with the id of the other one.
--- parameters: seq, at_ms, kind; seq of the other one three times
+-- The event of a message made from another message, with the id of that message.
+-- parameters: seq, at_ms, kind; seq of the other message three times
 -- index: INTEGER PRIMARY KEY
 -- index: history_seq
 INSERT INTO event (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
@@ -324,7 +324,7 @@ INSERT INTO event (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesc
   printf('%016x', :source_seq));
 
 -- name: insert_clock_step
--- Applies from the next settled message on; stored before batches decided after the clock change.
+-- Applies from the next settled message on; stored before any batch decided after the change.
 -- parameters: at_ms (steady), step_ms
 INSERT INTO clock_step (from_offset, at_ms, step_ms)
 SELECT coalesce(max("offset"), 0) + 1, ?, ? FROM history;
@@ -334,7 +334,7 @@ SELECT coalesce(max("offset"), 0) + 1, ?, ? FROM history;
 SELECT step_ms FROM clock_step ORDER BY number DESC LIMIT 1;
 
 -- name: shift_deadlines
--- The broker was away: messages from before have less time left.
+-- Applies the downtime of the broker: messages from before it have less time left.
 -- parameters: away_ms, first_number, excluded
 UPDATE message SET deadline_ms = deadline_ms - :away_ms
 WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
@@ -398,13 +398,13 @@ FROM (VALUES (:offset, :first_row, :end_row)) AS given CROSS JOIN stage_row
 WHERE reason IS NULL ORDER BY row_id;
 
 -- name: drop_stage
--- Published or cancelled: its rows are removed in slices.
+-- The stage was published or cancelled; its rows are removed later, in slices.
 -- parameters: stage_id
 -- index: INTEGER PRIMARY KEY
 UPDATE stage SET token = NULL WHERE stage_id = :stage_id;
 
 -- name: seal_stage
--- The rest of a partial publish.
+-- Keeps the remaining rows of a partial publish.
 -- parameters: token, until_ms, stage_id
 -- index: INTEGER PRIMARY KEY
 UPDATE stage SET token = :token, until_ms = :until_ms WHERE stage_id = :stage_id;
@@ -423,7 +423,7 @@ ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.
   single_use = excluded.single_use;
 
 -- name: record_app_id_use
--- A repeated publish, or a new owner.
+-- Records a repeated publish or a new owner.
 -- parameters: owner, used_ms, app_id
 -- index: PRIMARY KEY
 UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
@@ -434,7 +434,7 @@ UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
 DELETE FROM published WHERE app_id = :app_id;
 
 -- name: drop_unfinished_stages
--- At start: their publishers are disconnected.
+-- At start, because their publishers are disconnected.
 UPDATE stage SET token = NULL WHERE is_whole = 0 AND token IS NOT NULL;
 
 -- name: delete_queues_of_dropped_stages
@@ -494,7 +494,7 @@ DELETE FROM subscription WHERE subscription_id = :subscription_id;
 SELECT subscription_id, name, queue_id, next_claim, acked_upto FROM subscription;
 
 -- name: claimed_by_queue
--- At start: claimed messages by queue.
+-- At start: the claimed messages of each queue.
 -- columns: queue_id, messages, bytes
 SELECT message.queue_id, count(*), sum(message.size)
 FROM claim CROSS JOIN message USING (seq) GROUP BY message.queue_id;
@@ -506,7 +506,7 @@ ON CONFLICT (name) DO UPDATE SET "offset" = excluded."offset", at_ms = excluded.
 
 -- name: trim_history_readers
 -- Keeps the most recently seen readers.
--- parameters: most
+-- parameters: most (how many to keep)
 DELETE FROM reader WHERE name IN (
   SELECT name FROM reader ORDER BY at_ms DESC, name LIMIT -1 OFFSET :most);
 
@@ -524,7 +524,7 @@ VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number,
   :detail, :request_id);
 
 -- name: advance_audit
--- A slice of bulk work is done.
+-- Adds a completed slice of a bulk job.
 -- parameters: more, result, audit_id
 UPDATE audit SET count = count + :more, result = :result WHERE audit_id = :audit_id;
 
@@ -591,7 +591,7 @@ DELETE FROM session WHERE session_id = :session_id;
 DELETE FROM session WHERE user_id = :user_id;
 
 -- name: save_item
--- Replaces an item of the same name.
+-- Replaces any item with the same name.
 -- parameters: kind, name, content, saved_at, saved_by
 INSERT INTO saved (kind, name, content, saved_at, saved_by)
 VALUES (:kind, :name, :content, :saved_at, :saved_by)
@@ -603,18 +603,18 @@ ON CONFLICT (kind, name) DO UPDATE SET
 DELETE FROM saved WHERE kind = :kind AND name = :name;
 
 -- name: dismiss_start_report
--- Nobody needs to see it any more.
+-- Hides the report for everyone.
 -- parameters: dismissed_by, start_id
 -- index: INTEGER PRIMARY KEY
 UPDATE start SET dismissed_by = :dismissed_by WHERE start_id = :start_id AND dismissed_by IS NULL;
 
 -- part: clock_ahead_s
--- Seconds by which the clock is ahead of its earliest step: rows may be that much younger.
+-- Seconds by which the clock is ahead of its earliest step; rows may be younger by this much.
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
   - (SELECT min(step_ms) FROM clock_step), 0) / 1000
 
 -- name: put_rollup
--- Replaces a span that a stop interrupted.
+-- Replaces the row of a span that was interrupted by a stop.
 -- parameters: at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
 --   deleted, ready, held, size, oldest_age_ms, wait, hold, queue_id
 INSERT OR REPLACE INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued,
@@ -623,7 +623,7 @@ VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued
   :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id);
 
 -- name: trim_rollups
--- The oldest spans of one length, at most :limit.
+-- Removes the oldest spans of one length, at most :limit.
 -- parameters: span_s, before_s, limit
 -- index: rollup_time
 DELETE FROM rollup

@@ -1,7 +1,7 @@
 -- Closed connections, subscriptions, history readers and app_ids.
 
 -- name: app_ids
--- By name, without those for a single publish.
+-- The app_ids by name, except those for a single publish.
 -- parameters: after (app_id, exclusive); limit
 -- columns: app_id, owner, version, at_ms, rows
 -- index: PRIMARY KEY
@@ -11,8 +11,8 @@ WHERE app_id > :after AND NOT single_use ORDER BY app_id LIMIT :limit;
 -- name: subscriptions
 -- Subscriptions with the messages they hold, by name.
 -- parameters: name (NULL: all)
--- columns: name, queue_id, queue name (NULL: forgotten), acked_upto, hi, created_at, claimed
---   messages, their bytes, claimed_at of the oldest
+-- columns: name, queue_id, queue name (NULL: unknown), acked_upto, hi, created_at, number of
+--   claimed messages, their size in bytes, claimed_at of the oldest
 SELECT subscription.name, subscription.queue_id,
   (SELECT name FROM queue WHERE queue.queue_id = subscription.queue_id),
   acked_upto, next_claim - 1, subscription.created_at, count(claim.claim),

@@ -1,8 +1,8 @@
--- Consistency checks for `verify`, backups and drills.  Each counts violations; 0: none.  Tables are
--- read without an index that could hide rows.
+-- Consistency checks for `verify`, backups and drills.  Each one counts violations.  Tables are
+-- read without any index that could hide rows.
 
 -- name: counts
--- Sizes of the tables.
+-- The number of rows in each table.
 -- columns: queues, live messages, settled messages, bodies
 SELECT (SELECT count(*) FROM queue), (SELECT count(*) FROM message NOT INDEXED),
   (SELECT count(*) FROM history NOT INDEXED), (SELECT count(*) FROM body);
@@ -20,8 +20,8 @@ SELECT message.seq FROM message NOT INDEXED LEFT JOIN body USING (seq)
 WHERE content IS NULL OR length(content) <> size OR checksum(message.seq, content) <> crc;
 
 -- name: settled_bodies
--- The same for settled messages, whose body may have been removed.
--- columns: seq, is_known (the message died of it)
+-- The same for settled messages, but their bodies may have been removed.
+-- columns: seq, is_known (the message died because of the damage)
 SELECT history.seq, reason IS 'crc' FROM history NOT INDEXED JOIN body USING (seq)
 WHERE length(content) <> size OR checksum(history.seq, content) <> crc;
 
@@ -44,13 +44,13 @@ SELECT (SELECT count(*) FROM message NOT INDEXED JOIN history USING (seq))
   + (SELECT count(seq) - count(DISTINCT seq) FROM history NOT INDEXED);
 
 -- name: unassigned_numbers
--- Rows with a number that was not assigned yet.
+-- Rows with a number that has not been assigned yet.
 SELECT (SELECT count(*) FROM message NOT INDEXED, line
     WHERE seq >= next_number OR position >= next_number)
   + (SELECT count(*) FROM history NOT INDEXED, line WHERE seq >= next_number);
 
 -- name: missing_offsets
--- Offsets missing above both fronts of the history.
+-- Offsets that are missing above both fronts of the history.
 SELECT coalesce((
   SELECT max("offset") - front.lo + 1 - count(*) FROM history NOT INDEXED, (
     SELECT max(1,
@@ -79,7 +79,7 @@ SELECT (
 FROM (SELECT coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0) AS upto) AS placed;
 
 -- name: inconsistent_totals
--- Totals of the history that differ from its rows.
+-- History totals that differ from the history rows.
 SELECT (live.rows <> coalesce((SELECT value FROM counter WHERE name = 'history_rows'), 0))
   + (live.bytes <> coalesce((SELECT value FROM counter WHERE name = 'history_bytes'), 0))
   + (live.deleted <> coalesce((SELECT value FROM counter WHERE name = 'deleted_rows'), 0))
@@ -94,5 +94,5 @@ FROM (
 ) AS live;
 
 -- name: invalid_claims
--- Claims of messages that are not dispatched, or do not exist.
+-- Claims on messages that are not dispatched or do not exist.
 SELECT count(*) FROM claim LEFT JOIN message USING (seq) WHERE state IS NOT 1;

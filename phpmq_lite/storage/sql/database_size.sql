@@ -1,7 +1,7 @@
 -- Sizes for the system page and the metrics.
 
 -- part: tail
--- Rows that are not counted yet, because they are not indexed: usually those of a few seconds.
+-- Rows not counted yet because they are not indexed: usually those of the last few seconds.
 (
   SELECT outcome, size FROM history NOT INDEXED
   WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
@@ -9,7 +9,7 @@
 )
 
 -- name: totals
--- Size of the history: all except deleted messages, and deleted messages.
+-- Sizes of the history, separately for deleted messages and all others.
 -- columns: rows, bytes, deleted rows, deleted bytes
 SELECT
   coalesce((SELECT value FROM counter WHERE name = 'history_rows'), 0)
@@ -27,23 +27,23 @@ FROM {tail};
 SELECT name, value FROM counter;
 
 -- name: pages
--- Of the database file, without the write-ahead log.
+-- The pages of the database file, without the write-ahead log.
 -- columns: pages, free pages, page size in bytes
 SELECT (SELECT page_count FROM pragma_page_count()),
   (SELECT freelist_count FROM pragma_freelist_count()), (SELECT page_size FROM pragma_page_size());
 
 -- name: history
 -- The ends of the history; NULL if it is empty.
--- columns: settled_at of the oldest row, offset of the newest
+-- columns: settled_at of the oldest row, offset of the newest row
 SELECT (SELECT settled_at FROM history ORDER BY "offset" LIMIT 1),
   (SELECT max("offset") FROM history);
 
 -- name: audit
 -- The ends of the audit log; NULL if it is empty.
--- columns: at_ms of the oldest row, first and last number
+-- columns: at_ms of the oldest row, first and last numbers
 SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
   (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 
 -- name: schema
--- columns: migrations applied
+-- columns: number of migrations applied
 SELECT user_version FROM pragma_user_version();

@@ -1,9 +1,9 @@
 -- Fills history_place, history_number and trace_place after messages are stored.
 
 -- name: progress
--- How far the index goes, and the next rows to index.
--- columns: last indexed offset, next and last offset after it (NULL: none); last indexed seq of live
---   messages, next and last live seq after it (NULL: none)
+-- The progress of the index, and the next rows to index.
+-- columns: last indexed offset, first and last offset after it (NULL: none); last indexed seq of
+--   live messages, first and last live seq after it (NULL: none)
 -- index: INTEGER PRIMARY KEY
 SELECT
   placed.upto,
@@ -19,7 +19,7 @@ FROM (
 ) AS traced;
 
 -- name: index_outcomes
--- In the order of the table, so that each of its pages is written once.
+-- Rows are inserted in the order of the table, so that each of its pages is written once.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT INTO history_place (block, queue_id, outcome, "offset")
@@ -30,14 +30,14 @@ ORDER BY 1, 2, 3, 4;
 -- name: totals_of_range
 -- What the indexed rows add to the totals.
 -- parameters: after (offset, exclusive); upto (inclusive)
--- columns: rows and bytes of all except deleted messages, and of deleted messages
+-- columns: rows and bytes of all messages except deleted ones; rows and bytes of deleted messages
 -- index: INTEGER PRIMARY KEY
 SELECT count(*) FILTER (WHERE outcome <> 5), coalesce(sum(size) FILTER (WHERE outcome <> 5), 0),
   count(*) FILTER (WHERE outcome = 5), coalesce(sum(size) FILTER (WHERE outcome = 5), 0)
 FROM history NOT INDEXED WHERE "offset" > :after AND "offset" <= :upto;
 
 -- name: index_numbers
--- The same by number.
+-- Settled messages by number.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT INTO history_number (block, queue_id, seq, "offset", outcome)
@@ -55,7 +55,7 @@ WHERE "offset" > :after AND "offset" <= :upto AND trace_id IS NOT NULL
 ORDER BY 1, 2, 3;
 
 -- name: next_live_numbers
--- The last of the next live messages, and their number.
+-- The last of the next live messages, and how many they are.
 -- parameters: after (seq, exclusive); limit
 -- columns: seq, number
 -- index: INTEGER PRIMARY KEY

@@ -1,10 +1,10 @@
 -- Messages, bodies, events and history for pages, on read-only connections.
--- Previews are cut here: 480 bytes hold 120 characters of any UTF-8 text.
--- substr reads a complete value before cutting it, so body_part is used for large bodies.
+-- Previews are truncated here: 480 bytes hold 120 characters of any UTF-8 text.
+-- substr reads the complete value before truncating it, so large bodies use body_part.
 
 -- name: count_expiring
--- Ready messages that expire if the time that the broker was away counts.
--- parameters: moment (steady ms, inclusive); number: the first assigned since; most: upper limit
+-- Ready messages that expire if the broker's downtime counts.
+-- parameters: moment (steady ms, inclusive); number (first one assigned since); most (limit)
 -- columns: count
 -- index: message_deadline
 SELECT count(*) FROM (
@@ -18,7 +18,7 @@ SELECT count(*) FROM (
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 
 -- part: shared_columns
--- Columns common to live and settled messages; m is either, the others are of {joins}.
+-- Columns common to live and settled messages: m is either table, other tables are from {joins}.
 m.deadline_ms + {clock_step},
   m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
   m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
@@ -27,13 +27,13 @@ m.deadline_ms + {clock_step},
     WHEN b.seq IS NOT NULL THEN body_part(m.seq, 0, 480) END
 
 -- part: live_columns
--- A live message in the order of messages.MessageRow.
+-- The columns of a live message, in the order of messages.MessageRow.
 NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
   NULL AS reason, NULL AS settled_at, m.ttl_s,
   {shared_columns}
 
 -- part: settled_columns
--- A settled message in the same columns.
+-- The same columns of a settled message.
 m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
   m.reason, m.settled_at, m.ttl_s,
   {shared_columns}
@@ -117,7 +117,7 @@ ORDER BY 6 DESC  -- the position
 LIMIT :limit;
 
 -- name: by_seq
--- One live or settled message; a single statement, so that a message being settled is not missed.
+-- One live or settled message, in one statement so that a message being settled is not missed.
 -- parameters: seq
 -- columns: those of messages.MessageRow
 -- index: history_seq
@@ -133,7 +133,7 @@ WHERE m.seq = :seq
 LIMIT 1;
 
 -- name: by_seqs
--- Some live and settled messages.
+-- Several live and settled messages.
 -- parameters: seqs (a JSON array)
 -- columns: those of messages.MessageRow
 -- index: history_seq
@@ -152,7 +152,7 @@ WHERE m.seq IN (SELECT value FROM json_each(:seqs));
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
 -- part: indexed_rows
--- Offsets of a queue's settled messages from the index only; other columns are read for the page.
+-- Offsets of a queue's settled messages, from the index only; the page reads other columns.
 SELECT "offset" AS place FROM history_place WHERE queue_id = :queue_id
 
 -- part: older_blocks
@@ -211,7 +211,7 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: outcome_older
--- The same, with one outcome other than acked.
+-- Messages with one outcome other than acked, before an offset, newest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of messages.MessageRow
 -- index: history_unusual
@@ -223,7 +223,7 @@ ORDER BY m."offset" DESC
 LIMIT :limit;
 
 -- name: outcome_newer
--- The same, oldest first.
+-- Messages with one outcome other than acked, after an offset, oldest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of messages.MessageRow
 -- index: history_unusual
@@ -235,7 +235,7 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: acked_older
--- The same, for acked messages: they are most of the history, so the rows are scanned.
+-- Acked messages, newest first: they are most of the history, so its rows are scanned.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of messages.MessageRow
 SELECT {settled_columns}
@@ -246,7 +246,7 @@ ORDER BY m."offset" DESC
 LIMIT :limit;
 
 -- name: acked_newer
--- The same, oldest first.
+-- Acked messages, oldest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of messages.MessageRow
 SELECT {settled_columns}
@@ -257,7 +257,7 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: queue_older
--- The same, for one queue; each outcome is read from the index up to the limit, then the tail.
+-- One queue, newest first: each outcome is read from the index up to the limit, then the tail.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
@@ -282,7 +282,7 @@ WHERE m."offset" IN (
 ORDER BY m."offset" DESC;
 
 -- name: queue_newer
--- The same, oldest first.
+-- One queue, oldest first.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
@@ -307,7 +307,7 @@ WHERE m."offset" IN (
 ORDER BY m."offset";
 
 -- name: queue_outcome_older
--- The same, for one queue and one outcome.
+-- One queue and one outcome, before an offset, newest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
@@ -326,7 +326,7 @@ WHERE m."offset" IN (
 ORDER BY m."offset" DESC;
 
 -- name: queue_outcome_newer
--- The same, oldest first.
+-- One queue and one outcome, after an offset, oldest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
@@ -347,7 +347,7 @@ ORDER BY m."offset";
 -- name: newest_deleted
 -- The trash: deleted messages that were not restored, newest first; :looked rows are read.
 -- parameters: start (exclusive): an offset; queues (a JSON array, NULL: all); looked
--- columns: offset, seq, 1 if it is in the trash
+-- columns: offset, seq, 1 if the message is in the trash
 -- index: history_unusual
 SELECT m."offset", m.seq,
   (:queues IS NULL OR m.queue_id IN (SELECT value FROM json_each(:queues)))
@@ -366,7 +366,7 @@ LIMIT :looked;
 SELECT "offset", settled_at FROM history WHERE "offset" >= :at ORDER BY "offset" LIMIT 1;
 
 -- name: history_ends
--- The first and last offset of the history; NULL if it is empty.
+-- The first and last offsets of the history; NULL if the history is empty.
 -- columns: lowest, highest
 SELECT
   (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
@@ -381,7 +381,7 @@ WHERE (name GLOB '*.dlq' OR name IN (SELECT value FROM json_each(:names))) AND l
 ORDER BY name;
 
 -- part: dead_letter
--- A dead letter, and why its message died.
+-- A dead letter, and the reason why its message died.
 SELECT
   m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
   EXISTS (
@@ -420,13 +420,13 @@ SELECT seq, token FROM message WHERE seq IN (SELECT value FROM json_each(:seqs))
 -- name: body_part
 -- Part of a body.
 -- parameters: seq; start, size (bytes)
--- columns: length of the whole, the part
+-- columns: length of the whole body, the part
 SELECT length(content), body_part(seq, :start, :size) FROM body WHERE seq = :seq;
 
 -- name: links
 -- Events of messages that refer to other messages: restore, redrive, edit, dead letter.
 -- parameters: seqs (a JSON array); limit
--- columns: seq, at_ms, kind, detail (the id of the other)
+-- columns: seq, at_ms, kind, detail (the id of the other message)
 -- index: event_seq
 SELECT seq, at_ms, kind, detail FROM event
 WHERE seq IN (SELECT value FROM json_each(:seqs))
@@ -441,7 +441,7 @@ LIMIT :limit;
 SELECT content FROM body WHERE seq = :seq;
 
 -- name: bodies
--- Whole bodies of some messages.
+-- Whole bodies of several messages.
 -- parameters: seqs (a JSON array)
 -- columns: seq, content
 SELECT seq, content FROM body WHERE seq IN (SELECT value FROM json_each(:seqs));

@@ -1,7 +1,7 @@
 -- Changes to a restored copy before it replaces the database.
 
 -- name: renew_history_id
--- Invalidates the offsets of history readers.
+-- Invalidates the offsets that history readers have stored.
 INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 

@@ -7,7 +7,7 @@
 SELECT from_offset, step_ms FROM clock_step ORDER BY number;
 
 -- name: trim_clock_steps
--- Steps older than the kept history and audit, and those above a number of rows.
+-- Steps older than the history and audit log that are kept, and steps above a number of rows.
 -- parameters: before (steady ms, inclusive); number of rows to keep
 -- index: INTEGER PRIMARY KEY
 DELETE FROM clock_step
@@ -17,7 +17,7 @@ WHERE number < (
   OR number <= (SELECT max(number) FROM clock_step) - ?;
 
 -- name: next_dropped_stage
--- A stage whose rows are to be removed.
+-- The next stage whose rows must be removed.
 -- columns: stage_id, or NULL
 -- index: sqlite_autoindex_stage_1
 SELECT min(stage_id) FROM stage WHERE token IS NULL;
@@ -39,12 +39,12 @@ DELETE FROM stage WHERE stage_id = ?;
 SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
 
 -- part: removable
--- Only indexed rows are counted, and the newest row stays, because the next offset follows it.
+-- Only indexed rows are counted; the newest row stays, because the next offset follows it.
 "offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
   AND "offset" < (SELECT max("offset") FROM history)
 
 -- name: next_settled
--- The next rows in order; deleted ones, which have their own front, are to be skipped.
+-- The next rows in order; is_passed marks deleted rows, which have their own front.
 -- parameters: lo (offset, inclusive); limit
 -- columns: offset, seq, size, settled_at, is_passed
 -- index: INTEGER PRIMARY KEY
@@ -77,9 +77,9 @@ DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
 
 -- name: newest_removable_body
--- The body of the newest row, which stays, if it is too old or all others past the bound are gone.
--- parameters: cutoff (settled_at, exclusive); others, deleted (whether their bound is passed)
--- columns: seq; no row if the body stays or is gone already
+-- The newest row's body, if it is too old, or if it alone still exceeds a bound.
+-- parameters: cutoff (settled_at, exclusive); others, deleted (whether their bound is exceeded)
+-- columns: seq; no row if the body stays or is already gone
 -- index: INTEGER PRIMARY KEY
 SELECT seq FROM history
 WHERE "offset" = (SELECT max("offset") FROM history)
@@ -88,23 +88,23 @@ WHERE "offset" = (SELECT max("offset") FROM history)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
 
 -- name: store_next_number
--- Before bodies are removed: the next number is derived from the newest body.
+-- Must precede the removal of bodies, because the next number is derived from the newest body.
 INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WHERE true
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: remove_settled
--- Triggers remove the index rows: history_leaves and history_leaves_traces.
+-- The triggers history_leaves and history_leaves_traces remove the index rows.
 -- parameters: offsets (JSON list)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));
 
 -- name: receipt_ends
--- The oldest and the newest receipt; no row if there is none.
+-- The oldest and newest receipts; no row if there is none.
 -- columns: n of the oldest; n and at_ms (steady) of the newest
 SELECT (SELECT min(n) FROM receipt), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
 
 -- name: first_kept_receipt
--- The first receipt in a range that still counts.
+-- The first receipt of a range that still counts.
 -- parameters: lo, hi (n, inclusive); floor (n, exclusive); cutoff (at_ms, exclusive)
 -- columns: n, or NULL
 -- index: INTEGER PRIMARY KEY
@@ -124,7 +124,7 @@ DELETE FROM client WHERE client IN (
   AND client > 0;
 
 -- name: audit_ends
--- The oldest and the newest number; NULL if there is no row.
+-- The oldest and newest numbers; NULL if there is no row.
 -- columns: first, last
 SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 

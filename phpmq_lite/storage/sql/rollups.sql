@@ -1,5 +1,5 @@
--- Activity of the queues, in spans of one minute and of 15 minutes.  Three queue_ids stand for
--- several queues: -1 all, -2 the dead-letter queues, 0 the queues without rows of their own.
+-- Queue activity in spans of one minute and 15 minutes.  Three queue_ids stand for several queues:
+-- -1 for all queues, -2 for the dead-letter queues, 0 for the queues without rows of their own.
 
 -- part: columns
 -- The order of read/rollups.Point, without the histograms.

@@ -1,7 +1,7 @@
 -- Parts from which search_plan.py composes a search: sources, conditions joined with AND, an order
--- and a limit; values are parameters.  {traces} are names of parameters; in a condition {v} is its
--- own parameter, and {state}, {why}, {ended} are columns that differ between live and settled
--- messages.
+-- and a limit; values are parameters.  {traces} are names of parameters.  In a condition, {v} is
+-- its own parameter, and {state}, {why} and {ended} are columns that differ between live and
+-- settled messages.
 
 -- part: step
 -- How far the wall clock is ahead of the scale of deadlines (ms).
@@ -90,7 +90,7 @@ WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
   AND m."offset" > :low AND m."offset" < :high
 
 -- part: placed
--- Settled messages are in history_place and history_number up to this offset; above it is a short
+-- Settled messages are in history_place and history_number up to this offset, followed by a short
 -- tail.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
@@ -225,8 +225,8 @@ m.trace_id GLOB :{v}
 m.trace_id = :{v}
 
 -- part: reason
--- For invalid envelopes, also the detail: dead letters have it, and for the original message it is
--- read from its dead letter while that is live.
+-- For invalid envelopes, the detail as well: dead letters contain it; for an original message, it
+-- is read from the dead letter while that is live.
 -- index: message_source
 coalesce(m.{why} GLOB :{v}, 0) OR coalesce(m.source_reason GLOB :{v}, 0)
   OR coalesce(m.source_reason, m.{why}) IN {reasons} AND EXISTS (
@@ -263,7 +263,7 @@ coalesce(m.publisher IN (
 m.meta_id GLOB :{v}
 
 -- part: verdict
--- Reasons of invalid envelopes, among all others in the same columns.
+-- The reasons of invalid envelopes; the same columns hold other reasons, too.
 m.{why} GLOB :{v} AND m.{why} IN {reasons}
   OR m.source_reason GLOB :{v} AND m.source_reason IN {reasons}
 
@@ -286,18 +286,18 @@ m.deadline_ms + {step} - {ended} {sign} :{v}
 m.deadline_ms IS NULL
 
 -- part: text
--- instr compares the whole text at each byte: large bodies use a function of readers.py.
+-- instr compares the whole text at each byte, so large bodies use read_connections.py.
 CASE WHEN m.size <= 16384 THEN instr(b.content, :{v}) > 0 ELSE has_text(b.content, :{v}) END
 
 -- part: is_json
--- One malformed body must not fail the search; SQLite's JSON ends at a NUL, ours does not.
+-- A malformed body must not fail the search.  SQLite's JSON ends at a NUL, ours does not.
 CASE WHEN (m.size <= 16384 OR in_time()) AND instr(b.content, x'00') = 0
     AND json_valid(CAST(b.content AS TEXT))
   THEN {then} ELSE 0 END
 
 -- part: member
 -- A member with this text; numbers are compared as written.  GLOB compares a pattern at each
--- character: large bodies use a function of readers.py.
+-- character, so large bodies use read_connections.py.
 json_type(CAST(b.content AS TEXT), :{p}) IN ('text', 'integer', 'real')
   AND CASE WHEN m.size <= 16384
     THEN CAST(json_extract(CAST(b.content AS TEXT), :{p}) AS TEXT) GLOB :{v}
@@ -309,7 +309,7 @@ json_extract(CAST(b.content AS TEXT), :{p}) = CAST(:{v} AS REAL)
   AND instr(b.content, CAST(:{v} AS BLOB)) > 0
 
 -- part: member_word
--- true, false, null; or a text with this content.
+-- true, false or null, or the same word as a text.
 json_type(CAST(b.content AS TEXT), :{p}) = :{v}
   OR json_type(CAST(b.content AS TEXT), :{p}) = 'text'
   AND json_extract(CAST(b.content AS TEXT), :{p}) = :{v}
@@ -319,11 +319,11 @@ json_type(CAST(b.content AS TEXT), :{p}) IN ('integer', 'real')
   AND json_extract(CAST(b.content AS TEXT), :{p}) {sign} :{v}
 
 -- name: line
--- The ranges of numbers to search; NULL if there is nothing.
+-- The ranges of numbers to search; NULL if there is nothing to search.
 -- parameters: queues (a JSON array)
--- columns: next number, first live seq, first settled seq, first and last offset, first position of
---   these queues, live messages in all queues, in these, last indexed offset, live messages whose
---   traces are not indexed
+-- columns: next number, first live seq, first settled seq, first and last offset, first position in
+--   these queues, live messages in all queues and in these, last indexed offset, live messages
+--   whose traces are not indexed
 SELECT
   (SELECT next_number FROM line),
   (SELECT seq FROM message ORDER BY seq LIMIT 1),
@@ -351,7 +351,7 @@ SELECT
   );
 
 -- name: next_seq
--- The highest seq in a range that messages of some queues have; NULL: none.
+-- The highest seq in a range among the messages of some queues; NULL if there is none.
 -- parameters: queues (a JSON array); low, high (seqs, exclusive)
 -- columns: seq
 -- index: history_number USING PRIMARY KEY
@@ -395,7 +395,7 @@ SELECT max(seq) FROM (
 );
 
 -- name: next_offset
--- The highest offset in a range that settled messages of some queues have; NULL: none.
+-- The highest offset in a range among settled messages of some queues; NULL if there is none.
 -- parameters: queues, outcomes (JSON arrays); low, high (offsets, exclusive)
 -- columns: offset
 -- index: history_place USING PRIMARY KEY
@@ -416,9 +416,9 @@ SELECT max("offset") FROM (
 );
 
 -- name: few_traced
--- Live and settled messages whose trace begins with a text, at most :limit of those that are
--- indexed and of those that are not; some are in both.
--- parameters: start; end (exclusive): texts; low, high (seqs, exclusive); limit
+-- Live and settled messages whose trace begins with a text: at most :limit indexed and :limit
+-- unindexed messages; some occur twice.
+-- parameters: start, end (texts, exclusive end); low, high (seqs, exclusive); limit
 -- columns: seq
 -- index: trace_place USING PRIMARY KEY
 SELECT seq FROM (
@@ -454,7 +454,7 @@ SELECT queue_id, name FROM queue
 WHERE queue_id IN (SELECT value FROM json_each(:queues));
 
 -- name: lately
--- URNs and contents of the newest messages, for completion.
+-- URNs and contents of the newest messages, for the completion of search terms.
 -- parameters: limit
 -- columns: urn, content (NULL if large)
 SELECT m.urn, CASE WHEN m.size <= 4096 THEN b.content END

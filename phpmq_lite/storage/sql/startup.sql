@@ -1,12 +1,12 @@
--- Starts of the broker: one row each, with a report.
+-- Starts of the broker, one row per start, each with a report.
 
 -- name: insert_start
 -- parameters: at_ms, version, was_clean, down_from_ms (NULL: the first start), report (JSON)
 INSERT INTO start (at_ms, version, was_clean, down_from_ms, report) VALUES (?, ?, ?, ?, ?);
 
 -- name: trim_starts
--- Keeps the newest.
--- parameters: how many
+-- Keeps the newest starts.
+-- parameters: how many starts to keep
 -- index: INTEGER PRIMARY KEY
 DELETE FROM start WHERE start_id <= (SELECT max(start_id) FROM start) - ?;
 
@@ -18,12 +18,12 @@ SELECT start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by F
 ORDER BY start_id DESC LIMIT :limit;
 
 -- name: previous_start
--- Version and time of the previous start.
+-- The version and time of the previous start.
 -- columns: version, at_ms
 SELECT version, at_ms FROM start ORDER BY start_id DESC LIMIT 1;
 
 -- name: overdue_messages
--- Ready messages whose deadline has passed, by queue, most first.
+-- The number of overdue ready messages by queue, highest first.
 -- parameters: now (steady ms)
 -- columns: queue name, count
 -- index: message_deadline
