@@ -1,10 +1,10 @@
 """History and claims as Arrow batches, read from SQLite through ADBC or row by row.
 
-Importing this module needs the standard library only.
+Importing this module needs only the standard library.
 
 ADBC has its own copy of SQLite, and two copies in one process release each other's file locks
 (sqlite.org/howtocorrupt.html 2.2.1).  So ADBC is never used in a process that has the same
-database open with ``sqlite3``, and an ``ArrowDatabase`` uses only one of the two.
+database open with ``sqlite3``, and a ``HistoryRanges`` uses only one of the two.
 """
 
 import json
@@ -22,9 +22,9 @@ from phpmq_lite.model import checksum
 from phpmq_lite.storage.statements import load, parts
 
 _PARTS: Final = parts("arrow")
-BUSY_MS: Final = 5_000  # waited for a lock; ADBC sets no timeout
+BUSY_MS: Final = 5_000  # longest wait for a lock; ADBC sets no timeout
 RANGE_SLICE: Final = 10_000  # offsets or claims per statement
-PART_BYTES: Final = 16 << 20  # of bodies per statement, or one larger body
+PART_BYTES: Final = 16 << 20  # total size of bodies per statement; a single body may exceed it
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
@@ -42,7 +42,7 @@ class ArrowColumn:
 
 
 def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
-    """Return the ``pyarrow.Schema`` of columns."""
+    """Return the ``pyarrow.Schema`` for columns."""
     import pyarrow as pa
 
     types = {
@@ -65,7 +65,7 @@ def has_adbc() -> bool:
 
 
 class _PythonDatabase:
-    """Python's own SQLite, which converts each value to an object.
+    """A database read through Python's SQLite, which converts each value to an object.
 
     Methods raise StorageError if the database cannot be opened or read.
     """
@@ -101,13 +101,13 @@ class _PythonDatabase:
 
 
 class _AdbcDatabase:
-    """The same through ADBC, which converts SQLite rows to Arrow in C."""
+    """A database read through ADBC, which converts SQLite rows to Arrow in C."""
 
     def __init__(self, uri: str) -> None:
         import adbc_driver_sqlite
         from adbc_driver_sqlite import dbapi
 
-        # ADBC infers types from the first batch, so the result of a statement must fit into one.
+        # ADBC infers types from the first batch, so a whole result must fit into one.
         self._options = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(RANGE_SLICE + 1)}
         self._error = dbapi.Error
         try:  # autocommit: otherwise all reads would be one long transaction
@@ -133,7 +133,7 @@ class _AdbcDatabase:
 
 
 def _cast(table: Any, schema: Any) -> Any:
-    """Convert a table to a schema; columns with nulls only arrive as numbers."""
+    """Convert a table to a schema; a column of nothing but nulls arrives as numbers."""
     import pyarrow as pa
 
     if table.num_rows == 0:
@@ -147,7 +147,7 @@ def _cast(table: Any, schema: Any) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-COLUMNS: Final = (  # of the history, in this order; docs/guides/pipeline.md says what each means
+COLUMNS: Final = (  # history columns, in order; docs/guides/pipeline.md explains them
     ArrowColumn("offset", "int64"),
     ArrowColumn("seq", "int64"),
     ArrowColumn("message_id", "string"),
@@ -170,11 +170,11 @@ COLUMNS: Final = (  # of the history, in this order; docs/guides/pipeline.md say
     ArrowColumn("meta_id", "string", is_nullable=True),
     ArrowColumn("attempts", "int64", is_nullable=True),
 )
-OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # as the tables number them
+OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # numbers used in the tables
 DELETED: Final = "deleted"
 # The body is null if retention removed it, or if it is damaged.
 BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
-# Read with bodies, but not returned.
+# Columns that are read with bodies but not returned.
 _CHECKS: Final = (ArrowColumn("_seq", "int64"), ArrowColumn("_crc", "int64"))
 CLAIM_COLUMNS: Final = (
     ArrowColumn("claim", "int64"),
@@ -191,17 +191,17 @@ CLAIM_COLUMNS: Final = (
 
 @dataclass(slots=True, frozen=True)
 class HistoryOffsets:
-    """Which offsets the history has."""
+    """The range of offsets in the history."""
 
-    history_id: str  # offsets of another history_id have nothing in common with these
-    lo: int  # no row above it was removed, except rows of deleted messages
+    history_id: str  # offsets are comparable only within one history_id
+    lo: int  # above it, only rows of deleted messages may have been removed
     hi: int  # the last offset assigned
-    lo_deleted: int  # no row above it was removed
+    lo_deleted: int  # above it, no row was removed
 
 
 @dataclass(slots=True, frozen=True)
 class RowSelection:
-    """A selection of the history: offsets ``lo`` (exclusive) to ``hi`` (inclusive) and conditions.
+    """A selection of history rows: offsets ``lo`` (exclusive) to ``hi`` (inclusive) and conditions.
 
     All conditions must hold.  ``pattern`` and ``allowed`` are case-sensitive globs.
     """
@@ -209,8 +209,8 @@ class RowSelection:
     lo: int
     hi: int
     queues: Sequence[str] = ()  # names; empty: all
-    pattern: str | None = None  # that queue names match
-    outcomes: Sequence[str] = ()  # of OUTCOMES; empty: all
+    pattern: str | None = None  # glob that queue names must match
+    outcomes: Sequence[str] = ()  # keys of OUTCOMES; empty: all
     columns: Sequence[str] = ()  # names; empty: all
     body: bool = False
     allowed: Sequence[str] = ()  # globs of the queues that the caller may use; empty: all
@@ -223,14 +223,14 @@ class RowSelection:
 
 
 class RangeError(StorageError):
-    """Rows were removed while a range was read: the result is incomplete, read it again."""
+    """Rows were removed while a range was read: the result is incomplete; read the range again."""
 
 
 def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowColumn, ...]:
     """Return columns of the history in table order, the body last.
 
     Raises:
-        RefusedError: ``bad_value``: there is no column of that name.
+        RefusedError: ``bad_value``: there is no column with that name.
     """
     known = {column.name for column in COLUMNS}
     for name in names:
@@ -243,10 +243,10 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
 
 @dataclass(slots=True)
 class RangeRows:
-    """The rows of a range: their count, and an iterator of ``pyarrow.RecordBatch``, usable once.
+    """The rows of a range: their count, and a one-time iterator of ``pyarrow.RecordBatch``.
 
-    Batches are in order, have at most ``RANGE_SLICE`` rows and are never empty.  The iterator
-    raises RangeError at its end if the rows do not add up to ``count``; discard what was read then.
+    Batches are in order, have at most ``RANGE_SLICE`` rows and are never empty.  If the number of
+    rows is not ``count``, the iterator raises RangeError at its end; discard the rows in that case.
     """
 
     lo: int  # as requested, or clipped
@@ -254,7 +254,7 @@ class RangeRows:
     count: int
     schema: Any
     batches: Iterator[Any]
-    queue: str = ""  # of a subscription
+    queue: str = ""  # the queue of a subscription
 
     def __iter__(self) -> Iterator[Any]:
         returned = 0
@@ -270,7 +270,7 @@ class RangeRows:
 class HistoryRanges:
     """Reads one database, in one thread.  Call ``close``, or use it as a context manager.
 
-    ``engine`` auto: ADBC if it is installed.
+    With the ``engine`` auto, ADBC is used if it is installed.
     Methods raise StorageError if the database cannot be read.  ``on_statement`` is called before
     each statement; a statement takes about 0.1 s.
     """
@@ -297,12 +297,12 @@ class HistoryRanges:
     # -- small reads
 
     def bounds(self) -> HistoryOffsets:
-        """Return which offsets the history has."""
+        """Return the range of offsets in the history."""
         [row] = self._rows(load("arrow")["bounds"])
         return HistoryOffsets(**row)
 
     def offset_at(self, at_ms: int) -> int:
-        """Return the last offset settled before a time, Unix ms; ``bounds().lo``: all are later."""
+        """Return the last offset settled before ``at_ms`` (Unix ms), or else ``bounds().lo``."""
         bounds = self.bounds()
         values = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
         return int(self._rows(load("arrow")["offset_at"], values)[0]["offset"])
@@ -320,7 +320,7 @@ class HistoryRanges:
         retention removed are omitted.
 
         Raises:
-            RefusedError: ``gap``: rows of the range were removed; ``other_history``; ``bad_value``;
+            RefusedError: ``gap``: rows in the range were removed; ``other_history``; ``bad_value``;
                 ``unknown_queue``.
         """
         chosen = columns_of(selection.columns, body=selection.body)
@@ -337,7 +337,7 @@ class HistoryRanges:
             has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > max(
                 lo, before.lo_deleted
             )
-            if bounds.lo <= lo and not has_lost_deleted:  # no row was removed meanwhile
+            if bounds.lo <= lo and not has_lost_deleted:  # no row was removed in the meantime
                 return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
 
     def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> RangeRows:
@@ -358,7 +358,7 @@ class HistoryRanges:
             detail = f"claims up to {held['acked_upto']} are acknowledged; request those above it"
             raise RefusedError("gap", detail)
         if not lo <= hi < held["next_claim"]:
-            detail = f"({lo}, {hi}] is not claimed, the last claim is {held['next_claim'] - 1}"
+            detail = f"({lo}, {hi}] is not claimed: the last claim is {held['next_claim'] - 1}"
             raise RefusedError("bad_value", detail)
         values = {"subscription_id": held["subscription_id"]}
         text = _PARTS["claim_range"]
@@ -372,7 +372,7 @@ class HistoryRanges:
     def read_table(
         self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()
     ) -> Any:
-        """Execute a statement, return its ``pyarrow.Table``; without ``columns``, unconverted."""
+        """Execute a statement; return its ``pyarrow.Table``, unconverted without ``columns``."""
         self.on_statement()
         return self._database.read_table(text, values, columns)
 
@@ -381,7 +381,7 @@ class HistoryRanges:
         return rows
 
     def _conditions(self, selection: RowSelection) -> tuple[str, dict[str, Any]]:
-        """Return the FROM and WHERE clauses for a selection, and their parameters."""
+        """Return the FROM and WHERE clauses of a selection, and their parameters."""
         text, values = _PARTS["history_range"], {}
         queue_ids = self._queue_ids(selection)
         if queue_ids is not None:
@@ -391,7 +391,7 @@ class HistoryRanges:
             for name in selection.outcomes:
                 if name not in OUTCOMES:
                     known = ", ".join(OUTCOMES)
-                    raise RefusedError("bad_value", f"there is no outcome {name!r}: {known}")
+                    raise RefusedError("bad_value", f"there is no outcome {name!r}; use {known}")
             text += f" {_PARTS['only_outcomes']}"
             values["outcomes"] = json.dumps([OUTCOMES[name] for name in selection.outcomes])
         return text, values
@@ -425,19 +425,19 @@ def _clipped(
     selection: RowSelection, bounds: HistoryOffsets, *, is_gap_ok: bool
 ) -> tuple[int, int]:
     if not 0 <= selection.lo <= selection.hi:
-        detail = f"({selection.lo}, {selection.hi}] is not a range: lo <= hi, both from 0"
+        detail = f"({selection.lo}, {selection.hi}] is not a range: 0 <= lo <= hi must hold"
         raise RefusedError("bad_value", detail)
     if selection.lo < bounds.lo and not is_gap_ok:
         detail = f"rows up to {bounds.lo} left the history; the request begins above {selection.lo}"
         raise RefusedError("gap", detail)
     if selection.needs_deleted and selection.lo < bounds.lo_deleted and not is_gap_ok:
         detail = (
-            f"rows of deleted messages up to {bounds.lo_deleted} left the history; the request"
-            f" begins above {selection.lo}. Request other outcomes only, or accept the gap"
+            f"rows of deleted messages up to {bounds.lo_deleted} left the history; the request "
+            f"begins above {selection.lo}. Request only other outcomes, or accept the gap"
         )
         raise RefusedError("gap", detail)
     if selection.lo > bounds.hi and not is_gap_ok:
-        detail = f"the request begins above {selection.lo}, the last offset is {bounds.hi}"
+        detail = f"the request begins above {selection.lo}, but the last offset is {bounds.hi}"
         raise RefusedError("gap", detail)
     lo = max(selection.lo, bounds.lo)
     return lo, max(lo, min(selection.hi, bounds.hi))
@@ -448,10 +448,10 @@ def _clipped(
 
 @dataclass(slots=True, frozen=True)
 class _RangeReader:
-    """A range with its conditions."""
+    """Reads a range of rows that meet conditions."""
 
     ranges: HistoryRanges
-    number: str  # orders the rows
+    number: str  # the column that orders the rows
     range: str  # FROM and WHERE clauses
     values: dict[str, Any]
     columns: Sequence[ArrowColumn]
@@ -482,7 +482,7 @@ class _RangeReader:
                 yield from map(self._check_bodies, batches) if has_bodies else batches
 
     def _check_bodies(self, batch: Any) -> Any:
-        """Compare the bodies of a batch with their checksums; replace damaged ones by null.
+        """Compare the bodies of a batch with their checksums; replace damaged ones with null.
 
         Raises:
             StorageError: the body of a claimed message is damaged; without it the message would be

@@ -13,7 +13,7 @@ PRIVATE_FOLDER: Final = 0o700
 
 
 def create_private(path: Path) -> int:
-    """Create ``path`` with mode 0600 whatever the umask, and return its open descriptor.
+    """Create ``path`` with mode 0600 regardless of the umask, and return its open descriptor.
 
     Raises:
         FileExistsError: the file exists.
@@ -24,7 +24,7 @@ def create_private(path: Path) -> int:
 
 
 def new_folder(parent: Path, prefix: str) -> Path:
-    """Create a folder with mode 0700, named after the time: ``<prefix>20261231T235959Z``."""
+    """Create a folder with mode 0700, named after the UTC time: ``<prefix>20261231T235959Z``."""
     target = unused_path(parent, f"{prefix}{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     target.mkdir(mode=PRIVATE_FOLDER)
     target.chmod(PRIVATE_FOLDER)
@@ -32,15 +32,15 @@ def new_folder(parent: Path, prefix: str) -> Path:
 
 
 def unused_path(parent: Path, name: str) -> Path:
-    """Return a path that does not exist: ``name``, or with a number for the second and later."""
+    """Return an unused path: ``name``, or ``name`` with the first free number appended."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(path for path in map(parent.joinpath, names) if not path.exists())
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Replace ``path`` atomically: readers see the old or the new content, also after a power cut.
+    """Replace ``path`` atomically: readers see the old or the new content, even after a power cut.
 
-    ``sync=False`` is for a process that must end: it does not wait for a disk that may hang.
+    ``sync=False`` suits a process that must end: it does not wait for a disk that may hang.
     """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
@@ -55,12 +55,12 @@ def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any], *, sync: bool = True) -> None:
-    """Replace ``path`` by a JSON object, as ``write_whole`` does."""
+    """Replace ``path`` with a JSON object, as ``write_whole`` does."""
     write_whole(path, json.dumps(content, indent=1).encode() + b"\n", sync=sync)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object; None if the file does not exist or has something else."""
+    """Return the JSON object in a file; None if the file is missing or contains no object."""
     try:
         value = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -5,7 +5,7 @@ A start begins with ``DataFolder.open``, and a stop ends with ``close``::
     folder = DataFolder.open(path)   # lock, file modes, check for a lost database
     check_wal(folder)                # before SQLite opens the WAL
     ... open folder.database, migrate, recover ...
-    folder.record(is_running=True, has_messages=True)  # from now on a missing file is a loss
+    folder.record(is_running=True, has_messages=True)  # from now on, a missing file is a loss
     ... serve ...
     folder.record(is_running=False)  # before the writable connection closes
     folder.close()
@@ -36,7 +36,7 @@ from phpmq_lite.storage.atomic_files import (
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
-# Network file systems, or shared by several machines; other "fuse.*" are local.
+# File systems on a network or shared by several machines; every other "fuse.*" is local.
 NETWORK: Final = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
@@ -70,9 +70,9 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the mount with the deepest point above ``path``, which is absolute without symlinks.
+    """Return the innermost mount that contains ``path``, an absolute path without symlinks.
 
-    Of several mounts at the same point the last one is visible.
+    If several mounts share a mount point, the last one is visible.
     """
     found = None
     for mount in mounts:
@@ -84,9 +84,9 @@ def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
 
 
 def file_system(path: Path) -> str | None:
-    """Return the type of file system that ``path`` is on or would be created on.
+    """Return the type of the file system that contains or would contain ``path``.
 
-    None if the system has no list of mounts (macOS).
+    Return None if the system has no list of mounts (macOS).
     """
     try:
         text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
@@ -99,7 +99,7 @@ def file_system(path: Path) -> str | None:
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
-_SHARED_LOCK_S: Final = 5.0  # wait for checks that hold a shared lock; they take a second at most
+_SHARED_LOCK_S: Final = 5.0  # longest wait for a check with a shared lock; checks take at most 1 s
 _RETRY_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -107,16 +107,16 @@ _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
 @dataclass(slots=True, frozen=True)
 class DataFolderMetadata:
-    """The content of ``meta.json``, from which the loss of the database is detected."""
+    """The contents of ``meta.json``, which reveal whether the database was lost."""
 
     created_at: int  # Unix ms
-    has_messages: bool = False  # a message was stored once; never becomes False again
+    has_messages: bool = False  # a message has been stored; never reset to False
     is_running: bool = False  # the database is open for writing, so there must be a WAL
-    seal: int | None = None  # CRC-32 of the database after the last clean stop; seal.py
+    seal: int | None = None  # CRC-32 of the database after the last clean stop; see seal.py
 
 
 class DataFolder:
-    """A locked data folder.  The lock is held until ``close`` or the end of the process."""
+    """A locked data folder.  The lock is held until ``close`` or until the process ends."""
 
     __slots__ = ("_lock", "meta", "path")
 
@@ -129,9 +129,9 @@ class DataFolder:
     def open(cls, path: Path, *, allow_network_fs: bool = False, is_replaced: bool = False) -> Self:
         """Create the folder if it does not exist, lock it, and check for lost files.
 
-        Afterwards the folder has mode 0700 and its files 0600, and the database file exists, empty
-        in a new folder: SQLite copies its mode to the WAL.  ``is_replaced``: the database is about
-        to be replaced, so it is neither checked nor created.
+        Afterwards, the folder has mode 0700, its files have mode 0600, and the database file exists
+        (empty in a new folder), because SQLite copies its mode to the WAL.  With ``is_replaced``,
+        the database is about to be replaced, so it is neither checked nor created.
 
         Raises:
             StartRefusedError: another process uses the folder, it is on a network file system, or
@@ -190,20 +190,20 @@ class DataFolder:
 
     @property
     def meta_file(self) -> Path:
-        """What is stored about the database outside of it; only this class writes it."""
+        """The file with facts about the database; only this class writes it."""
         return self.path / _META
 
     @property
     def last_error_file(self) -> Path:
-        """Why the broker stopped immediately, if it did."""
+        """The file that says why the broker stopped immediately, if it did."""
         return self.path / "last_error.json"
 
     def record(self, *, has_messages: bool | None = None, is_running: bool | None = None) -> None:
-        """Store changes in ``meta.json``: two fsyncs if something changed, otherwise no I/O.
+        """Store changes in ``meta.json``, with two fsyncs; do no I/O if nothing changed.
 
         Call it with ``is_running=True`` after the writer's first transaction, when the WAL exists,
-        and with ``is_running=False`` before its connection closes, which deletes the WAL; in the
-        other order a kill in between would look like a loss.
+        and with ``is_running=False`` before its connection closes, which deletes the WAL.  In the
+        reverse order, a kill between the two steps would look like a loss.
         """
         self._update_meta(
             replace(
@@ -214,13 +214,13 @@ class DataFolder:
         )
 
     def seal(self, checksum: int | None) -> None:
-        """Store the checksum of the closed database; None before it is opened for writing."""
+        """Store the checksum of the closed database, or None before it is opened for writing."""
         self._update_meta(replace(self.meta, seal=checksum))
 
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
         """Write ``last_error.json`` for the next start; return whether it was written.
 
-        For fail-stop: it raises nothing and does not wait for the disk.
+        It is safe during a fail-stop: it raises nothing and does not wait for the disk.
         """
         cause = _sqlite_cause(error)
         content = {
@@ -238,11 +238,11 @@ class DataFolder:
         return True
 
     def read_last_error(self) -> dict[str, Any] | None:
-        """Return what ``write_last_error`` left, or None."""
+        """Return the error that ``write_last_error`` stored, or None."""
         return read_json(self.last_error_file)
 
     def close(self) -> None:
-        """Release the lock; may be called twice.  The file stays: unlinking it would race."""
+        """Release the lock; may be called twice.  The lock file stays: unlinking it would race."""
         if self._lock >= 0:
             with suppress(OSError):  # the pid is only for processes that find the file locked
                 os.ftruncate(self._lock, 0)
@@ -250,9 +250,9 @@ class DataFolder:
             self._lock = -1
 
     def check_database(self) -> None:
-        """Check that the database exists: SQLite would create a new one and hide the loss.
+        """Check that the database exists; otherwise SQLite would create one and hide the loss.
 
-        ``open`` calls it.
+        ``open`` calls this method.
 
         Raises:
             DataDamagedError: it is missing, empty or not an SQLite file, but messages were stored.
@@ -273,7 +273,7 @@ class DataFolder:
             return
         raise DataDamagedError(
             f"{self.database} is {state}, but {sign}: move the database back, or restore "
-            "a backup; to start with an empty one, move the whole folder away"
+            "a backup. To start with an empty database, move the whole folder away"
         )
 
     def _prepare_files(self) -> None:
@@ -312,9 +312,9 @@ def read_meta(path: Path) -> DataFolderMetadata:
 
 
 def locking_pid(path: Path) -> str | None:
-    """Return the pid that the broker which locked a folder has written; None: it is not locked.
+    """Return the pid of the broker that has locked a folder; None if the folder is not locked.
 
-    Changes nothing; for some microseconds it keeps a broker from starting.
+    Changes nothing, but prevents a broker from starting for some microseconds.
     """
     with _shared_lock(path) as pid:
         return pid
@@ -322,10 +322,10 @@ def locking_pid(path: Path) -> str | None:
 
 @contextmanager
 def prevent_start(path: Path) -> Iterator[None]:
-    """Keep a broker from starting on this folder, without changing it.
+    """Prevent a broker from starting in this folder, without changing the folder.
 
     Raises:
-        StartRefusedError: a broker runs there.
+        StartRefusedError: a broker is running there.
     """
     with _shared_lock(path) as pid:
         if pid is not None:
@@ -335,10 +335,10 @@ def prevent_start(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _shared_lock(path: Path) -> Iterator[str | None]:
-    """Share the lock of a folder; yield the pid of the broker that holds it, None if none does."""
+    """Share the lock of a folder, and yield the pid of the broker that holds it, or None."""
     try:
         fd = os.open(path / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:  # no broker has ever used it
+    except FileNotFoundError:  # no broker has ever used the folder
         yield None
         return
     pid = None
@@ -361,7 +361,7 @@ def check_local(path: Path) -> None:
     """Refuse a path that is not on a local disk.
 
     Raises:
-        StartRefusedError: it is on a network file system, or would be created on one.
+        StartRefusedError: the path is on a network file system, or would be created on one.
     """
     kind = file_system(path)
     if kind in NETWORK:
@@ -373,11 +373,11 @@ def check_local(path: Path) -> None:
 
 
 def check_rights(path: Path) -> None:
-    """Refuse a folder that a start cannot make private; changes nothing.
+    """Refuse a folder that a start cannot make private, without changing it.
 
     Raises:
-        StartRefusedError: it is not a folder, is shared by all accounts, or belongs to another
-            account and is open to others.
+        StartRefusedError: the path is not a folder, is shared by all accounts, or belongs to
+            another account and is open to others.
     """
     if not path.exists():
         return
@@ -387,7 +387,7 @@ def check_rights(path: Path) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & stat.S_ISVTX:
         raise StartRefusedError(
-            f"{path} is shared by all accounts; choose a folder for the broker alone"
+            f"{path} is shared by all accounts; choose a folder that only the broker uses"
         )
     if status.st_uid != os.geteuid() and mode & stat.S_IRWXO:
         raise StartRefusedError(
@@ -397,7 +397,7 @@ def check_rights(path: Path) -> None:
 
 
 def _make_private(path: Path) -> None:
-    """Create the folder, or revoke the rights of others."""
+    """Create the folder, or revoke other accounts' access to it."""
     check_rights(path)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -431,7 +431,7 @@ def _lock_exclusively(lock: int, path: Path) -> None:
 
     Raises:
         BlockingIOError: a broker holds the lock.
-        StartRefusedError: a check holds it for too long.
+        StartRefusedError: a check holds the lock for too long.
     """
     until_s = time.monotonic() + _SHARED_LOCK_S
     while True:
@@ -474,16 +474,16 @@ def _sqlite_cause(error: BaseException | None) -> BaseException | None:
 # -- the database and its write-ahead log, as the broker opened them
 
 # SQLite keeps writing to a file that was unlinked or replaced: the broker would confirm messages
-# that no start finds, and finally remove the log of another database.
+# that no start will find, and finally remove the WAL of another database.
 
 _REMEDY: Final = (
-    "confirmed messages are in the file that the broker had open: move it back, or restore a "
-    "backup, before the next start"
+    "confirmed messages are in the file that the broker had open; move that file back, or restore "
+    "a backup, before the next start"
 )
 
 
 # Since Linux 6.13, a stat that reads a file's times slows down the next sync of that file: by 40
-# of 120 µs for the WAL.  statx reads links and inode only.  Without statx, os.stat is used.
+# of 120 µs for the WAL.  statx reads only links and inode.  If there is no statx, os.stat is used.
 _STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
 _AT_FDCWD: Final = -100
 _MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always returned
@@ -493,7 +493,7 @@ _STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # links, inode, maj
 class _OpenedFile:
     """A file and its identity when it was opened: links, inode, major and minor device.
 
-    The arguments of statx are created once: on a cold cache that is a third of the call's time.
+    The arguments of statx are created only once: on a cold cache, this saves a third of its time.
     """
 
     __slots__ = ("_arguments", "_found", "opened", "path")
@@ -511,17 +511,17 @@ class _OpenedFile:
         """Return the identity of the file that is at the path now.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no file.
         """
         if _STATX is not None and _STATX(*self._arguments) == 0:
             return _STRUCT.unpack(self._found)
-        status = os.stat(self.path)  # it raises the actual error
+        status = os.stat(self.path)  # raises the actual error
         device = status.st_dev
         return status.st_nlink, status.st_ino, os.major(device), os.minor(device)
 
 
 class OpenedFiles:
-    """Detects that the database or its WAL was removed or replaced: two system calls, 5 µs.
+    """Detects that the database or its WAL was removed or replaced, with two system calls (5 µs).
 
     Call ``note_database`` before the connection is opened and ``note_log`` once the WAL exists.
     Usable in any thread.
@@ -535,7 +535,7 @@ class OpenedFiles:
         self._opened: dict[str, _OpenedFile] = {}
 
     def note_database(self) -> None:
-        """Remember the database, if it exists; the connection creates a new one."""
+        """Remember the database if it exists; otherwise the connection creates it."""
         self._opened.clear()
         self._note(self._database)
 
@@ -555,7 +555,7 @@ class OpenedFiles:
         """Compare the files with those that were opened.
 
         Raises:
-            DatabaseReplacedError: one was unlinked, replaced, or got another hard link.
+            DatabaseReplacedError: a file was unlinked or replaced, or got another hard link.
         """
         for file in self._opened.values():
             try:
@@ -567,11 +567,11 @@ class OpenedFiles:
             if found != file.opened:
                 raise DatabaseReplacedError(
                     f"{file.path} was replaced while the broker was running: it was "
-                    f"{_describe(file.opened)}, and is {_describe(found)}; {_REMEDY}"
+                    f"{_describe(file.opened)}, and is now {_describe(found)}; {_REMEDY}"
                 )
 
     def check_database(self) -> None:
-        """Compare the database only: SQLite removes its WAL when the last connection closes.
+        """Compare only the database: SQLite removes the WAL when the last connection closes.
 
         Raises:
             DatabaseReplacedError: as ``check``.
@@ -586,4 +586,4 @@ class OpenedFiles:
 
 def _describe(identity: tuple[int, ...]) -> str:
     links, inode, major, minor = identity
-    return f"inode {inode} of device {major}:{minor} with {links} links"
+    return f"inode {inode} on device {major}:{minor} with {links} links"

@@ -1,8 +1,8 @@
-"""Disk space and database size: when publishing stops, and a reserve for everything else.
+"""Disk space and database size: when publishing stops, and the reserve for other writes.
 
-A full disk would block acknowledgements and checkpoints too, so consumers could not drain it.
-Therefore publishing stops early.  If another program still fills the disk, the *ballast* is
-deleted: a file that only reserves space.
+A full disk would also block acknowledgements and checkpoints, so consumers could not drain the
+queues.  Publishing therefore stops early.  If another program still fills the disk, the *ballast*,
+a file that only reserves space, is deleted.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.storage.atomic_files import create_private
 
 BALLAST: Final = "ballast"
-MAX_TROUBLE_S: Final = 30.0  # without a successful write, unless the disk is full
+MAX_TROUBLE_S: Final = 30.0  # longest time without a successful write, unless the disk is full
 RETRY_S: Final = 1.0
 _MIB: Final = 1 << 20
-_MIN_RESERVE: Final = 8 * _MIB  # reserve if the settings name none: more than a batch needs
+_MIN_RESERVE: Final = 8 * _MIB  # reserve if the settings have none; more than a batch needs
 
 DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # code, reason
 DISK_FULL: Final = ("disk_full", "disk full")
@@ -30,39 +30,39 @@ DATABASE_FULL: Final = ("database_full", "database full: storage.max_bytes")
 
 @dataclass(slots=True, frozen=True)
 class DiskSpaceBounds:
-    """The settings about space, in bytes."""
+    """Limits on disk space and database size, in bytes."""
 
-    free_bytes: int = 0  # on the disk: publishing stops below it; 0: only when the disk is full
-    max_bytes: int = 0  # in use in the database: publishing stops above it; 0: no limit
-    ballast_bytes: int = 0  # more than a batch needs; 0: none
+    free_bytes: int = 0  # publishing stops below this free space; 0: only on a full disk
+    max_bytes: int = 0  # publishing stops when the database uses more; 0: no limit
+    ballast_bytes: int = 0  # size of the ballast, more than a batch needs; 0: no ballast
 
 
 @dataclass(slots=True, frozen=True)
 class Shortage:
     """Why publishing is stopped."""
 
-    code: str  # for HTTP
+    code: str  # error code for HTTP
     reason: str  # short and constant, for receipts and counters
-    detail: str  # with the bounds, for people
+    detail: str  # an explanation that names the bounds
 
 
 @dataclass(slots=True)
 class LowWatermark:
-    """Whether something runs short; with hysteresis, so that it does not flap."""
+    """Detects a shortage, with hysteresis so that its state does not flap."""
 
     is_short: bool = False
 
     def update(self, left: int, least: int, enough: int) -> bool:
-        """Update with what is left: short below ``least``, and then until it reaches ``enough``."""
+        """Return whether ``left`` is short: below ``least``, then until it reaches ``enough``."""
         self.is_short = left < (enough if self.is_short else least)
         return self.is_short
 
 
 class DiskSpace:
-    """Tracks the space for one database, in the writer's thread.
+    """Tracks the disk space for one database, in the writer's thread.
 
-    Other threads read ``shortage`` and ``trouble``; ``on_change`` is called when one of them
-    changes. ``bounds`` may be replaced at any time.
+    Other threads read ``shortage`` and ``write_problem``; ``on_change`` is called when either of
+    them changes.  ``bounds`` may be replaced at any time.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class DiskSpace:
         self.bounds = bounds or DiskSpaceBounds()
         self.shortage: Shortage | None = None  # why publishing is stopped
         self.write_problem: str | None = None  # why nothing can be stored now
-        self.free_bytes = 0  # on the disk, when last measured
-        self.used_bytes = 0  # of the database, when last measured
+        self.free_bytes = 0  # free space on the disk, as last measured
+        self.used_bytes = 0  # used size of the database, as last measured
         self.on_change: Callable[[], None] = lambda: None
         self._folder = folder
         self._ballast = folder / BALLAST
@@ -85,12 +85,12 @@ class DiskSpace:
         self._sleep = sleep
         self._disk = LowWatermark()
         self._database = LowWatermark()
-        self._was_full = False  # the disk was full; until the ballast fits again
-        self._trouble_since = 0.0  # when the trouble began
+        self._was_full = False  # the disk was full and has not recovered yet
+        self._trouble_since = 0.0  # when writing began to fail
 
     @property
     def has_ballast(self) -> bool:
-        """Return whether the reserve exists in full: a kill may have truncated it."""
+        """Return whether the ballast has its full size; a kill may have truncated it."""
         try:
             size = self._ballast.stat().st_size
         except OSError:
@@ -100,14 +100,14 @@ class DiskSpace:
     # -- measuring
 
     def prepare(self) -> None:
-        """Measure before the first write: on a full disk SQLite cannot even open the database."""
+        """Measure before the first write: on a full disk, SQLite cannot even open the database."""
         self.free_bytes = _free(self._folder)
         self._was_full = self.free_bytes < self.bounds.ballast_bytes // 2
         if self._was_full or not self.bounds.ballast_bytes:
             self._delete_ballast()
 
     def measure(self, used_bytes: int) -> None:
-        """Measure the free space, given the used size; create the ballast if it fits."""
+        """Measure the free space, record the used size, and create the ballast if it fits."""
         self.used_bytes = used_bytes
         try:
             self.free_bytes = free = _free(self._folder)
@@ -132,13 +132,13 @@ class DiskSpace:
         if is_low:
             return Shortage(
                 *DISK_LOW,
-                f"less than storage.free_bytes, {_text(least)}, is free on the disk; "
-                f"publishing resumes once {_text(enough)} are",
+                f"the disk has less free space than storage.free_bytes ({_text(least)}); "
+                f"publishing resumes once {_text(enough)} are free",
             )
         if is_over:
             return Shortage(
                 *DATABASE_FULL,
-                f"more than storage.max_bytes, {_text(most)}, is in use in the database; "
+                f"the database uses more than storage.max_bytes ({_text(most)}); "
                 f"publishing resumes below {_text(most - most // 16)}",
             )
         return None
@@ -148,7 +148,7 @@ class DiskSpace:
             f"the disk is full; publishing resumes once {_text(self._reserve * 3 // 2)} are free"
         )
         if self.bounds.free_bytes or self.bounds.ballast_bytes:
-            enough += ", one and a half times storage.free_bytes and storage.ballast_bytes"
+            enough += " (1.5 times the larger of storage.free_bytes and storage.ballast_bytes)"
         return Shortage(*DISK_FULL, enough)
 
     @property
@@ -157,7 +157,7 @@ class DiskSpace:
 
     @property
     def _ballast_threshold(self) -> int:
-        """Free bytes at which the ballast may be created without stopping publishing."""
+        """Free bytes from which creating the ballast does not stop publishing."""
         return max(
             self._reserve * 3 // 2, self.bounds.free_bytes * 3 // 2 + self.bounds.ballast_bytes
         )
@@ -169,7 +169,7 @@ class DiskSpace:
         size = self.bounds.ballast_bytes
         if not size or self.has_ballast:
             return True
-        self._delete_ballast()  # it is incomplete
+        self._delete_ballast()  # an incomplete file
         try:
             file = create_private(self._ballast)
             try:
@@ -189,14 +189,14 @@ class DiskSpace:
         return True
 
     def release_ballast_if_full(self) -> None:
-        """Delete the ballast if the disk is nearly full: the last files need space, too."""
+        """Delete the ballast if the disk is nearly full: files written at shutdown need space."""
         if self._was_full or _free(self._folder) < _MIB:
             self._delete_ballast()
 
     # -- failed writes
 
     def note_full(self) -> bool:
-        """Note that the disk is full, and delete the ballast; return False if there was none."""
+        """Record that the disk is full, and delete the ballast; return False if there was none."""
         self._was_full = True
         if self.shortage != (full := self._full()):
             self.shortage = full
@@ -204,22 +204,22 @@ class DiskSpace:
         return self._delete_ballast()
 
     def note_not_writable(self, error: NotWritableError) -> None:
-        """Note that nothing can be written now.
+        """Record that nothing can be written now.
 
         Raises:
-            NotWritableError: this has lasted too long.
+            NotWritableError: nothing could be written for ``MAX_TROUBLE_S``.
         """
         self._note_trouble(str(error))
         if self._timer() - self._trouble_since >= MAX_TROUBLE_S:
             raise error
 
     def wait_after(self, error: StorageFullError | NotWritableError) -> None:
-        """Free space, or wait, before the same write is tried again.
+        """Free space or wait, before the same write is retried.
 
-        A full disk has no time limit: nothing is lost while waiting, and a restart would not help.
+        A full disk has no time limit: waiting loses nothing, and a restart would not help.
 
         Raises:
-            NotWritableError: nothing could be written for too long.
+            NotWritableError: nothing could be written for ``MAX_TROUBLE_S``.
         """
         if isinstance(error, NotWritableError):
             self.note_not_writable(error)
@@ -236,7 +236,7 @@ class DiskSpace:
             self.on_change()
 
     def note_stored(self) -> None:
-        """Note a successful write, which ends the trouble."""
+        """Record a successful write, which clears ``write_problem``."""
         if self.write_problem is not None:
             self.write_problem = None
             self.on_change()
@@ -266,15 +266,15 @@ _SUFFIXES: Final = {"database": "", "wal": "-wal", "shm": "-shm"}
 
 @dataclass(slots=True, frozen=True)
 class DiskUsage:
-    """Bytes on the file system of the data folder."""
+    """Disk usage of the data folder and its file system, in bytes."""
 
     files: dict[str, int]  # database, wal, shm; 0 if a file does not exist
     total: int
-    free: int  # for the account that the broker runs under
+    free: int  # available to the account that runs the broker
 
 
 async def measure_disk(database: Path) -> DiskUsage:
-    """Measure the files and their file system, in a thread.
+    """Measure the database files and their file system, in a thread.
 
     Raises:
         OSError: the data folder no longer exists.

@@ -1,17 +1,17 @@
-"""Migrates the schema: numbered SQL files, in order, each in one transaction.
+"""Migrates the schema with numbered SQL files, in order, each in one transaction.
 
-A new migration:
+To add a migration:
 
 1. Add ``migrations/NNNN_what_it_does.sql`` with the next number, four digits without gaps.  Never
-   edit a released file: a start refuses a changed one.
-2. Write plain statements, each ended by a semicolon, with the unit of every new column as a
+   edit a released file: the broker refuses to start with a changed one.
+2. Write plain statements, each ending with a semicolon, with the unit of every new column as a
    comment.  No BEGIN, COMMIT, ATTACH, VACUUM or PRAGMA: the file runs inside one transaction,
    which also sets ``user_version`` to NNNN.
-3. Filling a column of a large table delays the start.  Add it with a default, and fill it later.
-4. ``tests/integration/test_upgrade.py`` opens a database of each older version.  Add rows of the
-   tables that your migration changes.
+3. Filling a column of a large table delays the start: add it with a default and fill it later.
+4. ``tests/integration/test_upgrade.py`` opens a database of each older version.  Add rows to
+   the tables that your migration changes.
 
-Synchronous: it runs in the writer's thread, and in ``phpmq-lite database migrate``.
+The code is synchronous: it runs in the writer's thread and in ``phpmq-lite database migrate``.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _NOT_INSIDE: Final = {
 
 @dataclass(slots=True, frozen=True)
 class Migration:
-    """A numbered file."""
+    """A numbered migration file."""
 
     number: int
     name: str  # 0001_initial
@@ -97,13 +97,13 @@ def migrate(
 ) -> list[str]:
     """Apply pending migrations and return their names, in order.
 
-    A database that has a schema is first copied to ``before-migration-NNNN.db`` in its folder, NNNN
-    being the first number applied.  ``before`` is called before each migration.  The connection
-    must not be in a transaction and must have ``isolation_level=None``.
+    A database that has a schema is first copied to ``before-migration-NNNN.db`` in its folder,
+    where NNNN is the first number applied.  ``before`` is called before each migration.  The
+    connection must not be in a transaction and must have ``isolation_level=None``.
 
     Raises:
         StartRefusedError: as ``pending``; or the copy or a migration failed.  Earlier migrations
-            stay, the failed one is rolled back.
+            stay; the failed one is rolled back.
         StorageFullError, NotWritableError, OutcomeUnknownError: as for a batch.
         DataDamagedError: the file is damaged or not a database.
     """
@@ -125,8 +125,8 @@ def migrate(
 def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
     """Return which tables, indexes and views differ from those that the migrations create.
 
-    SQLite stores their statements as text and does not notice a flipped bit in it.  Objects that
-    others have added are ignored.
+    SQLite stores their statements as text and does not notice a flipped bit in the text.  Objects
+    that another program added are ignored.
 
     Raises:
         StartRefusedError, DataDamagedError: as ``pending``.
@@ -216,7 +216,7 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
 
 
 def _authorize(action: int, *_: str | None) -> int:
-    """Deny what would end the transaction or leave the file."""
+    """Deny actions that would end the transaction or reach another file."""
     return sqlite3.SQLITE_DENY if action in _NOT_INSIDE else sqlite3.SQLITE_OK
 
 
@@ -230,8 +230,8 @@ def _check_known(connection: sqlite3.Connection, migrations: list[Migration], ve
     newest = migrations[-1].number
     if version > newest:
         raise StartRefusedError(
-            f"the database has schema version {version}, this phpmq-lite knows up to {newest}: "
-            "install the version that made it or a newer one"
+            f"the database has schema version {version}, but this phpmq-lite knows only versions "
+            f"up to {newest}: install the version that created the database, or a newer one"
         )
     tables = {name for (name,) in connection.execute(sql["tables"])}
     if ("migration" in tables) != (version > 0) or (tables and not version):

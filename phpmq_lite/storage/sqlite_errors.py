@@ -1,8 +1,8 @@
-"""Translates SQLite errors by what they say about the disk; no other module reads their codes.
+"""Translates SQLite errors into StorageError, by what they say about the transaction.
 
-If the disk is full, in a statement or at COMMIT, SQLite rolls the transaction back, and none of it
-returns after a crash, because the frame that ends it was not written.  After a failed fsync the
-outcome is unknown: the transaction is gone now, and may be there after the next start.
+If the disk is full during a statement or COMMIT, SQLite rolls the transaction back, and no part of
+it reappears after a crash, because its last frame was not written.  After a failed fsync, the
+outcome is unknown: the transaction is gone now, but may reappear after the next start.
 """
 
 import errno
@@ -15,24 +15,24 @@ from typing import Final
 
 from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError, StorageFullError
 
-# Errors about the disk rather than the statement, except damage.
+# Errors caused by the disk rather than by the statement, except damage.
 DISK_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
 )
 _DAMAGE_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR}
 )
-# A file system that was remounted read-only returns EROFS, which SQLite reports only as these.
+# SQLite reports EROFS, from a file system that was remounted read-only, as one of these.
 _MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
 
 @contextmanager
 def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
-    """Translate errors of a whole transaction; if the outcome is known, it is rolled back.
+    """Translate the errors of a transaction, and roll it back if the outcome is known.
 
     Raises:
-        StorageFullError: nothing is stored: the disk is full.
-        NotWritableError: nothing is stored: another program holds the lock, or all is read-only.
+        StorageFullError: the disk is full; nothing is stored.
+        NotWritableError: the database is locked or read-only; nothing is stored.
         OutcomeUnknownError: anything else.
     """
     try:
@@ -48,7 +48,7 @@ def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def raise_as_unknown() -> Iterator[None]:
-    """Raise OutcomeUnknownError for any error, because the batch is stored already."""
+    """Raise any error as OutcomeUnknownError, because the batch is already stored."""
     try:
         yield
     except (sqlite3.Error, MemoryError) as error:
@@ -57,7 +57,7 @@ def raise_as_unknown() -> Iterator[None]:
 
 @contextmanager
 def translate_file_errors() -> Iterator[None]:
-    """Translate errors of writing a small file next to the database, like ``translate_errors``."""
+    """Translate errors from writing a small file beside the database, like ``translate_errors``."""
     try:
         yield
     except OSError as error:
@@ -69,7 +69,7 @@ def translate_file_errors() -> Iterator[None]:
 
 
 def translated_error(connection: sqlite3.Connection, error: Exception) -> StorageError:
-    """Return what ``translate_errors`` raises, and roll back if the outcome is known."""
+    """Return the error for ``translate_errors``, and roll back if the outcome is known."""
     code = getattr(error, "sqlite_errorcode", 0)
     found: StorageError
     if code & 0xFF == sqlite3.SQLITE_FULL:
@@ -91,7 +91,7 @@ def translated_error(connection: sqlite3.Connection, error: Exception) -> Storag
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Return whether the file itself is damaged, as opposed to a temporary error."""
+    """Return whether the error means damage to the file rather than a temporary failure."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_ERRORS
 
 
@@ -100,7 +100,7 @@ def _text(error: Exception) -> str:
 
 
 def _is_read_only(connection: sqlite3.Connection) -> bool:
-    """Try to create a file next to the database."""
+    """Return whether creating a file beside the database fails with EROFS."""
     name = connection.execute("PRAGMA database_list").fetchone()[2]
     probe = Path(name).with_name(".probe")
     try:

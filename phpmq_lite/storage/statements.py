@@ -1,12 +1,12 @@
-"""Loads the named statements of ``storage/sql/``, and repeats rows in a few fixed sizes.
+"""Loads named statements from ``storage/sql/``, and repeats their rows in a few fixed sizes.
 
-A file has statements like this, each ended by a semicolon::
+A file contains statements like this one, each ending with a semicolon::
 
     -- name: delete_bodies
     -- its purpose; its parameters, columns and index
     DELETE FROM body WHERE seq IN ({rows:?});
 
-``{rows:X}`` is replaced by X repeated with commas, once per row.  ``{NAME}`` is replaced by the
+``{rows:X}`` is replaced by one X per row, separated by commas.  ``{NAME}`` is replaced by the
 text under ``-- part: NAME``, which several statements of a file can share.
 """
 
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-SIZES: Final = (500, 100, 20, 5, 1)  # few, so that the statement cache hits
+SIZES: Final = (500, 100, 20, 5, 1)  # few sizes, so that statements stay cached
 
 _FOLDER = Path(__file__).parent / "sql"
 _NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
@@ -24,7 +24,7 @@ _ROWS = re.compile(r"\{rows:([^}]*)\}")
 
 
 def load(name: str) -> dict[str, str]:
-    """Return the statements of ``<name>.sql`` by their names, without comments."""
+    """Return the statements of ``<name>.sql`` by name, without comments."""
     return _read(name)[1]
 
 
@@ -47,10 +47,10 @@ def _read(name: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class MultiRowStatement:
-    """A statement over many rows, executed in fixed sizes on flat parameter lists.
+    """A statement for many rows, executed in chunks of fixed sizes from a flat parameter list.
 
-    One multi-row statement binds while it holds the interpreter lock and steps without it;
-    ``executemany`` reached half to nine tenths of its rate.
+    A multi-row statement needs the interpreter lock only to bind its parameters, not to run;
+    ``executemany`` reached 50 to 90 % of its rate.
     """
 
     __slots__ = ("_texts", "width")
@@ -69,9 +69,9 @@ class MultiRowStatement:
         flat: Sequence[Any],
         before: tuple[Any, ...] = (),
     ) -> list[Any]:
-        """Execute it for all rows of ``flat``, and return the resulting rows.
+        """Execute the statement for all rows of ``flat``, and return the resulting rows.
 
-        ``before`` has the parameters that precede the rows in the text.
+        ``before`` holds the parameters that precede the rows in the statement.
         """
         given: list[Any] = []
         for text, values in self._pieces(flat, before):
@@ -84,7 +84,7 @@ class MultiRowStatement:
         flat: Sequence[Any],
         before: tuple[Any, ...] = (),
     ) -> None:
-        """Execute it like ``run``, for a statement that returns no rows."""
+        """Execute a statement that returns no rows, as ``run`` does."""
         if len(flat) == self.width:  # the usual case with one message in flight
             execute(self._texts[1], (*before, *flat))
             return
@@ -104,5 +104,5 @@ class MultiRowStatement:
 
 @cache
 def many(name: str, statement: str) -> MultiRowStatement:
-    """Return a statement with ``{rows:}``."""
+    """Return a statement that contains ``{rows:…}``."""
     return MultiRowStatement(load(name)[statement])

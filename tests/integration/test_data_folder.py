@@ -133,7 +133,7 @@ def test_what_was_open_to_others_is_closed(path: Path) -> None:
 def test_folder_shared_by_all_accounts_is_refused(path: Path) -> None:
     path.mkdir()
     path.chmod(0o1777)  # as /tmp
-    with pytest.raises(StartRefusedError, match="for the broker alone"):
+    with pytest.raises(StartRefusedError, match="that only the broker uses"):
         DataFolder.open(path)
     assert mode(path) == 0o1777
 

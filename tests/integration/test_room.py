@@ -41,12 +41,12 @@ async def test_start_with_too_little_room_says_why_and_which_setting_changes_it(
 ) -> None:
     status, told = await post(http)
     assert (status, told["code"]) == (507, "disk_full")
-    assert "storage.free_bytes, 1,048,576 GiB" in told["detail"]
+    assert "storage.free_bytes (1,048,576 GiB)" in told["detail"]
     assert "publishing_stopped" in log_stream.getvalue()
     async with http.get("/readyz") as answer:
         text = await answer.text()
         assert (answer.status, text.splitlines()[0]) == (200, "degraded")
-    assert "BAD disk: less than storage.free_bytes" in text
+    assert "BAD disk: the disk has less free space than storage.free_bytes" in text
     async with http.get("/api/v1/stats") as answer:
         stats = await answer.json()
     assert "storage.free_bytes" in stats["publishing_stopped"]

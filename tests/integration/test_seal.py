@@ -97,7 +97,7 @@ def test_broken_structure_is_refused_without_a_seal(data: Path) -> None:
     with closing(DataFolder.open(data)) as folder:
         folder.seal(None)
         before = folder.database.read_bytes()
-        with pytest.raises(DataDamagedError, match=r"is damaged: .*; it was copied to"):
+        with pytest.raises(DataDamagedError, match=r"is damaged: .*; the files were copied to"):
             check_files(folder)
         assert folder.database.read_bytes() == before
         check_files(folder, accept_loss=True)
@@ -112,7 +112,7 @@ def test_letter_that_changed_in_a_statement_of_the_schema_is_refused(data: Path)
         file.write(b"m")
     with closing(DataFolder.open(data)) as folder:
         folder.seal(None)
-        with pytest.raises(DataDamagedError, match="differs from the migrations; it was copied"):
+        with pytest.raises(DataDamagedError, match="differs from the migrations; the files were"):
             check_files(folder)
 
 

@@ -88,7 +88,7 @@ def test_question_for_an_admin_ahead_of_a_start_leaves_the_index_as_it_is(
 def test_end_that_is_gone_is_refused(folder: DataFolder) -> None:
     raw = folder.wal.read_bytes()
     folder.wal.write_bytes(raw[: -(24 + 4_096)])  # a whole frame: what is left looks perfect
-    with pytest.raises(DataDamagedError, match="was up to frame"):
+    with pytest.raises(DataDamagedError, match="but had 6 committed frames"):
         check_wal(folder)
 
 

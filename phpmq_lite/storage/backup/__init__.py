@@ -1,1 +1,1 @@
-"""Backups, and restoring them."""
+"""Backup and restore."""

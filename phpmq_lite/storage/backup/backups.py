@@ -1,8 +1,8 @@
 """Backups: complete copies of the database, checked before they get their name.
 
-The folder of backups has a folder per backup, named after its time, with the database and
-``manifest.json``.  ``VACUUM INTO`` on a separate reader makes the copy, so it has everything
-committed before it began, and needs no WAL.  The name of an incomplete backup begins with a dot.
+The backup folder contains a folder per backup, named after its time, with the database and
+``manifest.json``.  ``VACUUM INTO`` on a separate reader makes the copy, which therefore includes
+every earlier commit and needs no WAL.  The name of an incomplete backup begins with a dot.
 """
 
 import asyncio
@@ -43,24 +43,24 @@ from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"
-BACKUP_LIMIT_S: Final = 600.0  # for the copy
-_STEPS_BETWEEN_CHECKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
+BACKUP_LIMIT_S: Final = 600.0  # longest time for the copy
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # steps of SQLite's virtual machine: a few milliseconds
 _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
 
 
 @dataclass(slots=True, frozen=True)
 class BackupManifest:
-    """What a backup contains; counts and numbers are those of its database."""
+    """The contents of a backup; counts and numbers describe its database."""
 
     id: str
-    made_at: int  # Unix ms: when it began
+    made_at: int  # Unix ms: when the backup began
     took_ms: int
-    version: str  # of phpmq-lite
+    version: str  # version of phpmq-lite
     schema: int
     sha256: str
     bytes: int
     queues: int
-    messages: int  # live
+    messages: int  # live messages
     settled: int
     bodies: int
     last_seq: int
@@ -84,9 +84,9 @@ class Backup:
 
 
 class BackupMaker:
-    """Makes one backup; ``run`` in its own thread, ``stop`` from any thread.
+    """Makes one backup; call ``run`` in its own thread, and ``stop`` from any thread.
 
-    ``is_open``: a broker has the database open.  Otherwise the caller must have locked its folder.
+    With ``is_open``, a broker has the database open; otherwise the caller must lock its folder.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class BackupMaker:
         is_open: bool = True,
         check_files: Callable[[], None] = lambda: None,
     ) -> None:
-        self._check_files = check_files  # raises StorageError if it is not the broker's database
-        self._reserve = reserve  # bytes to leave free on the disk of the database
+        self._check_files = check_files  # raises StorageError if the database was replaced
+        self._reserve = reserve  # bytes to leave free on the database's disk
         self._is_open = is_open
         self._database = database
         self._folder = folder
@@ -109,20 +109,20 @@ class BackupMaker:
         self._is_stopped = threading.Event()
 
     def stop(self) -> None:
-        """Cancel it; ``run`` raises soon."""
+        """Cancel the backup; ``run`` raises soon."""
         self._is_stopped.set()
         connection = self._connection
         if connection is not None:
-            with suppress(sqlite3.ProgrammingError):  # it was closed just now
+            with suppress(sqlite3.ProgrammingError):  # the connection has just been closed
                 connection.interrupt()
 
     def run(self, limit_s: float = BACKUP_LIMIT_S) -> Backup:
-        """Copy, check and name the backup.  Blocks: about 4 s per GiB.
+        """Copy, check and name the backup.  Blocks for about 4 s per GiB.
 
         Raises:
-            StorageFullError: less than twice the database is free, or less than the reserve
-                afterwards.
-            DataDamagedError: the database, or its copy, is damaged.
+            StorageFullError: free space is below twice the database size, or would be below the
+                reserve afterwards.
+            DataDamagedError: the database or its copy is damaged.
             StorageError: it took longer than ``limit_s``, was stopped, or cannot be written.
         """
         began_at = time_ns() // 1_000_000
@@ -145,11 +145,11 @@ class BackupMaker:
             clock.cancel()
 
     def _prepare(self) -> None:
-        """Create the folder, and check the space."""
+        """Create the folder, and check the free space."""
         if not self._folder.exists():
             self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
             sync_folder(self._folder.parent)
-        for left in self._folder.glob(".*.new"):  # of an interrupted backup
+        for left in self._folder.glob(".*.new"):  # left by an interrupted backup
             shutil.rmtree(left, ignore_errors=True)
         size = _size(self._database)
         is_beside = self._folder.stat().st_dev == self._database.stat().st_dev
@@ -215,7 +215,7 @@ class BackupMaker:
     def _translated(self, error: sqlite3.Error, limit_s: float) -> StorageError:
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_INTERRUPT":
-            return StorageError(f"the backup was stopped; it may take {limit_s:g} s")
+            return StorageError(f"the backup was stopped; it may take at most {limit_s:g} s")
         if name == "SQLITE_FULL":
             return StorageFullError(f"no space for a backup in {self._folder}")
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -234,12 +234,12 @@ def list_backups(folder: Path) -> list[Backup]:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is a valid backup id; nothing else is used in a path."""
+    """Return whether a text is a valid backup id; no other text is used in a path."""
     return _ID.fullmatch(text) is not None
 
 
 def read_backup(folder: Path) -> Backup | None:
-    """Read the manifest of a backup; None if it is invalid, or the database is missing."""
+    """Read a backup; None if its manifest is invalid or its database is missing."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
         manifest = BackupManifest(**content)
@@ -253,12 +253,12 @@ def read_backup(folder: Path) -> Backup | None:
 def remove_old(folder: Path, keep: int, made: str) -> list[str]:
     """Remove all but the newest ``keep`` backups; return the ids of the removed ones.
 
-    ``made`` counts as the newest whatever its time: others may be from a clock that was ahead.
+    ``made`` counts as the newest whatever its time: the clock may have been ahead for others.
     """
     gone = []
     others = [backup for backup in list_backups(folder) if backup.manifest.id != made]
     for backup in others[keep - 1 :]:
-        # An incompletely removed backup is never taken for one.
+        # A partly removed backup is never mistaken for a complete one.
         hidden = folder / f".{backup.manifest.id}.new"
         backup.folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -270,24 +270,24 @@ def check_space(folder: Path, need: int) -> None:
     """Check the free space.
 
     Raises:
-        StorageFullError: it is too little; the message says how much is needed.
+        StorageFullError: there is too little space; the message says how much is needed.
     """
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise StorageFullError(f"{folder} has {free:,} bytes free, this needs {need:,}")
+        raise StorageFullError(f"{folder} has {free:,} bytes free, but the operation needs {need:,}")
 
 
 def verify_backup(backup: Backup) -> None:
     """Compare a backup with its manifest.
 
     Raises:
-        DataDamagedError: it was modified.
+        DataDamagedError: the backup was modified.
     """
     database, manifest = backup.database, backup.manifest
     size = _size(database)
     if size != manifest.bytes:
         raise DataDamagedError(
-            f"{database} is {size:,} bytes long, its manifest says {manifest.bytes:,}"
+            f"{database} is {size:,} bytes long, but its manifest says {manifest.bytes:,}"
         )
     if sha256_of(database) != manifest.sha256:
         raise DataDamagedError(f"{database} is damaged: its SHA-256 differs from the manifest")
@@ -304,7 +304,7 @@ class BackupSchedule:
     """Makes backups on schedule and on demand, and remembers the last result.
 
     ``keep`` returns how many backups to keep.  ``reserve`` returns how many bytes to leave free on
-    the disk of the database, below which publishing would stop.
+    the database's disk, so that publishing does not stop.
     """
 
     def __init__(
@@ -322,11 +322,11 @@ class BackupSchedule:
         self._check_files = check_files
         self.folder = folder
         self.last_manifest: BackupManifest | None = None
-        self.last_id: str | None = None  # id of the last one made since the start
-        self.error: str | None = None  # of the last one, if it failed
+        self.last_id: str | None = None  # id of the last backup made since the start
+        self.error: str | None = None  # error of the last backup, if it failed
         self._keep = keep
         self._reserve = reserve
-        self._is_starting = False  # a backup is about to start, after its audit row is written
+        self._is_starting = False  # a backup starts as soon as its audit row is written
         self._database = database
         self.interval_s = every_h * 3_600  # between two backups; 0: on demand only
         self._version = version
@@ -351,10 +351,10 @@ class BackupSchedule:
             raise StorageError(f"cannot read {self.folder}: {error.strerror}") from error
 
     def start(self) -> "asyncio.Task[Backup]":
-        """Start a backup; the task returns it, or raises StorageError.
+        """Start a backup; the task returns the backup or raises StorageError.
 
         Raises:
-            RefusedError: one is in progress.
+            RefusedError: a backup is in progress.
         """
         self._check_idle()
         self._task = asyncio.create_task(self._make())
@@ -362,10 +362,10 @@ class BackupSchedule:
         return self._task
 
     async def start_after(self, ahead: Callable[[], Awaitable[None]]) -> None:
-        """Start a backup after ``ahead`` has returned; if that raises, none is started.
+        """Start a backup after ``ahead`` has returned; if ``ahead`` raises, start none.
 
         Raises:
-            RefusedError: one is in progress, or about to start; ``ahead`` is not called.
+            RefusedError: a backup is in progress or about to start; ``ahead`` is not called.
         """
         self._check_idle()
         self._is_starting = True
@@ -413,13 +413,13 @@ class BackupSchedule:
         """Wait for the backup in progress, if there is one.
 
         Raises:
-            StorageError: it failed.
+            StorageError: the backup failed.
         """
         if self._task is not None:
             await asyncio.shield(self._task)
 
     async def run(self) -> None:
-        """Create backups whenever they are due, until cancelled; then stop the thread."""
+        """Create backups when they are due, until cancelled; then stop the backup thread."""
         try:
             with suppress(StorageError):  # the next backup reports it
                 now_ms = time_ns() // 1_000_000
@@ -433,7 +433,7 @@ class BackupSchedule:
                     if not self.is_running:
                         self.start()
                     await self.wait()
-                except (StorageError, RefusedError):  # refused: one is about to start
+                except (StorageError, RefusedError):  # refused: a backup is about to start
                     await asyncio.sleep(min(RETRY_S, self.interval_s))
             await asyncio.Event().wait()
         finally:

@@ -1,6 +1,6 @@
-"""Replaces a database by a backup; the old files are moved aside, nothing is deleted.
+"""Replaces a database with a backup; the old files are moved aside, and nothing is deleted.
 
-After a power cut in the middle the database is missing, and a start is refused: restore again.
+After a power cut during a restore, the database is missing and a start is refused: restore again.
 New messages are numbered 1,000,000 above the backup, so that a late acknowledgement of a message
 that is not in the backup matches no other.  The history gets a new id, so that its readers notice
 the change.  Login sessions end and tokens are disabled unless they are valid in the replaced
@@ -39,17 +39,17 @@ from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 ReportStep = Callable[[str], None]
 
-NUMBER_GAP: Final = 1_000_000  # added to the backup's numbers, so that none is used twice
+NUMBER_GAP: Final = 1_000_000  # added to the backup's last number, so that no number is used twice
 _STAGED_NAME: Final = ".restored.new"
 _CACHE_BYTES: Final = 8 << 20
 
 
 @dataclass(slots=True)
 class WithdrawnAccess:
-    """Access of the backup that a restore revoked."""
+    """Access in the backup that a restore revoked."""
 
     has_proof: bool = False  # the replaced database was read, so revoked access is known
-    sessions: int = 0  # ended
+    sessions: int = 0  # number of sessions ended
     tokens: list[str] = field(default_factory=list)  # names of disabled tokens
     users: list[str] = field(default_factory=list)  # names of removed or changed users
 
@@ -61,7 +61,7 @@ class RestoreResult:
     database: Path
     replaced_files: Path | None = None  # folder of the replaced files
     checks: list[DatabaseCheck] = field(default_factory=list)
-    migrated: list[str] = field(default_factory=list)  # of a drill: the applied migrations
+    migrated: list[str] = field(default_factory=list)  # migrations that a drill applied
     withdrawn: WithdrawnAccess | None = None  # access that was revoked
 
     @property
@@ -81,13 +81,13 @@ def restore(
 ) -> RestoreResult:
     """Restore a backup, or a bare database file, into the data folder of a stopped broker.
 
-    ``keep_tokens`` keeps users, sessions and tokens of the backup.
+    ``keep_tokens`` keeps the users, sessions and tokens of the backup.
 
     Raises:
-        DataDamagedError: the backup differs from its manifest, or is damaged.  With ``accept_loss``
-            a damaged one is restored.
-        StartRefusedError: a broker runs there; or the backup is of a newer version.
-        StorageFullError: there is no space for it.
+        DataDamagedError: the backup differs from its manifest or is damaged.  With ``accept_loss``,
+            a damaged backup is restored.
+        StartRefusedError: a broker is running there, or the backup is from a newer version.
+        StorageFullError: there is no space for the backup.
     """
     database = _verify_source(source, tell)
     folder = DataFolder.open(data, allow_network_fs=allow_network_fs, is_replaced=True)
@@ -108,7 +108,7 @@ def restore(
                 with _transaction(staged) as connection:
                     now_ms = time_ns() // 1_000_000
                     done.withdrawn = _withdraw_access(connection, replaced, now_ms)
-            tell("putting it in place")
+            tell("putting the database in place")
             done.replaced_files = _move_aside(folder)
             # After a power cut here, a start reports that the database is missing.
             folder.seal(checksum_of(staged))
@@ -121,12 +121,12 @@ def restore(
 
 
 def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: None) -> RestoreResult:
-    """Restore into a temporary folder, start on it like a broker, and verify everything.
+    """Restore into a temporary folder, perform a trial start in it, and verify everything.
 
     The folder is in TMPDIR and is deleted.  ``migrations`` are those of the version to start.
 
     Raises:
-        PhpmqError: as ``restore``, or as a start.
+        PhpmqError: as ``restore`` or a start.
     """
     with tempfile.TemporaryDirectory(prefix="phpmq-drill-") as place:
         data = Path(place) / "data"
@@ -142,7 +142,7 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
 
 
 def _verify_source(source: Path, tell: ReportStep) -> Path:
-    """Return the database of a backup, checked against its manifest; a bare file has none."""
+    """Return the database of a backup, after checking its manifest; a bare file has no manifest."""
     if source.is_file():
         wal = source.with_name(f"{source.name}-wal")
         if wal.exists() and wal.stat().st_size:
@@ -161,7 +161,7 @@ def _verify_source(source: Path, tell: ReportStep) -> Path:
 
 
 def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
-    """Check the copy, then assign its new numbers and history id."""
+    """Check the copy, then give it a new next number and history id."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         migrate.pending(connection, migrations_folder())  # refuses a foreign or newer database
         checks = check_all(connection)
@@ -169,14 +169,14 @@ def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
         last = connection.execute(load("restore")["last_number"]).fetchone()[0]
         connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
         if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
-            # The offsets that readers remember belong to the history that is replaced.
+            # The offsets that readers remember belong to the replaced history.
             connection.execute(load("restore")["renew_history_id"])
     return checks
 
 
 @contextmanager
 def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
-    """Change the copy in one transaction, and wait until it is on disk."""
+    """Run one transaction on the copy, and wait until it is on disk."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         try:
             connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # a single file from now on
@@ -184,14 +184,14 @@ def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
             yield connection
             connection.execute("COMMIT")
         except sqlite3.DatabaseError as error:
-            raise DataDamagedError(f"it cannot be restored: {error}") from error
+            raise DataDamagedError(f"the backup cannot be restored: {error}") from error
     sync_file(staged)
 
 
 def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
     """Return the accounts of the database to be replaced.
 
-    None if it does not exist, or if commits may be missing from it: access that was revoked last
+    None if there is no database, or if commits may be missing from it: access that was revoked last
     would look valid.
     """
     try:
@@ -205,7 +205,7 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
 
 
 def _move_aside(folder: DataFolder) -> Path | None:
-    """Move the old files aside, the database first: without it a start is refused."""
+    """Move the old files aside, the database first: without it, a start is refused."""
     files = (
         folder.database,
         folder.wal,
@@ -226,7 +226,7 @@ def _move_aside(folder: DataFolder) -> Path | None:
 
 
 def _start_once(database: Path, migrations: Path) -> list[str]:
-    """Do what a start does between its checks and its listeners."""
+    """Perform the steps of a start between its checks and its listeners."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         store = Store(connection)
         store.configure(_CACHE_BYTES)
@@ -257,11 +257,11 @@ def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
 def _withdraw_access(
     connection: sqlite3.Connection, valid: StoredAccounts | None, now_ms: int
 ) -> WithdrawnAccess:
-    """Revoke in a restored database what its backup would revive; inside a transaction.
+    """Revoke access in a restored database that its backup would revive; inside a transaction.
 
-    ``valid`` has the accounts of the replaced database, None if it cannot be read.  Sessions and
-    tokens that it does not have are ended.  Users become those of ``valid`` if the backup shares a
-    user with it; otherwise the backup is of another broker, and its users stay.
+    ``valid`` has the accounts of the replaced database; None if it cannot be read.  Sessions and
+    tokens missing from ``valid`` are ended.  If the backup shares a user with ``valid``, its users
+    become those of ``valid``; otherwise the backup is from another broker, and its users stay.
     """
     done, write = WithdrawnAccess(valid is not None), partial(execute_write, connection.execute)
     restored, valid = _read_accounts(connection), valid or StoredAccounts([], [], [])
@@ -295,7 +295,7 @@ def _withdraw_access(
 
 
 def _rights(user: User) -> tuple[int, str, int, str, str, tuple[str, ...]]:
-    """Return the identity of a user, in three columns, and what a login depends on."""
+    """Return the three columns that identify a user, and those on which a login depends."""
     return (
         user.user_id, user.name, user.created_at, user.password, user.role, user.queues,
     )  # fmt: skip

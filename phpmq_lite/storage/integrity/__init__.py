@@ -1,1 +1,1 @@
-"""Checks of the database files: seals, the write-ahead log, scrub."""
+"""Integrity checks for the database files: seals, the write-ahead log, the scrub."""

@@ -1,7 +1,7 @@
-"""Verifies a whole database: structure, contents, and consistency of its tables.
+"""Verifies a whole database: its structure, its contents and the consistency of its tables.
 
 It changes nothing, not even what SQLite changes when it opens a file: a database without a WAL is
-opened as immutable, one with a WAL is copied together with it.
+opened as immutable, and a database with a WAL is first copied together with the WAL.
 """
 
 import shutil
@@ -24,16 +24,16 @@ from phpmq_lite.storage.sqlite_errors import is_damage
 from phpmq_lite.storage.statements import load
 
 NAMED: Final = 10  # examples per message
-_PROBLEMS_MAX: Final = 100  # that SQLite reports
-# Consistency rules: the statement, the schema since which it applies, and the message.
+_PROBLEMS_MAX: Final = 100  # most problems that SQLite reports
+# Consistency rules: statement, first schema version to which it applies, message.
 _RULES: Final[tuple[tuple[str, int, str], ...]] = (
     ("inconsistent_queues", 1, "queues have wrong message counts"),
     ("missing_queues", 1, "messages belong to queues that do not exist"),
     ("duplicate_messages", 1, "messages exist twice"),
-    ("unassigned_numbers", 2, "rows have a number that was not assigned yet"),
-    ("missing_offsets", 2, "offsets of the history are missing"),
-    ("inconsistent_index", 2, "settled messages and their index differ"),
-    ("inconsistent_totals", 2, "totals of the history differ from its rows"),
+    ("unassigned_numbers", 2, "rows have a number that has not been assigned yet"),
+    ("missing_offsets", 2, "history offsets are missing"),
+    ("inconsistent_index", 2, "settled messages do not match their index"),
+    ("inconsistent_totals", 2, "history totals differ from the history rows"),
     ("invalid_claims", 4, "claims refer to messages that cannot be held"),
 )
 
@@ -43,19 +43,19 @@ class DatabaseCheck:
     """One check and its result."""
 
     name: str
-    found: str = ""  # in words
+    found: str = ""  # the result, in words
     problems: list[str] = field(default_factory=list)
 
 
 def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
     """Verify the data folder of a stopped broker, a backup, or a database file.
 
-    ``migrations`` are those that created it, or may be pending; None: those of this version.
+    ``migrations`` is the folder of migrations that created it or are pending; None: our own.
 
     Raises:
-        StartRefusedError: a broker runs there.
+        StartRefusedError: a broker is running there.
         DataDamagedError: there is no database.
-        StorageError: there is no space to copy database and WAL; set TMPDIR to another folder.
+        StorageError: there is no space to copy the database and WAL; set TMPDIR to another folder.
     """
     database = path / DATABASE if path.is_dir() else path
     is_data_folder = database.name == DATABASE
@@ -79,7 +79,7 @@ def check_all(
         _run_check("schema", connection, partial(_check_schema, migrations or migrations_folder())),
     ]
     if checks[-1].problems:
-        return checks  # not our tables
+        return checks  # these are not our tables
     return [
         *checks,
         _run_check("bodies", connection, _check_bodies),
@@ -91,8 +91,8 @@ def check_all(
 
 
 def check_log(wal: Path, *, is_running: bool) -> DatabaseCheck:
-    """Check a write-ahead log; ``is_running``: according to ``meta.json`` there should be one."""
-    check = DatabaseCheck("write-ahead log", "none, the database was closed")
+    """Check a write-ahead log; ``is_running``: ``meta.json`` says that the log must exist."""
+    check = DatabaseCheck("write-ahead log", "none; the database was closed")
     try:
         found = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
     except FileNotFoundError:
@@ -115,10 +115,10 @@ def _check_structure(connection: sqlite3.Connection, check: DatabaseCheck) -> No
 def integrity_problems(
     connection: sqlite3.Connection, pragma: str = "integrity_check"
 ) -> list[str]:
-    """Return what SQLite finds wrong with structure and indexes; ``quick_check`` skips indexes.
+    """Return the problems that SQLite finds in structure and indexes (``quick_check``: no indexes).
 
     Raises:
-        sqlite3.Error: it was interrupted, or the file cannot be read now, which is not damage.
+        sqlite3.Error: the check was interrupted, or the file is unreadable now but not damaged.
     """
     try:
         rows = connection.execute(f"PRAGMA {pragma}({_PROBLEMS_MAX})").fetchall()
@@ -138,14 +138,15 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Datab
         return
     check.problems += schema_problems(connection, migrations)
     if waiting:
-        check.found += f", a start migrates it to {waiting[-1].number}"
+        check.found += f"; a start will migrate it to {waiting[-1].number}"
 
 
 def _check_bodies(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
     sql = load("database_check")
     queues, alive, settled, bodies = connection.execute(sql["counts"]).fetchone()
     check.found = (
-        f"{bodies:,} bodies of {alive:,} live messages in {queues:,} queues and {settled:,} settled"
+        f"{bodies:,} bodies of {alive:,} live messages in {queues:,} queues "
+        f"and {settled:,} settled messages"
     )
     bad = [seq for (seq,) in connection.execute(sql["alive_bodies"])]
     if bad:
@@ -175,7 +176,7 @@ def _run_check(
     connection: sqlite3.Connection,
     look: Callable[[sqlite3.Connection, DatabaseCheck], None],
 ) -> DatabaseCheck:
-    """Run a check; what SQLite cannot read is a problem, too."""
+    """Run a check; anything that SQLite cannot read is a problem, too."""
     check = DatabaseCheck(name)
     try:
         look(connection, check)
@@ -187,7 +188,7 @@ def _run_check(
 
 
 def _checksum(seq: int, content: object) -> int:
-    """Return -1, which no row has, for a value that is not a body."""
+    """Return the checksum of a body; -1, which no row has, for any other value."""
     return checksum(seq, content) if isinstance(content, bytes) and seq >= 0 else -1
 
 
@@ -205,7 +206,7 @@ def _list_seqs(seqs: list[int]) -> str:
 
 @contextmanager
 def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database without changing anything around it."""
+    """Open a database without changing it or the files beside it."""
     if not wal.exists() or not wal.stat().st_size:
         with closing(_open(database, "immutable=1")) as connection:
             yield connection
@@ -215,7 +216,7 @@ def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
         free = shutil.disk_usage(place).free
         if need > free:
             raise StorageError(
-                f"{place} has {free:,} bytes free, the copy to check needs {need:,}; "
+                f"{place} has {free:,} bytes free, but the copy to check needs {need:,}; "
                 "set TMPDIR to another folder"
             )
         copies = [shutil.copyfile(file, Path(place) / file.name) for file in (database, wal)]

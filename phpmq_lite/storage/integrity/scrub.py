@@ -1,7 +1,7 @@
 """The scrub: reads every body, slice by slice, and checks the structure of the database.
 
-Synchronous, on its own read-only connection; ``server/maintenance.py`` schedules it.  Progress and
-findings are stored in ``scrub.json`` in the data folder, so a restart continues the round.
+It is synchronous, on its own read-only connection; ``server/maintenance.py`` schedules it.  Its
+progress and findings are in ``scrub.json`` in the data folder, so a restart continues the round.
 """
 
 import sqlite3
@@ -23,24 +23,24 @@ from phpmq_lite.storage.statements import load
 
 FILE: Final = "scrub.json"
 PARTS: Final = ("alive", "settled")
-_ROW_BYTES: Final = 256  # counted per row, besides its body
-_STEPS_BETWEEN_CHECKS: Final = 100_000  # of SQLite's virtual machine, some milliseconds
-_MAX_NAMED: Final = 100  # seqs of damaged bodies that are stored
+_ROW_BYTES: Final = 256  # bytes counted per row in addition to its body
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # steps of SQLite's virtual machine: a few milliseconds
+_MAX_NAMED: Final = 100  # most seqs of damaged bodies to store
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 @dataclass(slots=True)
 class ScrubRound:
-    """One pass over all bodies; times in Unix ms, 0: not yet."""
+    """One pass over all bodies; times are Unix ms, 0 means not yet."""
 
     began_at: Number = 0
     ended_at: Number = 0
-    part: Number = 0  # index in PARTS; ``upto`` is the position in it
+    part: Number = 0  # index in PARTS; ``upto`` is the position in that part
     upto: Number = 0
     bodies: Number = 0
     bytes: Number = 0
-    bad_alive: Number = 0  # settled as dead since, unless they were held
+    bad_alive: Number = 0  # live messages, which were then settled as dead unless held
     bad_settled: Number = 0
     named: list[Number] = field(default_factory=list)  # seqs of some damaged bodies
 
@@ -57,8 +57,8 @@ class ScrubState:
     now: ScrubRound = field(default_factory=ScrubRound)  # the current round, if one has begun
     last: ScrubRound | None = None  # the last completed round
     structure_at: Number = 0  # Unix ms; 0: never checked
-    structure: list[str] = field(default_factory=list)  # its problems
-    tried_at: Number = 0  # Unix ms: a scheduled round was given up
+    structure: list[str] = field(default_factory=list)  # problems found in the structure
+    tried_at: Number = 0  # Unix ms: when a scheduled round was given up
 
     @property
     def is_under_way(self) -> bool:
@@ -67,7 +67,7 @@ class ScrubState:
 
     @property
     def last_ended_at(self) -> int:
-        """Return when the last round ended, from which the next is scheduled; Unix ms, 0: never."""
+        """Return the end of the last round, from which the next is scheduled; Unix ms, 0: never."""
         return max(self.tried_at, 0 if self.last is None else self.last.ended_at)
 
     @property
@@ -78,7 +78,7 @@ class ScrubState:
 
     @property
     def damage(self) -> list[str]:
-        """Describe the known damage, newest first; empty: none."""
+        """Describe the known damage, newest first; empty if there is none."""
         found = [f"structure: {text}" for text in self.structure[:3]]
         newest = self.now if self.now.bad else self.last
         if newest is not None and newest.bad:
@@ -94,19 +94,19 @@ class ScrubSlice:
     upto: int
     bodies: int = 0
     bytes: int = 0
-    bad: list[int] = field(default_factory=list)  # seqs
-    is_end: bool = True  # it is the last slice of its part
+    bad: list[int] = field(default_factory=list)  # seqs of damaged bodies
+    is_end: bool = True  # this is the last slice of its part
 
 
 def read_state(folder: Path) -> ScrubState:
-    """Read the stored state; an unreadable file counts as a new state."""
+    """Read the stored state; return a new state if the file is unreadable."""
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode((folder / FILE).read_bytes(), type=ScrubState)
     return ScrubState()
 
 
 def write_state(folder: Path, state: ScrubState) -> None:
-    """Store the state without a sync: after a crash a slice is read again."""
+    """Store the state without a sync; after a crash, a slice is read again."""
     write_json(folder / FILE, asdict(state), sync=False)
 
 
@@ -121,11 +121,11 @@ class Scrub:
         self._is_stopped = False
 
     def check(self, part: str, after: int, most_bytes: int) -> ScrubSlice:
-        """Check the bodies after a position, about ``most_bytes`` of them.
+        """Check about ``most_bytes`` of bodies after a position.
 
         Raises:
             DataDamagedError: the database cannot be read there.
-            StorageError: it was stopped, or the database cannot be read now.
+            StorageError: the scrub was stopped, or the database cannot be read now.
         """
         found = ScrubSlice(after)
         with closing(self._rows(part, after)) as rows:
@@ -141,10 +141,10 @@ class Scrub:
         return found
 
     def structure(self) -> list[str]:
-        """Return problems of pages and indexes; takes at least 2 s per GiB.
+        """Return the problems found in pages and indexes; takes at least 2 s per GiB.
 
         Raises:
-            StorageError: it was interrupted, or the database cannot be read now.
+            StorageError: the check was interrupted, or the database cannot be read now.
         """
         try:
             with closing(self._open()) as connection:
@@ -156,7 +156,7 @@ class Scrub:
 
     @property
     def log_bytes(self) -> int:
-        """Return the size of the write-ahead log, which grows while something is read."""
+        """Return the size of the write-ahead log, which grows while anything is being read."""
         with suppress(FileNotFoundError):
             return self._log.stat().st_size
         return 0
@@ -165,7 +165,7 @@ class Scrub:
         """Interrupt the current statement; a statement that has not begun is not affected."""
         with self._lock:
             if self._connection is not None:
-                with suppress(sqlite3.ProgrammingError):  # it was closed just now
+                with suppress(sqlite3.ProgrammingError):  # the connection has just been closed
                     self._connection.interrupt()
 
     def stop(self) -> None:
@@ -216,7 +216,7 @@ def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
 
 
 def _is_whole(seq: int, size: object, crc: object, content: object) -> bool:
-    """Compare a body with its row; a damaged row may contain anything."""
+    """Return whether a body matches its row; a damaged row may contain anything."""
     if seq < 0 or not isinstance(content, bytes):
         return False
     return len(content) == size and checksum(seq, content) == crc

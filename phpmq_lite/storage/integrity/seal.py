@@ -1,8 +1,8 @@
-"""The seal: a checksum of the whole database, taken at a clean stop, compared at the next start.
+"""The seal: a checksum of the whole database, taken at a clean stop and compared at a start.
 
-SQLite detects few flipped bits, and the CRC of a message covers its body only; the seal covers
-every bit while the file is not written to.  zlib sums 1 to 6 GiB/s.  Files above ``SEALED_BYTES``
-are not sealed.  ``LiveSeal`` seals an open database, for the start after a crash.
+SQLite detects few flipped bits, and a message's CRC covers only its body; the seal covers every bit
+while the file is not written to.  zlib processes 1 to 6 GiB/s.  Files above ``SEALED_BYTES`` are
+not sealed.  ``LiveSeal`` seals an open database, for the start after a crash.
 """
 
 import os
@@ -22,13 +22,13 @@ from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.integrity.wal_check import refuse_damaged_database
 
 _NAME: Final = "seal"
-# A word, the checksum of the database, the checksum of both.
+# A fixed word, the checksum of the database, and a checksum of both.
 _RECORD: Final = struct.Struct(">4sII")
 _WORD: Final = b"seal"
 
 
 def open_seal(folder: Path) -> int:
-    """Return the open descriptor of the seal in a data folder, for writing."""
+    """Open the seal file of a data folder for writing, and return its descriptor."""
     file = folder / _NAME
     return os.open(file, os.O_WRONLY) if file.exists() else create_private(file)
 
@@ -48,13 +48,13 @@ def write_seal(file: int, checksum: int) -> None:
 
 
 def erase_seal(file: int) -> None:
-    """Erase the seal; it is gone from the disk on return."""
+    """Erase the seal, and wait until it is gone from the disk."""
     os.pwrite(file, bytes(_RECORD.size), 0)
     os.fsync(file)
 
 
 def erase_leftover_seal(folder: Path) -> None:
-    """Erase the seal of a broker that has ended, if there is one."""
+    """Erase the seal that an earlier broker left, if there is one."""
     if (folder / _NAME).exists():
         file = open_seal(folder)
         try:
@@ -75,7 +75,7 @@ def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
     """Seal a closed database, unless it has a WAL or is too large.
 
     Raises:
-        DatabaseReplacedError: it is not the one of ``files``; nothing was sealed.
+        DatabaseReplacedError: the database is not the one in ``files``; nothing was sealed.
     """
     if files is not None:
         files.check_database()
@@ -91,12 +91,12 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
     """Compare the database with its seal, and erase the seal before the file is written to.
 
     Call it after ``check_wal`` and before SQLite opens the file.  Returns False if there was no
-    seal, or if the database differs and that is accepted.
+    seal, or if the database differs and ``accept_loss`` is set.
 
     Raises:
-        DataDamagedError: the database differs from what the broker wrote; a copy of it is in
-            ``damaged-<time>/``.  With ``accept_loss`` it is copied and used as it is.
-            Or it cannot be read.
+        DataDamagedError: the database cannot be read, or it differs from what the broker wrote and
+            was copied to ``damaged-<time>/``.  With ``accept_loss``, a database that differs is
+            copied and then used as it is.
     """
     expected = folder.meta.seal
     if expected is not None and _has_wal(folder):  # the database was written to after the seal
@@ -132,7 +132,7 @@ class _Readable(Protocol):
 
 
 def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """Return the CRC-32 of the rest of a file; stop early if ``goes_on`` returns False."""
+    """Return the CRC-32 of a file from its current position; stop once ``goes_on`` is False."""
     found = 0
     while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
         found = zlib.crc32(chunk, found)
@@ -143,20 +143,20 @@ def _has_wal(folder: DataFolder) -> bool:
     return folder.wal.exists() and folder.wal.stat().st_size > 0
 
 
-_MAX_SHARE: Final = 100  # sealing takes at most 1/100 of the time,
-_MIN_INTERVAL_S: Final = 1.0  # and starts at most once a second: erasing a seal costs an fsync
+_MAX_SHARE: Final = 100  # sealing takes at most 1/100 of the time
+_MIN_INTERVAL_S: Final = 1.0  # between two seals, because erasing a seal costs an fsync
 
 
 class LiveSeal:
-    """Seals an open database: ``strike`` before each checkpoint, ``take`` after it.
+    """Seals an open database: call ``erase`` before each checkpoint and ``renew`` after it.
 
-    Both are called in the writer's thread.  ``close`` it after the last connection.  There must be
-    no seal when it is created.
+    Call both in the writer's thread, and ``close`` after the last connection is closed.  There must
+    be no seal when the object is created.
     """
 
     def __init__(self, database: Path, files: OpenedFiles | None = None) -> None:
         self._files = files or OpenedFiles(database)
-        # Open until the end: closing the file earlier would release SQLite's locks.
+        # Stays open until ``close``: closing it earlier would release SQLite's locks.
         self._database = database.open("rb", buffering=0)
         self._file = _open_erased(database.parent)
         self._lock = threading.Lock()  # guards the content of the file
@@ -169,7 +169,7 @@ class LiveSeal:
         """Erase the seal, and cancel one in progress.
 
         Raises:
-            OSError: the seal is still there, so the database must not be written to.
+            OSError: the seal still exists, so the database must not be written to.
         """
         with self._lock:
             self._checkpoints += 1
@@ -178,7 +178,7 @@ class LiveSeal:
                 self._has_seal = False
 
     def renew(self) -> None:
-        """Start sealing the file as it is now, unless that is in progress or was done just now."""
+        """Start sealing the current file, unless sealing is in progress or has just been done."""
         is_busy = self._thread is not None and self._thread.is_alive()
         if self._file is not None and not is_busy and monotonic() >= self._due_s:
             thread = threading.Thread(
@@ -201,8 +201,8 @@ class LiveSeal:
 
     def _seal(self, checkpoints: int) -> None:
         began_s = monotonic()
-        # Without a seal the structure is checked after a crash.  A replaced database is not sealed;
-        # the writer detects it, too, and stops.
+        # Without a seal, the structure is checked after a crash.  A replaced database is not
+        # sealed; the writer also detects the replacement, and stops.
         with suppress(OSError, DatabaseReplacedError):
             if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:
                 self._database.seek(0)
@@ -220,7 +220,7 @@ class LiveSeal:
 
 
 def _open_erased(folder: Path) -> int | None:
-    """Open the file of the seal and allocate it; None: nothing can be sealed."""
+    """Open and allocate the seal file, without a seal; None if nothing can be sealed."""
     try:
         file = open_seal(folder)
     except OSError:

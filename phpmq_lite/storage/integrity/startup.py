@@ -1,7 +1,7 @@
-"""Checks at start, before SQLite may write (WAL, seal, structure), and the report of a start.
+"""Startup checks, before SQLite may write (WAL, seal, structure), and the startup report.
 
-A failed check raises DataDamagedError, with nothing changed; ``accept_loss`` continues with the
-remaining data.
+A failed check raises DataDamagedError and changes nothing; with ``accept_loss``, the start
+continues with the remaining data.
 """
 
 import json
@@ -22,7 +22,7 @@ from phpmq_lite.storage.migrate import schema_problems
 from phpmq_lite.storage.read.read_connections import RowReader
 from phpmq_lite.storage.statements import load
 
-CHECKED_BYTES: Final = 256 << 20  # the scrub checks a larger database while it is served
+CHECKED_BYTES: Final = 256 << 20  # a larger database is checked by the scrub while the broker runs
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class StartupCheck:
     """The result of the checks."""
 
     wal: WalScan
-    checks: list[str] = field(default_factory=list)  # done, in words
-    is_structure_due: bool = False  # the structure was not checked, and should be soon
+    checks: list[str] = field(default_factory=list)  # completed checks, in words
+    is_structure_due: bool = False  # the structure was not checked and should be soon
 
 
 def check_files(
@@ -42,8 +42,8 @@ def check_files(
 ) -> StartupCheck:
     """Check the files of a locked folder before its database is opened for writing.
 
-    Blocks: up to 0.3 s; after a clean stop 0.3 s per GiB, with a slow zlib 1 s.  ``tell`` is called
-    with each step.
+    Blocks for up to 0.3 s; after a clean stop, for 0.3 s per GiB, or 1 s per GiB with a slow zlib.
+    ``tell`` is called with each step.
 
     Raises:
         DataDamagedError: commits or contents are lost or damaged.
@@ -70,7 +70,7 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
             connection.execute("PRAGMA schema_version").fetchone()  # opens the WAL and its index
             problems = integrity_problems(connection)
             problems = problems or schema_problems(connection, migrations_folder())
-        except sqlite3.OperationalError as error:  # damage raises another error
+        except sqlite3.OperationalError as error:  # damage raises a different error
             raise StartRefusedError(f"cannot read {folder.database}: {error}") from error
         except sqlite3.DatabaseError as error:
             problems = [str(error)]
@@ -86,45 +86,45 @@ QUEUES_NAMED: Final = 20  # queues with expired messages
 
 @dataclass(slots=True)
 class StartReport:
-    """The JSON of a row in ``start``.  Counts are 0 if nothing happened."""
+    """The report, stored as JSON, in a row of ``start``; counts are 0 if nothing happened."""
 
     version_before: str | None = None  # None: the same as now, or unknown
-    wal_frames: int = 0  # found in the write-ahead log, beyond the database
+    wal_frames: int = 0  # frames in the write-ahead log that the database did not have
     wal_commits: int = 0
     wal_dropped: int = 0  # complete commits after damage, dropped with accept_loss
-    returned: int = 0  # were dispatched when the broker ended, ready again
-    interrupted: int = 0  # bulk jobs that were running
-    expired: int = 0  # deadline passed before the start
+    returned: int = 0  # messages dispatched when the broker ended, now ready again
+    interrupted: int = 0  # bulk jobs that were running when the broker ended
+    expired: int = 0  # messages whose deadline passed before the start
     expired_by_queue: dict[str, int] = field(default_factory=dict)
     migrations: list[str] = field(default_factory=list)
-    checks: list[str] = field(default_factory=list)  # done, in words
+    checks: list[str] = field(default_factory=list)  # completed checks, in words
     queues: int = 0
     messages: int = 0  # live
     seconds: float = 0.0  # from the lock to the first batch
-    clock_jump_ms: int = 0  # the wall clock was set by this much while the broker was away
-    clock_doubt_ms: int = 0  # time away or clock change for which a decision is pending
+    clock_jump_ms: int = 0  # how far the wall clock was set while the broker was down
+    clock_doubt_ms: int = 0  # downtime or clock change that awaits a decision
     last_error: str | None = None  # why the broker stopped immediately, if it did
 
 
 class StartRecorder:
-    """Collects the report of one start; call the methods in this order."""
+    """Collects the report of one start; call its methods in the order below."""
 
     def __init__(self, version: str, at_ms: int, *, was_clean: bool) -> None:
         self.version = version
         self.at_ms = at_ms  # Unix ms
-        self.was_clean = was_clean  # the previous stop; True on the first start
+        self.was_clean = was_clean  # whether the previous stop was clean; True on the first start
         self.down_from_ms: int | None = None  # Unix ms; None: this is the first start
         self.report = StartReport()
 
     def note_error(self, content: dict[str, Any] | None) -> None:
-        """Record ``last_error.json``, if the broker stopped immediately."""
+        """Record the error in ``last_error.json`` if the broker stopped immediately."""
         if content is not None and not self.was_clean:
             self.report.last_error = str(
                 content.get("message") or content.get("error") or "unknown"
             )
 
     def note_files(self, found: StartupCheck) -> None:
-        """Record what was found in the files before they were opened."""
+        """Record the results of the file checks."""
         report, wal = self.report, found.wal
         report.wal_frames, report.wal_commits = wal.frames, wal.commits
         report.wal_dropped = wal.commits_lost
@@ -136,11 +136,11 @@ class StartRecorder:
         self.report.checks.append("the schema against the migrations")
 
     def note_clock(self, jump_ms: int, doubt_ms: int) -> None:
-        """Record what the clocks showed."""
+        """Record the clock jump, and the doubt that awaits a decision."""
         self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def read_database(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
-        """Read the rest from the database; before the first batch, in the writer's thread."""
+        """Read downtime, version and expiries before the first batch, in the writer's thread."""
         sql = load("startup")
         counters: dict[str, int] = dict(connection.execute("SELECT name, value FROM counter"))
         seen_ms = counters.get("last_seen_ms")
@@ -164,7 +164,7 @@ class StartRecorder:
         report.seconds = max(0, now_ms - self.at_ms) / 1_000
 
     def store(self, connection: sqlite3.Connection) -> None:
-        """Insert the row; before the first batch, in the writer's thread."""
+        """Store the report before the first batch, in the writer's thread."""
         sql = load("startup")
         report = json.dumps(asdict(self.report), ensure_ascii=False)
         row = (self.at_ms, self.version, int(self.was_clean), self.down_from_ms, report)
@@ -176,7 +176,7 @@ class StartRecorder:
 
 @dataclass(slots=True, frozen=True)
 class Start:
-    """A start, as stored."""
+    """A stored start."""
 
     start_id: int
     at_ms: int
@@ -193,7 +193,7 @@ class Start:
 
     @property
     def down_ms(self) -> int:
-        """How long the broker was away; up to a minute more if it was killed while idle."""
+        """Downtime before the start; up to a minute too high if it was killed while idle."""
         return 0 if self.down_from_ms is None else max(0, self.at_ms - self.down_from_ms)
 
 
@@ -212,7 +212,7 @@ class StoredStarts(RowReader):
 
 
 def _report(text: str) -> StartReport:
-    """Parse a report; unknown members, of other versions, are ignored."""
+    """Parse a report; unknown fields, written by other versions, are ignored."""
     try:
         content = json.loads(text)
     except ValueError:

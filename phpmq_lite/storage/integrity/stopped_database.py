@@ -1,6 +1,6 @@
 """A quick, read-only check of the files of a stopped broker.
 
-It shows what the next start will find, as far as that takes less than a second;
+It reports what the next start will find, as far as that takes less than a second;
 ``database_check.py`` checks everything.
 """
 
@@ -23,11 +23,11 @@ from phpmq_lite.storage.statements import load
 
 @contextmanager
 def open_stopped(database: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for a short read, while ``prevent_start`` keeps brokers from starting.
+    """Open a database for a short read, while ``prevent_start`` prevents a start.
 
-    The index of the WAL stays unchanged for ``check_wal``, because SQLite reads the WAL into memory
-    if it may not share it.  When closing, SQLite removes a WAL without a commit, whether it is
-    damaged or was just restarted; therefore SQLite does not get to see such a WAL.
+    The WAL index stays unchanged for ``check_wal``, because SQLite builds the index in memory if it
+    may not share it.  On close, SQLite removes a WAL without a commit, whether the WAL is damaged
+    or was just restarted; such a WAL is therefore hidden from SQLite.
     """
     database = database.resolve()
     how = "vfs=unix-none" if _has_log(database) else "immutable=1"
@@ -47,24 +47,24 @@ def _has_log(database: Path) -> bool:
 
 @dataclass(slots=True)
 class StoppedDatabase:
-    """What was found; checks end at the first problem."""
+    """The findings of the check, which ends at the first problem."""
 
     is_new: bool = False  # no message was ever stored
-    was_clean: bool = True  # the last stop
-    log: str = ""  # what is in the write-ahead log
+    was_clean: bool = True  # whether the last stop was clean
+    log: str = ""  # contents of the write-ahead log, in words
     last_error: str = ""  # why the broker stopped immediately, if it did
     schema: int = 0
     waiting: list[str] = field(default_factory=list)  # migrations that the next start applies
     used_bytes: int = 0
-    problems: list[str] = field(default_factory=list)  # damage: a start is refused
-    refusal: str = ""  # why a start is refused without damage
+    problems: list[str] = field(default_factory=list)  # damage, because of which a start is refused
+    refusal: str = ""  # why a start is refused although nothing is damaged
 
 
 def read_stopped(path: Path) -> StoppedDatabase:
     """Check an existing data folder.
 
     Raises:
-        StartRefusedError: a broker runs there.
+        StartRefusedError: a broker is running there.
         OSError: a file cannot be read.
     """
     with prevent_start(path):
@@ -121,10 +121,10 @@ def _check_database(folder: DataFolder, found: StoppedDatabase) -> None:
 
 
 def has_admin(database: Path) -> bool:
-    """Return whether a database has a user with the role admin, before the broker starts.
+    """Return whether a database has a user with the role admin; for use before a start.
 
-    False if there is no database, or it has no users.  True if it cannot be read or a broker runs
-    there: the start that follows reports what is wrong.
+    False if there is no database or it has no users.  True if the database cannot be read or a
+    broker is running: the start that follows reports the problem.
     """
     if not database.is_file():
         return False

@@ -1,6 +1,6 @@
-"""Checks the WAL before SQLite reads it: damage refuses the start, and all files are copied.
+"""Checks the WAL before SQLite reads it; if it is damaged, copies all files and refuses to start.
 
-``wal_format.py`` reads the format.
+``wal_format.py`` parses the file.
 """
 
 import os
@@ -42,14 +42,14 @@ _ORDERS: Final[tuple[Order, ...]] = ("little", "big")
 
 @dataclass(slots=True, frozen=True)
 class WalScan:
-    """What a WAL contains.  Frames count from 1; 0 is the header of the file."""
+    """The contents of a WAL.  Frames are numbered from 1; 0 is the header of the file."""
 
     commits: int = 0  # complete commits that SQLite will find
     frames: int = 0  # valid frames before the first bad one
-    first_bad: int | None = None  # where SQLite stops; None: it reads all
+    first_bad: int | None = None  # the frame where SQLite stops reading; None: it reads all
     commits_after: int = 0  # complete commits after the first bad frame, which SQLite would drop
-    last_after: int = 0  # the frame that ends the last of them
-    salts: bytes = field(default=b"", compare=False)  # of its header; empty: the header is invalid
+    last_after: int = 0  # the frame that ends the last of these commits
+    salts: bytes = field(default=b"", compare=False)  # in the header; empty: the header is invalid
     known_frames: int = 0  # committed frames according to the index of the WAL
 
     @property
@@ -66,7 +66,7 @@ class WalScan:
 def scan_wal(file: BinaryIO) -> WalScan:
     """Check a WAL file that is open in binary mode.
 
-    Costs 13 µs per frame of 4 KiB of the current generation, and 1 µs per older frame.
+    Takes 13 µs per 4 KiB frame of the current generation, and 1 µs per older frame.
     """
     file.seek(0)
     raw = file.read(HEADER_BYTES)
@@ -102,7 +102,7 @@ def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
     """Search for commits with every page size and byte order that the file may have had.
 
     The header reaches the disk before the first frame is written, so any commit proves damage.
-    None is found by chance: its checksum has 64 bits.
+    No commit is found by chance, because its checksum has 64 bits.
     """
     sizes = dict.fromkeys((header.page_size, *_PAGE_SIZES))
     for page_size in filter(is_page_size, sizes):
@@ -123,7 +123,7 @@ def _likely_salts(frames: Iterable[WalFrame]) -> list[bytes]:
 
 
 class _FrameScan:
-    """Reads the frames once.  A frame is *ours* if it is of the generation of the header.
+    """Reads the frames once.  A frame is *ours* if it belongs to the header's generation.
 
     SQLite restarts a WAL by overwriting it from the beginning with new salts, so old frames after
     the last new one are normal.
@@ -136,7 +136,7 @@ class _FrameScan:
         self.seeds = seeds  # checksums that may precede the next frame
         self.is_ours = True  # the previous frame, or the header, is ours
         self.first_bad = first_bad
-        # After the first bad frame: no frame of this transaction is bad, so far.
+        # After the first bad frame: no frame of this transaction has been bad so far.
         self.is_complete = first_bad == 0
         self.commits = self.frames = self.commits_after = self.last_after = 0
 
@@ -150,7 +150,7 @@ class _FrameScan:
 
     def _add_frame(self, number: int, frame: WalFrame) -> None:
         has_salts = frame.salts == self.salts
-        # Old frames are chained, too; only frames that may follow one of ours are summed.
+        # Old frames are chained, too; sum only frames that may follow one of ours.
         fits = (has_salts or self.is_ours) and any(map(frame.follows, self.seeds))
         is_good = has_salts and fits and frame.page > 0
         if is_good and self.first_bad is None:
@@ -174,10 +174,10 @@ class _FrameScan:
             self.is_complete = True  # the next transaction begins
 
     def _ends_transaction(self, frame: WalFrame, *, fits: bool, has_salts: bool) -> bool:
-        """Return whether a frame certainly ends a transaction, be it good or bad.
+        """Return whether a frame, good or bad, certainly ends a transaction.
 
-        If in doubt, the transaction continues, and one commit less is found: a power cut must never
-        look like damage.
+        In doubt, the transaction is assumed to continue, so that one commit fewer is found: a power
+        cut must never look like damage.
         """
         if fits:
             return frame.commit > 0
@@ -191,8 +191,8 @@ class _FrameScan:
     def _next_seeds(self, frame: WalFrame, is_good: bool) -> tuple[Checksum, ...]:
         """Return the checksums that may precede the next frame.
 
-        If the content was damaged, the stored checksum is right; if that was damaged, the computed
-        one is.
+        If the content was damaged, the stored checksum is correct; if the stored checksum was
+        damaged, the computed one is correct.
         """
         if is_good or not self.is_ours:
             return (frame.stored,)
@@ -206,20 +206,20 @@ _REPORT: Final = "damage.json"  # written last: a copy without it is incomplete
 def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
     """Scan the WAL of a locked folder; call it before SQLite opens the database.
 
-    Blocks: 0.2 s for a WAL of 64 MiB, longer if damaged files are copied.
+    Blocks for 0.2 s if the WAL has 64 MiB, and longer if damaged files are copied.
 
     Raises:
         DataDamagedError: complete commits would be lost, or the WAL is missing.  Database, WAL and
-            shm were copied to ``damaged-<time>/``.  With ``accept_loss`` the files are copied and
-            SQLite drops those commits; a failed copy is still raised.
+            shm were copied to ``damaged-<time>/``.  With ``accept_loss``, the files are copied and
+            SQLite drops those commits; a failed copy still raises the error.
     """
     try:
         found = scan_wal_files(folder.wal, folder.shm)
     except FileNotFoundError:
         if folder.meta.is_running and not accept_loss:
             raise DataDamagedError(
-                f"{folder.wal} is missing, but the broker did not stop cleanly: commits that were "
-                "in it may be lost; put it back, or, if another program opened and closed the "
+                f"{folder.wal} is missing, but the broker did not stop cleanly: commits in that "
+                "file may be lost. Put the file back. If another program has opened and closed the "
                 "database since, start once with storage.accept_loss (--accept-loss)"
             ) from None
         return WalScan()
@@ -238,10 +238,10 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
 
 
 def scan_wal_files(wal: Path, index: Path) -> WalScan:
-    """Scan a WAL, and read its length from its index, the ``-shm`` file; changes neither.
+    """Scan a WAL, and read its length from its index, the ``-shm`` file; changes neither file.
 
     Raises:
-        OSError: it does not exist or cannot be read.
+        OSError: the WAL does not exist or cannot be read.
     """
     with wal.open("rb") as file:
         found = scan_wal(file)
@@ -249,11 +249,11 @@ def scan_wal_files(wal: Path, index: Path) -> WalScan:
 
 
 def describe_damage(name: str, found: WalScan) -> str:
-    """Return a message about the frames and commits of a damaged WAL that would be lost."""
+    """Describe which frames and commits would be lost with a damaged WAL."""
     if not found.commits_after:
         return (
-            f"{name} is intact up to frame {found.frames} only, and was up to frame "
-            f"{found.known_frames}: the commits in between would be lost"
+            f"{name} is intact up to frame {found.frames}, but had {found.known_frames} committed "
+            "frames: the commits in between would be lost"
         )
     where = "its header" if found.first_bad == 0 else f"frame {found.first_bad}"
     return (
@@ -268,19 +268,19 @@ def refuse_damaged_database(
     """Copy the damaged files, then refuse to start unless ``accept_loss``.
 
     Raises:
-        DataDamagedError: ``loss``, where the copies are, and what to do; or the copy failed.
+        DataDamagedError: names ``loss``, the copies and the remedies; or the copy failed.
     """
     copies = copy_damaged_files(folder, loss, f"crc32:{checksum:08x}")
     if not accept_loss:
         raise DataDamagedError(
-            f"{loss}; it was copied to {copies}. Inspect it with `phpmq-lite database verify`, "
-            "replace it with `phpmq-lite backup restore`, or start once with the remaining data: "
-            "storage.accept_loss (--accept-loss)"
+            f"{loss}; the files were copied to {copies}. Inspect the database with `phpmq-lite "
+            "database verify`, replace it with `phpmq-lite backup restore`, or start once with the "
+            "remaining data: storage.accept_loss (--accept-loss)"
         )
 
 
 def copy_damaged_files(folder: DataFolder, loss: str, digest: str) -> Path:
-    """Copy database, WAL and shm to a new ``damaged-<time>/`` and return that folder.
+    """Copy database, WAL and shm to a new folder ``damaged-<time>/``, and return that folder.
 
     A supervisor may restart a refused broker many times, so files with the same checksum are copied
     only once.

@@ -3,7 +3,7 @@
 See https://www.sqlite.org/fileformat2.html#walformat.  The checksum is a sum of 32-bit words
 weighted with Fibonacci numbers, so it is linear: what a frame adds is independent of earlier
 frames, and ``follows`` combines both.  Therefore, frames can be summed in parallel, in the lanes of
-one large int: 13 µs per frame of 4 KiB, where a loop over its words takes 83.
+one large int.  This takes 13 µs per frame of 4 KiB; a loop over its words takes 83 µs.
 """
 
 import struct
@@ -24,13 +24,13 @@ _MAGIC: Final[dict[int, Order]] = {0x377F0682: "little", 0x377F0683: "big"}
 _VERSION: Final = 3_007_000
 _CHUNK_BYTES: Final = 1 << 20
 _WORD: Final = 0xFFFFFFFF
-_STEPS_PER_MASK: Final = 16  # lanes of 64 bits hold 32-bit sums, which grow 2.6 times per step
+_STEPS_PER_MASK: Final = 16  # 64-bit lanes hold 32-bit sums, which grow 2.6-fold per step
 
 Checksum = tuple[int, int]
 
 
 class WalHeader(NamedTuple):
-    """The first 32 bytes; without ``is_valid``, SQLite reads no frame."""
+    """The first 32 bytes; if ``is_valid`` is False, SQLite reads no frame."""
 
     page_size: int
     order: Order  # byte order of the checksum's words
@@ -67,7 +67,7 @@ def checksum_of_words(raw: bytes, order: Order) -> Checksum:
 
 
 class WalFrame:
-    """A frame: a page as one transaction wrote it."""
+    """A frame: one page as a transaction wrote it."""
 
     __slots__ = ("_chunk", "_index", "commit", "offset", "page", "salts", "stored")
 
@@ -96,14 +96,14 @@ class WalFrame:
         return self.checksum_after(seed) == self.stored
 
     def commit_before_damage(self, seed: Checksum) -> int | None:
-        """Return the word ``commit`` before it was damaged, if only it broke the checksum.
+        """Return the original word ``commit`` if damage to this word alone broke the checksum.
 
-        It is one word of the checksum, in either byte order; only 0 and not 0 are different.
+        The result may be in either byte order, so it only tells whether the word was 0.
         """
         chunk = self._chunk
         expected = self.checksum_after(seed)
         gap = [(a - b) & _WORD for a, b in zip(self.stored, expected, strict=True)]
-        # The word ends the first pair, so the later pairs multiplied its change.
+        # The word ends the first pair, so the later pairs have multiplied its change.
         weights = _fibonacci(chunk.pairs - 1)[1:]
         odd = 0 if weights[0] & 1 else 1  # neighbours in the Fibonacci sequence are never both even
         change = gap[odd] * pow(weights[odd], -1, _WORD + 1) & _WORD
@@ -116,7 +116,7 @@ class WalFrame:
     def is_split(self) -> bool:
         """Return whether a sector ends between ``commit`` and ``salts``.
 
-        Then a power cut may leave new salts with an old ``commit``.
+        If so, a power cut may leave new salts with an old ``commit``.
         """
         return (self.offset + 8) % SECTOR_BYTES == 0
 
@@ -143,12 +143,12 @@ class _Chunk:
         self.raw = raw
         self.frame_bytes = frame_bytes
         self.order = order
-        self.pairs = 1 + (frame_bytes - FRAME_HEADER_BYTES) // 8  # page and commit, the content
+        self.pairs = 1 + (frame_bytes - FRAME_HEADER_BYTES) // 8  # page and commit, then content
         self._sums: list[Checksum] = []
 
     @property
     def sums(self) -> list[Checksum]:
-        """What each frame adds to the checksum."""
+        """The contribution of each frame to the checksum."""
         if not self._sums:
             self._sums = frame_sums(self.raw, self.frame_bytes, self.order)
         return self._sums
@@ -182,7 +182,7 @@ def _lanes(lanes: int, count: int) -> Iterator[int]:
 
 @cache
 def _fibonacci(pairs: int) -> tuple[int, int, int]:
-    """Return F(2n-1), F(2n), F(2n+1) modulo 2**32: the weights of a checksum ``n`` pairs ago."""
+    """Return F(2n-1), F(2n), F(2n+1) modulo 2**32: the weights of a checksum ``n`` pairs back."""
     low, mid = 1, 0  # F(-1), F(0)
     for _ in range(2 * pairs):
         low, mid = mid, (low + mid) & _WORD
@@ -197,7 +197,7 @@ _SUMMED_BYTES: Final = 40  # followed by their checksum, in this machine's byte 
 
 
 def committed_frames(index: Path, salts: bytes) -> int:
-    """Return the last committed frame of the WAL with these salts, from its index; 0: unknown."""
+    """Return the last committed frame of the WAL with these salts, read from its index, or 0."""
     try:
         with index.open("rb") as file:
             head, copy = file.read(_HEAD_BYTES), file.read(_HEAD_BYTES)

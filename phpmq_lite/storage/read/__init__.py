@@ -1,1 +1,1 @@
-"""Read-only queries: pages, search, figures."""
+"""Read-only queries for pages, searches and statistics."""

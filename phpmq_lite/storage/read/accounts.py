@@ -17,7 +17,7 @@ class User:
 
     user_id: int
     name: str
-    password: str  # argon2id, in its own encoding; never shown
+    password: str  # argon2id hash in its own encoding; never shown
     role: str
     queues: tuple[str, ...]  # globs; empty: all
     created_at: int
@@ -44,7 +44,7 @@ class LoginSession:
     """One login of a user; ``seen_at`` is stored at most every five minutes."""
 
     session_id: int
-    sha256: bytes  # of the cookie
+    sha256: bytes  # hash of the cookie
     user_id: int
     csrf: str
     created_at: int
@@ -61,7 +61,7 @@ class StoredAccounts:
     users: list[User]
     tokens: list[ApiToken]
     sessions: list[LoginSession]
-    addresses: list[str] = field(default_factory=list)  # of recent logins
+    addresses: list[str] = field(default_factory=list)  # addresses of recent logins
 
 
 async def read_all(readers: Readers, since_ms: int) -> StoredAccounts:
@@ -80,7 +80,7 @@ def accounts_of(
     sessions: Iterable[Row],
     addresses: Iterable[Row] = (),
 ) -> StoredAccounts:
-    """Return the accounts that rows of the statements in ``accounts.sql`` describe."""
+    """Return accounts made from rows of the statements in ``accounts.sql``."""
     return StoredAccounts(
         users=[_with_globs(User, row) for row in users],
         tokens=[_with_globs(ApiToken, row) for row in tokens],
@@ -95,12 +95,12 @@ def globs_text(globs: Iterable[str]) -> str:
 
 
 def _with_globs(kind: Callable[..., T], row: Row) -> T:
-    """Return a user or token made from its row; the fifth column has the globs."""
+    """Return a user or token made from its row, whose fifth column holds the globs."""
     return kind(*row[:4], tuple(json.loads(row[4])), *row[5:])
 
 
 KINDS: Final = ("view", "template", "label")
-SAVED_MAX: Final = 500  # per kind, and listed on a page
+SAVED_MAX: Final = 500  # items per kind, all listed on one page
 NAME_MAX: Final = 80  # characters
 
 
@@ -115,7 +115,7 @@ class SavedItem:
 
 
 class SavedItems(RowReader):
-    """Reads the table ``saved``; the type of write ``SaveItem`` stores a row."""
+    """Reads the table ``saved``; the write ``SaveItem`` stores a row."""
 
     file = "accounts"
 
@@ -129,7 +129,7 @@ class SavedItems(RowReader):
 
 
 def saved_item_write(kind: str, name: str, content: Any, at_ms: int, saved_by: str) -> SaveItem:
-    """Return the write that saves an item, replacing one of the same name."""
+    """Return the write that saves an item, replacing any item with the same name."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return SaveItem(kind, name, text, at_ms, saved_by)
 

@@ -1,4 +1,4 @@
-"""Recent activity: arrivals, settlements and events for live views, and what may need attention."""
+"""Recent activity for live views: arrivals, settlements, events, and possible problems."""
 
 import json
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from typing import Final, NamedTuple
 from phpmq_lite.storage.read.read_connections import RowReader
 
 SLICE: Final = 500  # rows per read
-COUNT_LIMIT: Final = 2_000  # newest deaths and expiries: a count that reaches it means "at least"
+COUNT_LIMIT: Final = 2_000  # newest deaths or expiries; a count that reaches this means "at least"
 HELD_ROWS: Final = 50_000
 _EVENTS_SCANNED: Final = 2_000  # newest events of all queues, searched for those of one queue
 
 
 @dataclass(slots=True, frozen=True)
 class MessagePreview:
-    """Where a message is, and how its body begins."""
+    """The queue of a message and the beginning of its body."""
 
     seq: int
     token: int
@@ -26,7 +26,7 @@ class MessagePreview:
 
 @dataclass(slots=True, frozen=True)
 class MessageEvent:
-    """An exceptional step of a message."""
+    """An exceptional event in the life of a message."""
 
     event_id: int
     seq: int
@@ -43,11 +43,11 @@ class ConsumerLoad(NamedTuple):
     client: int | None
     messages: int
     size: int  # bytes
-    since_ms: int  # Unix ms: when the oldest of them was dispatched
+    since_ms: int  # Unix ms: when the oldest of these messages was dispatched
 
 
 class RecentActivity(RowReader):
-    """Reads the newest rows.  No method costs more when there are more messages."""
+    """Reads the newest rows.  The cost of a method does not depend on the number of messages."""
 
     file = "activity"
 
@@ -63,7 +63,7 @@ class RecentActivity(RowReader):
         )
 
     async def ends(self) -> tuple[int, int]:
-        """Return the last seq and the last offset assigned, of one moment."""
+        """Return the last seq and the last offset assigned, both at one moment."""
         next_number, offset = (await self._read("ends"))[0]
         return next_number - 1, offset or 0
 
@@ -72,7 +72,7 @@ class RecentActivity(RowReader):
         return [row[0] for row in await self._read("published_after", after=seq, limit=SLICE)]
 
     async def settled_after(self, offset: int) -> list[tuple[int, int]]:
-        """Return offset and seq of the next messages settled, at most ``SLICE``."""
+        """Return the offset and seq of the next messages settled, at most ``SLICE``."""
         rows = await self._read("settled_after", after=offset, limit=SLICE)
         return [(settled, seq) for settled, seq in rows]
 
@@ -90,5 +90,5 @@ class RecentActivity(RowReader):
         return dict(await self._read("unread_expiries", since=since_ms, limit=COUNT_LIMIT))
 
     async def held(self) -> list[ConsumerLoad]:
-        """Return what each consumer holds."""
+        """Return the number and size of messages that each consumer holds, by queue."""
         return await self._all(ConsumerLoad, "held", limit=HELD_ROWS)

@@ -1,6 +1,6 @@
 """The audit log, read for pages: newest first, filtered, with a cursor.
 
-Its rows are written in the transaction of the change (``broker/operator/queue_operations.py``).
+A row is written in the transaction of its change (``broker/operator/queue_operations.py``).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from phpmq_lite.storage.read.read_connections import Readers, RowReader
 
-PAGE_ROWS: Final = 200  # at most
+PAGE_ROWS: Final = 200  # most rows per page
 _SLICE: Final = 100_000  # audit_ids per read; filters have no index
 _LIMIT_S: Final = 1.0  # for all slices of one page
 
@@ -24,12 +24,12 @@ class AuditRow:
     actor: str
     source: str  # ui, http or cli
     address: str
-    action: str  # audit name of the route: "queue.purge"
+    action: str  # audit name of the route, such as "queue.purge"
     target: str
     count: int
     reason: str
     result: str  # done, running, interrupted, cancelled, or the code of a refusal
-    detail: str  # JSON or empty: before and after of settings
+    detail: str  # JSON or empty: settings before and after the change
     request_id: str
 
 
@@ -38,8 +38,8 @@ class AuditFilter:
     """A filter; None matches anything."""
 
     actor: str | None = None
-    action: str | None = None  # complete, or the part before the dot: "queue"
-    result: str | None = None  # complete, or "refused" for every refusal
+    action: str | None = None  # full name, or the part before the dot, such as "queue"
+    result: str | None = None  # full result, or "refused" for any refusal
     target: str | None = None
     since: int | None = None  # at_ms, inclusive
     upto: int | None = None  # at_ms, exclusive
@@ -51,10 +51,10 @@ class AuditFilter:
 
 @dataclass(slots=True, frozen=True)
 class AuditPage:
-    """A page, newest first; ``searched_to`` is set if the time was up before it was full."""
+    """A page, newest first; ``searched_to`` is set if time ran out before the page was full."""
 
     rows: list[AuditRow]
-    has_more: bool  # after its last row, or before its first one if read upwards
+    has_more: bool  # more rows after the last one, or before the first if read upwards
     searched_to: int | None = None  # audit_id to continue from
 
 
@@ -103,7 +103,7 @@ class AuditLog(RowReader):
         return AuditPage(page, has_more, place if not has_more and place > first else None)
 
     async def last_of(self, target: str) -> AuditRow | None:
-        """Return the newest row with this target: a queue, a message id, a user."""
+        """Return the newest row with this target, such as a queue, a message id or a user."""
         return await self._one(AuditRow, "newest_of_target", target=target)
 
 
@@ -125,7 +125,7 @@ class Trash:
     """The size of the trash: deleted messages in the history."""
 
     rows: int
-    bytes: int  # of bodies
+    bytes: int  # total size of bodies
 
 
 class BulkJobLog(RowReader):
@@ -142,6 +142,6 @@ class BulkJobLog(RowReader):
         return Trash(*(await self._readers.read("database_size", "totals"))[0][2:])
 
     async def next_number(self) -> int:
-        """Return the next message number: later messages have this one or a higher one."""
+        """Return the next message number; later messages have this number or a higher one."""
         rows = await self._readers.read("messages", "next_number")
         return int(rows[0][0])

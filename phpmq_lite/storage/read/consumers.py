@@ -6,19 +6,19 @@ from typing import Final
 from phpmq_lite.storage.arrow import HistoryOffsets
 from phpmq_lite.storage.read.read_connections import RowReader
 
-CLIENT_ROWS: Final = 200  # at most
+CLIENT_ROWS: Final = 200  # most rows per page
 _LATEST: Final = (1 << 62, 1 << 62)
 
 
 @dataclass(slots=True, frozen=True)
 class ClientRow:
-    """A connection as stored, in the order of the columns in consumers.sql."""
+    """A stored connection, with fields in the order of the columns in consumers.sql."""
 
     client: int
     kind: str
     address: str
     opened_at: int  # Unix ms
-    closed_at: int | None  # Unix ms; None: open, or the broker ended first
+    closed_at: int | None  # Unix ms; None: still open, or the broker ended first
     framing: str | None
     revision: str | None
     reason: str | None
@@ -32,7 +32,7 @@ class StoredClients(RowReader):
     async def closed(
         self, since_ms: int, *, before: tuple[int, int] | None = None, limit: int = 50
     ) -> list[ClientRow]:
-        """Return connections closed since a time, newest first, from ``(closed_at, client)`` on."""
+        """Return connections closed since a time, newest first, below ``(closed_at, client)``."""
         before_at, before_client = before or _LATEST
         return await self._all(
             ClientRow, "closed_clients", since=since_ms, before_at=before_at,
@@ -50,11 +50,11 @@ class SubscriptionRow:
 
     name: str
     queue_id: int
-    queue: str | None  # its name; None: the queue was removed and its name forgotten
+    queue: str | None  # the queue's name; None: the queue was removed and its name is lost
     acked_upto: int  # the last claim that was acknowledged or released
     hi: int  # the last claim made; 0: none
     created_at: int
-    count: int  # messages claimed now
+    count: int  # currently claimed messages
     bytes: int
     oldest_at_ms: int | None  # claim time of the oldest message
 
@@ -64,8 +64,8 @@ class HistoryReaderRow:
     """A reader of the history and how far it has read."""
 
     name: str
-    offset: int  # the last offset that it has processed
-    at_ms: int  # Unix ms: when it reported the offset
+    offset: int  # the last offset that the reader has processed
+    at_ms: int  # Unix ms: when the reader reported the offset
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,9 +74,9 @@ class AppIdRow:
 
     app_id: str
     owner: str | None  # None: the next publisher becomes the owner
-    version: int  # the highest published
-    at_ms: int  # Unix ms: when it was published
-    rows: int  # of that version
+    version: int  # the highest version published
+    at_ms: int  # Unix ms: when that version was published
+    rows: int  # number of rows in that version
 
 
 class StoredPipeline(RowReader):
@@ -93,7 +93,7 @@ class StoredPipeline(RowReader):
         return await self._one(SubscriptionRow, "subscriptions", name=name)
 
     async def app_ids(self, after: str, limit: int) -> list[AppIdRow]:
-        """Return app_ids in alphabetical order, after ``after``."""
+        """Return the app_ids that follow ``after``, in alphabetical order."""
         return await self._all(AppIdRow, "app_ids", after=after, limit=limit)
 
     async def readers(self) -> list[HistoryReaderRow]:
@@ -101,11 +101,11 @@ class StoredPipeline(RowReader):
         return await self._all(HistoryReaderRow, "history_readers")
 
     async def history_bounds(self) -> HistoryOffsets:
-        """Return which offsets the history has."""
+        """Return the range of offsets in the history."""
         return HistoryOffsets(*(await self._readers.read("arrow", "bounds"))[0])
 
     async def offset_at(self, bounds: HistoryOffsets, at_ms: int) -> int:
-        """Return the last offset settled before a time, Unix ms; ``bounds.lo``: all are later."""
+        """Return the last offset settled before ``at_ms`` (Unix ms), or else ``bounds.lo``."""
         rows = await self._readers.read(
             "arrow", "offset_at", lo=bounds.lo, hi=bounds.hi, at_ms=at_ms
         )

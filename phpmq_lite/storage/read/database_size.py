@@ -7,7 +7,7 @@ from phpmq_lite.storage.read.read_connections import Readers
 
 @dataclass(slots=True, frozen=True)
 class DatabaseSize:
-    """What is stored; times are Unix ms, None if there is nothing."""
+    """How much is stored; times are Unix ms, or None if there is no row."""
 
     pages: int
     pages_free: int
@@ -18,20 +18,20 @@ class DatabaseSize:
     deleted_rows: int
     deleted_bytes: int
     history_oldest_at: int | None
-    history_offset: int  # of the newest row ever stored
-    removed: int  # rows removed by retention, since the database was created
+    history_offset: int  # offset of the newest row ever stored
+    removed: int  # rows removed by retention since the database was created
     audit_rows: int
     audit_oldest_at: int | None
     last_seen_ms: int | None  # steady
 
     @property
     def deleted_share(self) -> float:
-        """Share of deleted messages in the rows of the history."""
+        """Fraction of history rows that belong to deleted messages."""
         return self.deleted_rows / self.history_rows if self.history_rows else 0.0
 
 
 async def measure_database(readers: Readers) -> DatabaseSize:
-    """Return the figures, from counters, ends of tables, and a short tail that is not counted yet.
+    """Return the sizes from counters, the ends of tables, and a short tail not counted yet.
 
     Raises:
         StorageError: the database cannot be read.

@@ -1,6 +1,6 @@
-"""Dead letters by cause: the newest records of all dead-letter queues, in groups.
+"""Dead letters grouped by cause: the newest records of all dead-letter queues.
 
-Queues with millions of records are read from the newest on, for a limited time.
+Queues with millions of records are read from the newest record on, for a limited time.
 """
 
 import json
@@ -16,17 +16,17 @@ from phpmq_lite.storage.read.read_connections import RowReader
 
 RECORDS_SCANNED: Final = 50_000  # records of all queues together
 LIMIT_S: Final = 0.04
-DEEP_LIMIT_S: Final = 1.5  # on request
-SPANS: Final = 28  # bars of the chart
+DEEP_LIMIT_S: Final = 1.5  # for a longer search on request
+SPANS: Final = 28  # bars in the chart
 SPAN_MS: Final = 6 * 3_600_000  # per bar: seven days in total
 CAUSE_CHARACTERS: Final = 200
-CAUSE_WILDCARDS: Final = 7  # and one for the end: the limit of a search pattern
+CAUSE_WILDCARDS: Final = 7  # plus one for the end: the limit for a search pattern
 _SLICE: Final = 100  # records of one queue per read
 _FIRST_SLICE: Final = 20
-_FIRST_ROUND_FACTOR: Final = 1.5  # times the limit, until each queue was read once
-_MAX_GROUPS: Final = 2_000  # groups; further causes are merged
+_FIRST_ROUND_FACTOR: Final = 1.5  # multiple of the limit, until each queue has been read once
+_MAX_GROUPS: Final = 2_000  # further causes are merged
 
-# Differences between two failures of one cause: words with a digit, and what joins them.
+# Differences between failures with one cause: words with a digit, joined by punctuation.
 _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
 
 
@@ -35,14 +35,14 @@ _INCOMPLETE_ESCAPE: Final = re.compile(  # an incomplete escape at the end of th
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$"
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-_STATED: Final = {  # member of a block -> its text, if it is plain and complete
+_STATED: Final = {  # block member -> its text, if plain and complete
     name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,259})"' % name.encode())
     for name in ("reason", "detail", "original_queue")
 }
 
 
 class FailureCause(NamedTuple):
-    """A worker's error text, with ``*`` where failures differ; ``is_whole``: it is complete."""
+    """A worker's error text, with ``*`` where failures differ, and whether it is complete."""
 
     text: str
     is_whole: bool
@@ -50,10 +50,10 @@ class FailureCause(NamedTuple):
 
 @dataclass(slots=True)
 class DeadLetterGroup:
-    """Records with the same queue, origin, URN, reason and cause; None if a record has none.
+    """Records with the same queue, origin, URN, reason and cause; None if they have no such value.
 
-    ``said`` has the members of the record from which origin and reason were taken, if a program
-    published it and the broker does not know the original message.
+    ``stated`` has the members from which origin and reason were taken, if a program published the
+    record and the broker does not know the original message.
     """
 
     queue_id: int
@@ -64,15 +64,15 @@ class DeadLetterGroup:
     cause: str | None  # a worker's error text, with * for numbers and ids
     origin: str | None = None
     stated: tuple[tuple[str, str], ...] = ()
-    is_whole: bool = True  # the cause; False: it may continue in any way
+    is_whole: bool = True  # the cause is complete; False: it may continue in any way
     records: int = 0
-    size: int = 0  # bytes of their bodies
+    size: int = 0  # total size of the bodies in bytes
     first_at: int = 0
     last_at: int = 0
     last_seq: int = 0
-    sample_id: str = ""  # of the newest record
-    died_again: int = 0  # died again after a redrive
-    arrivals: Counter[int] = field(default_factory=Counter)  # by span, 0 the oldest
+    sample_id: str = ""  # id of the newest record
+    died_again: int = 0  # records that died again after a redrive
+    arrivals: Counter[int] = field(default_factory=Counter)  # by span; span 0 is the oldest
 
     @property
     def bars(self) -> list[int]:
@@ -82,7 +82,7 @@ class DeadLetterGroup:
 
 @dataclass(slots=True, frozen=True)
 class DeadLetterPage:
-    """Groups, newest first; ``looked`` of ``total`` records were read."""
+    """Groups, newest first; ``scanned`` of ``total`` records were read."""
 
     groups: list[DeadLetterGroup]
     scanned: int
@@ -90,12 +90,12 @@ class DeadLetterPage:
 
 
 def strip_numbers(text: str) -> str:
-    """Replace by ``*`` what differs between failures of one cause: ids, addresses, numbers."""
+    """Replace ids, addresses and numbers, which differ between failures with one cause, with *."""
     return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text))
 
 
 def cause_of(block: bytes | None) -> FailureCause | None:
-    """Return the error text of a worker in a block, or None.
+    """Return the worker's error text in a block, or None.
 
     It is matched as bytes: parsing JSON took five times as long, and bodies may be malformed.
     """
@@ -114,7 +114,7 @@ def cause_of(block: bytes | None) -> FailureCause | None:
     text = text[:CAUSE_CHARACTERS] if is_whole else text[:CAUSE_CHARACTERS].rstrip("\ufffd")
     bare = strip_numbers(_CONTROL.sub("*", text))
     if not any(map(str.isalpha, bare)) and not _CONTROL.search(text):
-        bare = text  # only a number: as * it would match any text
+        bare = text  # only a number: * would match any text
     pieces = bare.split("*")
     if len(pieces) > CAUSE_WILDCARDS + 1:
         return FailureCause("*".join(pieces[: CAUSE_WILDCARDS + 1]), False)
@@ -122,7 +122,7 @@ def cause_of(block: bytes | None) -> FailureCause | None:
 
 
 def stated_source(block: bytes | None) -> tuple[tuple[str, str], ...]:
-    """Return detail (or reason) and queue of a block, matched as bytes."""
+    """Return the detail (or reason) and queue stated in a block, matched as bytes."""
     found: dict[str, str] = {}
     for name, pattern in _STATED.items():
         value = pattern.search(block) if block else None
@@ -156,7 +156,7 @@ class DeadLetterGroups(RowReader):
         total = sum(count for _, _, count in queues_with_records)
         found: dict[tuple[object, ...], DeadLetterGroup] = {}
         walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in queues_with_records}
-        slice_ = _FIRST_SLICE  # first a few of each queue, then more
+        slice_ = _FIRST_SLICE  # first a few records of each queue, then more
         began_s = monotonic()
         ends_s, seen = began_s + limit_s * _FIRST_ROUND_FACTOR, 0
         while walks and seen < looked:  # each queue in turn, so that none is left out
@@ -188,7 +188,7 @@ class DeadLetterGroups(RowReader):
         now_ms: int,
         limit: int,
     ) -> tuple[int, int]:
-        """Add the records of one slice; return how many, and the lowest position."""
+        """Add the records of one slice; return their number and the lowest position."""
         rows = await self._read(
             "newest_dead_letters", queue_id=queue_id, before=before, limit=limit
         )

@@ -1,4 +1,4 @@
-"""Messages, bodies, events and history, read for pages.
+"""Messages, bodies, events and history for pages.
 
 Each page has a limited number of rows; ``read_connections.py`` limits the time.
 """
@@ -15,14 +15,14 @@ from typing import Final
 from phpmq_lite.model import State, checksum
 from phpmq_lite.storage.read.read_connections import RowReader
 
-PAGE_ROWS: Final = 200  # at most
-BODY_WHOLE_BYTES: Final = 256 * 1024  # shown completely up to this size
-BODY_HEAD_BYTES: Final = 64 * 1024  # shown of a larger body
-BODY_PART_BYTES: Final = 1 << 20  # per read
-SHA256_BYTES: Final = 8 << 20  # the download of a larger body includes it
+PAGE_ROWS: Final = 200  # most rows per page
+BODY_WHOLE_BYTES: Final = 256 * 1024  # bodies up to this size are shown completely
+BODY_HEAD_BYTES: Final = 64 * 1024  # length of the part shown of a larger body
+BODY_PART_BYTES: Final = 1 << 20  # bytes per read
+SHA256_BYTES: Final = 8 << 20  # for a larger body, only the download includes the hash
 EVENT_ROWS: Final = 500
 LINK_ROWS: Final = 100
-TRASH_SCANNED: Final = 1_000  # deleted messages read per page
+TRASH_SCANNED: Final = 1_000  # deleted messages scanned per page
 EXPIRING_ROWS: Final = 10_000
 _HISTORY_SLICE: Final = 20_000  # offsets per read if a filter has no index
 _HISTORY_LIMIT_S: Final = 1.0  # for all slices of one page
@@ -31,10 +31,10 @@ _ID_DIGITS: Final = frozenset("0123456789abcdef")
 
 @dataclass(slots=True, frozen=True)
 class MessageRow:
-    """A live or settled message, in the order of the columns in messages.sql.
+    """A live or settled message, with fields in the order of the columns in messages.sql.
 
-    Times ending in ``_at`` are Unix milliseconds.  ``offset``, ``reason`` and ``settled_at`` are
-    None while it is live; names and addresses are None if their row was removed.
+    Fields ending in ``_at`` are Unix milliseconds.  ``offset``, ``reason`` and ``settled_at`` are
+    None while the message is live; names and addresses are None if their row was removed.
     """
 
     offset: int | None
@@ -64,12 +64,12 @@ class MessageRow:
     urn: str | None
     trace_id: str | None
     meta_id: str | None
-    attempts: int | None  # of the envelope
+    attempts: int | None  # as stated in the envelope
     source_seq: int | None
     source_token: int | None
     source_queue: str | None
     source_reason: str | None
-    preview: bytes | None  # at most 480 bytes; None: the body is missing or empty
+    preview: bytes | None  # most rows per page 480 bytes; None: the body is missing or empty
 
     @property
     def message_id(self) -> str:
@@ -95,7 +95,7 @@ class Body:
 
     size: int
     content: bytes
-    is_damaged: bool | None  # the stored CRC differs; None: not all of it was read
+    is_damaged: bool | None  # the stored CRC differs; None: the body was only read in part
 
     @property
     def is_whole(self) -> bool:
@@ -105,7 +105,7 @@ class Body:
 
 @dataclass(slots=True, frozen=True)
 class EventRow:
-    """An exceptional step of a message."""
+    """An exceptional event in the life of a message."""
 
     at_ms: int
     kind: str
@@ -119,7 +119,7 @@ class LinkRow:
     seq: int
     at_ms: int
     kind: str
-    other: str  # its id
+    other: str  # id of the other message
 
     @property
     def other_seq(self) -> int:
@@ -154,7 +154,7 @@ class HistoryPage:
 
 
 def wire_id(seq: int, token: int) -> str:
-    """Return the message id as on the wire: 16 hex digits each."""
+    """Return the message id as on the wire: both numbers as 16 hex digits."""
     return f"{seq:016x}{token:016x}"
 
 
@@ -181,7 +181,7 @@ class MessageReader(RowReader):
     async def expiring(self, before_ms: int) -> dict[int, tuple[int, int]]:
         """Count ready messages with an earlier deadline: queue_id -> (count, soonest deadline).
 
-        Only the soonest ``EXPIRING_ROWS`` are counted: counts that add up to it are lower bounds.
+        Only the soonest ``EXPIRING_ROWS`` are counted; if they add up to it, there may be more.
         """
         rows = await self._read("expiring", before_ms=before_ms, limit=EXPIRING_ROWS)
         return {queue_id: (count, soonest_ms) for queue_id, count, soonest_ms in rows}
@@ -236,7 +236,7 @@ class MessageReader(RowReader):
         return [found[seq] for seq in seqs if seq in found]
 
     async def body(self, message: MessageRow) -> Body | None:
-        """Return the body, of one above 256 KiB the first 64 KiB; None if it does not exist."""
+        """Return the body, or the first 64 KiB if it exceeds 256 KiB; None if there is no body."""
         size = message.size if message.size <= BODY_WHOLE_BYTES else BODY_HEAD_BYTES
         part = await self.body_part(message, 0, size)
         if part is None:
@@ -245,7 +245,7 @@ class MessageReader(RowReader):
         return Body(part.size, part.content, is_damaged)
 
     async def body_part(self, message: MessageRow, start: int, size: int) -> Body | None:
-        """Return part of a body without reading the rest; None if it does not exist."""
+        """Return part of a body, reading only that part; None if the body does not exist."""
         rows = await self._read("body_part", seq=message.seq, start=start, size=size)
         return Body(rows[0][0], rows[0][1] or b"", None) if rows else None
 
@@ -255,7 +255,7 @@ class MessageReader(RowReader):
         return {seq: content or b"" for seq, content in rows}
 
     async def sha256(self, message: MessageRow) -> str | None:
-        """Return the SHA-256 of a body, read in parts; None if it is above 8 MiB or missing."""
+        """Return the SHA-256 of a body, read in parts; None if it exceeds 8 MiB or is missing."""
         if message.size > SHA256_BYTES:
             return None
         made = hashlib.sha256()
@@ -267,7 +267,7 @@ class MessageReader(RowReader):
         return made.hexdigest()
 
     async def whole_body(self, message: MessageRow) -> Body | None:
-        """Return the body, however large."""
+        """Return the complete body, whatever its size."""
         rows = await self._read("body", seq=message.seq)
         if not rows:
             return None
@@ -280,7 +280,7 @@ class MessageReader(RowReader):
         return await self._all(EventRow, "events", seq=seq, limit=EVENT_ROWS)
 
     async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
-        """Return the links of messages to others: redrive, restore, edit, dead letter."""
+        """Return links from messages to other messages: redrive, restore, edit, dead letter."""
         return await self._all(LinkRow, "links", seqs=json.dumps(list(seqs)), limit=LINK_ROWS)
 
     # -- history
@@ -298,9 +298,9 @@ class MessageReader(RowReader):
     ) -> HistoryPage:
         """Return settled messages older than ``before``, newer than ``after``, or the newest.
 
-        ``since`` and ``until`` (exclusive) bound when they were settled, Unix ms.  Acked messages
-        of all queues have no index; they are read in slices of offsets until the page is full, the
-        end is reached or a second is over.  Then ``searched_to`` says where to continue.
+        ``since`` and ``until`` (exclusive) bound the time of settlement in Unix ms.  There is no
+        index on acked messages of all queues; they are read in slices of offsets until the page is
+        full, the end is reached or a second has passed, and ``searched_to`` says where to continue.
         """
         lowest, highest = (await self._read("history_ends"))[0]
         if lowest is None or highest is None:
@@ -329,7 +329,7 @@ class MessageReader(RowReader):
         return HistoryPage(page, len(rows) > limit, searched_to, lowest, highest)
 
     async def _offset_at(self, at_ms: int, lowest: int, highest: int) -> int:
-        """Return the first offset settled at that time or later, by bisection: times only grow."""
+        """Return the first offset settled at that time or later by bisection; times only grow."""
         low, high = lowest, highest + 1
         while low < high:
             middle = (low + high) // 2
@@ -349,7 +349,7 @@ class MessageReader(RowReader):
     ) -> TrashPage:
         """Return deleted messages that can be restored, newest first; the scan is limited.
 
-        ``queues`` are those that the caller may see; None: all.
+        ``queues`` are the ids of the queues that the caller may see; None: all.
         """
         start = 1 << 62 if before is None else before
         looked = await self._read(
@@ -367,7 +367,7 @@ class MessageReader(RowReader):
 
 
 def _history_statement(queue_id: int | None, outcome: State | None) -> tuple[str, dict[str, int]]:
-    """Return the statement with the matching index, and its parameters."""
+    """Return the statement that has a matching index, and its parameters."""
     if queue_id is not None and outcome is not None:
         return "queue_outcome", {"queue_id": queue_id, "outcome": outcome}
     if queue_id is not None:

@@ -1,6 +1,6 @@
 """Read-only connections: each read is one complete call to a thread, with a time limit.
 
-So no transaction stays open over an ``await``, and no checkpoint waits for a reader.
+No transaction therefore stays open across an ``await``, and no checkpoint waits for a reader.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ read_owner: Final[ContextVar[str]] = ContextVar("read_owner", default="")
 
 
 class FairReadSlots:
-    """``count`` slots.  A free slot goes to the owner with the fewest, then in turn.
+    """Read slots.  A free slot goes to the owner that holds the fewest; equal owners take turns.
 
-    Alone, an owner may use all of them.  Each owner's requests are served in order of arrival.
+    A single owner may use all slots.  Each owner's requests are served in order of arrival.
     """
 
     def __init__(self, count: int) -> None:
@@ -54,7 +54,7 @@ class FairReadSlots:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # the slot was handed over just now
+            if not waiter.cancelled():  # the slot has just been handed over
                 self.release(owner)
             elif waiter in (line := self._waiting.get(owner, deque())):
                 line.remove(waiter)
@@ -80,8 +80,8 @@ class FairReadSlots:
                 waiter.set_result(None)
 
 
-READ_LIMIT_S: Final = 2.0  # per read
-_STEPS_BETWEEN_CHECKS: Final = 10_000  # of SQLite's virtual machine, below a millisecond
+READ_LIMIT_S: Final = 2.0  # time limit per read
+_STEPS_BETWEEN_CHECKS: Final = 10_000  # steps of SQLite's virtual machine: less than a millisecond
 _CLOSING: Final = "close"  # owner of the slots that ``close`` takes
 
 Row = tuple[Any, ...]
@@ -94,7 +94,7 @@ class _Reader(sqlite3.Connection):
     read by our own functions, which are linear in their input and stop at the limit as well.
 
     - ``body_part(seq, start, size)``: part of a body.
-    - ``in_time()``: 1, or an error after the limit.  Called before SQLite processes a large body.
+    - ``in_time()``: 1; an error after the limit.  Called before SQLite processes a large body.
     - ``has_text(content, text)``: like ``instr(content, text) > 0``, for BLOBs.
     - ``matches_glob(content, glob)``: like ``CAST(content AS TEXT) GLOB glob``, without ranges.
     """
@@ -145,8 +145,8 @@ class _Reader(sqlite3.Connection):
 class Readers:
     """A few read-only connections to one database, opened on first use.
 
-    Callers (``read_owner``) get them in turn, so that many reads of one do not delay those of
-    another. Methods raise ReadTooLongError, and StorageError if the database cannot be read.
+    Callers (``read_owner``) take turns, so that many reads by one do not delay another's reads.
+    Methods raise ReadTooLongError, and StorageError if the database cannot be read.
     """
 
     def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
@@ -156,7 +156,7 @@ class Readers:
         self._free: list[aiosqlite.Connection | None] = [None] * count  # None: not opened yet
         self._count = count
         self._busy: set[_Reader] = set()
-        self._closes = 0  # calls of ``close``: earlier reads fail
+        self._closes = 0  # number of ``close`` calls; reads begun before a call fail
         # Two concurrent calls of ``close`` would wait for each other.
         self._closing = asyncio.Lock()
         self._pools: list[Readers] = []
@@ -164,7 +164,7 @@ class Readers:
     def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
         """Return further connections to the same database, for slow reads.
 
-        They are closed together with these.
+        They are closed together with this object.
         """
         made = Readers(self._path, count=count, limit_s=limit_s)
         self._pools.append(made)
@@ -178,8 +178,8 @@ class Readers:
     async def close(self) -> None:
         """Close the connections; a later read opens them again.
 
-        Running and waiting reads fail with StorageError, because they must not delay a stop.  Each
-        connection is waited for: one left open would answer to an event loop that may be closed.
+        Running and waiting reads fail with StorageError, because they must not delay a stop.  The
+        call waits for each connection: one left open would call an event loop that may be closed.
         """
         for other in self._pools:
             await other.close()
@@ -209,7 +209,7 @@ class Readers:
         """Execute a statement composed of parts; ``name`` is for error messages."""
         async with self._connection() as connection:
             reader = cast(_Reader, connection._conn)
-            # An interrupt is seen at the next row, the progress handler only after many of them.
+            # An interrupt takes effect at the next row, the progress handler only after many rows.
             timer = asyncio.get_running_loop().call_later(self._limit_s, reader.interrupt)
             closes = self._closes
             reader.begin()
@@ -241,7 +241,7 @@ class Readers:
                 opening = asyncio.create_task(self._connect())
                 try:
                     connection = await asyncio.shield(opening)
-                except asyncio.CancelledError:  # it will be open by then, and would leak
+                except asyncio.CancelledError:  # it will be open by then and would leak
                     connection = await opening
                     raise
             yield connection
@@ -261,7 +261,7 @@ class Readers:
 
 
 class RowReader:
-    """Reads with the statements of ``sql/<file>.sql``.
+    """A base for classes that read with the statements of ``sql/<file>.sql``.
 
     Methods raise ReadTooLongError, and StorageError if the database cannot be read.
     """
@@ -287,8 +287,8 @@ class RowReader:
 # -- text and patterns in large bodies
 
 # SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body: 8 MiB of one
-# letter and a pattern of 2,000 of it take half a minute, and nothing can interrupt a function.
-# These are linear in the body; ``check`` is called before each piece and raises when time is up.
+# letter and a pattern of 2,000 take half a minute, and nothing can interrupt a function.  These
+# functions are linear in the body; ``check`` is called before each piece and raises if time is up.
 
 PIECE: Final = 1 << 16  # bytes or characters: 20 µs if searched as bytes
 _GLOB_MARK: Final = re.compile(r"\[(.)\]|(\*)|(\?)|(.)", re.DOTALL)
@@ -305,8 +305,8 @@ def has_text(content: bytes, text: bytes, check: DeadlineCheck) -> bool:
 def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
     """Return whether ``glob``, as made by ``search_plan.as_glob``, matches all of ``content``.
 
-    Each part between two stars is searched once, after the previous part: if there is a match,
-    there is one with each part as early as possible.
+    Each part between two stars is searched for once, after the previous part: if there is a match,
+    there is also one with each part as early as possible.
     """
     first, *others = segments(glob)
     check()
@@ -327,7 +327,7 @@ def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
 
 @lru_cache(maxsize=64)
 def segments(glob: str) -> tuple[PatternSegment, ...]:
-    """Split a glob at its stars: one part more than it has stars."""
+    """Split a glob at its stars, into one part more than there are stars."""
     parts: list[list[str | None]] = [[]]
     for quoted, star, any_one, plain in _GLOB_MARK.findall(glob):
         if star:
@@ -364,7 +364,7 @@ def _find_with_gaps(
 ) -> int:
     """Return the first index of a part with ``?``, or -1 (the Shift-And algorithm).
 
-    Bit n of ``state``: the last characters match the first n + 1 of the part.
+    Bit n of ``state`` is set if the last characters match the first n + 1 of the part.
     """
     gaps = sum(1 << at for at, mark in enumerate(segment) if mark is None)
     masks: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Stored activity of the queues: the table ``rollup``, read for charts."""
+"""Stored queue activity: the table ``rollup``, read for charts."""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -9,7 +9,7 @@ MINUTE_S: Final = 60
 QUARTER_S: Final = 900
 KEPT_S: Final = {MINUTE_S: 25 * 3_600, QUARTER_S: 31 * 86_400}  # how long rows of a span are kept
 
-# Numbers that stand for several queues.
+# Queue ids that stand for several queues.
 ALL: Final = -1  # all queues; ``ready`` and the age exclude dead-letter queues
 DEAD_LETTERS: Final = -2  # the dead-letter queues
 OTHERS: Final = 0  # queues without rows of their own
@@ -21,13 +21,13 @@ GAUGES: Final = ("ready", "held", "live_bytes", "oldest_age_ms")
 
 
 class Point(NamedTuple):
-    """One queue in one span, in the order of the columns in rollups.sql.
+    """The activity of one queue in one span, in the order of the columns in rollups.sql.
 
-    Counts are of the span, gauges are at its end; the histograms are packed (``histogram.py``),
-    None if nothing was measured.
+    Counts cover the span, and gauges are values at its end; histograms are packed
+    (``histogram.py``), or None if nothing was measured.
     """
 
-    at_s: int  # Unix seconds, the beginning
+    at_s: int  # Unix seconds: the beginning of the span
     span_s: int
     published: int = 0
     dispatched: int = 0
@@ -40,9 +40,9 @@ class Point(NamedTuple):
     ready: int = 0
     held: int = 0
     live_bytes: int = 0
-    oldest_age_ms: int = 0  # of the oldest ready message
-    wait: bytes | None = None  # publish to first dispatch
-    hold: bytes | None = None  # dispatch to settlement
+    oldest_age_ms: int = 0  # age of the oldest ready message
+    wait: bytes | None = None  # time from publish to first dispatch
+    hold: bytes | None = None  # time from dispatch to settlement
 
     @classmethod
     def create(cls, numbers: Iterable[int], wait: bytes | None, hold: bytes | None) -> "Point":
@@ -68,7 +68,7 @@ class Point(NamedTuple):
 class UptimeSpan(NamedTuple):
     """A span in which the broker ran: queues without a point were idle and empty.
 
-    If ``has_rest``, they may be among the queues without rows of their own.
+    With ``has_rest``, they may instead be among the queues without rows of their own.
     """
 
     at_s: int
@@ -82,7 +82,7 @@ class StoredRollups(RowReader):
     file = "rollups"
 
     async def of_queue(self, span_s: int, queue_id: int, since_s: int, until_s: int) -> list[Point]:
-        """Return the points of a queue with ``since_s`` <= at_s < ``until_s``, in order."""
+        """Return a queue's points with ``since_s`` <= at_s < ``until_s``, in order."""
         given = {"span_s": span_s, "queue_id": queue_id, "since": since_s, "until": until_s}
         return await self._all(Point, "of_queue", **given)
 
@@ -97,6 +97,6 @@ class StoredRollups(RowReader):
         return [(row[0], Point(*row[1:])) for row in rows]
 
     async def last(self, span_s: int) -> int | None:
-        """Return when the newest span of a length began."""
+        """Return when the newest span of this length began; None if there is none."""
         [(at_s,)] = await self._read("newest", span_s=span_s)
         return None if at_s is None else int(at_s)

@@ -1,6 +1,6 @@
 """Searches live and settled messages, newest first, in slices with a time limit.
 
-It has its own connection, so a search never delays a page.  Nothing stays open between two
+Searches have their own connection, so they never delay a page.  Nothing stays open between two
 slices, so checkpoints and other searches continue.
 """
 
@@ -25,30 +25,30 @@ from phpmq_lite.storage.read.search_plan import (
     trace_ranges,
 )
 
-SEARCH_LIMIT_S: Final = 1.6  # of all slices; the last one may exceed it by its own limit
-SLICE_LIMIT_S: Final = 0.4  # of one slice
+SEARCH_LIMIT_S: Final = 1.6  # for all slices; the last slice may exceed this by its own limit
+SLICE_LIMIT_S: Final = 0.4  # for one slice
 FROZEN_LIMIT: Final = 1_000_000
 FROZEN_LIMIT_S: Final = 20.0
 _FIRST_WIDTH: Final = 2_000  # width of the first slice; it grows while slices are fast
 _LAST_WIDTH: Final = 1 << 40
 _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
-_SLICE_ROWS: Final = 1_000  # the event loop counts them in 2 ms
-_LONG_TAIL: Final = 50_000  # messages that are not indexed yet, as after an upgrade
+_SLICE_ROWS: Final = 1_000  # the event loop counts this many in 2 ms
+_LONG_TAIL: Final = 50_000  # unindexed messages, for example after an upgrade
 _MAX_TRACED: Final = 2_000  # messages of a trace, looked up one by one
 _MAX_SEQS: Final = 500  # seqs per statement
-_MAX_URNS: Final = 20  # distinguished in a summary
+_MAX_URNS: Final = 20  # URNs counted separately in a summary
 _URNS_COUNTED: Final = 10_000
 
-SearchCursor = tuple[int, int]  # the highest position when it began, and where to continue
+SearchCursor = tuple[int, int]  # highest position when the search began; where to continue
 
 
 @dataclass(slots=True, frozen=True)
 class SearchHits:
     """A page of a search.
 
-    ``searched`` of about ``total`` messages were searched since it began; all of them if
-    ``is_done``. ``next`` says where to continue, None at the end.
+    ``searched`` of about ``total`` messages were searched since the search began; all of them if
+    ``is_done``.  ``next`` says where to continue; None at the end.
     """
 
     rows: list[MessageRow]
@@ -60,24 +60,24 @@ class SearchHits:
 
 @dataclass(slots=True)
 class FrozenSelection:
-    """All matches of one moment: their seqs and a summary.
+    """All matches at one moment: their seqs and a summary.
 
-    With named queues, ``seqs`` are in order of position for live messages, and of offset for
-    settled ones; otherwise, or with both, in order of seq.
+    If the query names queues, ``seqs`` are in order of position for live messages and of offset
+    for settled messages; otherwise, or for both kinds together, in order of seq.
     """
 
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
-    is_complete: bool = True  # False: more match than the limit, or time was up
+    is_complete: bool = True  # False: the limit or the time limit was reached
     upto: int = 0  # the highest seq at that moment; later messages are not included
-    oldest_at: int | None = None  # published, Unix ms
+    oldest_at: int | None = None  # Unix ms: when the oldest match was published
     newest_at: int | None = None
-    size: int = 0  # bytes of their bodies
-    held: int = 0  # dispatched now
+    size: int = 0  # total size of the bodies in bytes
+    held: int = 0  # currently dispatched messages
     expired: int = 0  # settled messages whose deadline has passed
     by_queue: dict[str, int] = field(default_factory=dict)
     by_state: dict[str, int] = field(default_factory=dict)
-    by_urn: dict[str, int] = field(default_factory=dict)  # "" for none, "~other" for the rest
-    samples: list[MessageRow] = field(default_factory=list)  # the first, a middle one, the last
+    by_urn: dict[str, int] = field(default_factory=dict)  # "" for no URN, "~other" for further URNs
+    samples: list[MessageRow] = field(default_factory=list)  # first, middle and last match
 
 
 @dataclass(slots=True)
@@ -89,8 +89,8 @@ class _SearchRun:
     high: int
     total: int
     upto: int
-    skip_statement: str = ""  # as in the plan; "": continue without
-    place: int = 0  # how far was searched
+    skip_statement: str = ""  # as in the plan; "": do not skip
+    place: int = 0  # how far the search has come
     is_done: bool = False
 
     def searched(self) -> int:
@@ -153,7 +153,7 @@ class Search(RowReader):
         queues: frozenset[int] | None = None,
         limit_s: float = SLICE_LIMIT_S,
     ) -> MessageRow | None:
-        """Return the next older match, or the next newer one; None if none was found in time."""
+        """Return the next older or newer match; None if none was found in time."""
         run = await self._begin(query, queues, None)
         if run is None:
             return None
@@ -170,7 +170,7 @@ class Search(RowReader):
     async def matches(
         self, query: SearchQuery, seqs: Sequence[int], queues: frozenset[int] | None
     ) -> list[MessageRow]:
-        """Return those of at most 500 messages that match, in ascending order of seq."""
+        """Return which of the given messages (at most 500) match, in ascending order of seq."""
         if not seqs:
             return []
         only, others = await self._queues(query, queues)
@@ -231,7 +231,7 @@ class Search(RowReader):
             frozen.samples = await self._rows_of(list(asked))
 
     async def newest_contents(self, limit: int = 200) -> list[Row]:
-        """Return URN and body (None above 4 KiB) of the newest live and settled messages."""
+        """Return the URN and body (None above 4 KiB) of the newest live and settled messages."""
         return await self._read("lately", limit=limit)
 
     # -- slices
@@ -256,7 +256,7 @@ class Search(RowReader):
         return _search_range(plan, line, upto, has_queues=queues is not None)
 
     async def _traced_seqs(self, query: SearchQuery, plan: SearchPlan) -> list[int] | None:
-        """Return all messages whose traces begin with the given texts, if they are few."""
+        """Return the seqs of messages whose traces match the query's prefixes; None if too many."""
         found: set[int] = set()
         ranges = trace_ranges(query)
         given = {"low": plan.low, "high": plan.high, "limit": _MAX_TRACED + 1}
@@ -270,7 +270,7 @@ class Search(RowReader):
     async def _queues(
         self, query: SearchQuery, allowed: frozenset[int] | None
     ) -> tuple[list[int] | None, list[int]]:
-        """Return the only queues to search (None: all), and those to exclude."""
+        """Return the queues to search (None: all) and the queues to exclude."""
         terms = query.of("queue")
         wanted = await self._matching(term.value for term in terms if not term.is_negated)
         others = await self._matching(term.value for term in terms if term.is_negated) or set()
@@ -322,7 +322,7 @@ class Search(RowReader):
                 yield rows
                 if run.skip_statement and is_newest_first and not rows and not run.is_done:
                     await self._skip_ahead(run)
-                if full:  # rows after the last one were sorted for nothing
+                if full:  # rows after the last one were sorted unnecessarily
                     width = min(
                         width, 2 * (high - run.place if is_newest_first else run.place - low)
                     )
@@ -334,9 +334,9 @@ class Search(RowReader):
                 return
 
     async def _skip_ahead(self, run: _SearchRun) -> None:
-        """Skip messages of other queues, however many; newest first.
+        """Skip any number of messages in other queues, newest first.
 
-        If that takes too long, the slices continue without.
+        If that takes too long, the search continues without skipping.
         """
         asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
         asked |= {"low": run.low, "high": run.place}
@@ -407,7 +407,7 @@ class _MatchSummary:
         )
 
     def by_urn(self) -> dict[str, int]:
-        """Return the most frequent URNs, and all others as one."""
+        """Return counts of the most frequent URNs, and one count for all others."""
         most = {urn: n for urn, n in self.urns.most_common(_MAX_URNS + 1) if urn != "~other"}
         kept = dict(list(most.items())[:_MAX_URNS])
         rest = self.urns.total() - sum(kept.values())

@@ -1,6 +1,6 @@
-"""Translates a search query to SQL: which index to read, and which conditions to add.
+"""Translates a search query to SQL: which indexes to read and which conditions to add.
 
-The text is composed of the parts of ``sql/search.sql``, values are parameters.  Pure.
+The statement is composed of parts of ``sql/search.sql``; values are parameters.  No I/O.
 """
 
 import json
@@ -21,14 +21,14 @@ _QUOTED: Final = re.compile(r'\s|^"|^$|^-')
 class SearchTerm:
     """One condition of a query.
 
-    ``kind`` is its qualifier, ``text`` for free text; ``value`` is the text after the colon, as
-    typed. Comparisons have ``sign`` and ``number`` in the unit of the column: bytes, ms, times.
+    ``kind`` is its qualifier, or ``text`` for free text; ``value`` is the text after the colon, as
+    typed.  Comparisons have a ``sign``, and a ``number`` in the column's unit: bytes, ms, times.
     """
 
     kind: str
     value: str
     is_negated: bool = False
-    path: str = ""  # of a member of the body: "data.order_id"
+    path: str = ""  # path of a body member, such as "data.order_id"
     sign: str = ""  # = < <= > >=
     number: int = 0
 
@@ -99,7 +99,7 @@ def literal_prefix(pattern: str) -> str:
 
 
 def prefix_end(start: str) -> str | None:
-    """Return the smallest text that is greater than every text with this prefix; None: none is."""
+    """Return the smallest text that is greater than every text with this prefix, if any."""
     text = start.rstrip("\U0010ffff")
     if not text:
         return None
@@ -120,7 +120,7 @@ _COLUMNS: Final = (  # columns that differ between live and settled messages
     {"{state}": "state", "{why}": "source_reason", "{ended}": ":now_ms"},
     {"{state}": "outcome", "{why}": "reason", "{ended}": "m.settled_at"},
 )
-_OF_QUEUES: Final = frozenset(  # sources that are read by an index of queues
+_OF_QUEUES: Final = frozenset(  # sources that are read through an index on queues
     {
         *("ready_queues", "held_queues", "ready_numbers", "held_numbers", "alive_moved"),
         *("settled_queues", "settled_numbers"),
@@ -137,7 +137,7 @@ class SearchPlan:
 
     ``line`` is the order in which messages are read: ``seq``, ``position`` or ``offset``.  ``low``
     and ``high`` (exclusive) bound it if the query names ids.  ``skip_statement`` finds the next
-    message of its queues; empty: the range is read without it.
+    message in the queues of the query; if it is empty, nothing is skipped.
     """
 
     line: str
@@ -165,16 +165,16 @@ def make_plan(
     has_numbers: bool = True,
     has_traces: bool = True,
 ) -> SearchPlan | None:
-    """Choose the sources and compose the statement; None: nothing can match.
+    """Choose the sources and compose the statement; return None if nothing can match.
 
     Args:
         query: the query; its terms about queues are ignored.
-        queues: search only these; None: all but ``others``.
-        others: exclude these.
+        queues: queue_ids to search; None: all except ``others``.
+        others: queue_ids to exclude.
         now_ms: Unix ms; ages are relative to it.
-        seqs: search only these messages; None: all.
-        has_numbers: the index by number is nearly complete, so the rest may be read without it.
-        has_traces: the same for the index by trace.
+        seqs: messages to search; None: all.
+        has_numbers: the index by number is nearly complete; unindexed messages may be scanned.
+        has_traces: the index by trace is nearly complete as well.
     """
     states = _states(query)
     low, high = _seq_bounds(query)
@@ -218,7 +218,7 @@ def make_plan(
 
 
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
-    """Return ranges that include the query's traces, the end exclusive; empty: any trace."""
+    """Return ranges (end exclusive) that include the query's traces; empty: any trace."""
     terms = [term for term in query.of("trace") if not term.is_negated]
     starts = [literal_prefix(term.value) for term in terms]
     ranges = [(start, end) for start in starts if (end := prefix_end(start)) is not None]
@@ -268,7 +268,7 @@ def _source_conditions(
     has_others: bool,
     builder: "_ConditionBuilder",
 ) -> Iterator[str]:
-    """Yield conditions that the source does not include: queues and states."""
+    """Yield the conditions on queues and states that the source does not include."""
     if has_queues and source not in _OF_QUEUES:
         yield f"m.queue_id {_queue_condition(builder)}"
     if has_others:
@@ -282,7 +282,7 @@ def _source_conditions(
 
 
 def _queue_condition(builder: "_ConditionBuilder") -> str:
-    """Return the condition on queues; comparing with one is three times faster than many."""
+    """Return the condition on queues; comparing with a single queue is three times faster."""
     return _PARTS["this_queue" if "queue" in builder.parameters else "these_queues"]
 
 
@@ -382,7 +382,7 @@ class _ConditionBuilder:
 
 
 def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
-    """Yield groups of terms that are alternatives; negated ones are separate."""
+    """Yield groups of terms that are alternatives; negated terms are separate."""
     for kind in _ANY_OF:
         terms = [term for term in query.of(kind) if not term.is_negated]
         if terms:

@@ -1,7 +1,7 @@
-"""Converts a batch to the statements of its transaction and their values, in order.
+"""Converts a batch to the statements of its transaction, in order, with their values.
 
-This happens before the writer's thread gets the batch: the messages and counters that the batch
-refers to change while the next batch is decided.
+This happens before the writer's thread gets the batch, because the messages and counters that the
+batch refers to change while the next batch is decided.
 """
 
 import json
@@ -108,7 +108,7 @@ def flat_changed(messages: Iterable[Message]) -> list[Any]:
 def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
     """Return the values for ``update_queue`` of queues whose counts changed since the last call.
 
-    With one message in flight the counts are the same after each batch.
+    With one message in flight, the counts are the same after each batch.
     """
     flat: list[int] = []
     for row in queues:
@@ -119,14 +119,14 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
     return flat
 
 
-# A statement with one row of values; or one over many rows with the flat values of all rows, and
-# the values that precede the rows.
+# A statement with one row of values, or a multi-row statement with the flat values of all rows;
+# and the values that precede the rows.
 Step = tuple[str | MultiRowStatement, Any, tuple[Any, ...]]
 
 _ACKED: Final = (int(State.ACKED), None)
 
 
-# Writes that execute other statements than the one named after their type.
+# Writes that do not execute just the one statement named after their type.
 _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
     EraseBody: ("overwrite_body", "delete_body"),
     DropStage: ("drop_stage", "drop_stage_queues"),
@@ -136,15 +136,15 @@ _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
 
 
 def write_statements(kind: type[Any]) -> tuple[str, ...]:
-    """Return the names in ``batch.sql`` of a type of write or query, in order.
+    """Return the names of the statements in ``batch.sql`` for a type of write or query, in order.
 
-    The fields of the type are the named parameters.
+    The fields of the type are their named parameters.
     """
     own = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
     return _SEVERAL.get(kind, (own,))
 
 
-# By type: the statements that a write executes.
+# The names of the statements that a write executes, by type.
 WRITE_STATEMENTS: Final[dict[type[Any], tuple[str, ...]]] = {
     kind: write_statements(kind)
     for kind in vars(writes).values()
@@ -202,7 +202,7 @@ def batch_statements(batch: Batch) -> list[Step]:
 
 
 def _rare_steps(batch: Batch) -> list[Step]:
-    """Return the steps that most batches do not have."""
+    """Return the steps that most batches do not need."""
     sql = load("batch")
     return [
         *((sql["close_client"], closed, ()) for closed in batch.closed_clients),
@@ -215,7 +215,7 @@ def _rare_steps(batch: Batch) -> list[Step]:
 
 
 def _insert_messages(batch: Batch) -> list[Step]:
-    """Return the steps for new messages: most are ready, have no TTL and are not envelopes."""
+    """Return the steps for new messages; most are ready, have no TTL and are not envelopes."""
     groups: dict[str, list[Message]] = {}
     for message in batch.created:
         name = _insert_name(message)
@@ -230,7 +230,7 @@ def _insert_messages(batch: Batch) -> list[Step]:
 
 
 def _insert_name(message: Message) -> str:
-    """Return the statement that inserts a message with the fewest values."""
+    """Return the insert statement that needs the fewest values for a message."""
     if message.source_seq is not None or message.source_reason is not None:
         return "insert_with_source"
     is_ready = not (message.deliveries or message.charged or message.state)
@@ -259,7 +259,7 @@ _FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
 
 
 def _split_dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
-    """Split stored messages that the batch dispatched: those it also settles, by seq; the rest."""
+    """Split stored messages that the batch dispatched: also settled by it (by seq), and others."""
     first, changed = batch.first_number, batch.changed
     acked = {*batch.settled.get(_ACKED, ())}
     settled_now: dict[int, Message] = {}
@@ -279,7 +279,7 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
         before = (outcome, reason, batch.wall_ms)
         now = settled_now if (outcome, reason) == _ACKED else {}
         others = [seq for seq in seqs if seq not in now] if now else seqs
-        if others:  # they were dispatched earlier, so they come first in the history
+        if others:  # these were dispatched earlier, so they come first in the history
             steps.append((many("batch", "settle_messages"), others, before))
         if now:
             flat = flat_dispatched(now.values())

@@ -3,12 +3,12 @@
 Settled messages are indexed by queue: by outcome and offset for pages of the history, by number
 for searches.  Settled and live messages are indexed by trace.
 
-With a regular index of the history each commit would write a page per queue.  Here a page is
+With a regular index of the history, each commit would write a page per queue.  Here, a page is
 written once for many rows.  Rows above the offset ``placed_upto`` are not indexed yet: queries
 read this short tail by offset, in the same statement.  Indexed rows are added to the totals.
 
 The trace of a message is indexed when the message settles, which is soon for most.  Live messages
-are indexed up to the number ``traced_upto``, a slice at a time, when many numbers are above it.
+are indexed up to the number ``traced_upto``, a slice at a time, once many numbers are above it.
 """
 
 import sqlite3
@@ -20,13 +20,13 @@ from phpmq_lite.errors import StorageFullError
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.statements import load
 
-MAX_ROWS: Final = 10_000  # indexed per slice on a fast disk
+MAX_ROWS: Final = 10_000  # rows indexed per slice on a fast disk
 MIN_ROWS: Final = 1_000
 SLICE_S: Final = 0.025
-WAIT_MS: Final = 5_000  # then fewer rows are indexed, too
+WAIT_MS: Final = 5_000  # after this wait, fewer rows are indexed, too
 # Counters of the indexed history; deleted messages are counted separately.
 TOTALS: Final = ("history_rows", "history_bytes", "deleted_rows", "deleted_bytes")
-# Bytes that a row adds to the WAL if rows are of a hundred queues, each with its own trace.
+# WAL bytes per row if the rows belong to a hundred queues and each row has its own trace.
 _WAL_BYTES: Final = {
     "index_outcomes": 200,
     "index_numbers": 200,
@@ -38,19 +38,19 @@ _LIVE: Final = ("index_live_traces",)
 
 
 class HistoryIndexer:
-    """Indexes the next rows.  It remembers only its speed; the progress is in the database."""
+    """Indexes the next rows.  It remembers only its speed; its progress is in the database."""
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._sql = load("history_index")
         self._timer = timer
         self._rows = {"placed": MAX_ROWS, "traced": MAX_ROWS}  # per slice
-        self._due_ms = 0  # steady; then the remaining rows are indexed, however few
-        self._was_settled = False  # the last slice was of settled messages
+        self._due_ms = 0  # steady; when the remaining rows are indexed, however few
+        self._was_settled = False  # the last slice contained settled messages
         self.has_more = False  # a whole slice is waiting
-        self.wal_bytes = 0  # estimate: added by the last step
+        self.wal_bytes = 0  # estimated WAL bytes added by the last step
 
     def run(self, connection: sqlite3.Connection, now_ms: int, *, is_idle: bool) -> int:
-        """Index the next rows in one transaction, if they are enough or have waited long enough.
+        """Index the next rows in one transaction if there are enough or they waited long enough.
 
         Runs in the writer's thread, outside of a batch.  Returns the number of settled messages
         indexed, or of live messages read.  If the disk is full, nothing is indexed.
@@ -78,7 +78,7 @@ class HistoryIndexer:
         else:
             return 0
         if done:
-            # Not for fewer rows: each commit adds some, and this would never end.
+            # Only for whole slices: each commit adds some rows, so this would never end.
             has_settled = behind >= self._rows["placed"]
             # Live messages may settle soon; at 50,000 messages/s, indexing all of them at once cost
             # an eighth of the rate.
@@ -88,7 +88,7 @@ class HistoryIndexer:
         return done
 
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
-        """Index traces of live messages; return how many (0: full disk), and the numbers left."""
+        """Index traces of live messages; return how many (0: full disk) and the numbers left."""
         ends = {"after": after, "limit": self._rows["traced"]}
         upto, rows = connection.execute(self._sql["next_live_numbers"], ends).fetchone()
         self._was_settled = False
@@ -107,7 +107,7 @@ class HistoryIndexer:
                     rows = connection.execute(self._sql[name], ends).rowcount
                     self.wal_bytes += rows * _WAL_BYTES[name]
                 if line == "placed":
-                    # In each commit this would cost another page.
+                    # In each commit, this would cost another page.
                     sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
                     for name, number in zip(TOTALS, sums, strict=True):
                         if number:

@@ -1,4 +1,4 @@
-"""Work of the writer between batches: checkpoints, index, retention, in short slices."""
+"""The writer's work between batches: checkpoints, indexing and retention, in short slices."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,18 +14,18 @@ from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
 
 _RETENTION_EVERY_MS: Final = 1_000
-_CLOCK_EVERY_MS: Final = 60_000  # written even if nothing else is
+_CLOCK_EVERY_MS: Final = 60_000  # the clocks are stored this often even if nothing else is
 
 
 class WriterMaintenance:
-    """Called by the engine in the writer's thread; a call takes about 20 ms at most.
+    """Maintenance that the engine calls in the writer's thread, for about 20 ms at most.
 
-    It checks ``space`` first: once a second, and whenever the WAL is long.  If there is no space,
-    or nothing can be written, the rest is left to the next call without waiting.
+    Each call checks ``space`` first: once a second, and whenever the WAL is long.  If there is no
+    space, or nothing can be written, the remaining work is left to the next call without waiting.
 
     ``wal_limit_bytes`` bounds the WAL file, which only grows that far if readers delay a
-    checkpoint; truncating it takes longer the larger it is.  ``live_seal`` seals the database
-    between checkpoints.
+    checkpoint; the larger the file, the longer truncating it takes.  ``live_seal`` seals the
+    database between checkpoints.
 
     ``bounds`` may be replaced at any time.  ``counters`` returns the state of the clocks, which is
     stored with each checkpoint and once a minute, so that the next start knows the downtime.
@@ -51,7 +51,7 @@ class WriterMaintenance:
         self._clock_due_ms = 0  # steady
 
     def __call__(self, store: Store, now: ClockReading, is_idle: bool) -> bool:
-        """Do what is due; return True if more is due soon.
+        """Do the work that is due; return True if more is due soon.
 
         Raises:
             NotWritableError: nothing could be written for too long.

@@ -4,12 +4,13 @@ The oldest receipts, closed connections and audit rows are removed in the same s
 
 Ordinary rows (acked, expired, dead) and deleted rows have separate fronts and bounds, so that a
 large purge does not push out other history: deleted rows may take ``deleted_share`` of rows and
-bytes, the others the rest.  Rows keep their ``offset``, and offsets are never reused, because the
-newest row stays, without its body if that is too old.  Above both fronts no offset is missing.
+bytes, ordinary rows the remainder.  Rows keep their ``offset``, and offsets are never reused,
+because the newest row stays, even if its body is too old and removed.  No offset is missing above
+both fronts.
 
 ``history_index`` adds to the totals in the table ``counter`` (``history_rows``, ``history_bytes``
 without deleted rows; ``deleted_rows``, ``deleted_bytes``); this module subtracts.  It also stores
-``history_lo`` and ``deleted_lo``, the first offset that may exist, and ``retention_removed``, the
+``history_lo`` and ``deleted_lo``, the first offsets that may exist, and ``retention_removed``, the
 number of history rows removed since the database was created.
 """
 
@@ -29,12 +30,12 @@ STEPS_KEPT: Final = 1_000  # clock jumps; a clock that is set constantly must no
 
 
 class ClockJumps:
-    """How far the wall clock was ahead of the steady scale when a message was settled, in ms."""
+    """The lead of the wall clock over the steady scale when messages were settled, in ms."""
 
     __slots__ = ("_from", "_steps")
 
     def __init__(self, rows: list[tuple[int, int]]) -> None:
-        """Create it from rows of (first offset, step), in order; none: never ahead."""
+        """Create it from ordered rows of (first offset, step); without rows, there is no lead."""
         self._from = [row[0] for row in rows]
         self._steps = [row[1] for row in rows] or [0]
 
@@ -49,14 +50,14 @@ class ClockJumps:
 
     @property
     def smallest(self) -> int:
-        """The smallest step: with it, no row counts as older than it is."""
+        """The smallest step, with which no row counts as older than it is."""
         return min(self._steps)
 
 
 ROWS_PER_STEP: Final = 1_000
 STEP_S: Final = 0.02
-_ROWS_AT_ONCE: Final = 100  # between two checks of the time
-KEYS_AT_ONCE: Final = 10_000  # deleting them takes 5 ms; each slice costs a COMMIT besides
+_ROWS_AT_ONCE: Final = 100  # rows removed between two checks of the time
+KEYS_AT_ONCE: Final = 10_000  # deleting that many takes 5 ms; each slice also costs a COMMIT
 _BYTES_AT_ONCE: Final = 1 << 20  # SQLite reads each page of a large body to free it
 _DAY_MS: Final = 86_400_000
 
@@ -65,14 +66,14 @@ Row = tuple[int, int, int, int, int]  # offset, seq, size, settled_at, is_passed
 
 @dataclass(slots=True, frozen=True)
 class RetentionBounds:
-    """How much history, how many receipts and how much of the audit log are kept."""
+    """Limits on the history, the receipts and the audit log."""
 
-    age_ms: int = 7 * _DAY_MS  # since it was settled
-    rows: int = 5_000_000  # including deleted ones
-    bytes: int = 2 << 30  # of bodies, including deleted ones
-    deleted_share: float = 0.1  # share of rows and bytes for deleted messages
-    receipts: int = 100_000  # keys
-    receipt_window_ms: int = 600_000  # age relative to the newest; younger ones stay
+    age_ms: int = 7 * _DAY_MS  # maximum time since settlement
+    rows: int = 5_000_000  # including rows of deleted messages
+    bytes: int = 2 << 30  # total size of bodies, including those of deleted messages
+    deleted_share: float = 0.1  # fraction of rows and bytes for deleted messages
+    receipts: int = 100_000  # number of receipts
+    receipt_window_ms: int = 600_000  # age relative to the newest receipt; younger receipts stay
     audit_age_ms: int = 400 * _DAY_MS
     audit_rows: int = 1_000_000
 
@@ -90,7 +91,7 @@ class RetentionResult(NamedTuple):
     """The result of one step."""
 
     rows: int
-    has_more: bool  # it ended early: call it again soon
+    has_more: bool  # the step ended early; call it again soon
 
 
 @dataclass(slots=True)
@@ -98,9 +99,9 @@ class RetentionSlice:
     """The next rows to remove, and the front after that."""
 
     lo: int  # the first offset that may exist afterwards
-    excess_rows: int  # above the bound; <= 0: within it
+    excess_rows: int  # rows above the bound; <= 0: within the bound
     excess_bytes: int
-    cutoff_ms: int  # settled before this, on the steady scale: too old
+    cutoff_ms: int  # rows settled before this, on the steady scale, are too old
     steps: ClockJumps = field(default_factory=lambda: ClockJumps([]))
     offsets: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
@@ -130,15 +131,15 @@ def remove_expired(
     *,
     timer: Callable[[], float] = time.monotonic,
 ) -> RetentionResult:
-    """Remove rows past their bounds, at most 1,000 or for 20 ms, in one transaction.
+    """Remove rows beyond their bounds, at most 1,000 or for 20 ms, in one transaction.
 
     Runs in the writer's thread, outside of a batch, once a second: a step after each batch would
-    cost a COMMIT for a few rows, 8 % of the rate of confirmed publishing. ``now_ms`` is steady, so
+    cost a COMMIT for a few rows: 8 % of the confirmed publishing rate. ``now_ms`` is steady, so
     setting the wall clock does not make rows old.
 
     Raises:
-        StorageFullError, NotWritableError: nothing was removed; deleting needs space in the WAL,
-            too.
+        StorageFullError, NotWritableError: nothing was removed; even deleting needs space in the
+            WAL.
         OutcomeUnknownError: fail-stop, as for a batch.
     """
     with translate_errors(connection):
@@ -159,12 +160,12 @@ class _RetentionStep:
         self._ends_at = timer() + STEP_S
         self._removed = 0
         self._has_moved = False
-        self._was_cut = False  # a part ended at its own bound
+        self._was_cut = False  # a part ended at its own row limit
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> RetentionResult:
         cutoff_ms = now_ms - bounds.age_ms
         ahead_ms = self._steps.smallest
-        # Includes rows that are not indexed: if the disk is full, none are until rows are removed.
+        # Includes unindexed rows: on a full disk, no row is indexed until rows are removed.
         totals = self._execute(load("database_size")["totals"]).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
@@ -178,7 +179,7 @@ class _RetentionStep:
 
     @property
     def _rows_left(self) -> int:
-        """How many more rows may be removed; at least one slice is done on a slow disk."""
+        """How many more rows may be removed; even a slow disk gets at least one slice."""
         is_late = self._has_moved and self._timer() >= self._ends_at
         return 0 if is_late else max(0, ROWS_PER_STEP - self._removed)
 
@@ -208,7 +209,7 @@ class _RetentionStep:
         return False
 
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
-        """Remove the body of the newest row, which stays, when it is past the bounds."""
+        """Remove the body of the newest row if it is beyond the bounds; the row itself stays."""
         given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
         found = self._execute(self._sql["newest_removable_body"], given).fetchone()
         if found is not None:
@@ -219,7 +220,7 @@ class _RetentionStep:
         self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(seqs)})
 
     def _remove_events(self, seqs: list[int]) -> bool:
-        """Remove events of the rows; return whether all are removed."""
+        """Remove events of the rows; return whether all of them are removed."""
         given = {"seqs": json.dumps(seqs), "limit": ROWS_PER_STEP}
         return bool(self._execute(self._sql["remove_events"], given).rowcount < ROWS_PER_STEP)
 
@@ -237,9 +238,9 @@ class _RetentionStep:
         self._execute(load("batch")["add_counter"], (name, number))
 
     def _trim_receipts(self, most: int, window_ms: int) -> None:
-        """Remove the oldest receipts, whose age is relative to the newest receipt.
+        """Remove the oldest receipts, judged by their age relative to the newest receipt.
 
-        So setting the clock never removes a receipt too early.
+        Setting the clock therefore never removes a receipt too early.
         """
         ends: tuple[Any, ...] | None = self._execute(self._sql["receipt_ends"]).fetchone()
         if ends is None or not self._rows_left:
@@ -258,7 +259,7 @@ class _RetentionStep:
             self._was_cut |= rows == given["limit"]
 
     def _trim_audit(self, most: int, cutoff_ms: int) -> None:
-        """Remove the oldest audit rows; they are numbered without gaps."""
+        """Remove the oldest audit rows, which are numbered without gaps."""
         first, last = self._execute(self._sql["audit_ends"]).fetchone()
         room = self._rows_left
         if first is None or not room:
@@ -278,13 +279,13 @@ class _RetentionStep:
 
 # Removing for 20 ms delayed the next batch by up to 66 ms: COMMIT writes every freed page.
 SWEEP_STEP_S: Final = 0.002
-_SWEEP_ROWS_AT_ONCE: Final = 20  # between two checks of the time; SQLite reads all pages it frees
+_SWEEP_ROWS_AT_ONCE: Final = 20  # rows per check of the time; SQLite reads every page it frees
 
 
 def remove_dropped_stages(
     connection: sqlite3.Connection, *, timer: Callable[[], float] = time.monotonic
 ) -> bool:
-    """Remove staged rows that were published or dropped, for 2 ms; return whether there are more.
+    """Remove published or dropped staged rows for 2 ms; return whether there are more.
 
     Runs in the writer's thread, outside of a batch.
     """

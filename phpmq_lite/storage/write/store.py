@@ -1,4 +1,4 @@
-"""The one connection that writes: batches, loading, checkpoints.
+"""The only connection that writes: batches, loading, checkpoints.
 
 SQLite before 3.51.3 can corrupt a WAL when two connections write or checkpoint at once, so no
 other connection opens the file writable, and checkpoints run here.
@@ -40,23 +40,23 @@ _PAGES: Final = {
     PageKind.CLAIMED: "claimed_page",
 }
 DUE_AT_ONCE: Final = 1_000  # messages expired per batch
-_KEYS_AT_ONCE: Final = 5_000  # per statement, at a start
-_PAGE_BYTES: Final = 4 << 20  # of bodies per page
-_RECORD_BYTES: Final = 16 << 20  # bodies of records written by clients, per batch
+_KEYS_AT_ONCE: Final = 5_000  # receipts read per statement at a start
+_PAGE_BYTES: Final = 4 << 20  # total size of bodies per page
+_RECORD_BYTES: Final = 16 << 20  # total size of client-written records loaded per batch
 # A batch of messages this large is checkpointed immediately: its pages are not rewritten before the
-# next checkpoint, and a batch of 1 MiB would delay others by 3 ms, one of 8 MiB by 17 ms.
+# next checkpoint, and 1 MiB delays other batches by 3 ms, 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
 _STAGED_WEIGHT: Final = 8  # staged rows are not rewritten either: a checkpoint per MiB
-LONG_WAL_BYTES: Final = 8 << 20  # then it is checkpointed, between two batches
-_RETRY_BYTES: Final = 1 << 20  # written until a blocked checkpoint is tried again
+LONG_WAL_BYTES: Final = 8 << 20  # a WAL this long is checkpointed between two batches
+_RETRY_BYTES: Final = 1 << 20  # written before a blocked checkpoint is retried
 # The size that a commit adds to the WAL is estimated: SQLite needs a call to report it.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
-_COMMITS: Final = 8  # in the moving mean
+_COMMITS: Final = 8  # number of commits in the moving mean
 
 _PRAGMAS: Final[dict[str, Any]] = {
     "journal_mode": "wal",
-    "synchronous": 2,  # FULL: docs/concepts/durability.md; it cannot be lowered
+    "synchronous": 2,  # FULL, which cannot be lowered; see docs/concepts/durability.md
     "locking_mode": "normal",
     "wal_autocheckpoint": 0,  # we checkpoint ourselves, after the replies are sent
     "busy_timeout": 5_000,
@@ -69,20 +69,20 @@ _PRAGMAS: Final[dict[str, Any]] = {
 } | ({"fullfsync": 1, "checkpoint_fullfsync": 1} if sys.platform == "darwin" else {})
 
 
-# The callback for the rows, the rows, and whether no more follow.
+# The callback that receives the rows, the rows, and whether they are the last.
 LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
 
 
 class Store:
-    """Synchronous; anything that waits for the disk runs in the writer's thread: ``writer.py``."""
+    """The synchronous store; ``writer.py`` runs what waits for the disk in the writer's thread."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute = connection.execute
         self._sql = load("batch")
         self.wal_bytes = 0  # estimate: written since the last checkpoint
-        self.commit_s = 1.0  # of one COMMIT: a moving mean, slow until measured
-        self._waits_for_locks = True  # or fails immediately: the current busy timeout
+        self.commit_s = 1.0  # duration of a COMMIT: a moving mean, slow until measured
+        self._waits_for_locks = True  # False: fails immediately (the current busy timeout)
 
     # -- start
 
@@ -106,7 +106,7 @@ class Store:
     def recover(
         self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
     ) -> RecoveredState:
-        """Release messages that connections held, and read what the core keeps in memory."""
+        """Release messages that connections held, and read the state that the core holds."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_dispatched"]).rowcount
@@ -153,7 +153,7 @@ class Store:
     def set_lock_wait(self, is_patient: bool) -> None:
         """Set whether SQLite waits for locks of other programs, or fails immediately.
 
-        The setting is cached: setting it around each batch would take a third of the time of BEGIN.
+        The setting is cached: setting it around each batch would take a third as long as BEGIN.
         """
         if is_patient is not self._waits_for_locks:
             self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout'] if is_patient else 0}")
@@ -174,8 +174,8 @@ class Store:
     def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> bool:
         """Begin a transaction and execute the steps of a batch; without steps, do nothing.
 
-        Returns False, with nothing stored, if the disk is full or nothing can be written, and
-        ``at_once`` forbids waiting.
+        With ``at_once``, it does not wait: it returns False, with nothing stored, if the disk is
+        full or nothing can be written.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored.
@@ -286,7 +286,7 @@ class Store:
         is_last: bool,
         checksums: str = "checksums",
     ) -> LoadedPage:
-        """Load the bodies of a page if they are requested; a page with too many is cut."""
+        """Load the bodies of a page if requested; cut the page if they are too large."""
         if request.bodies:
             count = max(1, _count_fitting(page, _PAGE_BYTES))
             is_last = is_last and count >= len(page)
@@ -309,9 +309,9 @@ class Store:
     def _records(
         self, places: dict[int, tuple[int, int, int]]
     ) -> dict[int, list[tuple[bytes, bytes]]]:
-        """Return id and content of the records about messages, by the seq of those messages.
+        """Return the id and content of records about messages, by the seq of those messages.
 
-        If they are too large together, the smallest are returned: real records rather than padding.
+        If all are too large together, the smallest are returned: real records, not padding.
         """
         flat = [number for seq, others in places.items() for number in (seq, *others)]
         found = many("batch", "client_records").run(self.execute, flat)
@@ -329,15 +329,15 @@ class Store:
     # -- between batches
 
     def used_bytes(self) -> int:
-        """Return the used size of the database: its pages without free pages."""
+        """Return the used size of the database: all pages except free ones."""
         pages, free, page_bytes = self.execute(load("database_size")["pages"]).fetchone()
         return int((pages - free) * page_bytes)
 
     def checkpoint(self, mode: str) -> bool:
-        """Copy the WAL into the database and restart it; mode RESTART, or TRUNCATE the file, too.
+        """Copy the WAL into the database, and restart the WAL; mode TRUNCATE also truncates it.
 
-        Waits for readers, up to some seconds.  Returns False if one still reads from the WAL, which
-        keeps growing; the caller tries again soon.
+        The other mode is RESTART.  Waits a few seconds for readers.  Returns False if one still
+        reads from the WAL, which then keeps growing; the caller tries again soon.
         """
         self.wal_bytes = LONG_WAL_BYTES - _RETRY_BYTES  # also if the disk is full
         is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
@@ -371,7 +371,7 @@ def _queue_row(row: tuple[Any, ...]) -> QueueRow:
     )  # fmt: skip
 
 
-_MIN_STEP_MS: Final = 2_000  # not worth a row at a start
+_MIN_STEP_MS: Final = 2_000  # smaller differences are not stored at a start
 
 
 def note_clock(
@@ -379,8 +379,8 @@ def note_clock(
 ) -> None:
     """Store the state of the clocks, and a jump if there was one, in a transaction of its own.
 
-    Runs in the writer's thread.  Without a jump a row is inserted only if the newest one differs
-    much. If the disk is full nothing is stored, and the next call makes up for it.
+    Runs in the writer's thread.  Without a jump, a row is inserted only if it differs considerably
+    from the newest one.  If the disk is full, nothing is stored, and the next call catches up.
 
     Raises:
         NotWritableError: nothing was stored.

@@ -121,11 +121,11 @@ def test_shortage_names_the_setting_and_its_value(rig: Rig) -> None:
     rig.space.bounds = DiskSpaceBounds(free_bytes=512 << 20, max_bytes=10 << 30)
     rig.look(0)
     assert rig.detail == (
-        "less than storage.free_bytes, 512 MiB, is free on the disk; "
-        "publishing resumes once 768 MiB are"
+        "the disk has less free space than storage.free_bytes (512 MiB); "
+        "publishing resumes once 768 MiB are free"
     )
     rig.look(1 << 40, 11 << 30)
-    assert "10 GiB, is in use in the database; publishing resumes below 9.4 GiB" in rig.detail
+    assert "storage.max_bytes (10 GiB); publishing resumes below 9.4 GiB" in rig.detail
 
 
 def test_changed_bounds_count_at_the_next_look(rig: Rig) -> None:
