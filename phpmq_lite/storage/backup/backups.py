@@ -274,7 +274,7 @@ def check_space(folder: Path, need: int) -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise StorageFullError(f"{folder} has {free:,} bytes free, but the operation needs {need:,}")
+        raise StorageFullError(f"{folder} has {free:,} bytes free, but this needs {need:,}")
 
 
 def verify_backup(backup: Backup) -> None:

@@ -1,4 +1,4 @@
-"""Which mount a path is on, and which kinds are refused."""
+"""Which mount contains a path, and which file systems are refused."""
 
 import pytest
 
@@ -27,9 +27,9 @@ def test_mounts_are_read_with_their_escapes() -> None:
     [
         ("/", "ext4"),
         ("/home/ann", "ext4"),
-        ("/home/ann/shared", "ext4"),  # a name that only begins the same
+        ("/home/ann/shared", "ext4"),  # a name with the same beginning
         ("/mnt/with blank/data/phpmq.db", "fuse.sshfs"),
-        ("/home/ann/share/data", "tmpfs"),  # mounted over the other
+        ("/home/ann/share/data", "tmpfs"),  # mounted over the other mount
     ],
 )
 def test_path_is_on_its_deepest_and_latest_mount(path: str, kind: str) -> None:

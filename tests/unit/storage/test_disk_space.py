@@ -1,4 +1,4 @@
-"""When publishing stops and goes on, and what becomes of the ballast; the disk is a number here."""
+"""When publishing stops and resumes, and what happens to the ballast, on a simulated disk."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ LOCKED = NotWritableError("locked")
 def test_watermark_remembers_the_last_bound_that_was_passed(
     seen: list[int], least: int, gap: int
 ) -> None:
-    """Compare it with a list of all values, searched from the end."""
+    """Compare the watermark with a backwards search through all values."""
     mark = LowWatermark()
     for at, left in enumerate(seen):
         found = mark.update(left, least, least + gap)
@@ -41,14 +41,14 @@ def test_watermark_remembers_the_last_bound_that_was_passed(
         assert found is mark.is_short is (last is not None and last < least)
 
 
-# -- a space on a disk
+# -- disk space
 
 
 class Rig:
     """A DiskSpace on a simulated disk and clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.room = 0  # what is free without the ballast
+        self.room = 0  # free space without the ballast
         self.is_broken = False
         self.now_s = 0.0
         self.waits_s: list[float] = []
@@ -82,7 +82,7 @@ class Rig:
         return self.space.write_problem
 
     def look(self, room: int, used: int = 0) -> tuple[str, str] | None:
-        """Measure with this room; return code and reason of the shortage, if there is one."""
+        """Measure with this room; return the code and reason of any shortage."""
         self.room = room
         self.space.measure(used)
         found = self.space.shortage
@@ -172,7 +172,7 @@ def test_ballast_is_deleted_at_start_when_it_is_disabled(rig: Rig, tmp_path: Pat
 
 def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(rig: Rig) -> None:
     rig.look(2 * LEAST)
-    rig.space.wait_after(FULL)  # the same once more, at once
+    rig.space.wait_after(FULL)  # retry immediately
     assert (rig.waits_s, rig.has_ballast(), rig.problem()) == ([], False, None)
     assert rig.space.shortage is not None
     assert rig.space.shortage.reason == DISK_FULL[1]
@@ -184,7 +184,7 @@ def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(ri
 
 
 def test_full_disk_without_any_reserve_stops_publishing_until_a_batch_has_room(rig: Rig) -> None:
-    """Else each look would begin it again, and the next batch would meet the same full disk."""
+    """Otherwise each measurement would resume publishing onto the same full disk."""
     rig.space.bounds = DiskSpaceBounds()
     rig.space.wait_after(FULL)
     rig.space.note_stored()  # an acknowledgement
@@ -205,7 +205,7 @@ def test_full_disk_without_any_reserve_stops_publishing_until_a_batch_has_room(r
 def test_publishing_resumed_with_a_reserve_and_more_room_never_stops_it(
     bounds: DiskSpaceBounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the next full disk would find acknowledgements without one."""
+    """Otherwise acknowledgements would have no reserve when the disk is full again."""
     goes_on = []
     for room in range(0, 4 * LEAST, 50):
         folder = tmp_path / str(room)
@@ -229,7 +229,7 @@ def test_full_disk_without_ballast_is_waited_for_as_long_as_it_takes(rig: Rig) -
         rig.space.wait_after(FULL)
     assert len(rig.waits_s) == 100
     assert rig.problem() == "the disk is full"
-    assert rig.changes == 2  # the shortage and the trouble
+    assert rig.changes == 2  # the shortage and the write problem
     rig.space.note_stored()
     rig.space.note_stored()
     assert rig.problem() is None
@@ -259,7 +259,7 @@ def test_time_limit_starts_again_after_a_successful_write(rig: Rig) -> None:
 
 def test_start_on_a_full_disk_gives_up_the_ballast_and_publishes_nothing(rig: Rig) -> None:
     rig.look(2 * LEAST)
-    rig.room = 400 + 199  # of which the ballast has 400
+    rig.room = 400 + 199  # including 400 of the ballast
     rig.space.prepare()
     assert not rig.has_ballast()
     assert rig.look(599) == DISK_FULL

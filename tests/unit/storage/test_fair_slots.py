@@ -1,4 +1,4 @@
-"""Slots that several share: by turns, and nothing is lost when somebody stops waiting."""
+"""Shared slots: owners take turns, and no slot is lost when a waiter is cancelled."""
 
 import asyncio
 from collections import Counter
@@ -38,7 +38,7 @@ async def test_freed_slot_goes_to_the_owner_that_holds_fewest() -> None:
     slots, served = FairReadSlots(3), list[str]()
     tasks = await begin(slots, "aabaab", served)
     assert slots.waiting == Counter(a=2, b=1)
-    slots.release("a")  # each of the two holds one now, and "a" came first
+    slots.release("a")  # both hold one slot now, and "a" came first
     slots.release("b")
     await asyncio.sleep(0)
     assert served[3:] == ["a", "b"]

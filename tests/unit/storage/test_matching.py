@@ -1,4 +1,4 @@
-"""Text and patterns in large bodies: as SQLite finds them, in pieces, each looked at once."""
+"""Text and patterns in large bodies match as in SQLite, and each piece is read once."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ TEXTS = st.text("ab\u00e9[?*", max_size=12)
 
 @pytest.fixture(scope="module", autouse=True)
 def small_pieces() -> Iterator[None]:
-    """Pieces of three characters: what is looked for lies across their borders."""
+    """Use pieces of three characters, so that matches cross their borders."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read_connections, "PIECE", 3)
         yield
@@ -55,7 +55,7 @@ def test_pattern_matches_what_it_matches_in_sqlite(
 def test_work_grows_with_the_body_and_not_with_the_pattern(
     glob: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each piece is looked at once for each part, and the time is checked ahead of it."""
+    """Each piece is read once for each part, after a check of the time."""
     monkeypatch.setattr(read_connections, "PIECE", PIECE)
     pieces, parts = 4, glob.count("*")
     checks: list[None] = []

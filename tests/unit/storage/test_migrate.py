@@ -1,4 +1,4 @@
-"""A migration's text falls into statements where SQLite says so."""
+"""A migration is split into statements where SQLite ends them."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from phpmq_lite.storage.migrate import split_statements
         ("SELECT ';'; SELECT \";\";", ["SELECT ';';", ' SELECT ";";']),
         ("-- a; b\nSELECT 1; -- c;\n", ["-- a; b\nSELECT 1;", " -- c;\n"]),
         ("/* ; */ SELECT 1;", ["/* ; */ SELECT 1;"]),
-        ("SELECT 1", ["SELECT 1"]),  # SQLite takes it, or says what is missing
+        ("SELECT 1", ["SELECT 1"]),  # SQLite accepts it or reports what is missing
         (
             "CREATE TRIGGER t AFTER INSERT ON a BEGIN DELETE FROM b; DELETE FROM c; END; SELECT 1;",
             [

@@ -12,7 +12,7 @@ from phpmq_lite.storage.statements import SIZES, MultiRowStatement, load, many
 
 
 class Recorder:
-    """Takes statements as a connection does; remembers how many parameters each had."""
+    """Accepts statements like a connection, and records how many parameters each had."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -61,7 +61,7 @@ def test_rows_are_run_in_few_fixed_sizes(count: int, sizes: list[int]) -> None:
 
 @given(count=st.integers(0, 3_000))
 def test_number_of_texts_stays_small(count: int) -> None:
-    """So that the statement cache hits."""
+    """A small number keeps the statements cached."""
     recorder = Recorder()
     MultiRowStatement("DELETE FROM t WHERE a IN ({rows:?})").run(
         recorder.execute, list(range(count))

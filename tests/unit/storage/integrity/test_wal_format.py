@@ -1,4 +1,4 @@
-"""The checksum of many frames at once is that of SQLite's description, word by word."""
+"""The checksums of many frames at once equal those computed word by word, as SQLite does."""
 
 import io
 import random
@@ -22,7 +22,7 @@ ORDERS = get_args(Order)
 
 
 def word_by_word(data: bytes, order: Order, seed: Checksum) -> Checksum:
-    """As in https://www.sqlite.org/fileformat2.html#checksum_algorithm."""
+    """Follow https://www.sqlite.org/fileformat2.html#checksum_algorithm."""
     first, second = seed
     for x, y in struct.iter_unpack("<II" if order == "little" else ">II", data):
         first = (first + x + second) % 2**32

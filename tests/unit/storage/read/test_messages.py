@@ -1,4 +1,4 @@
-"""Message ids as the admin reads them."""
+"""Message ids as the admin interface parses them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Patterns of a search: what everything begins with that they match."""
+"""Search patterns: the prefix shared by everything that a pattern matches."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def test_pattern_begins_with_the_text_ahead_of_its_first_mark(pattern: str, star
 
 @given(st.text(), st.text())
 def test_range_has_all_that_begins_with_a_text_and_nothing_else(start: str, other: str) -> None:
-    """As SQLite compares: by the bytes of UTF-8."""
+    """SQLite compares the bytes of UTF-8."""
     assert literal_prefix(escape_pattern(start)) == start
     end = prefix_end(start)
     if end is None:

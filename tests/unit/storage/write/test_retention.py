@@ -1,4 +1,4 @@
-"""Which rows leave: the pure part of retention."""
+"""Which rows are removed: the part of retention without I/O."""
 
 from phpmq_lite.storage.write.retention import RetentionBounds, RetentionSlice
 
