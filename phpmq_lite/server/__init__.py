@@ -1,1 +1,1 @@
-"""The process around the core: the engine's loop, TCP sessions, listeners, live figures."""
+"""The layer around the core: the engine's loop, TCP sessions, listeners and live figures."""

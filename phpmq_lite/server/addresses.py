@@ -16,7 +16,7 @@ from phpmq_lite.settings import Settings
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-LONGEST_UNIX_PATH: Final = 107  # bytes; the kernel's field has 108 with the final zero
+LONGEST_UNIX_PATH: Final = 107  # bytes; the kernel's field holds 108 with the terminating zero
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,9 +24,9 @@ class ListenAddress:
     """An address to listen on; port 0 means any free port."""
 
     kind: Literal["tcp", "unix"]
-    host: str = ""  # a name or an address, IPv6 without brackets
+    host: str = ""  # host name or IP address; IPv6 without brackets
     port: int = 0
-    path: Path = Path()  # of a Unix socket
+    path: Path = Path()  # path of the Unix socket
 
     def __str__(self) -> str:
         if self.kind == "unix":
@@ -35,18 +35,18 @@ class ListenAddress:
 
 
 class PhpmqListener(NamedTuple):
-    """An open PHPMQ listener; ``address`` has the actual port, or the absolute path of a socket."""
+    """An open PHPMQ listener; ``address`` contains the actual port or the absolute socket path."""
 
     address: str
     transport: Literal["tcp", "tls", "unix"]
-    has_ttl: bool  # False: for clients of the older revision
+    has_ttl: bool  # False: clients use the older revision
 
 
 def parse_endpoint(text: str) -> ListenAddress | None:
     """Parse ``HOST:PORT``, ``[IPv6]:PORT`` or ``unix:PATH``; return None for ``none``.
 
     Raises:
-        SettingsError: the text is none of these; the caller adds the setting's name.
+        SettingsError: the text has none of these forms; the caller adds the setting's name.
     """
     text = text.strip()
     if text == "none":
@@ -60,7 +60,7 @@ def parse_endpoint(text: str) -> ListenAddress | None:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         if ":" not in host or parse_address(host) is None:
-            raise SettingsError(f"{text!r} has no IPv6 address in its brackets")
+            raise SettingsError(f"{text!r} has no IPv6 address between its brackets")
     elif ":" in host:
         raise SettingsError(f"{text!r}: an IPv6 address needs brackets, as in [::1]:{port}")
     elif not host or any(char.isspace() for char in host):
@@ -70,11 +70,11 @@ def parse_endpoint(text: str) -> ListenAddress | None:
 
 def _unix_endpoint(path: str) -> ListenAddress:
     if not path or "\0" in path:
-        raise SettingsError("unix: needs the path of a socket")
+        raise SettingsError("unix: must be followed by the path of a socket")
     size = len(path.encode(errors="surrogateescape"))
     if size > LONGEST_UNIX_PATH:
         raise SettingsError(
-            f"{path!r} is {size} bytes long, the limit for a socket is {LONGEST_UNIX_PATH}"
+            f"{path!r} is {size} bytes long; the limit for a socket path is {LONGEST_UNIX_PATH}"
         )
     return ListenAddress("unix", path=Path(path))
 
@@ -99,14 +99,14 @@ def address_text(host: str, port: int) -> str:
 
 
 def is_loopback(endpoint: ListenAddress) -> bool:
-    """Return whether only this machine can connect; ``localhost`` is the only name trusted."""
+    """Return whether only this machine can connect; no name except ``localhost`` is trusted."""
     if endpoint.kind == "unix" or endpoint.host.lower() == "localhost":
         return True
     address = parse_address(endpoint.host)
     return address is not None and address.is_loopback
 
 
-CONTROL_SOCKET: Final = "control.sock"  # in the data folder: a client of it has full rights
+CONTROL_SOCKET: Final = "control.sock"  # in the data folder; its clients have full access
 
 
 def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
@@ -126,10 +126,10 @@ def check_exposed_listeners(
 ) -> None:
     """Refuse listeners that reach beyond loopback without opt-in.
 
-    ``has_admin_user`` reads the database; it is called only if the result matters.
+    ``has_admin_user`` reads the database and is called only if its result matters.
 
     Raises:
-        SettingsError: names the setting, the address and the remedies.
+        SettingsError: a listener is refused; the message names setting, address and remedies.
     """
     problems = [*_tcp_problems(settings), *_admin_problems(settings, has_admin_user)]
     if problems:
@@ -147,8 +147,8 @@ def _tcp_problems(settings: Settings) -> Iterator[str]:
             if not (is_decided or is_loopback(endpoint)):
                 yield (
                     f"{name} {endpoint} reaches beyond this machine, where any client could read "
-                    "and publish: name the allowed networks in tcp.allow, or set tcp.tls_cert and "
-                    "tcp.tls_key, or tcp.open = true"
+                    "and publish: list the allowed networks in tcp.allow, set tcp.tls_cert and "
+                    "tcp.tls_key, or set tcp.open = true"
                 )
 
 
@@ -164,26 +164,26 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
     reaches = f"admin.listen {', '.join(map(str, wide))} reaches beyond this machine"
     if not (admin.initial_password_file or has_admin_user()):
         yield (
-            f"{reaches} and needs an admin user: name a file with the first password in "
-            "admin.initial_password_file, or start on loopback and create one with "
+            f"{reaches} and needs an admin user: set admin.initial_password_file to a file with "
+            "the first password, or start on loopback and create a user with "
             "`phpmq-lite user create NAME` or at /setup"
         )
     if not (admin.tls_cert or admin.trusted_proxies or admin.plaintext):
         yield (
-            f"{reaches} unencrypted: set admin.tls_cert and admin.tls_key, or name the proxy in "
+            f"{reaches} unencrypted: set admin.tls_cert and admin.tls_key, list the proxy in "
             "admin.trusted_proxies, or set admin.plaintext = true"
         )
 
 
-# The name has an IPv6 address, but IPv6 is off.
+# Errors for a name that has an IPv6 address while IPv6 is disabled.
 _MISSING_ADDRESS: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
-    """Bind every address of the host, except those that this machine does not have.
+    """Bind each address of the host, skipping those that this machine does not have.
 
     Raises:
-        OSError: an address is in use or not local, or there is none; nothing stays bound.
+        OSError: an address is in use, or the host has no local address; nothing stays bound.
     """
     found = await asyncio.get_running_loop().getaddrinfo(
         endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -209,7 +209,7 @@ def _bind_address(family: int, address: Any) -> socket.socket:
     try:
         bound.setblocking(False)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:  # [::] and 0.0.0.0 share a port
+        if family == socket.AF_INET6:  # lets [::] and 0.0.0.0 share a port
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(address)
     except BaseException:
@@ -219,10 +219,10 @@ def _bind_address(family: int, address: Any) -> socket.socket:
 
 
 def bind_private(path: Path) -> socket.socket:
-    """Bind a socket that only this account can connect to; the caller listens and unlinks it.
+    """Bind a Unix socket private to this account; the caller must listen on it and unlink it.
 
     Raises:
-        OSError: a program listens there, or the path is not a socket.
+        OSError: another program listens there, or the path is not a socket.
     """
     remove_stale(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -252,5 +252,5 @@ def remove_stale(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # its backlog is full, so a program listens
+            pass  # the backlog is full, so a program is listening
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -1,4 +1,4 @@
-"""Who may connect: allowed networks, connections in total, connections per address."""
+"""Admission of connections: allowed networks, and limits in total and per address."""
 
 import ipaddress
 import os
@@ -12,7 +12,7 @@ from phpmq_lite.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-SPARE_FILES: Final = 64  # for database, readers, admin connections and listeners
+SPARE_FILES: Final = 64  # descriptors for database, readers, admin and listeners
 
 NOT_ALLOWED: Final = "address not in tcp.allow"
 TOO_MANY: Final = "too many connections"
@@ -36,28 +36,28 @@ def max_http_connections(settings: Settings) -> int:
 def open_files_problem(
     connections: int, http_connections: int, files: int, hard: int | None
 ) -> tuple[str, str] | None:
-    """Return a warning if the limit on open files is too low for the configured connections.
+    """Return a problem and its remedy if too few files may be open for the connections.
 
-    ``hard`` is the limit to which this account can raise the number itself; None: no limit.
+    ``hard`` is the highest limit that this account can set itself; None means no limit.
     """
     places = max_connections(connections, files)
     if places >= connections:
         return None
     needed = connections + http_connections + SPARE_FILES
-    remedy = f"LimitNOFILE={needed} in the unit, or `ulimit -n {needed}` before the start"
+    remedy = f"set LimitNOFILE={needed} in the unit, or run `ulimit -n {needed}` before the start"
     if hard is not None and hard < needed:
         remedy = (
-            f"this account may have {hard:,} at most: ask root for LimitNOFILE={needed} in the "
+            f"this account may open at most {hard:,}: ask root for LimitNOFILE={needed} in the "
             f"unit or in /etc/security/limits.conf, or set limits.connections = {places}"
         )
     return (
-        f"{files:,} may be open, so {places:,} of limits.connections, {connections:,}, can connect",
+        f"{files:,} may be open, enough for {places:,} of limits.connections = {connections:,}",
         remedy,
     )
 
 
 def open_files(pid: int | None = None) -> int | None:
-    """Return how many files a process, by default this one, may open; None: no limit.
+    """Return how many files a process (default: this one) may open; None means no limit.
 
     Raises:
         OSError: the process has ended, or belongs to another account.
@@ -70,16 +70,16 @@ def open_files(pid: int | None = None) -> int | None:
 
 
 def max_open_files() -> int | None:
-    """Return the limit to which this account can raise its open files; None: no limit."""
+    """Return the highest limit on open files that this account can set; None means no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
 
 
 class Admission:
-    """Counts and limits connections by address: an IP as text, or None for a Unix socket.
+    """Counts and limits connections per address: an IP as text, or None for a Unix socket.
 
-    Unix sockets count as loopback and need no network in ``allow``; loopback over TCP does.
-    ``refused`` counts by reason.  A call costs O(networks + addresses).
+    Unix sockets count as loopback and need no entry in ``allow``; loopback TCP connections do.
+    ``refused`` counts refusals by reason.  Each call costs O(networks + addresses).
     """
 
     __slots__ = ("_allow", "_counts", "_per_address", "_per_loopback", "_reserved", "_total",
@@ -91,14 +91,14 @@ class Admission:
         self._total = total
         self._per_address = per_address
         self._per_loopback = per_loopback
-        self._allow = tuple(allow)  # empty: every address
-        self._counts: Counter[str] = Counter()  # address -> connections, reserved ones included
+        self._allow = tuple(allow)  # empty: all addresses may connect
+        self._counts: Counter[str] = Counter()  # by address, including reserved places
         self._reserved: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
-        """Create it from the settings, within the limit on open files."""
+        """Create an instance from the settings, within the limit on open files."""
         limits, files = settings.limits, open_files()
         return cls(
             limits.connections if files is None else max_connections(limits.connections, files),
@@ -109,22 +109,22 @@ class Admission:
 
     @property
     def capacity(self) -> int:
-        """Connections that fit at the same time."""
+        """Maximum number of concurrent connections."""
         return self._total
 
     @property
     def connections(self) -> int:
-        """Current connections, including TLS handshakes."""
+        """Number of current connections, including TLS handshakes."""
         return self._counts.total()
 
     @property
     def busiest(self) -> int:
-        """Connections of the address that has the most, loopback excluded."""
+        """Largest number of connections from one address, excluding loopback."""
         others = (count for name, count in self._counts.items() if not _normalized(name or None)[1])
         return max(others, default=0)
 
     def admit(self, address: str | None) -> str | None:
-        """Count a connection and return None; or return why it is refused, without counting it.
+        """Count a connection and return None, or return why it is refused without counting it.
 
         Call ``leave`` once for each admitted connection.  A reserved place is used first.
         """
@@ -135,7 +135,7 @@ class Admission:
         return self._count(address)
 
     def leave(self, address: str | None) -> None:
-        """Uncount an admitted connection."""
+        """Stop counting an admitted connection."""
         self._drop(self._counts, _normalized(address)[0])
 
     def reserve(self, address: str | None) -> str | None:
@@ -150,7 +150,7 @@ class Admission:
         return reason
 
     def cancel_reservation(self, address: str | None) -> None:
-        """Uncount a reserved place whose connection never called ``admit``."""
+        """Release a reserved place whose connection never called ``admit``."""
         name, _ = _normalized(address)
         if self._reserved[name]:
             self._drop(self._reserved, name)
@@ -182,14 +182,14 @@ class Admission:
 
     @staticmethod
     def _drop(counts: Counter[str], name: str) -> None:
-        """Subtract one; an address without connections uses no memory."""
+        """Subtract one, and delete the entry of an address without connections."""
         counts[name] -= 1
         if counts[name] <= 0:
             del counts[name]
 
 
 def _normalized(address: str | None) -> tuple[str, bool]:
-    """Return one name for all spellings of an address, and whether it is loopback."""
+    """Return the canonical spelling of an address, and whether it is loopback."""
     if address is None:
         return "", True
     parsed = parse_address(address)

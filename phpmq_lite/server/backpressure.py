@@ -1,4 +1,4 @@
-"""What makes a peer wait, and when a slow peer is disconnected."""
+"""Limits that make a peer wait, and limits after which a slow peer is disconnected."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from phpmq_lite.broker.queue import Connection
 
-# Connections that hold less are always read: pausing them would gain nothing.
+# Connections that hold less are always read, because pausing them would gain nothing.
 FREE_BYTES: Final = 64 << 10
 
 
@@ -19,23 +19,23 @@ class PausableConnection(Protocol):
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for something else and keeps its bytes in memory meanwhile."""
+        """Whether it waits for something else, with its bytes still in memory."""
 
     def pause_reading(self, reason: str) -> None:
-        """Stop reading, for this reason."""
+        """Stop reading for the given reason."""
 
     def resume_reading(self, reason: str) -> None:
-        """Drop a reason not to read."""
+        """Remove a reason not to read."""
 
 
 class ReadBackpressure:
-    """Bounds the bytes that were read and are not yet stored, over all connections.
+    """Limits the bytes that all connections together have read but not yet stored.
 
-    Above the limit, of the connections that hold ``FREE_BYTES`` or more only the one that has
-    waited longest is read, so one message can always be completed; acknowledgements and small
-    messages pass.  The effective bound is the limit plus ``FREE_BYTES`` and one read per
-    connection.  See ``docs/operate/security.md`` 9.
-    ``report`` costs O(1), above the limit O(connections that hold bytes).
+    Above the limit, only one of the connections that hold ``FREE_BYTES`` or more is read: the one
+    that has waited longest.  So one message can always be completed.  Acknowledgements and small
+    messages still pass.  The effective bound is the limit plus ``FREE_BYTES`` and one read per
+    connection; see ``docs/operate/security.md``, section 9.  ``report`` costs O(1) below the limit
+    and O(connections that hold bytes) above it.
     """
 
     REASON = "memory"
@@ -43,8 +43,8 @@ class ReadBackpressure:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
-        self.limit_hits = 0  # the limit was reached
-        # Bytes held, by connection; the one that has waited longest comes first.
+        self.limit_hits = 0  # times that the limit was reached
+        # Bytes held by each connection; the one that has waited longest comes first.
         self._waiting: dict[PausableConnection, int] = {}
         self._held: set[PausableConnection] = set()
 
@@ -72,7 +72,7 @@ class ReadBackpressure:
             reader.pause_reading(self.REASON)
 
     def _oldest(self) -> PausableConnection | None:
-        """Return the connection that may complete its message; a parked one cannot."""
+        """Return the connection that may complete its message; parked connections cannot."""
         for reader, size in self._waiting.items():
             if size >= FREE_BYTES and not reader.is_parked:
                 return reader
@@ -89,9 +89,9 @@ class ReadBackpressure:
             reader.resume_reading(self.REASON)
 
 
-REASON: Final = "resident"  # why a publisher is not read
+REASON: Final = "resident"  # why reading from a publisher is paused
 CGROUP_SHARE: Final = 0.6
-_BRIEF_READ_S: Final = 0.01  # a paused publisher is read this long once a second
+_BRIEF_READ_S: Final = 0.01  # how long a paused publisher is read, once a second
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -106,7 +106,7 @@ def memory_bound(setting: int, files: Iterable[Path] = _CGROUP_LIMITS) -> int:
     for file in files:
         try:
             return min(setting, int(int(file.read_text(encoding="ascii")) * CGROUP_SHARE))
-        except (OSError, ValueError):  # no such limit: the file does not exist, or has the word max
+        except (OSError, ValueError):  # no limit: the file is missing, or contains the word max
             continue
     return setting
 
@@ -121,19 +121,19 @@ class MemoryLimiter:
     """Pauses publishers while the process uses more memory than ``bound_bytes``.
 
     Consumers are still read, because their acknowledgements free memory.  Paused publishers are
-    read briefly once a second: memory that Python has freed does not always return to the system,
-    and they must not wait forever.
+    read briefly once a second, because Python does not return all freed memory to the system and
+    publishers must not wait forever.
     """
 
     def __init__(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
-        self.resident_bytes = 0  # at the last check
-        self.limit_hits = 0  # the limit was reached
+        self.resident_bytes = 0  # as of the last check
+        self.limit_hits = 0  # times that the limit was reached
         self._is_on = False
         self._held: set[Publisher] = set()
 
     def check(self, sessions: Collection[Publisher], resident: int) -> None:
-        """Pause or resume publishers for this memory usage; call about once a second."""
+        """Pause or resume publishers according to memory usage; call about once a second."""
         self.resident_bytes = resident
         was_on, self._is_on = self._is_on, resident > self.bound_bytes
         self.limit_hits += self._is_on and not was_on
@@ -170,8 +170,9 @@ class WriteProgress:
     def has_progress(self, transport: asyncio.Transport) -> bool:
         """Return whether the peer has accepted anything since the last call.
 
-        For TCP on Linux, by what the peer's system has acknowledged; otherwise by the write buffer.
-        A peer's system accepts more once a sixteenth of its own buffer was read.
+        For TCP on Linux, compare the bytes that the peer's system has acknowledged; otherwise the
+        size of the write buffer.  A peer's system accepts more data once a sixteenth of its own
+        buffer has been read.
         """
         unsent, acked = transport.get_write_buffer_size(), acked_bytes(transport)
         is_less = unsent < self._unsent
@@ -181,38 +182,38 @@ class WriteProgress:
 
 
 def acked_bytes(transport: asyncio.Transport) -> int | None:
-    """Return how many bytes the peer's system has acknowledged; None if the socket cannot tell."""
+    """Return how many bytes the peer's system has acknowledged; None if that is unknown."""
     used = transport.get_extra_info("socket")
     if used is None or sys.platform != "linux":
         return None
     try:
         info = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    except (OSError, ValueError):  # not TCP; or closed just now, when uvloop raises ValueError
+    except (OSError, ValueError):  # not TCP, or just closed (uvloop raises ValueError)
         return None
     return int.from_bytes(info[_ACKED], sys.byteorder) if len(info) == _INFO_BYTES else None
 
 
-# Why a connection was closed after passing a limit.
+# Reasons for closing a connection that exceeded a limit.
 TOO_SLOW: Final = "a message took too long to arrive"
 NOT_READ: Final = "the peer does not read"
 NOT_TAKEN: Final = "the peer does not read the remaining data"
 SILENT: Final = "idle while connections are scarce"
-IDLE_S: Final = 10  # allowed once four fifths of the connections are in use
+IDLE_S: Final = 10  # idle time allowed once four fifths of the connections are in use
 
 
 @dataclass(slots=True, frozen=True)
 class SlowPeerLimits:
-    """How slow a peer may be; see ``docs/operate/security.md`` 9."""
+    """Limits on how slow a peer may be; see ``docs/operate/security.md``, section 9."""
 
-    frame_s: int = 60  # to complete a frame that has begun,
-    frame_bytes_per_s: int = 64 << 10  # or longer, at this rate or above
-    write_s: int = 30  # without progress, with a full write buffer or data left at the end
-    silent_s: int = IDLE_S  # without waiting for anything, once connections are scarce
-    places: int = 500  # connections in total; scarce once four fifths are used
+    frame_s: int = 60  # time to complete a frame that has begun
+    frame_bytes_per_s: int = 64 << 10  # a frame that keeps this rate may take longer
+    write_s: int = 30  # time without progress while blocked or closing
+    silent_s: int = IDLE_S  # idle time allowed once connections are scarce
+    places: int = 500  # maximum number of connections; scarce once four fifths are in use
 
 
 class TimedSession(Protocol):
-    """A session whose times are compared with ``SlowPeerLimits``, on the event loop's clock."""
+    """A session whose times, on the event loop's clock, are compared with ``SlowPeerLimits``."""
 
     frame_began_at: float | None
     blocked_at: float | None
@@ -223,11 +224,11 @@ class TimedSession(Protocol):
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of the incomplete frame."""
+        """Bytes received of the incomplete frame."""
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it has no credit and no incomplete frame."""
+        """Return whether it has neither credit nor an incomplete frame."""
 
 
 AnySession = TypeVar("AnySession", bound=TimedSession)
@@ -250,9 +251,10 @@ def overdue_reason(session: TimedSession, now_s: float, limits: SlowPeerLimits) 
 def idle_sessions(
     sessions: Iterable[AnySession], now_s: float, limits: SlowPeerLimits
 ) -> list[AnySession]:
-    """Return idle sessions, the longest idle first: no credit and no incomplete frame.
+    """Return sessions without credit or an incomplete frame, longest idle first.
 
-    Sessions that wait for a paused or full queue are included; immediately if their peer has left.
+    Sessions that wait for a paused or full queue are included.  If the peer has left, a session
+    counts as idle immediately.
     """
     silent = [
         session
@@ -263,7 +265,7 @@ def idle_sessions(
 
 
 def exclude_time(session: TimedSession, seconds: float) -> None:
-    """Exclude a time in which the process was suspended and could not read."""
+    """Exclude from the timeouts a period in which the process was suspended."""
     session.last_read_at += seconds
     if session.frame_began_at is not None:
         session.frame_began_at += seconds

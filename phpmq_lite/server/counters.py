@@ -1,4 +1,4 @@
-"""Counters of connections and commits, and smoothed rates; read by the admin."""
+"""Counters of connections and commits, and smoothed rates, for the admin."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -16,14 +16,14 @@ class ConnectionCounters:
     clients_opened: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    protocol_errors: Counter[str] = field(default_factory=Counter)  # by code of the grammar
+    protocol_errors: Counter[str] = field(default_factory=Counter)  # by error code
     closed: Counter[str] = field(default_factory=Counter)  # by reason
-    paused: Counter[str] = field(default_factory=Counter)  # times a peer was not read, by reason
+    paused: Counter[str] = field(default_factory=Counter)  # pauses in reading, by reason
     late: int = 0  # dispatches not sent because their deadline passed during the commit
     inspector: Inspector = field(default_factory=Inspector)
 
 
-# Upper bounds of the histograms; each has one more bucket for larger values.
+# Upper bounds of the histogram buckets; one more bucket counts larger values.
 COMMIT_BOUNDS_S: Final = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 )  # fmt: skip
@@ -31,7 +31,7 @@ BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
 class CommitCounters:
-    """Commits since the start.  A batch that only loads is counted, but is in no histogram."""
+    """Counters of commits since the start.  Batches that only load rows are in no histogram."""
 
     __slots__ = ("batch_counts", "batch_sum", "count", "last_ms", "seconds_counts", "seconds_sum")
 
@@ -57,17 +57,17 @@ class CommitCounters:
 
 
 SMOOTHING_S: Final = 10.0  # time constant of the smoothing
-_MIN_RATE: Final = 0.01  # smaller rates become 0
+_MIN_RATE: Final = 0.01  # smaller rates are rounded to 0
 
 
 class SmoothedRate:
-    """A smoothed rate per second.  A sample costs nothing while the count does not change."""
+    """A smoothed rate per second.  Sampling is free while the count does not change."""
 
     __slots__ = ("_count", "per_s")
 
     def __init__(self) -> None:
         self.per_s = 0.0
-        self._count = 0  # at the last sample
+        self._count = 0  # count at the last sample
 
     def sample(self, count: int, elapsed_s: float) -> None:
         """Update the rate with the current count and the time since the last sample."""

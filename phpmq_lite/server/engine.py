@@ -1,13 +1,13 @@
-"""The loop that everything goes through: decide, record, act.
+"""The engine, whose loop runs every command: decide, record, act.
 
 While the writer stores one batch, the next one is open: the clock is read once, and the core
 decides on the commands that arrive.  When the writer is free again, one transaction stores the
-open batch, and only then are clients notified.  A message that was stored earlier may be sent
-before the commit: a consumer never sees one that is not stored, and after a crash it would be
+open batch, and only then are clients notified.  Messages that were stored earlier may be sent
+before the commit: consumers still see only stored messages, and after a crash these would be
 redelivered in any case.
 
-A batch that loads something is waited for: the core takes in what was loaded before it decides on
-anything else, so that no row is older than what it knows.
+If a batch loads rows, the core waits for them before it decides on anything else, so that no row
+is older than the state in memory.
 """
 
 import asyncio
@@ -34,29 +34,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Operation = Callable[Concatenate[Broker, Callable[[T], None], P], None]
 
-REPLY_S: Final = 30.0  # for an operator's operation
+REPLY_S: Final = 30.0  # how long an operator's operation waits for its reply
 _MAINTENANCE_S = 1.0
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 
 
 class BatchStore(Protocol):
-    """What the engine needs of a database: ``storage.write.writer.Writer`` for SQLite."""
+    """The engine's interface to a database; ``storage.write.writer.Writer`` implements it."""
 
     @property
     def needs_maintenance(self) -> bool:
-        """Whether maintenance should run before its next time."""
+        """Whether maintenance should run earlier than scheduled."""
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store a batch in one transaction, then load what it requests.
 
-        The future raises OutcomeUnknownError if the batch may or may not be stored.
+        The future raises OutcomeUnknownError if it is unknown whether the batch is stored.
         """
 
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
-        """Store a jump of the wall clock before the batches that follow."""
+        """Store a jump of the wall clock, before the batches that follow."""
 
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
-        """Do a slice of maintenance between two batches; return True to be called again."""
+        """Run a slice of maintenance between two batches; return True if more slices follow."""
 
     def check_files(self) -> None:
         """Raise DatabaseReplacedError if the database was removed or replaced."""
@@ -67,11 +67,11 @@ class _Commit(NamedTuple):
 
     batch: Batch
     done: asyncio.Future[LoadedRows | None]
-    began_at: float  # of time.perf_counter
+    began_at: float  # on the clock of time.perf_counter()
 
 
 class Engine:
-    """Owns the core and is the only one that calls it.  ``run`` returns after ``stop``."""
+    """Owner and only caller of the core.  ``run`` returns after ``stop``."""
 
     def __init__(self, core: Broker, writer: BatchStore, clock: Clock) -> None:
         self.core = core
@@ -83,24 +83,24 @@ class Engine:
         self.yielded = CooperativeTasks()
         self._writer = writer
         self._maintenance: asyncio.Task[None] | None = None
-        self._maintained_at = 0.0  # when maintenance began last, on the event loop's clock
+        self._maintained_at = 0.0  # when maintenance last began, on the event loop's clock
         self._inbox: deque[Command] = deque()
-        self._retried: list[Command] = []  # waited for rows to be loaded, run before the inbox
-        self._loop: asyncio.AbstractEventLoop  # from ``run`` on
-        self._ended: asyncio.Future[None] | None = None  # while it runs
-        self._is_scheduled = False  # a run of the loop is scheduled, or under way
+        self._retried: list[Command] = []  # waited for rows; run before the inbox
+        self._loop: asyncio.AbstractEventLoop  # set by ``run``
+        self._ended: asyncio.Future[None] | None = None  # set while ``run`` is running
+        self._is_scheduled = False  # a run of the loop is scheduled or in progress
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # on the event loop's clock
-        self._open: Batch | None = None  # what the core decides on
+        self._open: Batch | None = None  # the batch that the core is filling
         self._ack_delay = AckCommitDelay()
-        self._commit: _Commit | None = None  # what the writer stores
-        self._took_s = 0.0  # the last commit that ended
+        self._commit: _Commit | None = None  # the batch that the writer is storing
+        self._took_s = 0.0  # duration of the last completed commit
         self._loaded: LoadedRows | None = None
         self._background = BackgroundThread(self.submit)
 
     @property
     def waiting(self) -> int:
-        """Commands that no batch has taken yet."""
+        """Number of commands that no batch has taken yet."""
         return len(self._inbox) + len(self._retried) + self.flow_control.waiting_publishers
 
     # -- commands
@@ -115,10 +115,10 @@ class Engine:
         self._retried.append(command)
 
     def check_files(self) -> None:
-        """Check that the database is the file that was opened; callable from any thread.
+        """Check that the database is still the file that was opened; callable from any thread.
 
         Raises:
-            DatabaseReplacedError: it is not; the process is about to end.
+            DatabaseReplacedError: it was removed or replaced; the process is about to exit.
         """
         self._writer.check_files()
 
@@ -132,14 +132,14 @@ class Engine:
         """Run ``operation(core, reply, *args)`` and return what it replies, after the commit.
 
         Raises:
-            RefusedError: the core refuses it; nothing has changed.
+            RefusedError: the core refuses the operation; nothing has changed.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def reply(result: Any) -> None:
             if future.done():
                 return
-            if isinstance(result, RefusedError):  # it was refused after it had waited
+            if isinstance(result, RefusedError):  # the operation waited, and was then refused
                 future.set_exception(result)
             else:
                 future.set_result(result)
@@ -157,11 +157,11 @@ class Engine:
     async def run_operation(
         self, operation: Operation[T, P], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Like ``call``, for the admin: wait at most 30 s.
+        """Like ``call``, but wait at most 30 s; for the admin.
 
         Raises:
-            RefusedError: the core refuses it; nothing has changed.
-            TimeoutError: there was no reply in time; the operation may still be done.
+            RefusedError: the core refuses the operation; nothing has changed.
+            TimeoutError: there was no reply in time; the operation may still be carried out.
         """
         async with asyncio.timeout(REPLY_S):
             return await self.call(operation, *args, **kwargs)
@@ -169,11 +169,11 @@ class Engine:
     # -- the loop
 
     async def run(self) -> None:
-        """Run until ``stop`` was called and all work is done.
+        """Run until ``stop`` has been called and all work is done.
 
-        The work is done in callbacks of the event loop, not in this task.  With a future, a timer
-        and a step of the task for each wait, and a pragma around each BEGIN, one message in flight
-        took 310 instead of 280 µs of processor time.
+        The work is done in event loop callbacks, not in this task.  With a future, a timer and a
+        task step for each wait, and a pragma around each BEGIN, one message in flight took 310 µs
+        of CPU time instead of 280 µs.
 
         Raises:
             OutcomeUnknownError: a commit failed; the state in memory is invalid, stop the process.
@@ -199,7 +199,7 @@ class Engine:
         ended = self._ended
         if ended is None or ended.done():
             return
-        self._is_scheduled = True  # commands that arrive now need no other run
+        self._is_scheduled = True  # commands that arrive now do not need another run
         try:
             if has_waited and not (self._commit or self._open or self.waiting):
                 self._run_maintenance(is_idle=True)
@@ -218,23 +218,23 @@ class Engine:
                     self._decide()
                     if self._commit is None and not self._delays_commit:
                         self._send_results(self._record())
-            if self._commit is None:  # its end runs the loop again
+            if self._commit is None:  # the end of a commit runs the loop again
                 if self.is_stopping and self._is_done:
                     ended.set_result(None)
                 self._set_timer(delay_s)
         except (Exception, asyncio.CancelledError) as error:
             failure = error
             if isinstance(error, StopIteration | asyncio.CancelledError):
-                failure = RuntimeError(f"the engine has stopped: {error!r}")  # these end no future
+                failure = RuntimeError(f"the engine has stopped: {error!r}")  # not valid in futures
                 failure.__cause__ = error
             ended.set_exception(failure)
         self._is_scheduled = False
 
     def _finish_commit(self, stored: Batch) -> None:
         """Start the next commit, and send the results of the one that has ended."""
-        done = self._record()  # before the results: the writer is free
+        done = self._record()  # before sending results, because the writer is idle
         self._send_results(stored)
-        if self._commit is not None:  # it may dispatch what has just been stored
+        if self._commit is not None:  # may dispatch what has just been stored
             self._send_stored(self._commit.batch)
         self._send_results(done)
         self.commits.record(stored, self._took_s)  # last, because no client waits for it
@@ -247,7 +247,7 @@ class Engine:
         )
 
     async def pause(self) -> None:
-        """Yield to the event loop, and continue between two batches; for work that may wait."""
+        """Yield to the event loop and resume between two batches; for work that is not urgent."""
         await asyncio.sleep(0)
         if self._commit is not None:
             await self.yielded.wait()
@@ -259,10 +259,10 @@ class Engine:
 
     @property
     def _delay_s(self) -> float:
-        """Return how long to wait if no command arrives; 0 or less: something is due."""
+        """Return how long to wait if no command arrives; 0 or less means something is due."""
         delay_s = _MAINTENANCE_S
         if self._commit is not None:
-            return delay_s  # what is due could not be stored
+            return delay_s  # the writer is busy and could store nothing
         if self._open is not None:
             return self._ack_delay.ends_at - self._loop.time()
         if (wake_ms := self.core.next_wake_ms) is not None:
@@ -270,7 +270,7 @@ class Engine:
         return delay_s
 
     def _set_timer(self, delay_s: float) -> None:
-        """Run again after this time at the latest: an earlier timer stays as it is."""
+        """Run the loop again after ``delay_s`` at the latest; an earlier timer is kept."""
         at = self._loop.time() + delay_s
         if self._timer is not None:
             if self._timer_at <= at:
@@ -305,7 +305,7 @@ class Engine:
 
     @property
     def _may_decide(self) -> bool:
-        """Return whether the core may continue: all is loaded, and the batch has room."""
+        """Return whether the core may decide: all rows are loaded, and the batch has room."""
         commit, batch = self._commit, self._open
         if commit is None:
             return True
@@ -330,7 +330,7 @@ class Engine:
         )
 
     def _decide(self) -> None:
-        """Open a batch, if there is none, decide on the inbox, and send what is stored already."""
+        """Open a batch if there is none, decide on the inbox, and send messages already stored."""
         core, inbox = self.core, self._inbox
         now = self.clock.now()
         if self.clock.is_disturbed:
@@ -345,7 +345,7 @@ class Engine:
                 command(core)
         else:
             core.update_clock(now)
-        for _ in range(len(inbox)):  # a command that submits itself again comes after the others
+        for _ in range(len(inbox)):  # a command that resubmits itself runs after the others
             if self._is_full(batch):
                 break
             inbox.popleft()(core)
@@ -355,7 +355,7 @@ class Engine:
             self._send_stored(batch)
 
     def _handle_clock_change(self, now: ClockReading) -> None:
-        """Store a clock jump before later decisions; exclude time in which the process stood."""
+        """Store a clock jump before later decisions; exclude time the process was suspended."""
         gap_ms, jump_ms = self.clock.take_disturbance()
         if gap_ms:
             self.core.ack_timeouts.postpone(self.core.connections.values(), gap_ms)
@@ -371,17 +371,17 @@ class Engine:
             self._ended.set_exception(failure)
 
     def _send_stored(self, batch: Batch) -> None:
-        """Send messages that were stored earlier: of each connection up to one that was not.
+        """Send each connection the messages stored earlier, up to the first that was not.
 
-        Consumers work on them while the batch is stored: with a credit of 100, a third more
-        messages a second than if they waited for the commit (``benchmarks/profile.md``).
+        Consumers work on them while the batch is being stored.  With a credit of 100, throughput
+        is a third higher than if they waited for the commit (``benchmarks/profile.md``).
         """
         commit = self._commit
         first = batch.first_number if commit is None else commit.batch.first_number
         before = {} if commit is None or commit.batch is batch else commit.batch.sends
         for connection, (dispatches, _) in batch.sends.items():
             if before and before.get(connection, _NOTHING)[0]:
-                continue  # the dispatches of the commit under way come first
+                continue  # the dispatches of the commit in progress come first
             if dispatches and dispatches[0].seq < first:
                 count = next((at for at, m in enumerate(dispatches) if m.seq >= first), None)
                 stored = dispatches[:count]
@@ -396,18 +396,18 @@ class Engine:
         batch = self.core.finish()
         self._open = None
         if not (batch.stores or batch.loads):
-            if batch.sends:  # receipts for what was stored before
+            if batch.sends:  # receipts for messages that were stored earlier
                 self._writer.check_files()
             return batch
         began_at = time.perf_counter()
         done = self._writer.commit(batch)
-        if not done.done():  # otherwise the run under way continues with it
+        if not done.done():  # otherwise the current run continues with it
             done.add_done_callback(self._on_commit_done)
         self._commit = _Commit(batch, done, began_at)
         return None
 
     def _take_stored(self) -> Batch | None:
-        """Return the batch that the writer has stored, and keep what was loaded.
+        """Return the batch that the writer has stored, and keep the rows it loaded.
 
         Raises:
             OutcomeUnknownError: the commit failed.
@@ -437,7 +437,7 @@ class Engine:
             connection.peer.resume()
         for work, use in batch.background:
             self._background.run(work, use)
-        self._run_maintenance(is_idle=False)  # also if all was refused and nothing stored
+        self._run_maintenance(is_idle=False)  # even if everything was refused and nothing stored
 
     def _send(
         self,
@@ -451,7 +451,7 @@ class Engine:
             self.submit_first(lambda core: core.undo_dispatches(connection, unsent))
 
     def _call_taps(self, batch: Batch) -> None:
-        """Call the taps with a batch; one that fails is removed."""
+        """Pass a batch to the taps; remove a tap that fails."""
         for tap in tuple(self.taps):
             try:
                 tap(batch)
@@ -460,7 +460,7 @@ class Engine:
                 _log.exception("tap_failed")
 
     def _run_maintenance(self, *, is_idle: bool) -> None:
-        """Start maintenance if it is due; the next batch waits for its turn in the thread."""
+        """Start maintenance if it is due; the next batch waits behind it in the writer's thread."""
         at = self._loop.time()
         is_due = at - self._maintained_at >= _MAINTENANCE_S
         if not (is_due or self._writer.needs_maintenance):
@@ -482,7 +482,7 @@ class Engine:
                 return
 
     async def end(self) -> None:
-        """Wait for maintenance under way; call after ``run``, before closing the writer."""
+        """Wait for maintenance in progress; call after ``run``, before closing the writer."""
         self._background.close()
         if self._maintenance is not None:
             await self._maintenance

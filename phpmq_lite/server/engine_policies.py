@@ -1,4 +1,4 @@
-"""Policies of the engine: when it delays a commit, when it yields, what runs in the background."""
+"""Engine policies: when to delay a commit, when to yield, what to run in the background."""
 
 import asyncio
 from collections import deque
@@ -9,25 +9,25 @@ from typing import Any, Final
 from phpmq_lite.broker.state import ACKED_KEY
 from phpmq_lite.model import Batch
 
-_ACK_DELAY_S: Final = 0.0009  # below 1 ms, so that a timer, in uvloop's whole ms, ends after it
-_ACK_COMMANDS: Final = 500  # are worth a commit of their own
+_ACK_DELAY_S: Final = 0.0009  # below 1 ms, so that uvloop's timers (whole ms) fire after it
+_ACK_COMMANDS: Final = 500  # this many acknowledgements are committed without delay
 _MAX_DEFER_S: Final = 0.01  # deferred work waits at most this long for a commit; the disk may hang
 
 
 class AckCommitDelay:
-    """Delays the commit of a batch that has nothing but acknowledgements.
+    """Delays the commit of a batch that contains only acknowledgements.
 
-    An acknowledgement has no reply.  Alone it would keep the writer from the publish that follows:
-    with one message in flight this is one commit instead of two.
+    No client waits for an acknowledgement, but its commit would block the publish that follows.
+    With one message in flight, the delay reduces two commits to one.
     """
 
     __slots__ = ("ends_at",)
 
     def __init__(self) -> None:
-        self.ends_at = 0.0  # s, on the event loop's clock
+        self.ends_at = 0.0  # seconds on the event loop's clock
 
     def start(self, now_s: float) -> None:
-        """Allow a delay from now on, because a batch was opened."""
+        """Start the delay of a batch that has just been opened."""
         self.ends_at = now_s + _ACK_DELAY_S
 
     def applies(self, batch: Batch, now_s: float) -> bool:
@@ -44,16 +44,16 @@ class AckCommitDelay:
 class CooperativeTasks:
     """Tasks that run a fraction of a millisecond at a time, between two batches.
 
-    Beside a commit they would cost more than their own time: the writer's thread needs the
-    interpreter some ten times in a commit, and would wait for it each time (commits of 0.6 ms took
-    7 to 13 ms).
+    During a commit they would cost more than their own time: the writer's thread needs the
+    interpreter about ten times per commit and would wait each time (commits of 0.6 ms took 7 to
+    13 ms).
     """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait until the next batch was stored, at most 10 ms."""
+        """Wait until the next batch is stored, but at most 10 ms."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.append(turn)
@@ -74,12 +74,12 @@ class CooperativeTasks:
 
 
 class BackgroundThread:
-    """One thread for long work whose results the core gets in a later batch."""
+    """One thread for long-running work; the core receives the results in a later batch."""
 
     def __init__(self, submit: Callable[[Callable[[Any], None]], None]) -> None:
-        self.pending = 0  # pieces of work whose results no batch has taken yet
+        self.pending = 0  # calls whose results no batch has received yet
         self._submit = submit
-        self._executor = ThreadPoolExecutor(1, "background")  # more would share one interpreter
+        self._executor = ThreadPoolExecutor(1, "background")  # more would share an interpreter
 
     def run(self, work: Callable[[], Any], use: Callable[[Any], None]) -> None:
         """Call ``work`` in the thread, and ``use`` with its result in a later batch."""
@@ -93,7 +93,7 @@ class BackgroundThread:
         future.add_done_callback(lambda _: self._submit(take))
 
     def close(self) -> None:
-        """Start no further work: the process would wait for all of it at its end."""
+        """Cancel work that has not started; otherwise the process would wait for it at exit."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 

@@ -1,6 +1,6 @@
-"""Explains bytes: their frames, framing and revision, and what the broker does with them.
+"""Explains captured bytes: their frames, framing and revision, and how the broker handles them.
 
-Pure: the command ``frame explain`` and the pages pass pasted bytes.
+The functions are pure; the command ``frame explain`` and the pages call them with pasted bytes.
 """
 
 import base64
@@ -39,7 +39,7 @@ _BROKER_TYPES: Final = (b"003", b"007")
 
 
 class UnreadableError(PhpmqError):
-    """The text does not have the given encoding; the message says what is wrong."""
+    """The text is not in the given encoding; the message says why."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,25 +50,25 @@ class WrongByte:
     detail: str
     expected: str
     offset: int
-    before: bytes  # up to ``CONTEXT_BYTES``
-    found: bytes  # up to ``CONTEXT_BYTES``
+    before: bytes  # at most ``CONTEXT_BYTES``
+    found: bytes  # at most ``CONTEXT_BYTES``
 
 
 @dataclass(slots=True, frozen=True)
 class Explanation:
-    """What a connection that begins with these bytes contains.
+    """The contents of a connection that begins with these bytes.
 
-    ``outcomes`` has one text per frame: what the broker does with it, or the client with a frame of
-    the broker.  ``conclusion`` is about the bytes after the last complete frame.
+    ``outcomes`` contains one text per frame, which says what its receiver does with it.
+    ``conclusion`` describes the bytes after the last complete frame.
     """
 
     sender: Literal["client", "broker"]
-    framing: str  # for people: "line framing, LF"
+    framing: str  # for display: "line framing, LF"
     packet_header: int  # bytes: 32 or 36
-    revision: str  # for people
+    revision: str  # for display
     frames: tuple[DissectedFrame, ...]
     outcomes: tuple[str, ...]
-    begun: DissectedFrame | None  # the pieces of an incomplete or invalid frame
+    begun: DissectedFrame | None  # the pieces of a frame that is incomplete or invalid
     wrong: WrongByte | None
     conclusion: str
 
@@ -76,10 +76,10 @@ class Explanation:
 def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
     """Return the bytes that a user pasted or stored in a file.
 
-    ``auto``: raw if the text begins with ``H01``; otherwise hex or base64 if possible; or else raw.
+    ``auto`` means raw if the text begins with ``H01``; otherwise hex or base64 if valid, else raw.
 
     Raises:
-        UnreadableError: the text does not have the encoding that was given.
+        UnreadableError: the text is not in the given encoding.
     """
     bare = b"".join(text.split())
     if encoding == "auto":
@@ -93,7 +93,7 @@ def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
         try:
             return bytes.fromhex(_NO_HEX.sub(b"", text).decode("ascii"))
         except ValueError:
-            raise UnreadableError("not hex: give pairs of the digits 0 to 9 and a to f") from None
+            raise UnreadableError("not hex: use pairs of the digits 0 to 9 and a to f") from None
     if encoding == "base64":
         try:
             return base64.b64decode(bare.translate(bytes.maketrans(b"-_", b"+/")), validate=True)
@@ -103,7 +103,7 @@ def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
 
 
 def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
-    """Explain the bytes of one direction of a connection, from its first byte on.
+    """Explain the bytes that one side of a connection has sent, from the first byte on.
 
     Frames of the broker (003, 007) are recognized by their first message header.
     """
@@ -134,7 +134,7 @@ def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
 
 def _framing(framing: str | None, data: bytes) -> str:
     if framing is None:
-        return "not shown yet: the byte after the first message header shows it"
+        return "not known yet: the byte after the first message header decides"
     if framing == "compact":
         return "compact: no line breaks"
     return "line framing, " + ("CR LF" if data[8:10] == b"\r\n" else "LF")
@@ -150,7 +150,7 @@ def _revision(frames: list[Parsed], shown: Revision | None) -> str:
 
 
 def _outcome(frame: Parsed) -> str:
-    """Return what the broker does with a frame, as described in ``docs/reference/protocol.md``."""
+    """Return how the receiver handles a frame, as described in ``docs/reference/protocol.md``."""
     match frame:
         case Publish(queue, content, ttl_s, key):
             if ttl_s is None:
@@ -163,30 +163,30 @@ def _outcome(frame: Parsed) -> str:
                 return stored + "There is no reply."
             return stored + (
                 f"Reply after the commit with a receipt (007) for the key {_text(key)};"
-                " a repeated key gets a receipt, but is not stored again."
+                " a message that repeats the key gets a receipt, but is not stored."
             )
         case Consume(queue, 0):
             return f"Stop dispatching {queue!r} to this connection; the messages it holds return."
         case Consume(queue, count):
             return (
-                f"Dispatch messages of {queue!r}, at most {count:,} unacknowledged at a time (and"
+                f"Dispatch messages from {queue!r}, at most {count:,} unacknowledged at a time (and"
                 " at most limits.credit). This replaces the previous count; the queue is created if"
                 " it does not exist."
             )
         case Acknowledge(queue, message_id):
-            return f"Settle {_text(message_id)} of {queue!r} as acked. {_HELD}"
+            return f"Settle {_text(message_id)} in {queue!r} as acked. {_HELD}"
         case Requeue(queue, message_id, ttl_s):
             expiry = f"expires after {ttl_s:,} s" if ttl_s else "never expires"
             where = f"Move {_text(message_id)} to the end of {queue!r}"
-            return f"{where}, under the same id; it {expiry} from now on. {_HELD}"
+            return f"{where}, with the same id; from now on it {expiry}. {_HELD}"
         case DeadLetter(queue, message_id):
             where = f"Remove {_text(message_id)} from {queue!r}, whatever its TTL"
             return f"{where}, and store a record in its dead-letter queue. {_HELD}"
         case Dispatch(queue, _, message_id, ttl_s):
             left = "" if ttl_s is None else f"; {ttl_s:,} s left" if ttl_s else "; never expires"
             return (
-                f"The client holds {_text(message_id)} of {queue!r}{left}, until it sends 004, 005"
-                " or 006 or the connection ends."
+                f"The client holds {_text(message_id)} from {queue!r}{left}, until it sends 004,"
+                " 005 or 006, or the connection ends."
             )
         case ReceiptFrame(queue, key, None):
             return f"The message published to {queue!r} with the key {_text(key)} is on disk."
@@ -195,8 +195,8 @@ def _outcome(frame: Parsed) -> str:
 
 
 _HELD: Final = (
-    "This applies if this connection holds the message, or no connection does; otherwise the frame"
-    " is ignored and counted."
+    "This applies if this connection or no connection holds the message; otherwise the frame is"
+    " ignored and counted."
 )
 
 
@@ -220,28 +220,28 @@ def _conclusion(
     error: RemoteProtocolError | None, partial_bytes: int, *, is_from_broker: bool, is_empty: bool
 ) -> str:
     if error is not None and is_from_broker:
-        return "This broker does not write these bytes; its clients would close the connection."
+        return "This broker never sends these bytes; its clients would close the connection."
     if error is not None and error.code == frames.HTTP_REQUEST:
-        return "The broker ignores this and closes the connection: it is HTTP."
+        return "This is HTTP, so the broker ignores it and closes the connection."
     if error is not None:
         return (
             "The broker closes the connection without a reply. Complete frames before the "
-            "invalid byte are processed, nothing after it is read, and the messages that it held "
-            "return."
+            "invalid byte are processed, nothing after it is read, and the messages that the "
+            "connection held return to their queues."
         )
     if is_empty:
         return "There are no bytes."
     if partial_bytes:
         return (
-            f"The last frame is incomplete: {partial_bytes:,} bytes of it are here. The receiver"
-            " waits for the rest; the broker waits for limits.frame_timeout_s, then it closes"
-            " the connection."
+            f"The last frame is incomplete: {partial_bytes:,} bytes of it have arrived. The"
+            " receiver waits for the rest; the broker closes the connection after"
+            " limits.frame_timeout_s."
         )
     return "Every frame is complete; the connection stays open."
 
 
 def as_data(found: Explanation) -> dict[str, Any]:
-    """Return an explanation as JSON values; bytes become text with escapes."""
+    """Return an explanation as JSON values; bytes become text with escape sequences."""
     wrong = found.wrong
     return {
         "sender": found.sender,

@@ -1,4 +1,4 @@
-"""Frames of a connection, in order, as commands to the core; and what to do if one must wait."""
+"""Passes the frames of a connection to the core, in order, and handles those that must wait."""
 
 import asyncio
 from collections import deque
@@ -22,46 +22,46 @@ from phpmq_lite.protocol.frames import (
 )
 from phpmq_lite.server.engine import Engine
 
-FORCED_PUBLISH_S: Final = 0.1  # a parked publisher that also consumes publishes one each 0.1 s
-UNSTORED: Final = "unstored"  # why a session does not read
-_PRELOADED: Final = 500  # frames whose messages are loaded together
+FORCED_PUBLISH_S: Final = 0.1  # interval of publishes if a parked publisher also consumes
+UNSTORED: Final = "unstored"  # reason for not reading from a session
+_PRELOADED: Final = 500  # number of frames whose messages are loaded together
 
 
 @dataclass(slots=True, frozen=True)
 class SessionLimits:
-    """Bounds of one session; ``settings/model.py`` has the defaults."""
+    """Limits for one session; ``settings/model.py`` defines the defaults."""
 
-    unstored_frames: int = 2_000  # read and not yet stored
-    unstored_bytes: int = 2 << 20  # of them, and one message
+    unstored_frames: int = 2_000  # frames read but not yet stored
+    unstored_bytes: int = 2 << 20  # size of these frames, plus one message
     write_buffer_bytes: int = 1 << 20
 
 
 class FrameSession(Protocol):
-    """What frame processing needs of its session."""
+    """A session as frame processing sees it."""
 
     @property
     def connection(self) -> Connection | None:
-        """The connection of the core; None before the first batch and after the last."""
+        """The core's connection; None before the first batch and after the last one."""
 
     @property
     def is_ending(self) -> bool:
         """Whether the connection closes once its frames are processed."""
 
     def pause_reading(self, reason: str) -> None:
-        """Stop reading until ``resume_reading`` was called for every reason."""
+        """Stop reading until ``resume_reading`` has been called for every reason."""
 
     def resume_reading(self, reason: str) -> None:
-        """Drop a reason not to read."""
+        """Remove a reason not to read."""
 
     def finish(self, reason: str) -> None:
         """Close the connection once its frames are processed."""
 
     def on_processed(self, core: Broker) -> None:
-        """Continue after frames were processed."""
+        """Continue after frames have been processed."""
 
 
 class _EndedSession:
-    """In place of a session that has ended, which is then freed without a garbage collection."""
+    """Replaces a session that has ended, so that it is freed without garbage collection."""
 
     connection: Connection | None = None
     is_ending = True
@@ -80,22 +80,22 @@ class _EndedSession:
 
 
 class FrameProcessor:
-    """The frames that a session has read and the broker has not processed."""
+    """The frames that a session has read but the broker has not yet processed."""
 
     def __init__(self, session: FrameSession, engine: Engine, limits: SessionLimits) -> None:
-        self.is_parked = False  # a publish waits for its queue, and all frames after it
-        self.content_bytes = 0  # of the frames
+        self.is_parked = False  # a publish and all frames after it wait for its queue
+        self.content_bytes = 0  # total size of the message contents in the frames
         self._session: FrameSession = session
         self._engine = engine
         self._limits = limits
         self._frames: deque[ClientFrame] = deque()
-        self._is_queued = False  # ``process`` is in the engine's inbox, or in a line
-        self._waits_for: str | None = None  # the queue of that line
-        self._is_forced = False  # store the next parked publish although its queue is full
-        self._validated: ValidatedPublish | None = None  # result for the first frame
+        self._is_queued = False  # ``process`` is in the engine's inbox or in a queue's line
+        self._waits_for: str | None = None  # the queue in whose line it is
+        self._is_forced = False  # store the next parked publish even though its queue is full
+        self._validated: ValidatedPublish | None = None  # verdict on the first frame
 
     def __bool__(self) -> bool:
-        """Return whether there are frames."""
+        """Return whether there are frames left."""
         return bool(self._frames)
 
     def add(self, frames: list[ClientFrame]) -> None:
@@ -111,13 +111,13 @@ class FrameProcessor:
             self._session.pause_reading(UNSTORED)
 
     def submit(self) -> None:
-        """Process the frames in the next batch, unless that is planned already."""
+        """Process the frames in the next batch, unless that is already scheduled."""
         if not self._is_queued and self._frames:
             self._is_queued = True
             self._engine.submit(self.process)
 
     def resume(self) -> None:
-        """Continue after waiting: the queue accepts messages again."""
+        """Continue after waiting, because the queue accepts messages again."""
         self.is_parked = False
         self.submit()
 
@@ -140,7 +140,7 @@ class FrameProcessor:
         if connection is None or not connection.is_open:
             self.clear()
             return
-        if connection.pending:  # commands after a dead letter wait until it is stored
+        if connection.pending:  # commands that follow a dead letter wait until it is stored
             self.is_parked = True
             return
         room = core.limits.batch_commands - batch.commands
@@ -191,21 +191,21 @@ class FrameProcessor:
         self._session.on_processed(core)
 
     def _process_in_next_batch(self) -> None:
-        """Continue in the next batch, whatever else comes in this one."""
+        """Continue at the start of the next batch."""
         self._is_queued = True
         self._engine.submit_first(self.process)
 
     def _must_stop(
         self, core: Broker, connection: Connection, frame: ClientFrame, result: CommandResult
     ) -> bool:
-        """Handle a frame that was not done; return False if the next one may be processed."""
+        """Handle any result but DONE; return False if the next frame may be processed."""
         if result is CommandResult.LOAD:
             ahead = islice(self._frames, _PRELOADED)
             ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
             core.preload([end.message_id for end in ends])
             self._process_in_next_batch()
             return True
-        if result is CommandResult.WAIT:  # other dead letters may wait together with it
+        if result is CommandResult.WAIT:  # dead letters that follow may wait together with it
             self._frames.popleft()
             while self._frames and isinstance(other := self._frames[0], DeadLetter):
                 if apply_frame(core, connection, other) is CommandResult.LOAD:
@@ -224,8 +224,8 @@ class FrameProcessor:
         return not isinstance(frame, Publish) or self._park(core, connection, frame)
 
     def _park(self, core: Broker, connection: Connection, frame: Publish) -> bool:
-        """Wait until the queue accepts messages; a client that also consumes continues slowly."""
-        if self._session.is_ending:  # no client waits any more
+        """Wait until the queue accepts messages; a client that also consumes goes on slowly."""
+        if self._session.is_ending:  # no client is waiting any more
             core.refused["connection ended"] += 1
         elif self._is_forced:
             piece = (frame.queue, frame.content, frame.ttl_s, self._validated)
@@ -246,7 +246,7 @@ class FrameProcessor:
         return False
 
     def _on_validated(self, validated: ValidatedPublish) -> None:
-        """Continue with a large content that was validated in the background."""
+        """Continue after a large content was validated in the background."""
         self._validated = validated
         self.process(self._engine.core)
 
@@ -263,7 +263,7 @@ def apply_frame(
     frame: ClientFrame,
     validated: ValidatedPublish | None = None,
 ) -> CommandResult:
-    """Pass one frame of a connection to the core, with its content's verdict if there is one."""
+    """Pass one frame to the core, with the verdict on its content if there is one."""
     match frame:
         case Publish():
             return core.publish(
@@ -286,16 +286,17 @@ def apply_frames(
     most: int,
     quota: PublishQuota,
 ) -> tuple[int, int]:
-    """Pass the first frames to the core if they are alike and need no check each; remove them.
+    """Pass the first frames to the core as one run if they need no individual checks; remove them.
 
-    They are publishes or acknowledgements, of any queues.  Returns how many, at most ``most`` and
-    what ``quota`` allows, and the bytes of their contents.  Pass the next one to ``apply_frame``.
+    A run consists of publishes or of acknowledgements, for any queues.  Return how many frames were
+    passed, at most ``most`` and what ``quota`` allows, and the total size of their contents.  Pass
+    the next frame to ``apply_frame``.
     """
     first = frames[0]
     count = size = 0
     if type(first) is Acknowledge:
         count = core.acknowledge_run(connection, _acknowledgements(frames, most))
-    elif type(first) is Publish and len(frames) > 1:  # alone it has nothing to share
+    elif type(first) is Publish and len(frames) > 1:  # a single one gains nothing
         runs, publishes = _publishes(core, frames, first, most, quota)
         if publishes:
             bodies = [frame.content for frame in publishes]
@@ -316,13 +317,13 @@ def _publishes(
 ) -> tuple[list[QueueRun], list[Publish]]:
     """Return the first frames that publish to unchecked queues, all with keys or all without.
 
-    As many as ``quota`` allows, and as the batch accepts in bytes of content.
+    Their number is limited by ``quota`` and by the bytes of content that the batch accepts.
     """
     found: list[Publish] = []
     runs: list[QueueRun] = []
     room = core.limits.batch_bytes - core.state.batch.created_bytes
     queue: Queue | None = None
-    name, start, end = "", 0, 0  # of the last run: its places among those found, at most
+    name, start, end = "", 0, 0  # last run: queue, start and highest end in ``found``
     has_key = first.key is not None
     for frame in islice(frames, most):
         if type(frame) is not Publish or (found and room <= 0):
@@ -349,7 +350,7 @@ def _publishes(
 
 
 def _acknowledgements(frames: deque[ClientFrame], most: int) -> Iterator[tuple[str, bytes]]:
-    """Yield queues and ids of the first frames, while they are acknowledgements."""
+    """Yield the queue and id of each acknowledgement, up to the first other frame."""
     for frame in islice(frames, most):
         if type(frame) is not Acknowledge:
             return

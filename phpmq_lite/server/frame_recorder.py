@@ -1,6 +1,6 @@
-"""The protocol inspector: recorded frames of a watched connection, and the last errors.
+"""The protocol inspector: recorded frames of watched connections, and recent errors.
 
-Watching replaces the connection's protocol object by a ``RecordedSide``.  Connections that are not
+Watching replaces a connection's protocol object with a ``RecordedSide``.  Connections that are not
 watched cost nothing, and all recordings are bounded.
 """
 
@@ -15,7 +15,7 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import AppendDispatch, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 
-CUT_BYTES: Final = 256  # recorded of each content
+CUT_BYTES: Final = 256  # maximum number of bytes recorded of each content
 
 _MESSAGES: Final = {
     frames.PUBLISH: "publish",
@@ -27,12 +27,12 @@ _MESSAGES: Final = {
     frames.RECEIPT: "receipt",
 }
 _BREAKS: Final = b"\r\n"
-_LONGEST_HEAD: Final = 38  # 36 and a line break; a longer line is not a packet header
+_LONGEST_HEAD: Final = 38  # 36 and a line break; longer lines are not packet headers
 
 
 @dataclass(slots=True, frozen=True)
 class FramePiece:
-    """Bytes that belong together, and their meaning; ``cut`` counts bytes that were dropped."""
+    """Bytes that belong together, and their meaning; ``cut`` is the number of bytes dropped."""
 
     raw: bytes
     meaning: str
@@ -41,7 +41,7 @@ class FramePiece:
 
 @dataclass(slots=True, frozen=True)
 class DissectedFrame:
-    """A frame: the message header, then the packets."""
+    """A frame: a message header, followed by packets."""
 
     kind: str  # publish, consume, …
     queue: str | None
@@ -52,8 +52,8 @@ class DissectedFrame:
 class Dissector:
     """Splits a stream into frames.  Call ``reset`` at the first byte of a frame, then ``feed``.
 
-    ``width`` is that of compact packet headers, 32 or 36; with ``is_line`` every piece ends with
-    a line break.  Invalid bytes are skipped without an error.
+    ``width`` is the size of compact packet headers, 32 or 36 bytes; with ``is_line`` every piece
+    ends with a line break.  Invalid bytes are skipped without an error.
     """
 
     __slots__ = (
@@ -76,22 +76,22 @@ class Dissector:
 
     @property
     def is_between(self) -> bool:
-        """Return whether there is no incomplete frame."""
+        """Return whether the position is between two frames."""
         return not self._frame and not self._head
 
     def reset(self) -> None:
-        """Drop an incomplete frame: the next byte begins a frame."""
-        self._frame = b""  # its message header
+        """Drop an incomplete frame; the next byte must begin a new one."""
+        self._frame = b""  # message header of the incomplete frame
         self._head = b""  # an incomplete header, or the packet header of the incomplete content
         self._packets_left = 0
-        self._pieces: list[tuple[bytes, bytes, int]] = []  # header, recorded content, its length
+        self._pieces: list[tuple[bytes, bytes, int]] = []  # header, recorded content, full length
         self._content = b""
         self._length = 0
-        self._left = -1  # bytes of content to come; -1: a header comes next
+        self._left = -1  # missing bytes of content; -1: a header comes next
         self._size = 0
 
     def incomplete(self) -> DissectedFrame | None:
-        """Return the incomplete frame, as far as it has arrived."""
+        """Return the part of an incomplete frame that has arrived."""
         if self.is_between:
             return None
         if not self._frame:
@@ -129,7 +129,7 @@ class Dissector:
 
     def _message_header(self, data: bytes, pos: int) -> int:
         if not self._head and data[pos] in _BREAKS:
-            self._size -= 1  # it does not belong to a frame
+            self._size -= 1  # the break does not belong to a frame
             return pos + 1
         stop = pos + frames.HEADER_BYTES - len(self._head)
         self._head += data[pos:stop]
@@ -141,7 +141,7 @@ class Dissector:
 
     def _packet_header(self, data: bytes, pos: int) -> int:
         if not self._head and data[pos] in _BREAKS:
-            return pos + 1  # it ends the previous content
+            return pos + 1  # the break ends the previous content
         if self.is_line:
             stop = data.find(b"\n", pos) + 1 or len(data)
             self._head += data[pos:stop]
@@ -177,7 +177,7 @@ class Dissector:
 def _decode_frame(
     header: bytes, packets: list[tuple[bytes, bytes, int]], size: int
 ) -> DissectedFrame:
-    """Return the frame with the meaning of its pieces."""
+    """Return the frame with a description of each piece."""
     number = int(header[3:6]) if header[3:6].isdigit() else 0
     kind = _MESSAGES.get(number, "unknown")
     queue = None
@@ -217,26 +217,26 @@ def _describe_packet(message: int, packet: int, content: bytes, length: int) -> 
             return f"packet {packet:02}"
 
 
-FRAMES: Final = 50  # recorded per connection
-FRAMES_PER_S: Final = 200  # in both directions; more are skipped
-IDLE_S: Final = 60.0  # without a viewer, then recording ends
-WATCHED: Final = 16  # connections at once
-ERRORS: Final = 100
-CONTEXT_BYTES: Final = 32  # recorded on either side of a wrong byte
+FRAMES: Final = 50  # frames recorded per connection
+FRAMES_PER_S: Final = 200  # both directions together; frames above this are skipped
+IDLE_S: Final = 60.0  # recording ends after this long without a viewer
+WATCHED: Final = 16  # connections watched at the same time
+ERRORS: Final = 100  # protocol errors kept
+CONTEXT_BYTES: Final = 32  # bytes recorded on either side of a wrong byte
 
 _EXPECTED: Final = {
     frames.BAD_HEADER: "a message header: H and seven digits",
     frames.BAD_VERSION: "version 01",
     frames.UNKNOWN_TYPE: "a message type: 001, 002, 004, 005 or 006",
     frames.UNEXPECTED_TYPE: "a type that a client sends: 001, 002, 004, 005 or 006",
-    frames.BAD_PACKET_COUNT: "a number of packets that this type has",
+    frames.BAD_PACKET_COUNT: "a packet count that this message type allows",
     frames.BAD_FRAMING: "a packet or a line break, as in the first frame",
     frames.BAD_PACKET_HEADER: "a packet header: P and digits",
-    frames.BAD_PACKET_TYPE: "a packet that this message has",
-    frames.DUPLICATE_PACKET: "each packet once",
+    frames.BAD_PACKET_TYPE: "a packet type that this message allows",
+    frames.DUPLICATE_PACKET: "each packet type at most once",
     frames.TOO_LARGE: "a length within the limit",
     frames.EMPTY_QUEUE: "a queue name of 1 to 255 bytes, up to 259 if it ends in .dlq",
-    frames.BAD_QUEUE: "UTF-8, no control characters except line feeds",
+    frames.BAD_QUEUE: "UTF-8 without control characters except line feeds",
     frames.EMPTY_ID: "an id or key of 1 to 64 bytes",
     frames.BAD_NUMBER: "a number of 1 to 19 digits",
     frames.HTTP_REQUEST: "PHPMQ, not HTTP",
@@ -244,13 +244,13 @@ _EXPECTED: Final = {
 
 
 def expected_syntax(code: str) -> str:
-    """Return what the grammar expects instead of an error of this code."""
+    """Return what the grammar expects where an error with this code occurred."""
     return _EXPECTED.get(code, "")
 
 
 @dataclass(slots=True, frozen=True)
 class RecordedFrame:
-    """A recorded frame; ``number`` counts from 1."""
+    """A recorded frame; numbers start at 1."""
 
     number: int
     at_ms: int  # Unix ms
@@ -260,7 +260,7 @@ class RecordedFrame:
 
 @dataclass(slots=True, frozen=True)
 class ProtocolErrorRecord:
-    """A protocol error: where it was, what was expected, what was found."""
+    """A protocol error: its position, what was expected and what was found."""
 
     at_ms: int  # Unix ms
     client: int | None
@@ -268,9 +268,9 @@ class ProtocolErrorRecord:
     code: str
     detail: str
     expected: str
-    offset: int  # of the first wrong byte in the connection
-    before: bytes  # correct bytes, as far as the same read has them
-    found: bytes  # from the wrong byte on; empty: it arrived in an earlier read
+    offset: int  # position of the first wrong byte in the connection
+    before: bytes  # correct bytes before it that came in the same read
+    found: bytes  # from the wrong byte on; empty if it came in an earlier read
 
 
 class FrameRecorder:
@@ -284,16 +284,16 @@ class FrameRecorder:
         self.skipped = 0  # frames skipped by the rate limit
         self._in = Dissector()
         self._out = Dissector()
-        self._is_aligned = False  # the next inbound byte has a known position
+        self._is_aligned = False  # the position of the next inbound byte in its frame is known
         self._second = 0
         self._budget = 0
 
     def align(self, side: ServerSide) -> None:
-        """Start recording: immediately between two frames, otherwise with the next frame."""
+        """Start recording now if no frame is incomplete, otherwise with the next frame."""
         self._is_aligned = not side.partial_bytes
 
     def record_inbound(self, data: bytes, frames: int, side: ServerSide) -> None:
-        """Record inbound data, after the parser has; ``frames`` is the number of parsed frames."""
+        """Record inbound data after it was parsed into ``frames`` frames."""
         self._adopt_framing(self._in, side)
         partial = side.partial_bytes
         if not self._has_budget():
@@ -308,14 +308,14 @@ class FrameRecorder:
                 self._in.feed(data[len(data) - partial :])
             return
         seen = self._in.feed(data)
-        if side.error is not None:  # bytes after the wrong byte are not a frame
+        if side.error is not None:  # bytes from the wrong byte on are not frames
             seen = seen[:frames]
         self._keep(seen, is_inbound=True)
         if not partial and not self._in.is_between:  # resynchronize
             self._in.reset()
 
     def record_outbound(self, parts: Sequence[bytes], side: ServerSide) -> None:
-        """Record the pieces of one frame that is about to be written."""
+        """Record a frame that is about to be written, given in pieces."""
         if not self._has_budget():
             self.skipped += 1
             return
@@ -343,9 +343,9 @@ class FrameRecorder:
 
 
 class RecordedSide:
-    """Replaces a ``ServerSide`` and records its traffic; all else is that of ``side``.
+    """Replaces a ``ServerSide`` and records its traffic; ``side`` does everything else.
 
-    Frames that ``release`` returns were recorded when they arrived.
+    The frames that ``release`` returns have been recorded on arrival.
     """
 
     __slots__ = ("recorder", "side")
@@ -380,7 +380,7 @@ class RecordedSide:
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
-        """Append receipts and record each."""
+        """Append receipts, and record each of them."""
         for key in keys:
             start = len(parts)
             self.side.append_receipt(parts, queue, key, reason)
@@ -397,7 +397,7 @@ class Watchable(Protocol):
 
 
 class Inspector:
-    """Watched connections, and the last protocol errors of all connections."""
+    """Watched connections, and recent protocol errors on all connections."""
 
     def __init__(self) -> None:
         self.errors: deque[ProtocolErrorRecord] = deque(maxlen=ERRORS)
@@ -405,14 +405,14 @@ class Inspector:
 
     @property
     def watched(self) -> int:
-        """Connections being recorded."""
+        """Number of connections being recorded."""
         return len(self._watched)
 
     def watch(self, client: int, session: Watchable | None, now_s: float) -> FrameRecorder | None:
         """Return the recorder of a connection; the first call starts recording.
 
-        ``session`` is None if the connection has ended: its recording is returned, if there is one.
-        At most ``WATCHED`` are recorded; another one replaces the least recently viewed.
+        ``session`` is None if the connection has ended; then return its recording, if there is one.
+        At most ``WATCHED`` are recorded; one more replaces the least recently viewed.
         """
         known = self._watched.get(client)
         if known is not None:
@@ -429,7 +429,7 @@ class Inspector:
         return recorder
 
     def end_idle(self, now_s: float) -> None:
-        """End recordings that were not viewed for a while; call it regularly."""
+        """End recordings that have not been viewed for ``IDLE_S``; call it regularly."""
         for client, (_, recorder) in list(self._watched.items()):
             if now_s - recorder.viewed_at > IDLE_S:
                 self._end(client)
@@ -449,7 +449,7 @@ class Inspector:
     ) -> None:
         """Record a protocol error with the bytes around it.
 
-        ``data`` is the last read, ``read_at`` the offset of its first byte in the connection.
+        ``data`` is the last read; ``read_at`` is the offset of its first byte in the connection.
         """
         at = error.offset - read_at
         is_here = 0 <= at < len(data)
@@ -471,7 +471,7 @@ class Inspector:
 def watch_client(
     core: Any, inspector: Inspector, client: int, now_s: float
 ) -> FrameRecorder | None:
-    """Watch a connection by its number; call it within a batch."""
+    """Watch the connection with number ``client``; call it within a batch."""
     connection = core.connections.get(client)
     return inspector.watch(client, None if connection is None else connection.peer, now_s)
 

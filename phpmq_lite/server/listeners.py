@@ -1,4 +1,4 @@
-"""Opens the PHPMQ listeners (TCP, IPv6, TLS, Unix sockets) and gives connections a protocol.
+"""Opens the PHPMQ listeners (TCP, TLS, Unix sockets) and attaches a protocol to each connection.
 
 Connections are accepted here instead of by ``create_server``, so that connections that are not
 allowed are refused before the TLS handshake, and connections in a handshake are counted.
@@ -30,13 +30,13 @@ from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.settings.model import TcpSettings
 
 Kind = Literal["tcp", "tls", "unix"]
-Factory = Callable[[Kind, Revision], asyncio.Protocol]  # the protocol of a new connection
+Factory = Callable[[Kind, Revision], asyncio.Protocol]  # creates the protocol
 
 _BACKLOG: Final = 1_024  # the kernel may use less
-_SHUTDOWN_S: Final = 5.0  # for a TLS peer to answer the close
-_RETRY_S: Final = 1.0  # after running out of a resource
+_SHUTDOWN_S: Final = 5.0  # how long a TLS peer may take to answer the close
+_RETRY_S: Final = 1.0  # delay after running out of a resource
 
-# After 60 s without data a peer is probed every 15 s, and dropped after 4 missing answers.
+# A peer that sends no data for 60 s is probed every 15 s and dropped after 4 missed probes.
 KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", 0)), 60),
@@ -52,7 +52,7 @@ class _Listener:
     """One bound socket."""
 
     socket: socket.socket
-    address: str  # with the actual port
+    address: str  # includes the actual port
     kind: Kind
     revision: Revision
     file: tuple[int, int] | None = None  # device and inode of a Unix socket
@@ -60,10 +60,10 @@ class _Listener:
 
 
 class Listeners:
-    """All PHPMQ listeners of the settings: optionally ``bind``, ``open`` once, ``close`` once.
+    """All configured PHPMQ listeners: optionally ``bind``, then ``open`` once and ``close`` once.
 
     ``factory(kind, revision)`` returns the protocol of a connection.  With ``gate``, a TLS
-    connection reserves a place before its handshake; the protocol always calls ``gate.admit`` in
+    connection reserves a place before its handshake; the protocol must call ``gate.admit`` in
     ``connection_made`` and ``gate.leave`` in ``connection_lost``.
     """
 
@@ -71,20 +71,20 @@ class Listeners:
         self._settings = tcp
         self._factory = factory
         self._gate = gate
-        self.tls: ssl.SSLContext | None = None  # after ``bind``, if it is configured
+        self.tls: ssl.SSLContext | None = None  # set by ``bind`` if TLS is configured
         self._is_bound = False
-        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # with their index in _listeners
+        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # with the index in _listeners
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
     @property
     def addresses(self) -> list[str]:
-        """Open listeners as ``HOST:PORT`` or ``unix:PATH``; the older revision's are last."""
+        """Open listeners (``HOST:PORT`` or ``unix:PATH``); the older revision's come last."""
         return [listener.address for listener in self._listeners]
 
     @property
     def opened(self) -> list[PhpmqListener]:
-        """Open listeners in the order of ``addresses``, with what clients must know about each."""
+        """Open listeners in the order of ``addresses``, with transport and revision."""
         return [
             PhpmqListener(
                 _absolute(listener.address), listener.kind, has_ttl=listener.revision == "ttl"
@@ -95,8 +95,8 @@ class Listeners:
     async def bind(self) -> None:
         """Bind the ports and check that Unix sockets are free, without accepting connections.
 
-        This runs before the database is opened, so a start that fails here has changed nothing.
-        ``open`` creates the Unix sockets, because clients wait for their files.
+        This runs before the database is opened, so a failure here leaves everything unchanged.
+        ``open`` creates the Unix sockets, because clients wait for these files to appear.
 
         Raises:
             SettingsError: an address is invalid, or TLS is misconfigured.
@@ -121,10 +121,10 @@ class Listeners:
         self._is_bound = True
 
     async def open(self) -> None:
-        """Accept connections on all listeners; ``bind`` first if needed; on errors, close all.
+        """Accept connections on all listeners; bind them first if needed, and on errors close all.
 
         Raises:
-            SettingsError, StartRefusedError: as ``bind``.
+            SettingsError, StartRefusedError: see ``bind``.
         """
         if not self._is_bound:
             await self.bind()
@@ -142,7 +142,7 @@ class Listeners:
             listener.accepting = asyncio.create_task(self._accept(listener))
 
     async def close(self) -> None:
-        """Stop accepting and cancel handshakes; established connections stay."""
+        """Stop accepting and cancel handshakes; established connections stay open."""
         tasks = [one.accepting for one in self._listeners if one.accepting is not None]
         tasks += self._handshakes
         for task in tasks:
@@ -175,9 +175,9 @@ class Listeners:
             try:
                 connection, peer = await loop.sock_accept(listener.socket)
             except ConnectionAbortedError:
-                continue  # the client has gone already
+                continue  # the client has already disconnected
             except OSError as error:
-                # No descriptors or memory left; retry after others have closed.
+                # Out of descriptors or memory: retry after other connections have closed.
                 if not is_quiet("accept_failed"):
                     _log.error("accept_failed", listener=listener.address, reason=str(error))
                 await asyncio.sleep(_RETRY_S)
@@ -193,7 +193,7 @@ class Listeners:
     async def _secure(
         self, listener: _Listener, connection: socket.socket, host: str | None
     ) -> None:
-        """Complete the TLS handshake of one connection, in a reserved place."""
+        """Reserve a place for a connection and complete its TLS handshake."""
         refusal = self._gate.reserve(host) if self._gate is not None else None
         if refusal is not None:
             connection.close()
@@ -238,7 +238,7 @@ class Listeners:
 
 @contextmanager
 def _refuse_start(endpoint: ListenAddress | str) -> Iterator[None]:
-    """Translate OSError to the reason why the start is refused."""
+    """Translate OSError into StartRefusedError."""
     try:
         yield
     except OSError as error:
@@ -246,7 +246,7 @@ def _refuse_start(endpoint: ListenAddress | str) -> Iterator[None]:
 
 
 def _bind_unix(path: Path, revision: Revision) -> _Listener:
-    """Bind a Unix socket of mode 0600.  Clients can connect only after ``listen``."""
+    """Bind a Unix socket with mode 0600; clients can connect only after ``listen``."""
     bound = bind_private(path)
     status = path.stat()
     file = (status.st_dev, status.st_ino)
@@ -254,15 +254,15 @@ def _bind_unix(path: Path, revision: Revision) -> _Listener:
 
 
 def _absolute(address: str) -> str:
-    """Return the address with the absolute path of a Unix socket."""
+    """Return the address; the path of a Unix socket becomes absolute."""
     if not address.startswith("unix:"):
         return address
     return f"unix:{Path(address.removeprefix('unix:')).absolute()}"
 
 
 def _remove_own_socket(path: Path, file: tuple[int, int]) -> None:
-    """Remove our socket, unless another one has replaced it."""
-    with suppress(OSError):  # a remaining file is stale, like that of a killed broker
+    """Remove our socket file, unless another one has replaced it."""
+    with suppress(OSError):  # a file that remains is stale, as after a kill
         status = path.stat()
         if (status.st_dev, status.st_ino) == file:
             path.unlink()

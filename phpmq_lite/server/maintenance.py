@@ -1,4 +1,4 @@
-"""Backups, scrub and disk space of a running broker."""
+"""Backups, scrubbing and disk space monitoring of a running broker."""
 
 import asyncio
 import sqlite3
@@ -27,12 +27,12 @@ from phpmq_lite.storage.integrity.scrub import (
     write_state,
 )
 
-START_S: Final = 60.0  # after a start, which has more urgent work
+START_S: Final = 60.0  # delay after a start, which has more urgent work
 _TICK_S: Final = 0.2
-_SAVE_EVERY_S: Final = 10.0  # between two saves of the progress
-_BUSY_BYTES: Final = 64 << 10  # received from clients within a tick
+_SAVE_EVERY_S: Final = 10.0  # between two saves of the scrub progress
+_BUSY_BYTES: Final = 64 << 10  # bytes received per tick at which clients count as busy
 _DAY_MS: Final = 86_400_000
-# Written during the structure check, which keeps the WAL from being truncated.
+# Limit on bytes written during a structure check, which keeps the WAL from being truncated.
 LOG_BYTES: Final = 1 << 30
 _LOG_CHECK_S: Final = 1.0  # between two checks of the WAL's size
 T = TypeVar("T")
@@ -40,7 +40,7 @@ _log = logs.get_logger(__name__)
 
 
 class ScrubRunner:
-    """Runs the scrub of a broker; ``run`` until it is cancelled."""
+    """Runs the scrub of a broker; ``run`` works until it is cancelled."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ScrubRunner:
         self._requested = asyncio.Event()
         self._is_cancelled = False
         self._bytes_in = 0
-        self._thread: asyncio.Future[Any] | None = None  # the last work given to a thread
+        self._thread: asyncio.Future[Any] | None = None  # the last call that runs in a thread
 
     @property
     def is_working(self) -> bool:
@@ -69,16 +69,16 @@ class ScrubRunner:
 
     @property
     def tick_bytes(self) -> int:
-        """Return how much the next tick reads: a tenth while clients send much."""
+        """Return how many bytes the next tick reads: a tenth as many while clients are busy."""
         seen, self._bytes_in = self._bytes_in, self._figures.bytes_in
         rate = self._settings().scrub.bytes_per_s * _TICK_S
         return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
 
     async def start(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Request a full scrub, including the structure, after ``ahead`` has returned.
+        """Wait for ``ahead``, then request a full scrub, including the structure check.
 
         Raises:
-            RefusedError: a scrub is running; ``ahead`` is not called.
+            RefusedError: a scrub is already running; ``ahead`` is not called.
         """
         self._check(is_working=False)
         if ahead is not None:
@@ -86,10 +86,10 @@ class ScrubRunner:
         self._requested.set()
 
     async def stop(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Cancel the current round, after ``ahead`` has returned.
+        """Wait for ``ahead``, then cancel the current round.
 
         Raises:
-            RefusedError: none is running; ``ahead`` is not called.
+            RefusedError: no scrub is running; ``ahead`` is not called.
         """
         self._check(is_working=True)
         if ahead is not None:
@@ -103,7 +103,7 @@ class ScrubRunner:
             raise RefusedError("scrub_idle", "no scrub is running")
 
     async def run(self, *, is_structure_due: bool = False) -> None:
-        """Scrub when it is due; ``is_structure_due``: the start did not check the structure."""
+        """Scrub when due; check the structure first if ``is_structure_due``."""
         self._scrub = Scrub(self._database)
         try:
             self.state = await asyncio.to_thread(read_state, self._folder)
@@ -117,11 +117,11 @@ class ScrubRunner:
                 )
         finally:
             self._scrub.stop()
-            if self._thread is not None:  # its reader would keep the WAL open
+            if self._thread is not None:  # its read connection would keep the WAL open
                 await asyncio.wait({self._thread})
 
     async def _wait_until_due(self) -> bool:
-        """Wait for the schedule or for a request; return whether it was a request."""
+        """Wait until a scrub is scheduled or requested; return whether it was requested."""
         every_s = self._settings().scrub.every_h * 3_600
         due_s = (self.state.last_ended_at - self._now_ms()) / 1_000 + every_s
         wait_s = min(max(START_S, due_s), max(START_S, every_s)) if every_s else None
@@ -135,9 +135,9 @@ class ScrubRunner:
     async def _run_round(
         self, *, with_bodies: bool, with_structure: bool, is_requested: bool
     ) -> None:
-        """Run one round.  A scheduled round that fails waits for its next time.
+        """Run one round.  If a scheduled round fails, wait until the next one is due.
 
-        Otherwise damage that cannot be skipped would be read again and again.
+        Otherwise, damage that cannot be skipped would be read over and over.
         """
         self._is_working, self._is_cancelled = True, False
         self._requested.clear()
@@ -150,7 +150,7 @@ class ScrubRunner:
             self.state.structure = [str(error)]
             _log.error("scrub_failed", reason=str(error))
             self._abandon_round(is_requested=is_requested)
-        except StorageError as error:  # such as too few descriptors: retry soon
+        except StorageError as error:  # such as a lack of descriptors: retry soon
             _log.error("scrub_failed", reason=str(error))
             self.state.now = ScrubRound()
         except Exception:
@@ -179,15 +179,15 @@ class ScrubRunner:
         except StorageError as error:
             if self._scrub.log_bytes <= most:
                 raise
-            _log.warning("structure_not_checked", reason=f"{LOG_BYTES >> 20:,} MiB were written "
-                         "during the check", detail=str(error))  # fmt: skip
-            return  # it stays due: the next round tries again
+            _log.warning("structure_not_checked", reason=f"more than {LOG_BYTES >> 20:,} MiB "
+                         "were written during the check", detail=str(error))  # fmt: skip
+            return  # the check stays due, so the next round retries it
         self.state.structure, self.state.structure_at = found, self._now_ms()
         if found:
             _log.error("structure_damaged", problems=found[:3])
 
     async def _check_bodies(self) -> None:
-        """Continue the round that a stop interrupted, or begin one."""
+        """Continue an interrupted round, or begin a new one."""
         state = self.state
         if not state.is_under_way:
             state.now = ScrubRound(began_at=self._now_ms())
@@ -240,7 +240,7 @@ class ScrubRunner:
 
 
 class Maintenance:
-    """Backups and scrub of a broker; ``run`` until it is cancelled.
+    """Backups and scrub of a broker; ``run`` works until it is cancelled.
 
     ``settings`` returns the current settings.
     """
@@ -266,7 +266,7 @@ class Maintenance:
         self.scrub = ScrubRunner(engine, figures, database, settings)
 
     async def run(self, *, is_structure_due: bool = False) -> None:
-        """Work by schedule and on demand; ``is_structure_due``: check the structure first."""
+        """Work on schedule and on demand; check the structure first if ``is_structure_due``."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_run_again("backups", self.backups.run))
             tasks.create_task(
@@ -275,7 +275,7 @@ class Maintenance:
 
 
 async def _run_again(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Run again after an unexpected error, which must not stop a serving broker."""
+    """Call ``run`` again after an unexpected error, which must not stop the broker."""
     while True:
         try:
             await run()
@@ -293,21 +293,21 @@ def _log_backup(result: Backup | StorageError) -> None:
 
 
 def _cause_of(failure: StorageError) -> BaseException | None:
-    """Return an unexpected cause, whose traceback is worth logging."""
+    """Return the cause if it is unexpected, so that its traceback is worth logging."""
     cause = failure.__cause__
     return None if isinstance(cause, OSError | sqlite3.Error) else cause
 
 
 class DiskSpaceMonitor:
-    """Follows a ``DiskSpace``, which the writer's thread updates, in the event loop.
+    """Applies, in the event loop, the changes that the writer's thread makes to a ``DiskSpace``.
 
-    Create it in the loop; call ``tell`` once the engine exists.
+    Create it in the loop; call ``attach`` once the engine exists.
     """
 
     def __init__(self, space: DiskSpace) -> None:
         self.space = space
         self._engine: Engine | None = None
-        self._shortage: Shortage | None = None  # as applied last
+        self._shortage: Shortage | None = None  # the last one applied
         self._trouble: str | None = None
         loop = asyncio.get_running_loop()
 
@@ -317,7 +317,7 @@ class DiskSpaceMonitor:
         space.on_change = tell
 
     def attach(self, engine: Engine) -> None:
-        """Apply the current state to this engine, and later changes as well."""
+        """Apply the current state and all later changes to this engine."""
         self._engine = engine
         self._set_shortage(self._shortage)
 

@@ -1,13 +1,13 @@
-"""Activity of the queues: 10 s points of the last hour in memory, minutes and quarters stored.
+"""Queue activity: 10 s points of the last hour in memory, stored minutes and quarter hours.
 
-``Rollups`` is bookkeeping without a clock, a task or a disk; ``RollupSampler`` drives it::
+``Rollups`` keeps the numbers and uses no clock, task or disk; ``RollupSampler`` drives it::
 
-    for writes in rollups.collect(queues): …   changes since the last call
-    rollups.ages = …                           how long the first ready messages wait
-    for writes in rollups.close(now_s): …      a point per queue; rows at the end of a minute
+    for writes in rollups.collect(queues): …   add changes since the last call
+    rollups.ages = …                           when the first ready messages were published
+    for writes in rollups.close(now_s): …      add a point per queue; yield rows each minute
 
-Both methods are generators, so that the event loop can run between two slices of their work; they
-yield typed writes for the batch.
+Both methods are generators that yield typed writes for the batch, so that the event loop can run
+between two slices of their work.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ from phpmq_lite.writes import PutRollup, TrimRollups, Write
 
 SLOT_S: Final = 10
 HOUR_S: Final = 3_600
-QUEUES_MAX: Final = 200  # with points and rows of their own
-_LATE_S: Final = 60  # the longest time that a point covers; later begins a gap
+QUEUES_MAX: Final = 200  # queues that have points and rows of their own
+_LATE_S: Final = 60  # longest time that a point covers; a longer delay leaves a gap
 _QUEUES_AT_ONCE: Final = 500  # idle queues per slice
 _CHANGED_AT_ONCE: Final = 50  # queues with histograms per slice
-_REMOVED_AT_ONCE: Final = 500  # rows per minute; at most 203 are added
+_REMOVED_AT_ONCE: Final = 500  # rows trimmed per minute; at most 203 are added
 
 _NUMBERS: Final = 2 + len(COUNTS) + len(GAUGES)
 _ZEROS: Final = (0,) * len(COUNTS)
@@ -59,7 +59,7 @@ Writes = list[Write]
 
 
 class RollupSum:
-    """Activity in a time span: summed counts, gauges at its end, histograms."""
+    """Activity in a time span: total counts, gauges at the end, and histograms."""
 
     __slots__ = ("counts", "gauges", "hold", "wait")
 
@@ -71,7 +71,7 @@ class RollupSum:
 
     @classmethod
     def from_point(cls, point: Point) -> "RollupSum":
-        """Return the unpacked values of a point."""
+        """Create a sum from the unpacked values of a point."""
         made = cls(point.counts)
         made.gauges = list(point.gauges)
         made.wait = None if point.wait is None else unpack(point.wait)
@@ -79,7 +79,7 @@ class RollupSum:
         return made
 
     def point(self, at_s: int, span_s: int) -> Point:
-        """Return the packed values."""
+        """Return the values as a point, with packed histograms."""
         return Point.create(
             (at_s, span_s, *self.counts, *self.gauges),
             None if self.wait is None else pack(self.wait),
@@ -87,12 +87,12 @@ class RollupSum:
         )
 
     def append(self, later: "RollupSum") -> None:
-        """Add activity that came later."""
+        """Add activity of the time span that follows."""
         self.add(later)
         self.gauges = list(later.gauges)
 
     def add(self, other: "RollupSum") -> None:
-        """Add activity of the same time span; gauges stay."""
+        """Add activity of the same time span; the gauges do not change."""
         self.counts = list(map(add, self.counts, other.counts))
         self.wait = _sum_histograms(self.wait, other.wait)
         self.hold = _sum_histograms(self.hold, other.hold)
@@ -105,7 +105,7 @@ def _sum_histograms(one: list[int] | None, other: list[int] | None) -> list[int]
 
 
 class Series:
-    """Points of one queue in the last hour, oldest first: 14 numbers and two histograms each."""
+    """Points of one queue in the last hour, oldest first, each of 14 numbers and two histograms."""
 
     __slots__ = ("_histograms", "_numbers")
 
@@ -140,24 +140,24 @@ class Series:
 
 
 class Rollups:
-    """Activity of all queues in the last hour.  The busiest ``QUEUES_MAX`` have their own points.
+    """Activity of all queues in the last hour; times are Unix seconds.
 
-    Times are Unix seconds.
+    The busiest ``QUEUES_MAX`` queues have their own points.
     """
 
     def __init__(self) -> None:
-        self.ages: dict[int, int] = {}  # publish time of the first ready message: Unix ms
-        self.ready_queues: list[int] = []  # queue_ids with ready messages, at the last ``collect``
-        self.dead_letter_queues: set[int] = set()  # those that are dead-letter queues
-        # Charts drawn from the points, until the next points.
+        self.ages: dict[int, int] = {}  # when the first ready message was published, Unix ms
+        self.ready_queues: list[int] = []  # queue_ids with ready messages at the last ``collect``
+        self.dead_letter_queues: set[int] = set()  # ready queues that store dead letters
+        # Charts drawn from the points; valid until the next points.
         self.charts: dict[tuple[int, str], str] = {}
         self._series: dict[int, Series] = {}
         self._before: dict[int, tuple[QueueCounters, tuple[int, ...]]] = {}
         self._waits: dict[int, Sequence[int]] = {}
         self._holds: dict[int, Sequence[int]] = {}
-        self._nonempty: set[int] = set()  # queues that were not empty at the last sample
-        self._own_queues: set[int] = set()  # queues with their own points
-        self._activity: dict[int, int] = {}  # in this minute
+        self._nonempty: set[int] = set()  # queue_ids that were not empty at the last sample
+        self._own_queues: set[int] = set()  # queue_ids with their own points
+        self._activity: dict[int, int] = {}  # events in this minute, by queue_id
         self._slot: dict[int, RollupSum] = {}
         self._minute: dict[int, RollupSum] = {}
         self._quarter: dict[int, RollupSum] = {}
@@ -168,12 +168,12 @@ class Rollups:
     # -- reading
 
     def points(self, queue_id: int) -> list[Point]:
-        """Return the points of a queue, or of ALL, DEAD_LETTERS or OTHERS; oldest first."""
+        """Return the points of a queue or of ALL, DEAD_LETTERS or OTHERS, oldest first."""
         series = self._series.get(queue_id)
         return series.points() if series is not None else []
 
     def uptime(self) -> list[UptimeSpan]:
-        """Return the spans in which the broker ran; missing ones are gaps."""
+        """Return the time spans in which the broker ran; the time between them is a gap."""
         rests = {point.at_s for point in self.points(OTHERS)}
         return [UptimeSpan(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
 
@@ -186,14 +186,14 @@ class Rollups:
     # -- start
 
     def begin(self, now_s: int) -> None:
-        """Start counting."""
+        """Start counting at ``now_s``."""
         self._slot_s = now_s // SLOT_S * SLOT_S
         self.minute_s = now_s // MINUTE_S * MINUTE_S
 
     def load(self, rows: Sequence[tuple[int, Point]]) -> Iterator[Writes]:
-        """Continue from stored minutes, in order: the last hour, and the whole last quarter.
+        """Continue from stored minutes in order: those of the last hour and the last quarter.
 
-        A minute or quarter that a stop interrupted is continued.
+        A minute or quarter hour that a stop interrupted is continued.
         """
         if not rows:
             return
@@ -229,7 +229,7 @@ class Rollups:
                 yield []
 
     def _sample_queue(self, queue: Queue) -> bool:
-        """Add one queue; return whether there was any activity."""
+        """Add the activity of one queue; return False if there was none."""
         queue_id, row, held = queue.queue_id, queue.row, queue.held
         counts: tuple[int, ...] = _counts(queue.counters)
         before = self._last_counts(queue)
@@ -259,7 +259,7 @@ class Rollups:
         return True
 
     def _last_counts(self, queue: Queue) -> tuple[int, ...]:
-        """Return the counts of the last sample; zeros for a queue that was created again."""
+        """Return the counts at the last sample; zeros for a queue that was recreated."""
         queue_id = queue.queue_id
         totals, counts = self._before.get(queue_id, (queue.counters, _ZEROS))
         if totals is queue.counters:
@@ -278,7 +278,7 @@ class Rollups:
         return happened
 
     def _add_to_group(self, number: int, happened: RollupSum, ready: int) -> None:
-        """Add a queue to the sum of several queues."""
+        """Add the activity of one queue to a sum over several queues."""
         whole = self._slot.get(number)
         if whole is None:
             whole = self._slot[number] = RollupSum()
@@ -290,7 +290,7 @@ class Rollups:
         gauges[2] += size
 
     def close(self, now_s: int, *, is_last: bool = False) -> Iterator[Writes]:
-        """Append a point per queue; at the end of a minute, or if ``is_last``, yield rows."""
+        """Append a point per queue; yield rows at the end of a minute or if ``is_last``."""
         slot_s, slot = self._slot_s, self._slot
         span_s = max(SLOT_S, min(now_s // SLOT_S * SLOT_S - slot_s, _LATE_S))
         self._set_ages(slot, now_s)
@@ -310,7 +310,7 @@ class Rollups:
             yield from self._end_minute(now_s)
 
     def _set_ages(self, slot: dict[int, RollupSum], now_s: int) -> None:
-        """Set how long the oldest ready messages have waited."""
+        """Set the gauge for how long the oldest ready message of each queue has waited."""
         first: dict[int, int] = {}
         for queue_id in self.ready_queues:
             at_ms = self.ages.get(queue_id)
@@ -347,7 +347,7 @@ class Rollups:
             ]
 
     def _choose_own(self) -> None:
-        """Choose the queues with their own points; queues that have them keep them more easily."""
+        """Choose the queues with their own points, preferring those that already have them."""
         activity, self._activity = self._activity, {}
         own = self._own_queues
         self._own_queues = set(
@@ -372,7 +372,7 @@ class Rollups:
             self._refused.popleft()
 
     def forget(self, alive: Iterable[int]) -> None:
-        """Drop the counts of removed queues."""
+        """Drop the counts of queues that are not in ``alive``."""
         for gone in self._before.keys() - set(alive):
             self._forget(gone)
             self._nonempty.discard(gone)
@@ -386,7 +386,7 @@ class Rollups:
 def _histogram_growth(
     seen: dict[int, Sequence[int]], queue_id: int, counts: Sequence[int] | None
 ) -> list[int] | None:
-    """Return what a histogram has gained since the last call; None if nothing."""
+    """Return what was added to a histogram since the last call; None if nothing was."""
     if not counts:
         return None
     before = seen.get(queue_id)
@@ -396,12 +396,12 @@ def _histogram_growth(
     return list(counts) if before is None else list(map(sub, counts, before))
 
 
-_AFTER_S: Final = 0.05  # after the end of a slot: a timer may fire slightly early
+_AFTER_S: Final = 0.05  # delay after a slot, because a timer may fire slightly early
 _AGES_AT_ONCE: Final = 500  # queues per read
 
 
 class RollupSampler:
-    """Takes the samples of a broker: ``run`` until it is cancelled, then ``finish`` once."""
+    """Samples the broker's activity: cancel ``run`` to stop it, then call ``finish`` once."""
 
     def __init__(self, engine: Engine, readers: Readers, rollups: Rollups) -> None:
         self._engine = engine
@@ -409,14 +409,14 @@ class RollupSampler:
         self._stored = StoredRollups(readers)
         self._reader = MessageReader(readers)
         self._work: Iterator[Writes] = iter(())  # a sample in progress
-        self.is_loaded = False  # it continues from stored rows
+        self.is_loaded = False  # stored rows were read, or cannot be read
         rollups.begin(self._now_ms() // 1_000)
 
     def _now_ms(self) -> int:
         return self._engine.clock.now().wall_ms
 
     async def run(self) -> None:
-        """Continue from stored rows, then take a sample at the end of each slot."""
+        """Continue from stored rows, then sample at the end of each slot."""
         with suppress(StorageError):  # without the stored rows, sampling still works
             await self._run_slices(self._rollups.load(await self._stored_rows()))
         self.is_loaded = True
@@ -434,7 +434,7 @@ class RollupSampler:
         return await self._stored.since(MINUTE_S, since_s)
 
     async def sample(self) -> None:
-        """Sample all queues and store complete spans."""
+        """Sample all queues, and store each time span that is complete."""
         rollups, state = self._rollups, self._engine.core.state
         await self._collect()
         now_s = self._now_ms() // 1_000
@@ -463,7 +463,7 @@ class RollupSampler:
         return ages
 
     async def finish(self) -> None:
-        """Store the incomplete minute; call it after the last command, before the engine ends.
+        """Store the incomplete minute; call it after the last command, before the engine stops.
 
         If the stored rows were never read, nothing is stored.
         """
@@ -478,7 +478,7 @@ class RollupSampler:
         await self._engine.call(finish)
 
     def _last_slices(self, core: Broker) -> Iterator[Writes]:
-        yield from self._work  # a sample that was cancelled half-way
+        yield from self._work  # what is left of a cancelled sample
         yield from self._rollups.collect(list(core.state.by_id.values()))
         yield from self._rollups.close(self._now_ms() // 1_000, is_last=True)
 

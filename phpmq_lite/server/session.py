@@ -1,4 +1,4 @@
-"""One client on a socket: bytes in, frames to be processed, dispatches and receipts out.
+"""One client on a socket: reads bytes, passes on frames, writes dispatches and receipts.
 
 A ``Session`` is an asyncio protocol around ``protocol.connection.ServerSide``.  Its frames go to a
 ``FrameProcessor``, which passes them to the core in the engine's batches, strictly in order.
@@ -26,17 +26,17 @@ from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import FrameProcessor, SessionLimits
 from phpmq_lite.server.frame_recorder import Side
 
-GUARD_SILENCE_S: Final = 0.02  # then, what may have been a browser is treated as a client
-HALF_CLOSED_BATCHES: Final = 4  # a page and its bodies are loaded within two
+GUARD_SILENCE_S: Final = 0.02  # after this, bytes that could be HTTP are treated as PHPMQ
+HALF_CLOSED_BATCHES: Final = 4  # two suffice to load a page of messages and their bodies
 _SMALL_BYTES: Final = 4_096
-_PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)  # a reset is always reported
-_HINT_S: Final = 1.0  # from the first dispatch to the disconnect
+_PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)  # poll() always reports a reset
+_HINT_S: Final = 1.0  # maximum time from first dispatch to disconnect for a hint
 _log = get_logger(__name__)
 
 
 @dataclass(slots=True)
 class SessionContext:
-    """What all sessions of a broker share."""
+    """State shared by all sessions of a broker."""
 
     engine: Engine
     gate: Admission
@@ -53,34 +53,34 @@ class SessionContext:
             self._emptied.set()
 
     async def wait_empty(self) -> None:
-        """Return once there is no session."""
+        """Wait until there are no sessions."""
         while self.sessions:
             self._emptied.clear()
             await self._emptied.wait()
 
 
 class Session(asyncio.Protocol):
-    """One connection.  The engine calls it as a ``model.Peer``, the event loop as a protocol."""
+    """One connection: a ``model.Peer`` for the engine, a protocol for the event loop."""
 
     def __init__(self, shared: SessionContext, side: ServerSide, kind: str) -> None:
-        self.side: Side = side  # one that records while the connection is watched
+        self.side: Side = side  # replaced with a RecordedSide while the connection is watched
         self.kind = kind  # tcp, tls or unix
         self.address = ""
-        self.connection: Connection | None = None  # known to the core from the first batch on
+        self.connection: Connection | None = None  # set in the first batch
         self.bytes_in = 0
         self.bytes_out = 0
         self.acks = SmoothedRate()
-        self.frame_began_at: float | None = None  # event loop's time; None between frames
-        self.frame_bytes = 0  # of the frame that has begun
+        self.frame_began_at: float | None = None  # on the event loop's clock; None between frames
+        self.frame_bytes = 0  # bytes received of the incomplete frame
         self.last_read_at = 0.0
-        self.blocked_at: float | None = None  # time of the last progress while the buffer is full
-        self.closing_at: float | None = None  # the same while the written rest may still leave
+        self.blocked_at: float | None = None  # last progress while the buffer is full
+        self.closing_at: float | None = None  # last progress while closing with unsent data
         self.first_dispatch_at: float | None = None
         self.paused: set[str] = set()  # reasons not to read
-        self.has_eof = False  # the peer sends no more
+        self.has_eof = False  # the peer will not send anything more
         self.frames = FrameProcessor(self, shared.engine, shared.limits)
         self._progress = WriteProgress()
-        self._is_charged = True  # False: the peer had closed before its first dispatch
+        self._is_charged = True  # False: the peer closed before its first dispatch
         self._batches_left = HALF_CLOSED_BATCHES
         self._end_detector: EndDetector | None = None
         self._shared = shared
@@ -88,8 +88,8 @@ class Session(asyncio.Protocol):
         self._limits = shared.limits
         self._pressure = shared.pressure
         self._figures = shared.figures
-        self._host: str | None = None  # as the gate counted it
-        self._descriptor: int | None = None  # for small writes
+        self._host: str | None = None  # address that the gate counted
+        self._descriptor: int | None = None  # file descriptor for small writes
         self._loop = asyncio.get_running_loop()
         self._end_reason: str | None = None
         self._is_ended = False
@@ -98,7 +98,7 @@ class Session(asyncio.Protocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Announce the connection to the core, if it is admitted."""
+        """Connect to the core if the connection is admitted."""
         self.transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self._host = name[0] if isinstance(name, tuple) else None
@@ -139,17 +139,17 @@ class Session(asyncio.Protocol):
             self._end_on_error(side.error, data)
 
     def eof_received(self) -> bool:
-        """Stop dispatching; store what the peer has sent, write its receipts, then close."""
+        """Stop dispatching, store what the peer has sent, write the receipts, then close."""
         self._release_guard()
         self.has_eof = True
         if self.first_dispatch_at is not None:
             self._stop_dispatching()
         if not self.frames:
             self._engine.submit(self._end_half_closed)
-        return self.kind != "tls"  # TLS can only close both directions
+        return self.kind != "tls"  # TLS cannot close one direction only
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Disconnect in the core after the complete frames are processed: the socket is closed."""
+        """Disconnect from the core after the complete frames are processed."""
         if self not in self._shared.sessions:
             return  # it was never admitted
         self._shared.remove(self)
@@ -164,7 +164,7 @@ class Session(asyncio.Protocol):
         self._engine.submit(lambda core: self._set_blocked(core, is_blocked=True))
 
     def resume_writing(self) -> None:
-        """Dispatch again: the peer has read."""
+        """Resume dispatching, because the peer has read."""
         self.blocked_at = None
         self.resume_reading("receipts")
         self._engine.submit(lambda core: self._set_blocked(core, is_blocked=False))
@@ -174,9 +174,9 @@ class Session(asyncio.Protocol):
     def send(
         self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
     ) -> list[Message]:
-        """See ``model.Peer``: everything of a batch is one write."""
+        """See ``model.Peer``; write everything from a batch at once."""
         if self.transport.is_closing():
-            return []  # its end is in the inbox already, and returns what was not sent
+            return []  # the disconnect is in the inbox, and returns what was not sent
         if dispatches and self._has_ended:
             if self._end_reason is not None or self.first_dispatch_at is not None:
                 dispatches = []
@@ -191,7 +191,7 @@ class Session(asyncio.Protocol):
                 self.first_dispatch_at = self._loop.time()
             write_data(self.transport, self._descriptor, data)
             if receipts and self.blocked_at is not None:
-                self.pause_reading("receipts")  # it does not read the replies to what it sends
+                self.pause_reading("receipts")  # the peer does not read the replies
             if self.has_eof and dispatches:
                 self.finish("closed by the peer")
         self._figures.late += len(expired)
@@ -199,7 +199,7 @@ class Session(asyncio.Protocol):
 
     @property
     def _has_ended(self) -> bool:
-        """Return whether the peer, or this side, has ended the connection; asks the system."""
+        """Return whether the peer or this side has ended the connection, asking the system."""
         if self.has_eof or self._end_reason is not None:
             return True
         detector = self._end_detector
@@ -207,20 +207,20 @@ class Session(asyncio.Protocol):
 
     def _stop_dispatching(self) -> None:
         if self.connection is not None:
-            self.connection.is_blocked = True  # at once: the next batch may be full
+            self.connection.is_blocked = True  # now, because the next batch may be full
 
     def resume(self) -> None:
-        """See ``model.Peer``: the queue accepts messages again."""
+        """See ``model.Peer``; the queue accepts messages again."""
         self.frames.resume()
 
     def end(self, reason: str) -> None:
-        """Close the connection after the complete frames; the reason is logged and shown."""
+        """Close the connection after the complete frames; the reason is logged and displayed."""
         self.finish(reason)
 
     # -- called once a second
 
     def note_writing(self, now_s: float) -> None:
-        """Check whether a peer that was slow to read has read since the last call."""
+        """Record whether a peer that was slow to read has read since the last call."""
         is_slow = self.blocked_at is not None or self.closing_at is not None
         if is_slow and self._progress.has_progress(self.transport):
             self.blocked_at = None if self.blocked_at is None else now_s
@@ -228,23 +228,23 @@ class Session(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the peer has not accepted yet."""
+        """Number of bytes that the peer has not accepted yet."""
         return self.transport.get_write_buffer_size()
 
     @property
     def is_parked(self) -> bool:
-        """Whether a publish waits for its queue, and all frames after it."""
+        """Whether a publish and all frames after it wait for its queue."""
         return self.frames.is_parked
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it neither consumes nor has sent anything that is not parked."""
+        """Return whether the peer neither consumes nor has sent a frame that is being processed."""
         is_served = bool(self.frames) or self.frame_began_at is not None
         is_consuming = self.connection is None or bool(self.connection.consumers)
         return not is_consuming and (self.is_parked or not is_served)
 
     def abort(self, reason: str) -> None:
-        """Close now; an incomplete frame is dropped, unread data is lost."""
+        """Close now, dropping an incomplete frame and losing data that the peer has not read."""
         self.finish(reason)
         self.transport.abort()
 
@@ -256,7 +256,7 @@ class Session(asyncio.Protocol):
         return self._end_reason is not None
 
     def pause_reading(self, reason: str) -> None:
-        """Stop reading until ``resume_reading`` was called for every reason."""
+        """Stop reading until ``resume_reading`` has been called for every reason."""
         if not self.paused and not self.transport.is_closing():
             self.transport.pause_reading()
         if reason not in self.paused:
@@ -264,7 +264,7 @@ class Session(asyncio.Protocol):
             self._figures.paused[reason] += 1
 
     def resume_reading(self, reason: str) -> None:
-        """Drop a reason not to read."""
+        """Remove a reason not to read."""
         if reason in self.paused:
             self.paused.discard(reason)
             if not self.paused and not self.transport.is_closing():
@@ -294,7 +294,7 @@ class Session(asyncio.Protocol):
 
     def _release_guard(self) -> None:
         frames = self.side.release()
-        self._set_guard_timer()  # cancels it: nothing waits any more
+        self._set_guard_timer()  # cancels the timer, because nothing is held back
         self._add_frames(frames)
         if self.side.error is not None:
             self._end_on_error(self.side.error)
@@ -321,7 +321,7 @@ class Session(asyncio.Protocol):
             core.set_blocked(self.connection, is_blocked=is_blocked or self.is_ending)
 
     def on_processed(self, core: Broker) -> None:
-        """Continue with the end of the connection, if all of its frames are processed."""
+        """Continue to close an ending connection once all of its frames are processed."""
         self._report_memory()
         if self.frames:
             return
@@ -333,7 +333,7 @@ class Session(asyncio.Protocol):
     # -- the end
 
     def finish(self, reason: str) -> None:
-        """Close after the complete frames are stored and answered."""
+        """Close the connection once its complete frames are stored and answered."""
         if self._end_reason is not None:
             return
         self._end_reason = reason
@@ -347,9 +347,10 @@ class Session(asyncio.Protocol):
             self._engine.submit(self._close)
 
     def _end_half_closed(self, core: Broker) -> None:
-        """Close, after a consumer that only listens got what is ready (``nc -N``).
+        """Close, but first give a consumer that only listens (``nc -N``) what is ready.
 
-        It gets nothing that arrives later, and is not charged: its process may have ended.
+        Messages that arrive later are not dispatched to it, and no attempt is charged, because its
+        process may have ended.
         """
         consumers = () if self.connection is None else self.connection.consumers.values()
         windows = [consumer.queue.window for consumer in consumers]
@@ -359,7 +360,7 @@ class Session(asyncio.Protocol):
             and any(window is not None and not window.is_exhausted for window in windows)
         ):
             self._batches_left -= 1
-            self._engine.submit_first(self._end_half_closed)  # after what is being loaded
+            self._engine.submit_first(self._end_half_closed)  # after the rows that are being loaded
         else:
             self.finish("closed by the peer")
 
@@ -380,7 +381,7 @@ class Session(asyncio.Protocol):
         core.state.batch.replies.append((self._close_transport, None))
 
     def _close_transport(self, _: Any) -> None:
-        """Close after the batch: its receipts have been written, so none is lost."""
+        """Close after the batch, whose receipts have been written."""
         if self.transport.is_closing():
             self._break_cycles()
             return
@@ -403,18 +404,18 @@ def encode_batch(
     receipts: list[Receipt],
     now_ms: int,
 ) -> tuple[list[bytes], list[Message]]:
-    """Return the pieces to write, dispatches first, and the messages that have expired.
+    """Return the pieces to write, dispatches first, and the messages that expired unsent.
 
     Messages that the connection no longer holds, or has already received, are omitted.
-    ``now_ms`` is on the steady scale.
+    ``now_ms`` is on the steady clock.
     """
     parts: list[bytes] = []
     expired: list[Message] = []
-    append = None  # the first dispatch decides how the connection is written to
+    append = None  # the first dispatch decides the framing
     for message in dispatches:
         body, holder = message.body, message.holder
         if body is None or holder is None or holder.connection is not connection:
-            continue  # sent already, or a later batch detached it
+            continue  # already sent, or detached by a later batch
         ttl_s = remaining_ttl_s(message.deadline_ms, now_ms)
         if ttl_s is None:
             expired.append(message)
@@ -422,7 +423,7 @@ def encode_batch(
         if append is None:
             append = side.dispatcher
         append(parts, holder.queue.name, body, message.message_id, ttl_s)
-        message.body = None  # on disk; a redelivery loads it
+        message.body = None  # the body is on disk; a redelivery loads it
         message.is_sent = True
     for receipt in receipts:
         side.append_receipts(parts, receipt.queue, receipt.keys, receipt.reason)
@@ -430,19 +431,19 @@ def encode_batch(
 
 
 def descriptor_of(transport: asyncio.Transport, kind: str) -> int | None:
-    """Return the descriptor for ``write_data``; None if written bytes are not those sent (TLS)."""
+    """Return the file descriptor for ``write_data``; None with TLS, which encrypts the bytes."""
     socket = transport.get_extra_info("socket")
     return None if socket is None or kind == "tls" else socket.fileno()
 
 
 def write_data(transport: asyncio.Transport, descriptor: int | None, data: bytes) -> None:
-    """Write to a transport that is not closing, in order with earlier writes."""
+    """Write to a transport that is not closing, after all earlier writes."""
     is_small = len(data) <= _SMALL_BYTES
     if is_small and descriptor is not None and not transport.get_write_buffer_size():
         try:
             sent = os.write(descriptor, data)
         except OSError:
-            sent = 0  # the transport gets the same error, and handles it
+            sent = 0  # the transport will get and handle the same error
         if sent == len(data):
             return
         data = data[sent:]
@@ -450,10 +451,10 @@ def write_data(transport: asyncio.Transport, descriptor: int | None, data: bytes
 
 
 class EndDetector:
-    """Asks the system whether the peer of a socket has ended its side.
+    """Asks the system whether the peer of a socket has closed its side.
 
-    The event loop reads the end of a connection only after it has handled earlier events; a
-    system call of 0.7 µs for each write knows it immediately.
+    The event loop notices the end of a connection only after it has handled earlier events.  A
+    system call before each write, of 0.7 µs, notices it immediately.
     """
 
     __slots__ = ("_poll",)
@@ -464,26 +465,26 @@ class EndDetector:
 
     @classmethod
     def of(cls, transport: asyncio.Transport) -> "EndDetector | None":
-        """Return the detector of a transport; None if it has no socket."""
+        """Return a detector for a transport; None if it has no socket."""
         socket = transport.get_extra_info("socket")
         return None if socket is None else cls(socket.fileno())
 
     def has_ended(self) -> bool:
-        """Return whether the peer has closed or reset; the socket must still be open here."""
+        """Return whether the peer has closed or reset; our socket must still be open."""
         return bool(self._poll.poll(0))
 
 
 def hint_at_revision(
     connection: Connection, side: Side, address: str, first_dispatch_at: float | None
 ) -> None:
-    """Log how to help a consumer of the other revision, which fails at its first dispatch.
+    """Log a hint if a consumer may use the other revision and failed at its first dispatch.
 
-    ``first_dispatch_at`` is the event loop's time.
+    ``first_dispatch_at`` is on the event loop's clock.
     """
     if (
         first_dispatch_at is None
         or connection.acked
-        or side.revision is not None  # it showed which one it speaks
+        or side.revision is not None  # the client has shown which revision it uses
         or asyncio.get_running_loop().time() - first_dispatch_at > _HINT_S
         or is_quiet("revision_hint")
     ):

@@ -1,4 +1,4 @@
-"""Live figures for pages, API and metrics: plain values, read from the core between batches."""
+"""Live figures for pages, API and metrics, read from the core between batches."""
 
 import asyncio
 import time
@@ -25,16 +25,16 @@ from phpmq_lite.storage.disk_space import DiskSpace, Shortage
 
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
-SLICE: Final = 500  # queues
+SLICE: Final = 500  # queues per slice
 _TOTALS: Final = tuple(field.name for field in fields(QueueCounters))
-_totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long per queue
+_totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long
 
 
-@dataclass(slots=True)  # frozen would take four times as long to create, and there are many
+@dataclass(slots=True)  # not frozen, which would take four times as long to create
 class QueueStatus:
-    """Current figures of a queue; rates are per second over the last ten, totals since the start.
+    """Current figures of a queue; rates cover the last ten seconds, and totals begin at the start.
 
-    The object of an idle queue is reused, so do not change it.
+    The object of an idle queue is reused, so do not modify it.
     """
 
     queue_id: int
@@ -42,26 +42,26 @@ class QueueStatus:
     ready: int
     dispatched: int
     dead: int  # messages in its dead-letter queue
-    bytes: int  # of live bodies
+    bytes: int  # total size of the bodies of live messages
     published_per_s: float
     dispatched_per_s: float
     acked_per_s: float
     consumers: int
-    credit: int  # free, over all consumers
+    credit: int  # unused credit of all consumers
     delivery_paused: bool
     publishing_paused: bool
     settings: QueueSettings
     totals: dict[str, int]
-    wait: Sequence[int] = ()  # histograms, empty if nothing was measured
+    wait: Sequence[int] = ()  # histograms; empty if nothing was measured
     hold: Sequence[int] = ()
-    deaths: Mapping[str, int] = field(default_factory=dict)  # of totals["dead"], by reason
-    is_dead_letter_queue: bool = False  # by its name, or because another queue names it
-    dead_letter_queue: str = ""  # where its records go
+    deaths: Mapping[str, int] = field(default_factory=dict)  # totals["dead"] by reason
+    is_dead_letter_queue: bool = False  # by its name or another queue's setting
+    dead_letter_queue: str = ""  # queue that receives its dead-letter records
 
 
 @dataclass(slots=True, frozen=True)
 class ClientStatus:
-    """Current figures of a connection; ``queues`` has credit and held messages by queue name."""
+    """Current figures of a connection; ``queues`` maps names to credit and held messages."""
 
     client: int
     kind: str
@@ -109,39 +109,39 @@ class BrokerStatus:
     shortage: Shortage | None = None  # why publishing is stopped
     write_problem: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
-    commit_counts: tuple[int, ...] = ()  # by counters.COMMIT_BOUNDS_S, and one for longer ones
+    commit_counts: tuple[int, ...] = ()  # per bucket of counters.COMMIT_BOUNDS_S, and above
     commit_s_sum: float = 0.0
-    batch_counts: tuple[int, ...] = ()  # by counters.BATCH_BOUNDS, and one for larger ones
+    batch_counts: tuple[int, ...] = ()  # per bucket of counters.BATCH_BOUNDS, and above
     batch_sum: int = 0
-    audited: Mapping[str, int] | None = None  # rows of the audit, by action
+    audited: Mapping[str, int] | None = None  # audit log rows, by action
     clock_jumps: int = 0
-    clock_jump_ms: int = 0  # the last jump
-    clock_doubt_ms: int = 0  # time for which a decision is pending
-    clock_doubt_number: int = 0  # first number assigned since then
+    clock_jump_ms: int = 0  # size of the last jump
+    clock_doubt_ms: int = 0  # clock difference about which a decision is pending
+    clock_doubt_number: int = 0  # first message number assigned since then
     clock_steady_ms: int = 0
     unstored_bytes: int = 0  # read from clients, not yet in a batch
-    unstored_times: int = 0  # the limit was reached
-    memory_bytes: int = 0  # of the process
+    unstored_times: int = 0  # times that the limit was reached
+    memory_bytes: int = 0  # memory of the process
     memory_bound: int = 0
-    memory_times: int = 0  # the limit was reached
-    consumer_bytes: int = 0  # held by the consumer that holds most
-    unsent_bytes: int = 0  # of the connection with the most unsent data
-    held_times: int = 0  # times a consumer reached its limit, in messages or bytes
-    paused: Mapping[str, int] = field(default_factory=dict)  # times a peer was not read, by reason
-    refused_connections: Mapping[str, int] = field(default_factory=dict)  # connections, by reason
-    connections: int = 0  # including those that the core does not know yet, or any more
+    memory_times: int = 0  # times that the limit was reached
+    consumer_bytes: int = 0  # bytes held by the consumer that holds most
+    unsent_bytes: int = 0  # unsent bytes of the connection that has most
+    held_times: int = 0  # times that a consumer reached its limit on messages or bytes
+    paused: Mapping[str, int] = field(default_factory=dict)  # pauses in reading, by reason
+    refused_connections: Mapping[str, int] = field(default_factory=dict)  # by reason
+    connections: int = 0  # including those not yet, or no longer, known to the core
     places: int = 0  # limit on connections
     queue_count: int = 0
 
 
 class Rates:
-    """Samples of every queue's totals of the last ten seconds."""
+    """Samples of every queue's totals in the last ten seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, dict[int, tuple[QueueCounters, int, int, int]]]] = deque()
 
     def sample(self, queues: dict[int, Queue], at_s: float) -> None:
-        """Record the current totals; call about once a second."""
+        """Record the current totals; call this about once a second."""
         counts = {
             number: (totals, totals.published, totals.dispatched, totals.acked)
             for number, queue in queues.items()
@@ -152,7 +152,7 @@ class Rates:
             self._samples.popleft()
 
     def of(self, queue: Queue, at_s: float) -> tuple[float, float, float]:
-        """Return published, dispatched and acked per second."""
+        """Return the messages published, dispatched and acked per second."""
         if not self._samples:
             return NO_RATES
         since, counts = self._samples[0]
@@ -171,18 +171,18 @@ class Rates:
 
 
 class RunOperation(Protocol):
-    """The way from the admin to the broker: ``await engine.run(operations.purge, entry, name)``."""
+    """Runs operations for the admin: ``await handle.run(operations.purge, entry, name)``."""
 
     async def __call__(self, operation: Operation[T, P], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation in the next batch; return what it replies after the commit."""
+        """Run an operation in the next batch, and return its reply after the commit."""
 
 
 class OperationRunner(Protocol):
-    """Runs operations; `BrokerHandle` is the one of the service."""
+    """Runs operations; the service uses ``BrokerHandle``."""
 
     @property
     def run(self) -> RunOperation:
-        """Return what runs an operation, if the broker accepts changes now."""
+        """Return the function that runs operations, if the broker accepts changes now."""
 
 
 class BrokerHandle:
@@ -198,7 +198,7 @@ class BrokerHandle:
         self.space: DiskSpace | None = None
         self.loop_lag_ms = 0.0
         self._base = BrokerStatus(started_at=time.time_ns() // 1_000_000)
-        self._idle: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> totals.turns, its status
+        self._idle: dict[int, tuple[int, QueueStatus]] = {}  # by queue_id: activity counter, status
 
     def set(self, **changes: object) -> None:
         """Change ``step``, ``is_ready``, ``is_draining``, ``listeners`` or ``last_error``."""
@@ -209,7 +209,7 @@ class BrokerHandle:
         """Return ``Engine.run_operation``, if the broker accepts changes now.
 
         Raises:
-            RefusedError: ``not_ready``: it starts or stops; ``not_writable``: nothing is stored.
+            RefusedError: ``not_ready`` during start and stop; ``not_writable`` if storing fails.
         """
         if self.engine is None or self.engine.is_stopping:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
@@ -220,7 +220,7 @@ class BrokerHandle:
         return self.engine.run_operation
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
-        """Decide whether a clock that was far ahead at a start is right.
+        """Decide whether a clock that was far ahead at the start is right.
 
         Raises:
             RefusedError: ``no_doubt``: no decision is pending.
@@ -245,9 +245,9 @@ class BrokerHandle:
             await self.engine.pause()
 
     def tap(self, look: Tap) -> Callable[[], None]:
-        """Call ``look`` with each stored batch; return a function that ends this.
+        """Call ``look`` with each stored batch; return a function that removes the tap.
 
-        It is called between the commit and the replies, so it must be quick and must not raise.
+        ``look`` is called between commit and replies, so it must be fast and must not raise.
         """
         engine = self.engine
         if engine is None:
@@ -256,15 +256,15 @@ class BrokerHandle:
         return lambda: engine.taps.discard(look)
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return current figures; O(queues + clients), 1 µs for an idle queue.
+        """Return current figures in O(queues + clients); an idle queue takes 1 µs.
 
-        ``is_wanted`` selects queues by name; the others are only looked up.
+        ``is_wanted`` selects queues by name; other queues cost almost nothing.
         """
         queues = tuple(status for some in self.queue_slices(is_wanted=is_wanted) for status in some)
         return replace(self.summary(), queues=queues)
 
     def summary(self) -> BrokerStatus:
-        """Return current figures except those of the queues; O(clients)."""
+        """Return current figures except those of each queue, in O(clients)."""
         figures, engine = self.figures, self.engine
         base = replace(
             self._base,
@@ -316,7 +316,7 @@ class BrokerHandle:
         )
 
     def _limit_figures(self) -> dict[str, Any]:
-        """Return figures about limits; empty before there are listeners."""
+        """Return figures about limits; empty until sessions can be opened."""
         pressure, brake, gate = self.pressure, self.brake, self.gate
         if pressure is None or brake is None or gate is None:
             return {}
@@ -336,7 +336,7 @@ class BrokerHandle:
     ) -> Iterator[list[QueueStatus]]:
         """Yield the figures of all queues, ``size`` at a time, so that the event loop can run.
 
-        Queues that are created or removed meanwhile may be missing.
+        Queues that are created or removed during the iteration may be missing.
         """
         engine = self.engine
         if engine is None:
@@ -353,7 +353,7 @@ class BrokerHandle:
             self._idle.clear()  # many queues were removed
 
     def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
-        """Return the figures of a queue; the same object as before if the queue was idle."""
+        """Return the figures of a queue, reusing the previous object if the queue was idle."""
         dead_letter_name = state.registry.dead_letter_name(queue)
         dead = 0 if queue.is_dead_letter_queue else _records(state, dead_letter_name)
         rates = self.rates.of(queue, at_s)
@@ -412,7 +412,7 @@ def _queue(
         credit=credit,
         delivery_paused=queue.settings.delivery_paused,
         publishing_paused=queue.settings.publishing_paused,
-        settings=queue.settings,  # replaced as a whole when it changes
+        settings=queue.settings,  # never modified: a change replaces the object
         totals=dict(zip(_TOTALS, _totals(queue.counters), strict=True)),
         wait=queue.wait_histogram or (),
         hold=queue.hold_histogram or (),

@@ -1,4 +1,4 @@
-"""TLS contexts of listeners: TLS 1.2 or newer, optional client certificates, checked at start."""
+"""TLS contexts for listeners: TLS 1.2 or newer, with optional client certificates."""
 
 import ssl
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Never
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings.loading import check_private
 
-HANDSHAKE_S: Final = 10.0  # for the peer to complete its part
+HANDSHAKE_S: Final = 10.0  # how long a handshake may take
 
 # https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/
 _TIME_ERRORS: Final = {9: "is not valid yet", 10: "has expired"}
@@ -18,14 +18,14 @@ _TIME_ERRORS: Final = {9: "is not valid yet", 10: "has expired"}
 def server_context(
     cert: Path, key: Path, client_ca: Path | None = None, *, section: str = "tcp"
 ) -> ssl.SSLContext:
-    """Return the TLS context of a listener; ``section`` is its settings section.
+    """Return the TLS context for a listener; ``section`` is its settings section.
 
-    ``cert`` has the chain, the server's own certificate first.  With ``client_ca``, clients must
-    present a certificate of that authority.
+    ``cert`` contains the chain, starting with the server's own certificate.  With ``client_ca``,
+    clients must present a certificate issued by that authority.
 
     Raises:
-        SettingsError: a file is missing or unusable, the certificate is expired or not valid yet,
-            or others can read the key; the message names the setting.
+        SettingsError: a file is missing or unusable, the certificate has expired or is not valid
+            yet, or others can read the key; the message names the setting.
     """
     for name, path in (("tls_cert", cert), ("tls_key", key), ("tls_client_ca", client_ca)):
         if path is not None:
@@ -46,7 +46,7 @@ def server_context(
 
 
 class TlsListener(NamedTuple):
-    """The TLS context of open listeners, and the files that its settings section names."""
+    """The TLS context of open listeners, and the files named in its settings section."""
 
     section: str
     context: ssl.SSLContext
@@ -56,19 +56,19 @@ class TlsListener(NamedTuple):
 
 
 def reload_contexts(secured: Sequence[TlsListener]) -> None:
-    """Load certificates and keys again, for new connections.
+    """Reload certificates and keys for new connections.
 
     Each connection begins with the old context and switches to the new one.  Loading into the old
-    context would keep an old certificate with another type of key, and clients could get either.
+    context would keep a certificate with another type of key, and clients could receive either.
 
     Raises:
-        SettingsError: a file is unusable; all contexts stay as they were.
+        SettingsError: a file is unusable; all contexts remain unchanged.
     """
     fresh = [
         server_context(one.cert, one.key, one.client_ca, section=one.section) for one in secured
     ]
     for one, context in zip(secured, fresh, strict=True):
-        # Called without a server name, too.
+        # Also called if the client sends no server name.
         one.context.sni_callback = partial(_switch_context, context)
 
 
@@ -95,14 +95,14 @@ def _check_readable(name: str, path: Path) -> None:
 
 
 def _refuse_password() -> Never:
-    """Refuse an encrypted key, instead of OpenSSL's prompt on the terminal."""
-    raise ValueError("the key is encrypted; a key in a file of mode 0600 needs no password")
+    """Refuse an encrypted key, for which OpenSSL would prompt on the terminal."""
+    raise ValueError("the key is encrypted; use an unencrypted key in a file with mode 0600")
 
 
 def _check_validity(name: str, cert: Path, server: ssl.SSLContext) -> None:
-    """Check validity with a handshake in memory, in which OpenSSL verifies the certificate.
+    """Check the validity period with a handshake in memory, where OpenSSL verifies the certificate.
 
-    Python cannot inspect a certificate that was only loaded.  The client of this handshake trusts
+    Python cannot inspect a certificate that is only loaded.  The client of this handshake trusts
     exactly this certificate, so only its validity period can fail.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

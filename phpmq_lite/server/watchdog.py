@@ -1,4 +1,4 @@
-"""Once a second: ends slow sessions, measures lag and memory, samples rates; engine watchdog."""
+"""Checks that run once a second: slow sessions, lag, memory and rates; and the engine watchdog."""
 
 import asyncio
 from collections.abc import Collection
@@ -24,7 +24,7 @@ _INTERVAL_S: Final = 1.0
 
 
 class SessionMonitor:
-    """Checks all sessions.  ``run`` until it is cancelled."""
+    """Checks all sessions; ``run`` works until it is cancelled."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SessionMonitor:
         self._brake = brake
 
     async def run(self) -> None:
-        """Check once a second."""
+        """Check all sessions once a second."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + _INTERVAL_S
@@ -52,13 +52,13 @@ class SessionMonitor:
             self.check(loop.time())
 
     def check(self, now_s: float) -> None:
-        """End overdue sessions, and take samples."""
+        """End overdue sessions, and sample memory and rates."""
         for session in list(self._sessions):
             session.note_writing(now_s)
             if session.connection is not None:
                 session.acks.sample(session.connection.acked, _INTERVAL_S)
             if session.paused and session.frame_began_at is not None:
-                # The timeout is suspended while the session is not read.
+                # The frame timeout is suspended while the session is not read.
                 session.frame_began_at += _INTERVAL_S
             reason = overdue_reason(session, now_s, self._limits)
             if reason is not None:
@@ -75,20 +75,20 @@ class SessionMonitor:
 
 
 class EngineWatchdog:
-    """Detects an engine or a writer that has stopped for good, such as on a hung disk.
+    """Detects an engine or writer that has stopped for good, for example because the disk hangs.
 
-    Health checks do not wait for the writer, so they answer while the disk is slow.
+    Health checks do not wait for the writer, so they respond even if the disk is slow.
     """
 
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine = engine
         self._writer = writer
-        self._is_waiting = False  # a probe has not been answered yet
+        self._is_waiting = False  # the last probe has not been answered yet
 
     def probe(self) -> bool:
-        """Return whether the last probe was answered, and send the next; True the first time.
+        """Return whether the last probe was answered, and send the next one; True at first.
 
-        A writer that waits for disk space or another program is alive: a restart would not help.
+        A writer that waits for disk space or another program is alive; a restart would not help.
         """
         if self._is_waiting:
             return self._writer.space.write_problem is not None

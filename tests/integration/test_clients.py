@@ -163,7 +163,7 @@ async def test_frame_is_explained_from_the_page_of_a_connection(
     assert "content, 1 of 3 bytes" in page
     consume += "7171503034" + "30" * 28 + "3135"
     _, page = await browser.get(f"/frame?frame={consume}&encoding=hex")
-    assert "Dispatch messages of &#39;Mqq&#39;, at most 5 unacknowledged" in page
+    assert "Dispatch messages from &#39;Mqq&#39;, at most 5 unacknowledged" in page
 
 
 async def test_frame_is_escaped_and_its_text_keeps_line_feeds(browser: LivePages) -> None:

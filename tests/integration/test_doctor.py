@@ -235,7 +235,7 @@ def test_data_folder_that_is_a_file_is_bad(data: Path) -> None:
 
 def test_data_folder_too_deep_for_a_socket_is_bad(tmp_path: Path) -> None:
     found = visit(*NOWHERE, data=tmp_path / ("x" * 120))
-    assert "the limit for a socket is 107" in found.the("data folder")[1]
+    assert "the limit for a socket path is 107" in found.the("data folder")[1]
 
 
 def test_killed_broker_of_an_empty_log_starts_after_a_visit(

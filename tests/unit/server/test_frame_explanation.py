@@ -39,7 +39,7 @@ NEWER, OLDER, UNKNOWN = "newer", "older", "unknown"
         (["H0100304", *FOO, *HELLO, *MESSAGE, TTL[0], "3300"], "dispatch", NEWER,
          "3,300 s left"),
         (["H0100303", *FOO, *HELLO, *MESSAGE], "dispatch", OLDER, "until it sends 004"),
-        (["H0100402", *FOO, *MESSAGE], "acknowledge", UNKNOWN, f"Settle {ID} of 'Foo' as acked"),
+        (["H0100402", *FOO, *MESSAGE], "acknowledge", UNKNOWN, f"Settle {ID} in 'Foo' as acked"),
         (["H0100503", *FOO, *MESSAGE, *TTL], "requeue", NEWER, "to the end of 'Foo'"),
         (["H0100602", *FOO, *MESSAGE], "dead letter", NEWER, "dead-letter queue"),
         (["H0100104", *FOO, *HELLO, *TTL, "P0300000000000000000000000000003", "k-1"], "publish",
@@ -98,7 +98,7 @@ def test_wrong_byte_is_shown_behind_what_is_right() -> None:
     ("data", "last", "conclusion"),
     [
         (b"", None, "There are no bytes."),
-        (b"H0", "message header, 2 of 8 bytes", "2 bytes of it are here"),
+        (b"H0", "message header, 2 of 8 bytes", "2 bytes of it have arrived"),
         (b"H0100102", "publish, 2 packets", "8 bytes of it"),
         (b"H0100102P01", "incomplete packet header", "11 bytes of it"),
         (b"H0100102" + FOO[0].encode() + b"F", "content, 1 of 3 bytes", "41 bytes of it"),

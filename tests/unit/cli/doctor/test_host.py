@@ -95,7 +95,7 @@ GIB = 1 << 30
         (None, OK, "no limit"),
         (4_096, OK, "4,096 may be open, enough for 500 connections"),
         (564, OK, "564 may be open"),
-        (563, WARN, "563 may be open, so 499 of limits.connections, 500, can connect"),
+        (563, WARN, "563 may be open, enough for 499 of limits.connections = 500"),
     ],
 )
 def test_open_files_are_judged(files: int | None, state: str, words: str) -> None:
@@ -149,5 +149,5 @@ def test_limit_that_the_account_may_raise_is_its_own_to_raise(hard: int | None, 
 def test_limit_that_only_root_may_raise_is_not_recommended_to_others() -> None:
     hint = host.open_files_finding(500, 100, 200, 300).hint
     assert "ulimit -n" not in hint
-    assert "this account may have 300 at most: ask root for LimitNOFILE=664" in hint
+    assert "this account may open at most 300: ask root for LimitNOFILE=664" in hint
     assert "or set limits.connections = 136" in hint
