@@ -1,1 +1,1 @@
-"""The export process: sends history and claims as Arrow, outside of the broker's interpreter."""
+"""Export of history and claims as Arrow, in a process outside the broker's interpreter."""

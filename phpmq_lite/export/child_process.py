@@ -1,4 +1,4 @@
-"""The export process: replies to JSON requests on stdin with frames on stdout."""
+"""The export process: answers JSON requests on stdin with frames on stdout."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from typing import Any, Final
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowSelection
 
-PREFIX: Final = struct.Struct(">cI")  # kind, number of bytes that follow
-PIECE_BYTES: Final = 1 << 20  # maximum size of a frame
+PREFIX: Final = struct.Struct(">cI")  # kind, number of payload bytes
+PIECE_BYTES: Final = 1 << 20  # maximum size of a frame's payload
 
 HEADER: Final = b"H"  # JSON: rows, lo, hi, history_id, queue
 DATA: Final = b"D"  # a piece of the Arrow stream
@@ -24,13 +24,13 @@ ERROR: Final = b"E"  # JSON: code (empty unless refused), detail
 BEAT: Final = b"B"  # empty payload
 
 
-NICE: Final = 10  # a tenth of the broker's weight: exports still progress on a busy machine
+NICE: Final = 10  # a tenth of the broker's weight; exports still progress on a busy machine
 BEAT_S: Final = 1.0
-_PIPE_BYTES: Final = 1 << 20  # largest pipe without privileges; reduces wake-ups
+_PIPE_BYTES: Final = 1 << 20  # largest pipe allowed without privileges; reduces wake-ups
 
 
 class FrameWriter:
-    """Writes frames to a file descriptor; also a file object for Arrow's writer."""
+    """Writes frames to a file descriptor; also serves Arrow's writer as a file object."""
 
     closed = False  # read by pyarrow
 
@@ -40,7 +40,7 @@ class FrameWriter:
         self._beat_s = time.monotonic()
 
     def put(self, kind: bytes, payload: bytes | bytearray | memoryview = b"") -> None:
-        """Write a frame; blocks while the reader does not read.
+        """Write a frame, blocking while the broker does not read.
 
         Raises:
             BrokenPipeError: the broker has ended.
@@ -54,12 +54,12 @@ class FrameWriter:
         self.put(kind, json.dumps(members).encode())
 
     def beat(self) -> None:
-        """Signal progress if nothing was written for a second."""
+        """Signal progress if nothing has been written for a second."""
         if time.monotonic() - self._beat_s >= BEAT_S:
             self.put(BEAT)
 
     def write(self, data: Any) -> int:
-        """Buffer bytes of the stream; complete pieces are written, the rest by ``flush_all``."""
+        """Buffer part of the stream and write full pieces; ``flush_all`` writes the remainder."""
         view = memoryview(data).cast("B")
         at = 0
         while at < len(view):
@@ -90,7 +90,7 @@ class FrameWriter:
 
 
 def main(database: str) -> int:
-    """Reply to requests until standard input ends; return the exit code."""
+    """Answer requests until standard input ends; return the exit code."""
     descriptor = os.dup(1)
     os.dup2(2, 1)  # keep printed text out of the frames
     _lower_priority()
@@ -103,7 +103,7 @@ def main(database: str) -> int:
 
 
 def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) -> None:
-    """Reply to each line."""
+    """Answer each line, which contains one request."""
     for line in lines:
         try:
             answer_request(database, json.loads(line), output)
@@ -113,7 +113,7 @@ def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) 
             output.put_json(ERROR, code=error.code, detail=str(error))
         except StorageError as error:
             output.put_json(ERROR, code="", detail=str(error))
-        except Exception as error:  # a bug or no memory: the broker reports it
+        except Exception as error:  # a bug or lack of memory; the broker reports it
             traceback.print_exc()
             output.put_json(ERROR, code="", detail=f"the export failed: {error!r}"[:500])
         finally:
@@ -121,9 +121,9 @@ def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) 
 
 
 def answer_request(database: str, request: dict[str, Any], output: FrameWriter) -> None:
-    """Reply to one request: ``of`` is history or claims; ``is_head`` requests only the header.
+    """Answer one request: ``of`` is history or claims; ``is_head`` requests only the header.
 
-    The end of the Arrow stream is written only after all rows were sent and counted.
+    The end of the Arrow stream is written only after all rows have been sent and counted.
     """
     with HistoryRanges(database) as ranges:
         ranges.on_statement = output.beat
@@ -156,7 +156,7 @@ def _stream(rows: RangeRows, output: FrameWriter) -> int:
     for batch in rows:
         writer.write_batch(batch)
         given += batch.num_rows
-    writer.close()  # not in a ``with``, which would end the stream of a failure too
+    writer.close()  # not a ``with`` block, which would end the stream after a failure, too
     output.flush_all()
     return given
 
@@ -165,7 +165,7 @@ def _lower_priority() -> None:
     """Lower the priority of this process below the broker's."""
     with suppress(OSError):
         os.nice(NICE)
-    # Linux may weigh sessions against each other, and apply priorities only within a session.
+    # Linux may schedule by session (autogroup) and apply priorities only within each.
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
 
@@ -175,5 +175,5 @@ def _enlarge_pipe(descriptor: int) -> None:
         from fcntl import F_SETPIPE_SZ, fcntl
 
         fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, OSError):  # another system, or a socket: keep the default
+    except (ImportError, OSError):  # not Linux, or a socket: keep the default
         pass

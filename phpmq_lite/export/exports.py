@@ -1,4 +1,4 @@
-"""Start, pace, relay and end export processes."""
+"""Starts, paces, relays and ends export processes."""
 
 import asyncio
 import json
@@ -16,19 +16,19 @@ from phpmq_lite.errors import RefusedError, StorageError, os_reason
 from phpmq_lite.export import child_process
 from phpmq_lite.logs import get_logger, is_quiet
 
-LATE_WAKE_S: Final = 0.001  # a later wake-up means that the loop waited for a processor
+LATE_WAKE_S: Final = 0.001  # a later wake-up means that the loop waited for a CPU
 MIN_PAUSE_S: Final = 0.001  # shorter pauses are not measurable
-MAX_PAUSE_S: Final = 0.05  # so the minimum rate is 1 MiB per 50 ms
-_DECAY: Final = 0.98  # slowly, because a reader that is woken works for a long time
+MAX_PAUSE_S: Final = 0.05  # so the lowest rate is 1 MiB per 50 ms
+_DECAY: Final = 0.98  # slow, because a reader that wakes up works for a long time
 
 
 class ExportPacer:
-    """The pauses of all exports, which share the processors.
+    """Paces all exports together, because they share the CPUs.
 
     Args:
         passed: returns a number that grows while messages are processed.
-        now: monotonic clock in seconds.
-        sleep: waits for a number of seconds.
+        now: returns the time of a monotonic clock in seconds.
+        sleep: waits for the given number of seconds.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class ExportPacer:
         self._turn = asyncio.Lock()
 
     async def pause(self) -> float:
-        """Wait before the next piece, one export at a time, if messages were processed.
+        """Wait before the next piece if messages were processed; one export waits at a time.
 
         Returns:
-            The duration in seconds.
+            How long the call waited, in seconds.
         """
         began_s = self._now()
         async with self._turn:
@@ -68,9 +68,9 @@ class ExportPacer:
 
 
 EXPORT_LIMIT: Final = 2  # concurrent exports
-STALLED_S: Final = 30.0  # without a frame
-IDLE_S: Final = 60.0  # idle processes end after this
-PROGRAM: Final = (  # sys.path is extended at the end, so that this folder does not shadow modules
+STALLED_S: Final = 30.0  # an export without a frame for this long has stalled
+IDLE_S: Final = 60.0  # idle processes are ended after this time
+PROGRAM: Final = (  # our folder is last in sys.path, so that it shadows no modules
     sys.executable, "-P", "-c",
     "import sys; sys.path.append(sys.argv[1]);"
     " from phpmq_lite.export.child_process import main; sys.exit(main(sys.argv[2]))",
@@ -81,18 +81,18 @@ _log = get_logger(__name__)
 
 
 class ExportError(StorageError):
-    """An export was interrupted: its data is incomplete and must not look complete."""
+    """An export was interrupted; its data is incomplete and must not look complete."""
 
 
 @dataclass(slots=True, frozen=True)
 class ExportHeader:
-    """What is known before the first byte."""
+    """What is known about an export before its first byte."""
 
-    rows: int  # exact
-    lo: int  # as requested, or clipped
+    rows: int  # exact number of rows that follow
+    lo: int  # bounds as requested, or clipped
     hi: int
     history_id: str
-    queue: str  # of a subscription, else empty
+    queue: str  # queue of a subscription, else empty
 
 
 class RunningExport:
@@ -100,12 +100,12 @@ class RunningExport:
 
     def __init__(self, process: "_ExportProcess", header: ExportHeader, pacer: ExportPacer) -> None:
         self.header = header
-        self.paused_s = 0.0  # time spent waiting for messages
+        self.paused_s = 0.0  # time spent in pauses for message processing
         self._child = process
         self._pace = pacer
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the Arrow stream in pieces of up to 1 MiB; returns only after all of it.
+        """Yield the Arrow stream in pieces of up to 1 MiB; return only when it is complete.
 
         Raises:
             ExportError: the export was interrupted.
@@ -121,21 +121,21 @@ class RunningExport:
                 raise ExportError(str(reply.get("detail", f"the export process sent {kind!r}")))
             if reply["rows"] != self.header.rows:
                 raise ExportError(
-                    f"{reply['rows']} rows were exported, {self.header.rows} were announced"
+                    f"{reply['rows']} rows were exported instead of {self.header.rows}"
                 )
             self._child.is_clean = True
             return
 
     async def finish(self) -> None:
-        """Receive the end of an export of which only the header was requested."""
+        """Receive the end of an export for which only the header was requested."""
         kind, _ = await self._child.frame()
         self._child.is_clean = kind == child_process.END
 
 
 class ExportProcesses:
-    """The exports of one broker; all calls come from its event loop.
+    """The exports of one broker; call it only from the broker's event loop.
 
-    ``passed`` returns a number that grows while messages are processed, which slows exports down.
+    ``passed`` returns a number that grows while messages are processed, to slow down exports.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class ExportProcesses:
         self.program = program
         self.stalled_s = stalled_s
         self._database = database
-        self.ends: Counter[str] = Counter()  # by outcome, for the metrics
+        self.ends: Counter[str] = Counter()  # number of ended exports by outcome, for the metrics
         self._idle_s = idle_s
         self._pace = ExportPacer(passed)
         self._running = 0
@@ -162,12 +162,12 @@ class ExportProcesses:
 
     @property
     def running(self) -> int:
-        """The number of running exports, at most ``EXPORT_LIMIT``."""
+        """Number of running exports, at most ``EXPORT_LIMIT``."""
         return self._running
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes."""
+        """Ids of the export processes."""
         return sorted(process.process.pid for process in self._all)
 
     @asynccontextmanager
@@ -175,7 +175,7 @@ class ExportProcesses:
         """Start an export; leaving the block before the end of the stream kills the process.
 
         Raises:
-            RefusedError: ``busy``: two exports are running; or a refusal of ``storage.arrow``.
+            RefusedError: two exports are running (``busy``), or ``storage.arrow`` refuses.
             StorageError: the database cannot be read.
             ExportError: the process died or stalled.
         """
@@ -192,7 +192,7 @@ class ExportProcesses:
             except _LostError:
                 if not process.was_used:
                     raise
-                self._release(process)  # it ended while idle
+                self._release(process)  # the process ended while idle
                 process = await self._start()
                 header = await process.ask(request)
             yield RunningExport(process, header, self._pace)
@@ -224,7 +224,7 @@ class ExportProcesses:
             started = await asyncio.create_subprocess_exec(
                 *self.program, str(self._database), stdin=PIPE, stdout=PIPE,
                 limit=child_process.PIECE_BYTES,
-                start_new_session=True,  # Ctrl-C goes to the broker, which ends this process
+                start_new_session=True,  # only the broker gets Ctrl-C, and ends this process
             )  # fmt: skip
         except OSError as error:
             raise ExportError(f"the export process did not start: {os_reason(error)}") from error
@@ -237,7 +237,7 @@ class ExportProcesses:
         return process
 
     def _release(self, process: "_ExportProcess") -> None:
-        """Keep a process that finished its export for the next one; kill any other."""
+        """Keep a process that finished its export for the next one; kill it otherwise."""
         if not process.is_clean or self._is_closed or process not in self._all:
             self._end_process(process)
             return
@@ -265,25 +265,25 @@ class ExportProcesses:
 
 
 class _LostError(ExportError):
-    """The process ended."""
+    """The export process ended."""
 
 
 class _ExportProcess:
-    """A process between two frames."""
+    """An export process, and the frames it sends."""
 
     def __init__(self, process: Process, stalled_s: float) -> None:
         self.process = process
         self.is_clean = True  # no reply is outstanding
         self.was_used = False
         self._stalled_s = stalled_s
-        self._is_read = False  # a reader waits for a frame
+        self._is_read = False  # a call waits for a frame
 
     async def ask(self, request: Mapping[str, Any]) -> ExportHeader:
         """Send a request and wait for the header of its reply."""
         if self.process.stdin is None:
             raise _LostError("the export process has no standard input")
         self.is_clean = False
-        with suppress(ConnectionError):  # it has ended, so the read below fails
+        with suppress(ConnectionError):  # the process has ended, so the read below fails
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             await self.process.stdin.drain()
         kind, payload = await self.frame()
@@ -302,7 +302,7 @@ class _ExportProcess:
 
         Raises:
             _LostError: the process ended.
-            ExportError: the process stalled, or sent something that is not a frame.
+            ExportError: the process stalled, or sent an invalid frame.
         """
         kind = child_process.BEAT
         payload = b""
@@ -338,7 +338,7 @@ class _ExportProcess:
             self.process.kill()
         if self.process.stdin is not None:
             self.process.stdin.close()
-        # Unread data would keep the pipe open, unless a reader is waiting for its end.
+        # Unread data would keep the pipe open, unless a call is already reading to its end.
         while self.process.stdout is not None and not self._is_read:
             if not await self.process.stdout.read(child_process.PIECE_BYTES):
                 break

@@ -1,1 +1,1 @@
-"""Imports from other queues: read their messages and plan how each is published."""
+"""Imports from other message queues: read their messages and plan how to publish each."""

@@ -1,8 +1,8 @@
-"""Read the jobs of a running beanstalkd and plan how each is published.
+"""Read the jobs of a running beanstalkd server and plan how to publish each.
 
 ``stats-job`` and ``peek`` do not change a job, but no command lists the ids. So every id up to the
-newest is requested, many in one write: waiting for each reply takes a round trip per id. Only the
-newest id needs a command with a temporary effect: ``put``.
+newest is requested, many in one write, because waiting for each reply would take a round trip per
+id. Only finding the newest id requires a command with a temporary effect, ``put``.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ DEFAULT_PORT: Final = 11_300
 STATES: Final = ("ready", "delayed", "buried", "reserved")  # in the order in which jobs are moved
 READY, RESERVED = STATES[0], STATES[3]
 PROBE_TUBE: Final = "phpmq-lite-import"
-_PROBE_S: Final = 86_400  # delay of the probe, so that no worker receives it
+_PROBE_S: Final = 86_400  # delay of the probe job, so that no worker receives it
 _TIMEOUT_S: Final = 30.0
 _IDS_AT_ONCE: Final = 2_000
 _LONGEST_LINE: Final = 1_024
@@ -32,26 +32,26 @@ _WITH_BODY: Final = {b"OK", b"FOUND", b"RESERVED"}
 
 
 class BeanstalkdError(PhpmqError):
-    """The server is not a beanstalkd, closed the connection, or rejected a command."""
+    """The server is not beanstalkd, closed the connection, or rejected a command."""
 
 
 class BeanstalkdReply(NamedTuple):
-    """The words of a reply's line and the data after it."""
+    """The words of a reply line, and the data that follows it."""
 
     words: list[bytes]
     body: bytes = b""
 
 
 class JobGroup(NamedTuple):
-    """Jobs that are moved together; groups sort in the order in which they are moved."""
+    """The key of jobs that are moved together; groups sort in the order of the move."""
 
     tube: str
-    state_index: int  # index of the state in STATES
+    state_index: int  # index into STATES
     priority: int  # 0 is the most urgent
 
     @property
     def state(self) -> str:
-        """The state of the jobs when they were found."""
+        """State of the jobs when they were found."""
         return STATES[self.state_index]
 
 
@@ -62,8 +62,8 @@ class BeanstalkdJob:
     job_id: int
     tube: str
     state: str
-    delay_s: int  # until it is ready
-    reserves: int  # number of reservations by workers
+    delay_s: int  # seconds until the job is ready
+    reserves: int  # number of times workers reserved it
     body: bytes = b""
 
 
@@ -75,17 +75,17 @@ class BeanstalkdClient:
         self._reader = reader
         stats = _fields(self.expect(b"OK", b"stats").body)
         try:
-            self.instance = stats["id"]  # of the process; a restart may reuse ids
+            self.instance = stats["id"]  # id of the server process; a restart may reuse job ids
             self.max_job_bytes = int(stats["max-job-size"])
         except (KeyError, ValueError):
-            raise BeanstalkdError("the stats of beanstalkd have no id or no max-job-size") from None
+            raise BeanstalkdError("the stats of beanstalkd lack id or max-job-size") from None
         self.can_reserve = self.ask([b"reserve-job 0"])[0].words[0] == b"NOT_FOUND"
 
     def ask(self, commands: Sequence[bytes]) -> list[BeanstalkdReply]:
         """Send commands in one write and return their replies.
 
         Raises:
-            BeanstalkdError: the connection ended, or the server is not a beanstalkd.
+            BeanstalkdError: the connection ended, or the server is not beanstalkd.
         """
         try:
             self._send(b"".join(command + b"\r\n" for command in commands))
@@ -106,7 +106,7 @@ class BeanstalkdClient:
         words = line.split()
         if not line.endswith(b"\r\n") or not words:
             raise BeanstalkdError(
-                "the server is not a beanstalkd" if line else "beanstalkd closed the connection"
+                "the server is not beanstalkd" if line else "beanstalkd closed the connection"
             )
         if words[0] not in _WITH_BODY or not words[-1].isdigit():
             return BeanstalkdReply(words)
@@ -127,9 +127,9 @@ class BeanstalkdClient:
         return sum(int(stats[f"current-jobs-{state}"]) for state in STATES)
 
     def newest_id(self) -> int | None:
-        """Return the id of the newest job, by adding and deleting a job of our own.
+        """Return the id of the newest job, found by adding and deleting a job of our own.
 
-        None if the server is draining and accepts no jobs.
+        Return None if the server is draining and accepts no jobs.
         """
         put = b"put 4294967295 %d 60 0\r\n" % _PROBE_S
         answer = self.ask([b"use " + PROBE_TUBE.encode(), put])[1]
@@ -140,7 +140,7 @@ class BeanstalkdClient:
         return probe - 1
 
     def find_groups(self, job_ids: Iterable[int]) -> Iterator[tuple[JobGroup, int]]:
-        """Yield jobs with their groups; missing jobs are omitted."""
+        """Yield the group and id of each job; missing jobs are omitted."""
         for answer in self.ask([b"stats-job %d" % job_id for job_id in job_ids]):
             if answer.words[0] == b"OK":
                 stats = _fields(answer.body)
@@ -150,11 +150,11 @@ class BeanstalkdClient:
     def read_jobs(
         self, wanted: Sequence[tuple[JobGroup, int]], *, is_held: bool
     ) -> list[BeanstalkdJob | None]:
-        """Read jobs; None for a job that no longer exists.
+        """Read jobs; return None for each job that no longer exists.
 
         With ``is_held``, ready jobs are reserved, so that no worker receives them until they are
-        deleted or the connection ends. Others are left alone: a reserved job becomes ready when its
-        connection ends, whatever its state was.
+        deleted or the connection ends. Other jobs are not reserved, because when the connection
+        ends a reserved job becomes ready, whatever its previous state.
         """
         commands = []
         for group, job_id in wanted:
@@ -164,17 +164,17 @@ class BeanstalkdClient:
         return [_job_from(*answers[at : at + 2]) for at in range(0, len(answers), 2)]
 
     def delete(self, job_ids: Sequence[int]) -> int:
-        """Delete jobs; return the number that existed and were not reserved by others."""
+        """Delete jobs; return how many existed and were not reserved by others."""
         answers = self.ask([b"delete %d" % job_id for job_id in job_ids])
         return sum(answer.words[0] == b"DELETED" for answer in answers)
 
 
 @contextmanager
 def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
-    """Open a connection; closing it makes its reserved jobs ready again.
+    """Open a connection; closing it makes the jobs that it reserved ready again.
 
     Raises:
-        BeanstalkdError: no server listens there, or it is not a beanstalkd.
+        BeanstalkdError: no server listens there, or it is not beanstalkd.
     """
     try:
         connection = socket.create_connection((target.host, target.port), _TIMEOUT_S)
@@ -187,7 +187,7 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
 def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobGroup, array[int]]":
     """Return the ids of all jobs, or of the jobs in ``tubes``, by group in the order of the move.
 
-    Jobs added while it runs are not included.
+    Jobs that are added during the search are not included.
     """
     newest = server.newest_id()
     total = server.jobs()
@@ -198,7 +198,7 @@ def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobG
             break
         for group, job_id in server.find_groups(ids):
             seen += 1
-            if group.tube == PROBE_TUBE:  # of an earlier run that was killed
+            if group.tube == PROBE_TUBE:  # left by an earlier run that was killed
                 server.delete([job_id])
             elif not tubes or group.tube in tubes:
                 groups[group].append(job_id)
@@ -206,7 +206,7 @@ def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobG
 
 
 def _all_ids(newest: int | None) -> Iterator[range]:
-    """Yield ranges of ids: from the newest down, or up without an end if that is unknown."""
+    """Yield ranges of ids down from the newest one, or endlessly upward if that is unknown."""
     if newest is None:
         return (range(first, first + _IDS_AT_ONCE) for first in count(1, _IDS_AT_ONCE))
     return (
@@ -215,10 +215,10 @@ def _all_ids(newest: int | None) -> Iterator[range]:
 
 
 def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> KeyedMessage | None:
-    """Return how a job is published; None if a worker has reserved it. Pure.
+    """Return how to publish a job, or None if a worker has reserved it. Pure.
 
-    The key only depends on what never changes, so a second run stores nothing twice, unless the
-    target queue changed: the broker knows keys by queue.
+    The key depends only on values that never change, so a second run stores nothing twice, unless
+    the target queue has changed, because the broker remembers keys by queue.
     """
     key = job_key(job, queue, instance)
     if job.state == RESERVED:
@@ -239,10 +239,10 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
 
 
 def job_key(job: BeanstalkdJob, queue: str, instance: str) -> bytes:
-    """Return the key of a job.
+    """Return the publish key of a job.
 
-    It includes ``queue``, so that the journal distinguishes a rehearsal in another queue, and
-    ``instance``, because a beanstalkd that restarts without its binlog reuses ids.
+    It includes ``queue``, so that the journal distinguishes a rehearsal with another queue, and
+    ``instance``, because beanstalkd reuses ids if it restarts without its binlog.
     """
     whole = f"{instance} {job.job_id} {job.tube} {queue}"
     return hashlib.sha256(whole.encode()).hexdigest().encode()

@@ -1,4 +1,4 @@
-"""Remembers the stored messages of an import, beyond the broker's window of publish keys."""
+"""Remembers which messages an import has stored, for longer than the broker remembers keys."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +24,7 @@ class ImportJournal:
         return found.fetchone() is not None
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """Add keys of stored messages in one transaction."""
+        """Add the keys of stored messages in one transaction."""
         with transaction(self._connection) as connection:
             connection.executemany(
                 "INSERT OR IGNORE INTO imported (key) VALUES (?)", [(key,) for key in keys]

@@ -6,14 +6,14 @@ Their columns, as created by ``PdoTransport::createSchema``::
     jobs_failed  id queue urn trace_id attempts payload reason failed_at created_at
 
 ``payload`` is the whole envelope, with its ``attempts`` and, after a failure, its ``dead_letter``
-block; the other columns repeat it. So the payload is published byte for byte:
+block; the other columns repeat parts of it. So the payload is published byte for byte:
 
-- a job to its queue; a job that was released before, to ``<queue>.retry`` with the rest of its
-  delay, at least a second. This depends only on the row, not on the current time: a second run
-  publishes it to the same queue with the same key.
-- a failed job to ``<queue>.dlq``. If its payload has no block, one is created from the columns.
+- A job is published to its queue, or if it was released before, to ``<queue>.retry`` with the rest
+  of its delay, but at least one second. This depends only on the row, not on the current time, so
+  a second run publishes the job to the same queue with the same key.
+- A failed job is published to ``<queue>.dlq``. A payload without a block gets one from the columns.
 
-Times are local times of the PHP process without a time zone. The database is not changed.
+Times are local times of the PHP process, without a time zone. The database is not changed.
 """
 
 import hashlib
@@ -37,13 +37,13 @@ OPTIONAL: Final[dict[Kind, tuple[str, ...]]] = {
     "jobs": ("available_at", "reserved_at", "created_at"),
     "failed": ("reason", "failed_at", "attempts"),
 }
-RESERVED_S: Final = 90  # InitPHP's retryAfter: an older reservation was abandoned
+RESERVED_S: Final = 90  # InitPHP's retryAfter; an older reservation was abandoned
 _PAGE: Final = 500
 _REASONS: Final = ("failed", "unknown_urn", "poison")
 
 
 class InitphpError(PhpmqError):
-    """The database cannot be imported; the message names table and column."""
+    """The database cannot be imported; the message names the table and the column."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,8 +52,8 @@ class TableMapping:
 
     jobs: str = "jobs"
     failed: str = "jobs_failed"
-    columns: Mapping[str, str] = field(default_factory=dict)  # of both tables
-    failed_columns: Mapping[str, str] = field(default_factory=dict)  # of the second; first
+    columns: Mapping[str, str] = field(default_factory=dict)  # columns of both tables
+    failed_columns: Mapping[str, str] = field(default_factory=dict)  # override these in ``failed``
 
     def table(self, kind: Kind) -> str:
         """Return the name of a table."""
@@ -83,15 +83,15 @@ class InitphpRow:
 
 @dataclass(slots=True, frozen=True)
 class PlannedMessage:
-    """How a row is published."""
+    """A row, and how to publish it."""
 
     row: InitphpRow
-    message: KeyedMessage | None  # None: a PHP worker has reserved it
-    problem: str | None  # reason of the verdict, if the payload is invalid
+    message: KeyedMessage | None  # None if a PHP worker has reserved the row
+    problem: str | None  # why the payload is invalid, if it is
 
 
 def open_source(path: Path) -> sqlite3.Connection:
-    """Open a database for reading only.
+    """Open a database read-only.
 
     Raises:
         sqlite3.Error: the file is not a database, or cannot be read.
@@ -102,7 +102,7 @@ def open_source(path: Path) -> sqlite3.Connection:
 def read_rows(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping, zone: tzinfo
 ) -> Iterator[InitphpRow]:
-    """Yield the rows of a table in order of id, page by page to avoid a long read.
+    """Yield the rows of a table ordered by id, page by page to avoid a long read.
 
     Raises:
         InitphpError: the table or a required column is missing, or a time cannot be parsed.
@@ -128,7 +128,7 @@ def read_rows(
 def find_columns(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping
 ) -> dict[str, str]:
-    """Return the columns to read: our name and theirs.
+    """Return the columns to read, keyed by our names.
 
     Raises:
         InitphpError: the table or a required column is missing.
@@ -183,7 +183,7 @@ def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
 
 
 def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
-    """Parse ``2026-01-31 12:00:00``, as PHP writes it, or Unix seconds."""
+    """Parse a time as PHP writes it (``2026-01-31 12:00:00``), or Unix seconds."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -197,9 +197,9 @@ def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
 def plan_row(
     row: InitphpRow, now_ms: int, *, source: str, reserved_s: float = RESERVED_S
 ) -> PlannedMessage:
-    """Return how a row is published. Pure.
+    """Return how to publish a row. Pure.
 
-    ``source`` names the database: it is part of the key if the payload has no ``meta.id``.
+    ``source`` names the database; it is part of the key if the payload has no ``meta.id``.
     """
     verdict = validate(row.payload)
     problem = None if verdict.problem is None else verdict.problem.reason
@@ -219,7 +219,7 @@ def plan_row(
 
 
 def _was_released(row: InitphpRow, now_ms: int) -> bool:
-    """Return whether a job was released before: new jobs have both times the same."""
+    """Return whether a job was released before; the two times of a new job are equal."""
     if row.available_ms is None:
         return False
     if row.created_ms is None:
@@ -237,7 +237,7 @@ def _key(row: InitphpRow, identity: str) -> bytes:
 
 
 def _record(row: InitphpRow) -> bytes:
-    """Return the payload if it has a block, else one with a block from the columns."""
+    """Return the payload if it has a block, else a payload with a block built from the columns."""
     with suppress(ValueError):
         if read_block(row.payload) is not None:
             return row.payload

@@ -1,4 +1,4 @@
-"""Settings: where they are defined, how they are loaded, and what a running broker reloads."""
+"""Settings: their definitions, how they are loaded, and which ones a running broker reloads."""
 
 from phpmq_lite.settings.loading import FOLDER_FILE, SYSTEM_FILE, EffectiveSettings, find_file, load
 from phpmq_lite.settings.model import Settings

@@ -3,8 +3,8 @@
 A flag overrides the environment, which overrides the TOML file, which overrides the default.
 
 ``PHPMQ_LIMITS__CREDIT`` contains a value.  ``PHPMQ_LIMITS__CREDIT_FILE`` names a file that contains
-it, and so does a systemd credential ``limits.credit``, a file in ``$CREDENTIALS_DIRECTORY``.  If
-the setting is itself a path, such as a private key, its value is the path of that file.
+the value.  A systemd credential, ``$CREDENTIALS_DIRECTORY/limits.credit``, is such a file, too.  If
+the setting is itself a path, such as that of a private key, its value is the path of the file.
 """
 
 import os
@@ -23,23 +23,23 @@ from phpmq_lite.settings.model import Settings
 from phpmq_lite.settings.reference import BOUNDS, ENVIRONMENT_PREFIX, SECTIONS, SETTINGS
 from phpmq_lite.settings.validation_errors import describe_error
 
-FOLDER_FILE: Final = Path("config.toml")  # in the current folder, where `config init` writes it
+FOLDER_FILE: Final = Path("config.toml")  # in the working directory, where `config init` writes it
 SYSTEM_FILE: Final = Path("/etc/phpmq-lite/config.toml")
 _FILE_SUFFIX: Final = "_FILE"
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSettings:
-    """Settings in use, and where each value comes from."""
+    """The settings in use, and the source of each value."""
 
     settings: Settings
-    # by setting: "flag", "environment VARIABLE", "credential NAME", "file PATH" or "default"
+    # keyed by setting: "flag", "environment VARIABLE", "credential NAME", "file PATH" or "default"
     sources: Mapping[str, str]
     warnings: list[str]
 
 
 class EnvironmentValue(NamedTuple):
-    """A value, and its source as in ``EffectiveSettings.sources``."""
+    """A value and its source, worded as in ``EffectiveSettings.sources``."""
 
     value: str
     source: str
@@ -48,11 +48,11 @@ class EnvironmentValue(NamedTuple):
 def load(
     flags: Mapping[str, object] | None = None, config: Path | None = None
 ) -> EffectiveSettings:
-    """Load the settings from flags, environment and file.
+    """Load the settings from flags, the environment and a TOML file.
 
     Args:
-        flags: values by name (``tcp.listen``); None means that the flag was not given.
-        config: the TOML file; by default the first that exists of
+        flags: values keyed by setting (``tcp.listen``); None means that the flag is not given.
+        config: the TOML file; by default the first existing file of
             ``$CONFIGURATION_DIRECTORY/config.toml``, ``./config.toml`` and
             ``/etc/phpmq-lite/config.toml``.
 
@@ -78,19 +78,19 @@ def load(
 
 
 def find_file() -> Path | None:
-    """Return the TOML file that is read without ``--config``, or None if there is none."""
-    folder = os.environ.get("CONFIGURATION_DIRECTORY")  # systemd; several are joined by colons
+    """Return the TOML file to read if ``--config`` is not given, or None if there is none."""
+    folder = os.environ.get("CONFIGURATION_DIRECTORY")  # set by systemd, separated by colons
     places = [Path(piece) / "config.toml" for piece in folder.split(":")] if folder else []
     return next((path for path in [*places, FOLDER_FILE, SYSTEM_FILE] if path.is_file()), None)
 
 
 def _check_name(name: str, source: str) -> None:
-    """Refuse an unknown setting, and suggest the nearest one."""
+    """Refuse an unknown setting, and suggest the one with the most similar name."""
     if name in SETTINGS:
         return
     if name in SECTIONS:
         raise SettingsError(
-            f"{name} in {source} is a section. Name one of its settings, as {name}.NAME."
+            f"{name} in {source} is a section. Name one of its settings: {name}.NAME."
         )
     near = get_close_matches(name, SETTINGS, n=1, cutoff=0.7)
     near = near or [s for s in SETTINGS if s.partition(".")[2] == name.rpartition(".")[2]][:1]
@@ -139,11 +139,11 @@ def _nest(flat: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
-    """Return, for each invalid value, its setting, what is wrong, and where it was set."""
+    """Describe each invalid value: its setting, what is wrong, and where it was set."""
     lines = []
     for detail in error.errors(include_url=False):
         name = ".".join(map(str, detail["loc"][:2]))
-        if name not in SETTINGS:  # a rule over a whole section
+        if name not in SETTINGS:  # a rule for a whole section
             lines.append(describe_error(name, detail))
             continue
         problem = describe_error("it", detail).removeprefix("it: ")
@@ -157,14 +157,14 @@ def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
 
 
 def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
-    """Return values by name, and a warning for each variable or credential that is not a setting.
+    """Return values by setting, and a warning for each unknown variable or credential.
 
     Empty variables are ignored.  A variable overrides a file, which overrides a credential.  An
-    unknown variable only causes a warning: Kubernetes sets ``PHPMQ_PORT`` for a service that is
+    unknown variable only causes a warning, because Kubernetes sets ``PHPMQ_PORT`` for a service
     called phpmq.
 
     Raises:
-        SettingsError: a file cannot be read; the message says what names it.
+        SettingsError: a file cannot be read; the message says which variable or credential.
     """
     values = {setting.environment: name for name, setting in SETTINGS.items()}
     files = {
@@ -200,7 +200,7 @@ def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
         raise SettingsError(f"CREDENTIALS_DIRECTORY {folder}: {error.strerror}") from None
     for name in names:
         if name not in SETTINGS:
-            warnings.append(f"{name} among the credentials is not a setting and is ignored")
+            warnings.append(f"credential {name} is not a setting and is ignored")
             continue
         source = f"credential {name}"
         found[name] = EnvironmentValue(_file_value(name, Path(folder, name), source), source)
@@ -208,7 +208,7 @@ def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
 
 
 def _file_value(name: str, path: Path, source: str) -> str:
-    """Return the path if the setting is one, else the text of the file without its line break."""
+    """Return the path for a path setting, else the file's text without its line break."""
     if SETTINGS[name].is_path:
         return str(path)
     try:
@@ -224,10 +224,10 @@ def _file_value(name: str, path: Path, source: str) -> str:
 def check_private(name: str, path: Path) -> None:
     """Refuse a file that other users can read; ``name`` is the setting that names it.
 
-    The group may read a file of root if we are not root: systems hand out keys in this way.
+    Unless we are root, the group may read a file owned by root, as systems share keys this way.
 
     Raises:
-        SettingsError: names setting, file and mode.
+        SettingsError: other users can read it; the message names setting, file and mode.
         OSError: the file does not exist.
     """
     status = path.stat()

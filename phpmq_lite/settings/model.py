@@ -1,7 +1,7 @@
-"""The only list of settings: name, type, default, bounds and help of each.
+"""The single definition of all settings: name, type, default, bounds and help.
 
-Flags, environment variables, the TOML file, the reference page and what SIGHUP reloads derive from
-these models.  ``Settings()`` has the defaults; ``loading.load()`` reads the given values.
+Flags, environment variables, the TOML file, the reference page and the SIGHUP reload are derived
+from these models.  ``Settings()`` has the defaults; ``loading.load()`` reads configured values.
 """
 
 import re
@@ -29,14 +29,14 @@ TIB: Final = 1 << 40
 
 
 def _split_list(value: object) -> object:
-    """Split ``a, b`` at its commas: flags and environment variables have no brackets."""
+    """Split ``a, b`` at the commas, because flags and environment variables have no list syntax."""
     if isinstance(value, str):
         return [piece.strip() for piece in value.split(",") if piece.strip()]
     return value
 
 
 def _none_if_empty(value: object) -> object:
-    """Return None for an empty path: TOML has no null."""
+    """Return None for an empty path, because TOML has no null."""
     return None if value == "" else value
 
 
@@ -51,7 +51,7 @@ def _base_path(value: str) -> str:
 
 def _public_url(value: str) -> str:
     if value and not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", value):
-        raise ValueError("it must be like https://mq.example or https://example.org/mq")
+        raise ValueError("it must be a URL such as https://mq.example or https://example.org/mq")
     return value.rstrip("/")
 
 
@@ -72,17 +72,17 @@ SecondsOrOff = Annotated[int, Field(ge=0, le=10**9)]
 Size = Annotated[ByteSize, Field(ge=1, le=TIB)]
 HttpMemorySize = Annotated[ByteSize, Field(ge=16 * MIB, le=TIB)]
 SizeOrOff = Annotated[ByteSize, Field(ge=0, le=1024 * TIB)]
-# SQLite stores at most 1,000,000,000 bytes in a row; half of that leaves room for the rest.
+# SQLite rows hold at most 1,000,000,000 bytes; half of that leaves room for other columns.
 ContentSize = Annotated[ByteSize, Field(ge=1, le=512 * MIB)]
 
 
 def field(default: Any, help_text: str, *, reload: bool = False) -> Any:
-    """Return a field with its help; ``reload``: SIGHUP changes it in a running broker."""
+    """Return a field with its help; with ``reload``, SIGHUP applies a new value."""
     return Field(default, description=help_text, json_schema_extra={"reload": reload})
 
 
 def size(bytes_: int, help_text: str, *, reload: bool = False) -> Any:
-    """Return a field of a size in bytes."""
+    """Return a field that holds a size in bytes."""
     return field(ByteSize(bytes_), help_text, reload=reload)
 
 
@@ -92,7 +92,7 @@ def _check_tls_pair(certificate: Path | None, key: Path | None) -> None:
 
 
 class Section(BaseModel):
-    """One table of the TOML file; unknown keys are refused."""
+    """One table of the TOML file; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,26 +102,26 @@ class TcpSettings(Section):
 
     listen: Texts = field(
         ["127.0.0.1:9100"],
-        "Listeners for clients of the newer revision, with TTL: HOST:PORT, unix:PATH or none."
-        " Port 0 chooses a free port.",
+        "Listeners for clients that use the newer revision, with TTL: HOST:PORT, unix:PATH or none."
+        " Port 0 selects a free port.",
     )
     legacy_listen: Texts = field(
-        ["127.0.0.1:9102"], "Listeners for clients of the older revision, without TTL."
+        ["127.0.0.1:9102"], "Listeners for clients that use the older revision, without TTL."
     )
-    allow: Networks = field([], "Networks that may connect. Empty: any.")
-    open: bool = field(False, "Allow listeners beyond loopback without tcp.allow and TLS.")
+    allow: Networks = field([], "Networks from which clients may connect. Empty: any.")
+    open: bool = field(False, "Allow listeners beyond loopback without tcp.allow or TLS.")
     http_guard: bool = field(
-        True, "Hold back the first bytes while they could be a browser's HTTP request."
+        True, "Hold back the first bytes while they could be an HTTP request from a browser."
     )
     packet_header: Annotated[Literal["auto", "32", "36"], BeforeValidator(_number_as_text)] = field(
-        "auto", "Bytes of a packet header: auto, 32 or 36."
+        "auto", "Size of a packet header in bytes: auto, 32 or 36."
     )
     tls_cert: PathOrNone = field(
         None, "Certificate chain (PEM). With tls_key, listeners accept TLS only."
     )
     tls_key: PathOrNone = field(None, "Private key (PEM), readable by its owner only.")
     tls_client_ca: PathOrNone = field(
-        None, "Require client certificates that are signed by this authority (PEM)."
+        None, "Require client certificates signed by this certificate authority (PEM)."
     )
 
     @model_validator(mode="after")
@@ -136,7 +136,7 @@ class AdminSettings(Section):
     """Web pages, HTTP API, health checks and metrics."""
 
     listen: Texts = field(
-        ["127.0.0.1:9101"], "HOST:PORT, unix:PATH or none. Port 0 chooses a free port."
+        ["127.0.0.1:9101"], "HOST:PORT, unix:PATH or none. Port 0 selects a free port."
     )
     hosts: Texts = field([], "Host names that browsers may use, in addition to loopback names.")
     plaintext: bool = field(False, "Allow unencrypted http beyond loopback.")
@@ -151,16 +151,16 @@ class AdminSettings(Section):
     )
     initial_password_file: PathOrNone = field(
         None,
-        "File with the password of the user admin, who is created if there are no users. It must be"
-        " readable by its owner only.",
+        "File with the password for the user admin, which is created if there are no users. It must"
+        " be readable by its owner only.",
     )
     tls_cert: PathOrNone = field(
         None, "Certificate chain (PEM). With tls_key, listeners accept https only."
     )
     tls_key: PathOrNone = field(None, "Private key (PEM), readable by its owner only.")
-    hsts: bool = field(False, "With TLS: tell browsers to use only https from now on (HSTS).")
+    hsts: bool = field(False, "With TLS, tell browsers to use only https from now on (HSTS).")
     base_path: Annotated[str, AfterValidator(_base_path)] = field(
-        "", "Path below which a proxy serves the pages, such as /broker."
+        "", "Path under which a proxy serves the pages, such as /broker."
     )
 
     @model_validator(mode="after")
@@ -170,33 +170,33 @@ class AdminSettings(Section):
 
 
 class UiSettings(Section):
-    """Appearance and confirmations of the web pages."""
+    """Appearance of the web pages, and when they ask for confirmation."""
 
     environment: Annotated[str, Field(max_length=40)] = field(
         "", "Name shown on each page, such as staging.", reload=True
     )
     colour: Literal["", "grey", "blue", "green", "amber", "red", "violet"] = field(
         "",
-        "Colour of that name: grey, blue, green, amber, red or violet. Empty: by the name.",
+        "Colour of that name: grey, blue, green, amber, red or violet. Empty: depends on the name.",
         reload=True,
     )
     confirm_count: Number = field(
-        1_000, "Actions on more messages than this are confirmed by typing a name.", reload=True
+        1_000, "Actions on more messages than this must be confirmed by typing a name.", reload=True
     )
 
 
 class AuditSettings(Section):
     """Retention of the audit log."""
 
-    days: Annotated[float, Field(gt=0, le=36_500)] = field(400, "Age in days.", reload=True)
-    rows: Number = field(1_000_000, "Number of rows.", reload=True)
+    days: Annotated[float, Field(gt=0, le=36_500)] = field(400, "Maximum age in days.", reload=True)
+    rows: Number = field(1_000_000, "Maximum number of rows.", reload=True)
 
 
 class MetricSettings(Section):
     """Metrics for Prometheus."""
 
     max_queues: Number = field(
-        200, "Queues that get their own label; the others are counted as ~other.", reload=True
+        200, "Queues that have their own label; other queues are counted as ~other.", reload=True
     )
 
 
@@ -204,48 +204,49 @@ class LimitSettings(Section):
     """Limits on what one client, or all clients together, may use."""
 
     max_content: ContentSize = size(
-        8 * MIB, "Largest body of a message. Above it the connection is closed, or HTTP 413."
+        8 * MIB, "Largest message body. A larger one closes the connection or gets HTTP 413."
     )
     max_queues: Number = field(
         10_000,
-        "Queues. Above it new ones are refused; users, tokens and addresses that created few may"
-        " exceed it by a quarter.",
+        "Number of queues. Above it, new queues are refused; users, tokens and addresses that have"
+        " created few may exceed it by a quarter.",
         reload=True,
     )
     connections: Number = field(500, "PHPMQ connections in total.")
     connections_per_address: Number = field(100, "PHPMQ connections from one address.")
     connections_per_loopback_address: Number = field(500, "PHPMQ connections from this machine.")
-    http_connections: Number = field(100, "Connections to the admin in total.")
+    http_connections: Number = field(100, "Admin connections in total.")
     http_connections_per_address: Number = field(
         32,
-        "Connections to the admin from one address. This machine and trusted proxies are exempt.",
+        "Admin connections from one address. This machine and trusted proxies are exempt.",
     )
     http_memory: HttpMemorySize = size(
-        128 * MIB, "Memory for large admin requests and responses. Above it: HTTP 429 or 503."
+        128 * MIB,
+        "Memory for large admin requests and responses. Above it, the reply is HTTP 429 or 503.",
     )
     frame_timeout_s: Seconds = field(
-        60, "Seconds in which a frame must arrive completely, unless it keeps frame_rate_bytes."
+        60, "Seconds within which a frame must arrive completely, unless it keeps frame_rate_bytes."
     )
     frame_rate_bytes: Size = size(
-        64 * KIB, "Bytes per second that exempt a frame from frame_timeout_s."
+        64 * KIB, "Bytes per second at which a frame may take longer than frame_timeout_s."
     )
     write_buffer: Size = size(
         MIB,
-        "Bytes waiting to be sent to one connection. Above it no messages are dispatched to it.",
+        "Bytes waiting to be sent on one connection. Above it, no messages are dispatched there.",
     )
     write_timeout_s: Seconds = field(
-        30, "A connection that reads nothing for this many seconds is closed."
+        30, "Seconds after which a connection that reads nothing is closed."
     )
-    credit: Number = field(1_000, "Unacknowledged messages of one consumer.", reload=True)
+    credit: Number = field(1_000, "Unacknowledged messages per consumer.", reload=True)
     credit_bytes: Size = size(
         16 * MIB,
-        "Unacknowledged bytes of one consumer. One message is always dispatched.",
+        "Unacknowledged bytes per consumer. One message is always dispatched.",
         reload=True,
     )
     held: Number = field(
         50_000,
-        "Unacknowledged messages of all consumers, shared by their queues. Queues that hold few may"
-        " exceed it by a quarter.",
+        "Unacknowledged messages of all consumers, shared by their queues. Queues that use little"
+        " of it may exceed it by a quarter.",
         reload=True,
     )
     held_bytes: Size = size(
@@ -255,26 +256,22 @@ class LimitSettings(Section):
         3_000, "Ready messages kept in memory for each queue that has consumers."
     )
     body_cache: Size = size(64 * MIB, "Message bodies kept in memory for all queues.")
-    unstored_frames: Number = field(
-        2_000, "Frames of one connection that are read but not stored yet."
-    )
+    unstored_frames: Number = field(2_000, "Frames read from one connection but not stored yet.")
     unstored_bytes: Size = size(
-        2 * MIB, "Bytes of one connection that are read but not stored yet, plus one message."
+        2 * MIB, "Bytes read from one connection but not stored yet, plus one message."
     )
-    unstored_total: Size = size(
-        64 * MIB, "Bytes of all connections that are read but not stored yet."
-    )
+    unstored_total: Size = size(64 * MIB, "Bytes read from all connections but not stored yet.")
     memory: Size = size(
         512 * MIB,
-        "Memory of the process, at most 60 % of a container's limit. Above it publishers wait.",
+        "Memory of the process, at most 60 % of a container's limit. Above it, publishers wait.",
         reload=True,
     )
-    batch_commands: Number = field(5_000, "Commands in one transaction.")
-    batch_bytes: Size = size(4 * MIB, "Bytes of bodies in one transaction.")
+    batch_commands: Number = field(5_000, "Maximum number of commands in one transaction.")
+    batch_bytes: Size = size(4 * MIB, "Total size of message bodies in one transaction.")
 
 
 def _queue_field(setting: SettingDefinition) -> tuple[Any, Any]:
-    """Return type and field of a queue setting's default, for ``create_model``."""
+    """Return type and field for a queue setting's default, as ``create_model`` expects them."""
     if setting.name == "on_expire":
         return Annotated[str, AfterValidator(_on_expire)], field(setting.default, setting.help)
     if setting.choices:
@@ -292,7 +289,7 @@ _QueueDefaults: Any = cast(Any, create_model("_QueueDefaults", __base__=Section,
 
 
 class QueueDefaultSettings(_QueueDefaults):  # type: ignore[misc]  # created from DEFINITIONS
-    """Defaults of all queues; each queue can override them."""
+    """Defaults for all queues; each queue can override them."""
 
 
 class EnvelopeSettings(Section):
@@ -304,20 +301,20 @@ class EnvelopeSettings(Section):
 
 
 class ReceiptSettings(Section):
-    """Keys of confirmed publishes.  A key that is repeated within the window is stored once."""
+    """Keys of confirmed publishes.  Repeating a key within the window stores nothing again."""
 
     window_s: Seconds = field(600, "Seconds for which a key is remembered.")
-    limit: Number = field(100_000, "Number of keys that are remembered.")
+    limit: Number = field(100_000, "Maximum number of keys that are remembered.")
 
 
 class HistorySettings(Section):
-    """Retention of settled messages, until the first of these bounds is exceeded."""
+    """Retention of settled messages; above any of these limits, the oldest are removed."""
 
-    days: Annotated[float, Field(gt=0, le=36_500)] = field(7, "Age in days.", reload=True)
-    rows: Number = field(5_000_000, "Number of messages.", reload=True)
-    bytes: Size = size(2 * GIB, "Bytes of their bodies.", reload=True)
+    days: Annotated[float, Field(gt=0, le=36_500)] = field(7, "Maximum age in days.", reload=True)
+    rows: Number = field(5_000_000, "Maximum number of messages.", reload=True)
+    bytes: Size = size(2 * GIB, "Maximum size of their bodies.", reload=True)
     deleted_share: Annotated[float, Field(ge=0, le=1)] = field(
-        0.1, "Share of rows and bytes that deleted messages may use.", reload=True
+        0.1, "Fraction of rows and bytes that deleted messages may use.", reload=True
     )
 
 
@@ -325,9 +322,9 @@ class StorageSettings(Section):
     """The SQLite database in the data folder."""
 
     allow_network_fs: bool = field(
-        False, "Start on a network file system, although its locks may be unreliable."
+        False, "Start on a network file system, even though its locks may be unreliable."
     )
-    cache_bytes: Size = size(8 * MIB, "Page cache of SQLite.")
+    cache_bytes: Size = size(8 * MIB, "Size of SQLite's page cache.")
     wal_bytes: Size = size(
         64 * MIB, "Size above which the write-ahead log is truncated; twice this while busy."
     )
@@ -341,19 +338,19 @@ class StorageSettings(Section):
     )
     ballast_bytes: SizeOrOff = size(
         32 * MIB,
-        "File that is released when the disk is full, at least twice a transaction. 0: none.",
+        "Size of the file released when the disk is full, at least two transactions. 0: none.",
     )
     accept_loss: bool = field(
-        False, "Start once although files are damaged, with the data that is left."
+        False, "Start once despite damaged files, with the data that is left."
     )
 
 
 class BackupSettings(Section):
     """Copies of the database, made while the broker runs."""
 
-    folder: PathOrNone = field(None, "Folder of the backups. Default: backups in the data folder.")
+    folder: PathOrNone = field(None, "Folder for backups. Default: backups in the data folder.")
     keep: Number = field(
-        7, "Number of backups to keep; each new one removes the oldest above it.", reload=True
+        7, "Number of backups to keep; older ones are removed when a new one is made.", reload=True
     )
     every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
         0, "Hours between backups. 0: only on demand."
@@ -367,7 +364,7 @@ class ScrubSettings(Section):
         24, "Hours between checks of all bodies. 0: only on demand."
     )
     bytes_per_s: Size = size(
-        5 * MIB, "Bytes read per second while idle; a tenth of it while busy.", reload=True
+        5 * MIB, "Bytes read per second while idle; a tenth of that while busy.", reload=True
     )
     structure_days: Annotated[float, Field(ge=0, le=365)] = field(
         7, "Days between checks of the database structure and its indexes. 0: never."
@@ -381,9 +378,9 @@ class LogSettings(Section):
         "info", "Lowest level to write: debug, info, warning or error.", reload=True
     )
     format: Literal["auto", "json", "console"] = field(
-        "auto", "json, console, or auto: console on a terminal, else json."
+        "auto", "json, console, or auto: console on a terminal, otherwise json."
     )
-    access: bool = field(False, "Write a line for each HTTP request.", reload=True)
+    access: bool = field(False, "Log each HTTP request.", reload=True)
 
 
 class Settings(BaseModel):
@@ -391,7 +388,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    data: Path = field(Path("phpmq-data"), "Folder of the database, lock and control socket.")
+    data: Path = field(Path("phpmq-data"), "Folder for database, lock and control socket.")
     tcp: TcpSettings = TcpSettings()
     admin: AdminSettings = AdminSettings()
     limits: LimitSettings = LimitSettings()
@@ -409,5 +406,5 @@ class Settings(BaseModel):
 
     @property
     def backups_folder(self) -> Path:
-        """Return the folder of the backups."""
+        """Return the folder for backups."""
         return self.backups.folder or self.data / "backups"

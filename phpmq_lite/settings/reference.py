@@ -1,4 +1,4 @@
-"""Name, help, bounds and text of each setting, derived from the models."""
+"""Name, help, bounds and text form of each setting, derived from the models."""
 
 import json
 import textwrap
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from phpmq_lite.settings.model import GIB, KIB, MIB, TIB, Section, Settings
 
-BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names, and ours
+BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names and our words
 ENVIRONMENT_PREFIX: Final = "PHPMQ_"
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 _WIDTH: Final = 80
@@ -21,8 +21,8 @@ _HEAD: Final = """\
 # Settings of PHPMQ Lite.
 #
 # A line like "#name = value" is a setting with its default: remove the # and
-# change the value. Sizes have units, such as "512 MiB". Names end with the unit
-# of a time: _s are seconds, _h are hours.
+# change the value. Sizes have units, such as "512 MiB". Names of times end with
+# their unit: _s means seconds, _h means hours.
 # A flag or a variable (PHPMQ_LIMITS__CREDIT for credit in [limits]) overrides
 # this file. `phpmq-lite config show --config FILE` shows the values in use."""
 
@@ -34,9 +34,9 @@ class Setting:
     name: str  # section.name
     help: str
     default: object
-    bounds: str  # empty if its type says it all
+    bounds: str  # empty if there are none beyond the type
     is_path: bool
-    is_reloadable: bool  # SIGHUP changes it; others need a restart
+    is_reloadable: bool  # SIGHUP applies a new value; otherwise a restart is needed
 
     @property
     def environment(self) -> str:
@@ -45,9 +45,9 @@ class Setting:
 
 
 def as_text(value: object) -> str:
-    """Return a value as it is written in the environment: ``8 MiB``, ``a, b``, ``true``.
+    """Return a value as text for the environment: ``8 MiB``, ``a, b``, ``true``.
 
-    pydantic's SecretStr masks secrets, here and in ``as_json``.
+    pydantic's SecretStr masks secrets here and in ``as_json``.
     """
     if isinstance(value, ByteSize):
         return _size_text(value)
@@ -61,12 +61,12 @@ def as_text(value: object) -> str:
 
 
 def as_json(value: object) -> object:
-    """Return a value for JSON; sizes are bytes."""
+    """Return a value for JSON, with sizes in bytes."""
     return _JSON.dump_python(value, mode="json")
 
 
 def as_toml(value: object) -> str:
-    """Return a value as TOML; None is an empty text."""
+    """Return a value as TOML; None becomes an empty string."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     if isinstance(value, bool | int | float) and not isinstance(value, ByteSize):
@@ -119,7 +119,7 @@ SECTIONS: Final = frozenset(name.partition(".")[0] for name in SETTINGS if "." i
 
 
 def settings_by_section() -> dict[str, list[Setting]]:
-    """Group the settings by section, in the order of the model; "" is the top level."""
+    """Group the settings by section in the order of the model; "" is the top level."""
     groups: dict[str, list[Setting]] = {}
     for name, setting in SETTINGS.items():
         groups.setdefault(name.partition(".")[0] if "." in name else "", []).append(setting)
@@ -127,12 +127,12 @@ def settings_by_section() -> dict[str, list[Setting]]:
 
 
 def section_help(section: str) -> str:
-    """Return what a section is about."""
+    """Return the description of a section."""
     return (Settings.model_fields[section].annotation or Section).__doc__ or ""
 
 
 def all_values(settings: Settings) -> dict[str, object]:
-    """Return the value of each setting by its name."""
+    """Return the values of all settings, keyed by name."""
     found: dict[str, object] = {}
     for name in SETTINGS:
         value: Any = settings
@@ -143,9 +143,9 @@ def all_values(settings: Settings) -> dict[str, object]:
 
 
 def config_file(given: Mapping[str, object] | None = None) -> str:
-    """Return a TOML file that explains all settings, which ``load`` reads.
+    """Return a TOML file for ``load`` that explains all settings.
 
-    Settings in ``given``, by name, have these values.  All others are commented out, with their
+    ``given`` contains values keyed by setting.  All other settings are commented out and show their
     defaults: ``#name = value``.
     """
     values = given or {}

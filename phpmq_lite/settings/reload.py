@@ -1,4 +1,4 @@
-"""What a running broker changes when its settings are reloaded (SIGHUP)."""
+"""Settings that a running broker changes when they are reloaded (SIGHUP)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from phpmq_lite.settings.reference import SETTINGS, all_values
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """The settings in use afterwards, and what happened to those that differ."""
+    """The settings in use after a reload, and what happened to those that differ."""
 
     settings: Settings
-    changed: tuple[str, ...]  # in use from now on
-    pending: tuple[str, ...]  # in use after a restart
+    changed: tuple[str, ...]  # already in use
+    pending: tuple[str, ...]  # used after a restart
 
 
 def reload_settings(current: Settings, wanted: Settings) -> ReloadResult:
-    """Return ``current`` with the values of ``wanted`` that a running broker can change.
+    """Return ``current`` with those values of ``wanted`` that a running broker can change.
 
-    The rest is built into listeners, connections and the core at the start.
+    All other values are built into listeners, connections and the core at the start.
     """
     before, after = all_values(current), all_values(wanted)
     different = [name for name in before if before[name] != after[name]]

@@ -1,4 +1,4 @@
-"""Text of pydantic's validation errors."""
+"""Messages for pydantic's validation errors."""
 
 import re
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ _SUBJECT: Final = re.compile(r"^(Value error, |Assertion failed, )|^(Input|[A-Z]
 def describe_error(name: str, detail: Mapping[str, Any]) -> str:
     """Return a sentence about the value ``name``; ``detail`` is an item of ``errors()``.
 
-    Errors of our own validators keep their text.  Without a name the sentence says "the value".
+    Errors from our own validators keep their text.  Without a name, the sentence says "the value".
     """
     known = _BY_TYPE.get(detail["type"])
     if known is not None:

@@ -147,9 +147,9 @@ def test_beanstalkd_without_reserve_job_is_known() -> None:
         (b"", "closed the connection"),
         (b"OK 9\r\nshort", "closed the connection"),
         (b"HTTP/1.1 400 Bad Request\r\n", "answered 'HTTP/1.1 400 Bad Request' to 'stats'"),
-        (b"-ERR unknown command\n", "is not a beanstalkd"),
-        (b"\r\n", "is not a beanstalkd"),
-        (ok(b"---\nuptime: 1\n"), "no id or no max-job-size"),
+        (b"-ERR unknown command\n", "is not beanstalkd"),
+        (b"\r\n", "is not beanstalkd"),
+        (ok(b"---\nuptime: 1\n"), "lack id or max-job-size"),
     ],
 )
 def test_what_is_no_beanstalkd_is_said(answer: bytes, message: str) -> None:

@@ -119,9 +119,7 @@ def test_credential_of_somebody_else_only_warns(credentials: Path) -> None:
     write(credentials / "limits.credits", "7")
     effective = settings.load()
     assert effective.settings == settings.Settings()
-    assert effective.warnings == [
-        "limits.credits among the credentials is not a setting and is ignored"
-    ]
+    assert effective.warnings == ["credential limits.credits is not a setting and is ignored"]
 
 
 def test_no_two_settings_share_a_variable() -> None:

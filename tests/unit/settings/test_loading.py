@@ -124,7 +124,7 @@ def test_unknown_variable_warns_and_disturbs_nothing(
          "Did you mean limits.max_content?"),
         ("max_content = 1", "max_content in {} is not a setting. Did you mean limits.max_content?"),
         ("xyzzy = 1", "xyzzy in {} is not a setting"),
-        ("tcp = 1", "tcp in {} is a section. Name one of its settings, as tcp.NAME."),
+        ("tcp = 1", "tcp in {} is a section. Name one of its settings: tcp.NAME."),
         ("[tcp.listen]\na = 1", "tcp.listen.a in {} is not a setting. Did you mean tcp.listen?"),
     ],
 )  # fmt: skip
