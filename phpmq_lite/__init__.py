@@ -1,9 +1,9 @@
 """PHPMQ Lite: a message broker for one machine that stores every message in SQLite.
 
-``phpmq-lite serve`` runs it: PHPMQ on TCP, an admin web UI, one process, one data folder.
-Confirmed messages are on disk, and consumers only receive messages that are stored.
+``phpmq-lite serve`` runs it: PHPMQ over TCP, an admin web UI, one process and one data folder.
+Confirmed messages are on disk, and consumers receive only messages that are stored.
 
-Client code needs two names, which are loaded when they are first used::
+Client code needs two names, which are loaded on first use::
 
     async with phpmq_lite.connect("127.0.0.1:9100") as client: ...        # asyncio
     with phpmq_lite.connect_blocking("127.0.0.1:9100") as client: ...     # threads, scripts

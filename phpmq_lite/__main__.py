@@ -1,4 +1,4 @@
-"""Runs the command ``phpmq-lite`` as ``python -m phpmq_lite``."""
+"""Runs the ``phpmq-lite`` command, as ``python -m phpmq_lite``."""
 
 from phpmq_lite.cli.main import main
 

@@ -1,4 +1,4 @@
-"""A broker in its own process, for tests and benchmarks: start it, kill it, start it again."""
+"""A broker in its own process that tests and benchmarks can start, kill and restart."""
 
 import os
 import secrets
@@ -18,7 +18,7 @@ from typing import Final, Self, TextIO
 from phpmq_lite.errors import StartRefusedError
 
 _START_S: Final = 120.0  # a broker that is not ready by then is killed
-_STOP_S: Final = 30.0
+_STOP_S: Final = 30.0  # how long a broker may take to exit
 
 
 class StartFailedError(StartRefusedError):
@@ -31,7 +31,7 @@ class StartFailedError(StartRefusedError):
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block these signals; a process that is started inside inherits the block."""
+    """Block these signals; a process that is started in this context inherits the block."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -40,10 +40,10 @@ def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _hold_port() -> socket.socket:
-    """Reserve a free loopback port for a broker, also across its restarts.
+    """Reserve a free loopback port for a broker and its restarts.
 
-    A UDP socket holds it: the broker can still listen there with TCP, and no other test gets the
-    port. It lies below the range from which systems choose ports of outgoing connections.
+    A UDP socket holds the port, so the broker can still listen on it with TCP, and no other test
+    gets it. It lies below the range from which systems choose ports for outgoing connections.
     """
     while True:
         address = "127.0.0.1", 20_000 + secrets.randbelow(12_000)
@@ -62,18 +62,18 @@ def _hold_port() -> socket.socket:
 class BrokerProcess:
     """``phpmq-lite serve`` in its own process, on a free port that it keeps across restarts.
 
-    Use it in a ``with``, which starts the broker and kills it at the end.
+    Use it in a ``with`` block, which starts the broker and kills it on exit.
     """
 
     data: Path
     flags: list[str] = field(default_factory=list)
-    listeners: int = 1  # PHPMQ listeners that the flags ask for, the first one included
+    listeners: int = 1  # number of PHPMQ listeners, including those the flags add
     phpmq: list[str] = field(default_factory=list)  # addresses, set by start()
     admin: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
-    program: tuple[str, ...] = ("-m", "phpmq_lite")  # what Python runs
-    env: Mapping[str, str] | None = None  # None: that of this process
-    is_isolated: bool = False  # default settings only, and not reached by our terminal's Ctrl-C
+    program: tuple[str, ...] = ("-m", "phpmq_lite")  # arguments for Python
+    env: Mapping[str, str] | None = None  # None: use this process's environment
+    is_isolated: bool = False  # only default settings, and Ctrl-C does not reach it
     _port_holder: socket.socket = field(default_factory=_hold_port, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,14 +92,14 @@ class BrokerProcess:
         self.kill()
 
     def start(self) -> float:
-        """Start the broker; return the seconds until all its listeners were open.
+        """Start the broker; return how many seconds it took to open all its listeners.
 
         Raises:
-            StartFailedError: it exited, or was not ready in time; the message has its last output.
+            StartFailedError: it exited or was not ready in time; the message has its last output.
         """
         began_s = time.monotonic()
-        # A Ctrl-C between the start and the assignment would leave a process behind.  Where our
-        # terminal's Ctrl-C is to reach the broker, it must not inherit the block.
+        # A Ctrl-C between the start and the assignment would leave a process behind.  If Ctrl-C
+        # in our terminal must reach the broker, the process must not inherit the block.
         blocked = [signal.SIGINT] if self.is_isolated else []
         with signals_blocked(*blocked), self.log.open("a", encoding="utf-8") as log:
             self.process = process = self._open(log)
@@ -137,7 +137,7 @@ class BrokerProcess:
 
     @property
     def command(self) -> list[str]:
-        """Command line, always with the same address; without an admin unless a flag asks."""
+        """Command line, always with the same address; without admin unless a flag adds it."""
         admin = [] if "--admin" in self.flags else ["--admin", "none"]
         listen = "{}:{}".format(*self._port_holder.getsockname())
         settings = (
@@ -150,7 +150,7 @@ class BrokerProcess:
 
     @property
     def log(self) -> Path:
-        """File with its standard error, over all starts."""
+        """File with its standard error from all starts."""
         return self.data.with_name(self.data.name + ".log")
 
     @property
@@ -166,16 +166,16 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id; 0 if it does not run."""
+        """Process id; 0 if it is not running."""
         return 0 if self.process is None else self.process.pid
 
     def kill(self) -> None:
-        """End the broker as a crash does, with SIGKILL."""
+        """Kill the broker with SIGKILL, as if it crashed."""
         with signals_blocked(signal.SIGINT, signal.SIGTERM):
             self._end(signal.SIGKILL)
 
     def terminate(self) -> int:
-        """Stop the broker with SIGTERM, so that it drains; return its exit code."""
+        """Drain and stop the broker with SIGTERM; return its exit code."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> int:
@@ -190,13 +190,13 @@ class BrokerProcess:
 
 
 def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
-    """Return a broker in its own process, for ``with``.
+    """Return a broker in its own process, for a ``with`` block.
 
-    Its first listener is a free port of loopback; ``flags`` may ask for more ``listeners``.
+    Its first listener uses a free loopback port; if ``flags`` add listeners, set ``listeners``.
     """
     return BrokerProcess(data, list(flags), listeners)
 
 
 def isolated_broker(data: Path, *flags: str) -> BrokerProcess:
-    """Return a broker with default settings: the environment and usual files are not read."""
+    """Return a broker with default settings; it ignores the environment and the usual files."""
     return BrokerProcess(data, list(flags), is_isolated=True)

@@ -1,26 +1,26 @@
-"""Every exception of the project, as one tree.
+"""All exceptions of the project, as one tree.
 
 PhpmqError
 ├── ProtocolError
-│   ├── RemoteProtocolError   the peer violated the grammar: close, log, count
-│   └── LocalProtocolError    we would violate it: a defect of the caller
-├── TransitionError           a late or foreign command: ignore and count
-├── RefusedError              a publish or action is not possible now: 007 with the reason
+│   ├── RemoteProtocolError   the peer violated the grammar: close, log and count
+│   └── LocalProtocolError    our side would violate it: a defect in the caller
+├── TransitionError           the command is late, or not the holder's: ignore and count
+├── RefusedError              a publish or action is not possible now: reply 007 with the reason
 ├── StorageError
 │   ├── StorageFullError      known outcome: rolled back
 │   ├── NotWritableError      known outcome: rolled back; fail-stop if it persists, exit 74
 │   ├── OutcomeUnknownError   fail-stop, exit 74
-│   │   └── DatabaseReplacedError  the files are not those that were opened
+│   │   └── DatabaseReplacedError  the files are no longer those that were opened
 │   └── DataDamagedError      start refused, exit 65
 ├── SettingsError             start refused, exit 78
 ├── StartRefusedError         start refused, exit 1: a second broker, a newer database
-├── EnvelopeError             an envelope cannot be made, written or read; nothing was sent
+├── EnvelopeError             an envelope cannot be created, written or read; nothing was sent
 └── ClientError
-    ├── ConnectionLostError   the connection is lost: unanswered publishes are unknown
+    ├── ConnectionLostError   unanswered publishes may or may not be stored
     └── PublishRefusedError   the broker refused a confirmed publish
 
 A message names the thing, the value and the bound: ``content is 9000000 bytes, the limit is
-8388608``.  Raise or handle; never log and continue.
+8388608``.  Raise or handle an error; never log it and continue.
 """
 
 import os
@@ -31,20 +31,20 @@ _TLS: Final = {"WRONG_VERSION_NUMBER": "it does not speak TLS"}
 
 
 def os_reason(error: OSError) -> str:
-    """Return why the system or TLS failed, without error numbers and Python's own words."""
-    if verify := getattr(error, "verify_message", None):  # of TLS
+    """Return why the system or TLS failed, without error numbers or Python's own wording."""
+    if verify := getattr(error, "verify_message", None):  # a TLS error
         return f"its certificate is not trusted: {verify}"
     if reason := getattr(error, "reason", None):
         return _TLS.get(reason, f"TLS failed: {reason.replace('_', ' ').lower()}")
     text = error.strerror or str(error) or type(error).__name__
-    if "Connect call failed" in text or "Multiple exceptions" in text:  # of asyncio
+    if "Connect call failed" in text or "Multiple exceptions" in text:  # from asyncio
         number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), None)
         return text if number is None else os.strerror(number)
     return text
 
 
 class PhpmqError(Exception):
-    """Base of all exceptions that this project raises on purpose."""
+    """Base class of all exceptions that this project raises deliberately."""
 
 
 class ProtocolError(PhpmqError):
@@ -55,7 +55,7 @@ class RemoteProtocolError(ProtocolError):
     """The peer sent bytes that the grammar does not allow; close without a reply.
 
     ``code`` is one of the short names in ``protocol/frames.py``, for counters; ``offset`` is the
-    number of bytes of the connection before the first invalid one.
+    number of bytes in the connection before the first invalid one.
     """
 
     def __init__(self, code: str, detail: str, offset: int = 0) -> None:
@@ -66,15 +66,15 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Our side was asked to send what the grammar does not allow; nothing was sent."""
+    """The caller asked to send bytes that the grammar does not allow; nothing was sent."""
 
 
 class TransitionError(PhpmqError):
-    """A message cannot change in this way: it is settled, or held by another consumer."""
+    """The message cannot change in this way: it is settled, or another consumer holds it."""
 
 
 class RefusedError(PhpmqError):
-    """The broker refuses this now; ``code`` is a short reason for counters and receipts."""
+    """The broker refuses an operation now; ``code`` is a short reason for counters and receipts."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -86,7 +86,7 @@ class StorageError(PhpmqError):
 
 
 class StorageFullError(StorageError):
-    """There is no space for the batch; it was rolled back, and nothing of it is stored."""
+    """There is no space for the batch; it was rolled back, and no part of it is stored."""
 
 
 class NotWritableError(StorageError):
@@ -98,11 +98,11 @@ class ReadTooLongError(StorageError):
 
 
 class OutcomeUnknownError(StorageError):
-    """A commit failed with unknown outcome: stop at once and answer no client."""
+    """A commit failed with an unknown outcome: stop at once, without replying to clients."""
 
 
 class DatabaseReplacedError(OutcomeUnknownError):
-    """The database or its log was removed or replaced while open: do not touch either."""
+    """The database or its log was removed or replaced while open: touch neither of them."""
 
 
 class DataDamagedError(StorageError):
@@ -110,7 +110,7 @@ class DataDamagedError(StorageError):
 
 
 class EnvelopeError(PhpmqError):
-    """An envelope cannot be made, written or read; the message has the JSON pointer."""
+    """An envelope cannot be created, written or read; the message contains the JSON pointer."""
 
 
 class SettingsError(PhpmqError):
@@ -122,7 +122,7 @@ class StartRefusedError(PhpmqError):
 
 
 class ClientError(PhpmqError):
-    """Base of the exceptions of the clients."""
+    """Base class of the exceptions that clients raise."""
 
 
 class ConnectionLostError(ClientError):

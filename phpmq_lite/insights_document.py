@@ -1,18 +1,18 @@
 """The insights document: what the pipeline writes to ``summary.json`` and the Insights page shows.
 
-Lists begin with the busiest entries; ``last24h`` and ``last30d`` are in order of time, and the
-other lists cover the last 30 days. A minute or hour without an entry had no events. Retried
-messages are included in ``acked``, but are not successes. Percentiles are exact, except for
-``paths``, which are within 1 %. What does not fit into 2 MiB is added up under ``OTHER_QUEUES``,
-which has maxima but no percentiles. Unknown members are ignored.
+Lists begin with the busiest entries, but ``last24h`` and ``last30d`` are in order of time; all
+others cover the last 30 days. A minute or hour without an entry had no events. Retried messages are
+included in ``acked``, but are not successes. Percentiles are exact, except in ``paths``, where they
+are within 1 %. Entries that do not fit into 2 MiB are summed up under ``OTHER_QUEUES``, which has
+maxima but no percentiles. Unknown fields are ignored.
 """
 
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-SUMMARY_BYTES: Final = 2 << 20  # maximum size
-OTHER_QUEUES: Final = "(others)"  # the sum of omitted queues
+SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document
+OTHER_QUEUES: Final = "(others)"  # name for the sum of omitted queues
 COUNTS: Final = (
     "published", "dispatched", "acked", "expired", "dead", "deleted", "redelivered", "bytes",
 )  # fmt: skip
@@ -30,7 +30,7 @@ class _DocumentModel(BaseModel):
 
 
 class _QueueRow(_DocumentModel):
-    queue: str = Field(description="name of the queue; (others): sum of omitted queues")
+    queue: str = Field(description="name of the queue; (others) is the sum of omitted queues")
 
 
 class ArchiveSummary(_DocumentModel):
@@ -39,7 +39,7 @@ class ArchiveSummary(_DocumentModel):
     offset: NonNegativeCount | None = Field(None, description="last archived offset; null: none")
     rows: NonNegativeCount = Field(0, description="number of archived messages")
     dates: NonNegativeCount = Field(0, description="number of days with rows")
-    bytes: NonNegativeCount = Field(0, description="size of the archive's files, bytes")
+    bytes: NonNegativeCount = Field(0, description="size of the archive's files in bytes")
     outcomes: list[str] = Field([], description="archived outcomes; empty: all")
     gaps: NonNegativeCount = Field(0, description="number of accepted gaps")
     missing: NonNegativeCount = Field(0, description="maximum number of missing rows")
@@ -49,7 +49,7 @@ class AcceptedGap(_DocumentModel):
     """An accepted gap: rows of ``(lo, hi]`` that retention removed before they were archived."""
 
     at_ms: UnixMs = Field(description="when the gap was accepted, Unix ms")
-    lo: NonNegativeCount = Field(description="offset before the first that may be missing")
+    lo: NonNegativeCount = Field(description="offset before the first one that may be missing")
     hi: NonNegativeCount = Field(description="last offset that may be missing")
     rows: NonNegativeCount | None = Field(
         None, description="missing rows; null: unknown, at most hi - lo"
@@ -63,7 +63,7 @@ class ArchiveLag(_DocumentModel):
         None, description="last offset at finished_at; null: unknown"
     )
     rows: NonNegativeCount | None = Field(
-        None, description="settled messages not archived; null: unknown"
+        None, description="settled messages not yet archived; null: unknown"
     )
 
 
@@ -75,19 +75,19 @@ class PipelineJobState(_DocumentModel):
     started_at: UnixMs | None = Field(None, description="when it began, Unix ms; null: not known")
     finished_at: UnixMs | None = Field(None, description="when it ended, Unix ms; null: not yet")
     offset: NonNegativeCount | None = Field(None, description="last processed offset; null: none")
-    error: str | None = Field(None, description="why it failed; null: it did not, or hidden")
+    error: str | None = Field(None, description="why it failed; null: no failure, or hidden")
 
 
 def _wait(statistic: str) -> Any:
-    return Field(None, description=f"publish to dispatch, ms: {statistic}; null: none")
+    return Field(None, description=f"time from publish to dispatch in ms: {statistic}; null: none")
 
 
 def _hold(statistic: str) -> Any:
-    return Field(None, description=f"dispatch to end, ms: {statistic}; null: none")
+    return Field(None, description=f"time from dispatch to end in ms: {statistic}; null: none")
 
 
 class StepFigures(_DocumentModel):
-    """Figures of a period; times are None if nothing was dispatched or settled."""
+    """Figures for a period; times are None if nothing was dispatched or settled."""
 
     published: NonNegativeCount = Field(0, description="messages published")
     dispatched: NonNegativeCount = Field(0, description="messages dispatched for the first time")
@@ -96,7 +96,7 @@ class StepFigures(_DocumentModel):
     dead: NonNegativeCount = Field(0, description="messages dead-lettered")
     deleted: NonNegativeCount = Field(0, description="messages deleted or purged")
     redelivered: NonNegativeCount = Field(0, description="repeated deliveries")
-    bytes: NonNegativeCount = Field(0, description="size of the published bodies, bytes")
+    bytes: NonNegativeCount = Field(0, description="size of the published bodies in bytes")
     wait_p50: DurationMs | None = _wait("median")
     wait_p95: DurationMs | None = _wait("p95")
     wait_p99: DurationMs | None = _wait("p99")
@@ -115,33 +115,33 @@ class _PeriodRow(_QueueRow):
 
 
 class SummaryStep(StepFigures, _PeriodRow):
-    """Figures of one queue in the minute or hour that began at ``at_ms``."""
+    """Figures for one queue in the minute or hour that began at ``at_ms``."""
 
 
 class QueueTotals(StepFigures, _QueueRow):
-    """Figures of one queue over a span; times are the maxima of its steps."""
+    """Figures for one queue over a period; times are the maxima of its steps."""
 
     @property
     def settled(self) -> int:
-        """The number of settled messages."""
+        """Number of settled messages."""
         return self.acked + self.expired + self.dead + self.deleted
 
     @property
     def acked_share(self) -> float | None:
-        """The share of settled messages that were acknowledged; None if none were settled."""
+        """Fraction of settled messages that were acknowledged; None if none were settled."""
         return self.acked / self.settled if self.settled else None
 
 
 class UrnTotals(_QueueRow):
-    """Results of the envelopes of one URN in one queue."""
+    """Results for envelopes with one URN in one queue."""
 
     urn: str | None = Field(None, description="URN of the envelope; null: none")
-    acked: NonNegativeCount = Field(0, description="acknowledged messages, including retried")
+    acked: NonNegativeCount = Field(0, description="acknowledged messages, including retried ones")
     failed: dict[str, NonNegativeCount] = Field(
         default_factory=dict, description="dead letters by reason"
     )
     attempts: dict[str, NonNegativeCount] = Field(
-        default_factory=dict, description="messages by attempts"
+        default_factory=dict, description="messages by number of attempts"
     )
     retried: NonNegativeCount = Field(
         0, description="acknowledged, then published again with more attempts"
@@ -149,12 +149,12 @@ class UrnTotals(_QueueRow):
 
     @property
     def total(self) -> int:
-        """The number of acknowledged and failed messages."""
+        """Number of acknowledged and failed messages."""
         return self.acked + sum(self.failed.values())
 
 
 class DeadLetterTotals(_QueueRow):
-    """Dead letters of one queue, URN and reason."""
+    """Number of dead letters for one queue, URN and reason."""
 
     urn: str | None = Field(None, description="URN of the envelope; null: none")
     reason: str | None = Field(None, description="why they were dead-lettered; null: not known")
@@ -162,28 +162,28 @@ class DeadLetterTotals(_QueueRow):
 
     @property
     def total(self) -> int:
-        """The number of dead letters."""
+        """Number of dead letters."""
         return self.count
 
 
 class TracePath(_DocumentModel):
-    """Traces with the same steps."""
+    """Traces that have the same steps."""
 
-    path: tuple[str, ...] = Field(description="steps in order of arrival, each queue:urn")
+    path: tuple[str, ...] = Field(description="steps in order of arrival, each as queue:urn")
     traces: NonNegativeCount = Field(0, description="number of traces")
-    p50_ms: DurationMs | None = Field(None, description="duration, ms: median; null: unknown")
-    p95_ms: DurationMs | None = Field(None, description="duration, ms: p95; null: unknown")
+    p50_ms: DurationMs | None = Field(None, description="duration in ms: median; null: unknown")
+    p95_ms: DurationMs | None = Field(None, description="duration in ms: p95; null: unknown")
 
 
 class ExpiryTotals(_QueueRow):
-    """Expired messages of one queue."""
+    """Number of expired messages in one queue."""
 
     dispatched: NonNegativeCount = Field(0, description="expired messages that had been dispatched")
     never: NonNegativeCount = Field(0, description="expired messages that were never dispatched")
 
     @property
     def total(self) -> int:
-        """The number of expired messages."""
+        """Number of expired messages."""
         return self.dispatched + self.never
 
 
@@ -207,7 +207,7 @@ class PipelineSummary(_DocumentModel):
     expiries: tuple[ExpiryTotals, ...] = Field((), description="last 30 days by queue")
 
     def queues(self) -> list[str]:
-        """Return the names of all queues in the document, ``OTHER_QUEUES`` last."""
+        """Return the names of all queues in the document, with ``OTHER_QUEUES`` last."""
         named: tuple[_QueueRow, ...] = (
             *self.last24h,
             *self.last30d,

@@ -1,4 +1,4 @@
-"""This installation: compiled or not, its folders, and the command that would install it again."""
+"""This installation: its build, its folders, and the command to install it again."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # an extra that includes othe
 
 def build_kind() -> str:
     """Return ``compiled`` or ``pure Python``."""
-    spec = find_spec("phpmq_lite.model")  # a compiled module; this does not import it
+    spec = find_spec("phpmq_lite.model")  # compiled if the build is; find_spec does not import it
     is_source = spec is None or (spec.origin or "").endswith(".py")
     return "pure Python" if is_source else "compiled"
 
@@ -27,8 +27,8 @@ def build_kind() -> str:
 def install_command(*extras: str, flags: str = "") -> str:
     """Return a command that installs this package again, with ``extras``, into this Python.
 
-    It names the checkout or wheel that the package was installed from.  If that is unknown or gone,
-    it names the packages of the extras, because no index has this package.
+    The command names the checkout or wheel that the package was installed from.  If that is unknown
+    or gone, it names the packages that the extras require, because no index has this package.
     """
     try:
         own = distribution(NAME)
@@ -46,8 +46,8 @@ def install_command(*extras: str, flags: str = "") -> str:
 
 
 def _source(own: Distribution | None) -> tuple[Path | None, str]:
-    """Return the checkout or wheel, None if it is gone, and the arguments for pip."""
-    if own is None:  # it runs in a checkout without installation
+    """Return the checkout or wheel (None if it is gone) and pip's options for it."""
+    if own is None:  # running in a checkout that is not installed
         checkout = Path(__file__).resolve().parent.parent
         return (checkout, "-e") if (checkout / "pyproject.toml").is_file() else (None, "")
     try:
@@ -84,15 +84,15 @@ def _find(name: str) -> Path:
 
 
 def migrations_folder() -> Path:
-    """Return the folder of the migrations, numbered ``.sql`` files."""
+    """Return the folder of the migrations, which are numbered ``.sql`` files."""
     return _find("migrations")
 
 
 def docs_folder() -> Path:
-    """Return the folder of the documentation: Markdown pages and pictures."""
+    """Return the folder of the documentation: Markdown pages and images."""
     return _find("docs")
 
 
 def templates_folder() -> Path:
-    """Return the folder of the jinja2 templates, with ``static/``."""
+    """Return the folder of the Jinja templates and ``static/``."""
     return _find("templates")

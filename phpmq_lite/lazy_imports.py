@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Lazy imports: names of a package that are imported on first use."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -8,11 +8,11 @@ from typing import Any
 def names_of(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and the ``__dir__`` of a package (PEP 562).
+    """Return ``__getattr__`` and ``__dir__`` for a package (PEP 562).
 
     Args:
-        package: its ``__name__``.
-        homes: name -> module that defines it, relative to the package: ``async_client``.
+        package: the package's ``__name__``.
+        homes: the defining module of each name, relative to the package, such as ``async_client``.
     """
 
     def load(name: str) -> Any:

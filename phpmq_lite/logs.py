@@ -1,16 +1,16 @@
-"""The log: structlog on standard error, JSON or console, with a rate limit for what peers cause.
+"""The log: structlog on standard error, as JSON or for a console, with a rate limit per event.
 
-A line has ``event``, ``level``, ``ts``, ``area`` and what the call adds.  Fields about these things
-have these names: request_id, client, queue, message_id, trace_id; never a body.  Code asks first
-before it logs what a peer can cause at any rate, with a fixed name::
+A line has ``event``, ``level``, ``ts``, ``area`` and the fields of the call.  Standard fields are
+named request_id, client, queue, message_id and trace_id; a body is never logged.  Before logging an
+event that peers can cause at any rate, code checks the limit, using a fixed name::
 
     if not is_quiet("protocol_error"):
         log.warning("protocol_error", client=12, code="bad-framing")
 
-Of each name 10 lines a minute are written; after a gap one line says how many were suppressed.
+For each name, 10 lines per minute are written; a later line says how many were suppressed.
 
-The newest lines are also kept in memory for the admin: ``recent``.  Lines of the area ``access``,
-one for each HTTP request if ``log.access`` is set, are not.
+The newest lines are also kept in memory for the admin, in ``recent``.  Lines with the area
+``access``, one per HTTP request if ``log.access`` is set, are not kept.
 """
 
 import json
@@ -25,8 +25,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO
 
-# structlog imports all of rich if it is installed, to draw tracebacks, which we do not use: a tenth
-# of the start time, and 5 MB.  None here means: not installed.
+# If rich is installed, structlog imports all of it to draw tracebacks, which we do not use.  That
+# takes a tenth of the start time, and 5 MB.  None here makes rich appear not to be installed.
 _absent = {"rich": None} if "rich" not in sys.modules else {}
 sys.modules.update(_absent)  # type: ignore[arg-type]
 try:
@@ -40,17 +40,17 @@ LINES_A_MINUTE: Final = 10
 ACCESS: Final = "access"  # area of the access log
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 RECENT_LINES: Final = 1_000
-RECENT_BYTES: Final = 1 << 20  # of all kept lines
-LINE_BYTES: Final = 8 << 10  # of one kept line; the rest of a traceback is cut off
+RECENT_BYTES: Final = 1 << 20  # total size of the lines kept
+LINE_BYTES: Final = 8 << 10  # size of a text in a kept line; longer tracebacks are cut
 _ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, line ends
-_SECRET: Final = frozenset({"token"})  # shown on a terminal only, never kept
-_MULTILINE: Final = "exception"  # tracebacks keep their line ends
+_SECRET: Final = frozenset({"token"})  # shown only on a terminal, never kept
+_MULTILINE: Final = "exception"  # tracebacks keep their line breaks
 
 
 class RateLimit:
-    """Allows ``limit`` lines of a kind per ``window_s``, and counts the others.
+    """Allows ``limit`` lines of each kind per ``window_s``, and counts those above it.
 
-    Kinds are few fixed names, never text of a peer: they are not evicted.
+    Kinds are never evicted, so they must be a few fixed names, never text from a peer.
     """
 
     __slots__ = ("_kinds", "_limit", "_window_s")
@@ -58,12 +58,12 @@ class RateLimit:
     def __init__(self, limit: int = LINES_A_MINUTE, window_s: float = 60.0) -> None:
         self._limit = limit
         self._window_s = window_s
-        self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (start of its window, lines)
+        self._kinds: dict[str, tuple[float, int]] = {}  # by kind: start of window, lines
 
     def count(self, kind: str, now_s: float) -> tuple[bool, int]:
-        """Count a line; return whether to write it, and how many were suppressed before it.
+        """Count a line; return whether to write it, and how many were suppressed before.
 
-        ``now_s`` is monotonic.  The second number is above 0 only for the first line of a window.
+        ``now_s`` is monotonic.  The second value is above 0 only for the first line of a window.
         """
         start_s, lines = self._kinds.get(kind, (now_s, 0))
         not_shown = 0
@@ -79,9 +79,9 @@ _peers = RateLimit()
 
 @dataclass(slots=True, frozen=True)
 class LogLine:
-    """One line of the log."""
+    """One log line."""
 
-    number: int  # since the start of the process, from 1
+    number: int  # counts from 1 since the process started
     ts: str
     level: str
     area: str
@@ -91,12 +91,12 @@ class LogLine:
 
     @property
     def size(self) -> int:
-        """Return its approximate size in bytes."""
+        """Approximate size in bytes."""
         return len(self.event) + len(self.fields) + len(self.detail) + 100
 
 
 class RecentLogLines:
-    """The newest lines, oldest first, bounded by number and bytes.  Thread-safe."""
+    """The newest log lines, oldest first, limited in number and bytes.  Thread-safe."""
 
     def __init__(self, lines: int = RECENT_LINES, size: int = RECENT_BYTES) -> None:
         self._limit = lines
@@ -107,7 +107,7 @@ class RecentLogLines:
         self._lock = threading.Lock()
 
     def add(self, event: EventDict) -> None:
-        """Add a line, shortened if it is too long; evict the oldest."""
+        """Add a line, shortened if too long; evict the oldest lines."""
         known = {"event", "ts", "level", "area", _MULTILINE}
         rest = " ".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
@@ -131,7 +131,7 @@ class RecentLogLines:
                 self._bytes -= self._lines.popleft().size
 
     def lines(self, least: str = "debug") -> list[LogLine]:
-        """Return the lines of this level and above, newest first."""
+        """Return the lines with this level or above, newest first."""
         wanted = _from_level(least)
         with self._lock:
             found = [line for line in self._lines if line.level in wanted]
@@ -150,7 +150,7 @@ recent: Final = RecentLogLines()
 
 
 def is_quiet(kind: str) -> bool:
-    """Return whether a line that a peer caused is suppressed: it had ten lines this minute."""
+    """Count a line of this kind; return True if ten were already written this minute."""
     is_written, not_shown = _peers.count(kind, time.monotonic())
     if not_shown:
         get_logger(__name__).warning("lines_not_shown", kind=kind, count=not_shown)
@@ -158,7 +158,7 @@ def is_quiet(kind: str) -> bool:
 
 
 def escape(text: str) -> str:
-    r"""Escape control, invisible and direction characters as ``\x1b`` or ``\u202e``."""
+    r"""Escape control, invisible and direction characters, as in ``\x1b`` or ``\u202e``."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -184,7 +184,7 @@ def _escape_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     for key, value in event.items():
         if key == _MULTILINE and isinstance(value, str):
             event[key] = "\n".join(map(escape, value.split("\n")))
-        elif not key.startswith("_"):  # structlog's own
+        elif not key.startswith("_"):  # belongs to structlog
             event[key] = _escape_value(value)
     return event
 
@@ -200,12 +200,12 @@ def configure(
     style: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
 ) -> None:
-    """Send our log and that of the libraries to ``stream`` (standard error); call it once.
+    """Send our log and the logs of libraries to ``stream``; call this once.
 
     Args:
         level: lowest level to write: debug, info, warning or error.
-        style: ``auto`` is console on a terminal, else JSON.
-        stream: the output.
+        style: ``auto`` means console on a terminal, else JSON.
+        stream: where to write; None means standard error.
     """
     out = sys.stderr if stream is None else stream
     is_console = style == "console" or (style == "auto" and out.isatty())
@@ -235,7 +235,7 @@ def configure(
 
 
 def set_level(level: str) -> None:
-    """Change the lowest level to write, also of existing loggers."""
+    """Change the lowest level to write, for existing loggers, too."""
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(least))
     logging.getLogger().setLevel(max(least, logging.WARNING))
@@ -252,6 +252,6 @@ def _renderer(is_console: bool, out: TextIO) -> Processor:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Return a logger for a module (``__name__``); it follows a later ``configure()``."""
+    """Return a logger for a module (``__name__``); a later ``configure()`` affects it, too."""
     logger: FilteringBoundLogger = structlog.get_logger(area=name.removeprefix("phpmq_lite."))
     return logger

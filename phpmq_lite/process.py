@@ -1,4 +1,4 @@
-"""The process of a broker: event loop, signals, service manager, and memory."""
+"""The broker's process: event loop, signals, service manager and memory."""
 
 import asyncio
 import ctypes
@@ -17,15 +17,15 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.service import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
 
-_NOTIFY_S: Final = 5.0  # between notifications, without a watchdog
-_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # notifications in the timeout of the watchdog
+_NOTIFY_S: Final = 5.0  # interval between notifications without a watchdog
+_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # notifications within the watchdog's timeout
 
 
 class SystemdNotifier:
-    """Notifies the service manager that started this process, over a datagram socket."""
+    """Notifies, over a datagram socket, the service manager that started this process."""
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
-        """Use a path, or an abstract name after ``@``; ``watchdog_s`` 0: there is no watchdog."""
+        """Send to a path or an abstract name after ``@``; ``watchdog_s`` 0 means no watchdog."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.each_s = (
             min(_NOTIFY_S, watchdog_s / _NOTIFICATIONS_PER_TIMEOUT) if watchdog_s else _NOTIFY_S
@@ -33,7 +33,7 @@ class SystemdNotifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], pid: int) -> Self | None:
-        """Return a notifier if the environment names one; a watchdog may be for another process."""
+        """Return a notifier if the environment names a socket; ignore a foreign watchdog."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None
@@ -42,32 +42,32 @@ class SystemdNotifier:
         return cls(address, int(period_us) / 1_000_000 if period_us.isdecimal() else 0.0)
 
     def notify(self, **assignments: object) -> None:
-        """Send ``READY=1`` and the like; failures are ignored."""
+        """Send assignments such as ``READY=1``; failures are ignored."""
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in assignments.items())
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)  # the manager may not read
+            sender.setblocking(False)  # the manager may not be reading
             sender.sendto("\n".join(lines).encode(), self._address)
 
 
-# From glibc's malloc.h.  Setting one threshold ends the automatic growth of both.
+# From glibc's malloc.h.  Setting either threshold stops the automatic growth of both.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 
-TRIM_S: Final = 60.0  # between trims
+TRIM_S: Final = 60.0  # interval between trims
 
 _CHOICES: Final = {
-    _ARENA_MAX: 2,  # other threads share one heap, and reuse what another one freed
-    _MMAP_THRESHOLD: 1 << 20,  # larger blocks are mapped, and returned when they are freed
-    _TRIM_THRESHOLD: 4 << 20,  # kept at the end of a heap, for the next batch
+    _ARENA_MAX: 2,  # all other threads share one heap and reuse its freed memory
+    _MMAP_THRESHOLD: 1 << 20,  # larger blocks are mapped, and returned to the system when freed
+    _TRIM_THRESHOLD: 4 << 20,  # free memory kept at the end of a heap for the next batch
 }
 
 
 def limit_malloc() -> None:
-    """Limit the freed memory that the C library keeps; call it before any thread starts.
+    """Limit how much freed memory the C library keeps; call this before any thread starts.
 
-    By default it has a heap for each of 16 threads, and allocates blocks of up to 32 MiB there once
-    one of that size was freed: each time that the table of keys moved, 5 MiB stayed as a hole.
+    By default, it has a heap for each of 16 threads and allocates blocks of up to 32 MiB there once
+    a block of that size was freed.  Each time the table of keys was moved, it left a hole of 5 MiB.
     """
     with suppress(AttributeError, OSError):  # another C library
         choose = ctypes.CDLL(None).mallopt
@@ -76,9 +76,9 @@ def limit_malloc() -> None:
 
 
 def trim_malloc() -> None:
-    """Return free pages in the middle of heaps to the system; call it in a thread.
+    """Return free pages in the middle of heaps to the system; call this in a thread.
 
-    Under load it blocks allocations for 0.3 to 1.2 ms, and returns 1 to 14 MiB.
+    Under load, this blocks allocations for 0.3 to 1.2 ms and returns 1 to 14 MiB.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -87,20 +87,20 @@ def trim_malloc() -> None:
 def reduce_garbage_collection() -> None:
     """Collect garbage rarely, and exclude the objects that exist now.
 
-    A start creates 150,000 objects that stay: scanning them again took 60 ms each time.  A message
-    creates a few objects and no cycle: scanning every 700 objects cost about 6 % of the throughput.
-    A page leaves 200 objects in cycles.  Those of a page in progress are promoted to the oldest
-    generation, so that one is collected, too.
+    A start creates 150,000 permanent objects, and each scan of them took 60 ms.  A message creates
+    a few objects but no cycles; a scan every 700 objects cost about 6 % of the throughput.  A page
+    leaves 200 objects in cycles.  While a page is in progress, its objects may be promoted to the
+    oldest generation, so that generation is collected, too.
     """
     gc.freeze()
     gc.set_threshold(10_000, 5, 5)
     gc.enable()
 
 
-STOP_S: Final = 10.0  # then the process exits after the last commit
-START_STEP_S: Final = 60.0  # a start may take this much longer, each time it is announced
-# How long the event loop waits after a system call for a thread that has the GIL.  With Python's 5
-# ms, p99 of a confirmed publish beside refused bodies of 3 MiB was 29 ms, not 10 ms.
+STOP_S: Final = 10.0  # longest clean stop; then the process exits after its last commit
+START_STEP_S: Final = 60.0  # each notification during a start extends its timeout by this
+# How long the event loop waits after a system call for a thread that has the GIL.  With Python's
+# default of 5 ms, p99 of confirmed publishes amid refused bodies of 3 MiB was 29 ms, not 10 ms.
 SWITCH_S: Final = 0.0005
 _log = logs.get_logger(__name__)
 
@@ -110,16 +110,16 @@ def run(
     sources: Mapping[str, str] | None = None,
     load: Callable[[], EffectiveSettings] | None = None,
 ) -> int:
-    """Serve until a signal arrives; return 0.  Prints one line per listener on stdout.
+    """Serve until a signal arrives, then return 0.  Print one line per listener to stdout.
 
-    ``load`` reads the settings again at SIGHUP; if it raises, nothing changes.
+    On SIGHUP, ``load`` reads the settings again; if it raises, nothing changes.
 
     Raises:
-        PhpmqError: the start is refused; ``cli/main.py`` has the exit codes.
+        PhpmqError: the start is refused; ``cli/main.py`` defines the exit codes.
     """
     limit_malloc()
     sys.setswitchinterval(SWITCH_S)
-    faulthandler.enable(sys.__stderr__ or sys.stderr)  # shows all stacks at a SIGABRT
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # prints all stacks on SIGABRT
     with _runner() as runner:
         return runner.run(_until_signal(settings, sources, load))
 
@@ -148,7 +148,7 @@ async def _until_signal(
             reporting.cancel()
             manager.notify(STOPPING=1, STATUS="draining")
         if service.handle.status().is_draining:
-            os._exit(0)  # the second signal: data does not depend on a clean stop
+            os._exit(0)  # second signal: no data depends on a clean stop
         loop.call_later(STOP_S, os._exit, 0)
         service.stop()
 
@@ -177,8 +177,8 @@ async def _until_signal(
 async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
     """Notify the service manager of the start, then regularly that the broker is alive.
 
-    During a start only the event loop must respond: checking and migrating a large database takes
-    long, in threads.
+    During the start, only the event loop must respond, because threads may take long to check and
+    migrate a large database.
     """
     starting = asyncio.ensure_future(service.wait_ready())
     while not starting.done():
@@ -192,19 +192,19 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
             status = service.handle.summary()
             reason = status.write_problem or (status.shortage and status.shortage.detail)
             text = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
-            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # READY each time: one may get lost
+            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # READY each time, as one may get lost
         await asyncio.sleep(manager.each_s)
 
 
 async def _manage_garbage_collection(service: Service) -> None:
-    """Disable garbage collection during the start, and collect rarely afterwards."""
+    """Disable garbage collection during the start, and collect rarely after it."""
     gc.disable()
     await service.wait_ready()
     reduce_garbage_collection()
 
 
 async def _trim_regularly() -> None:
-    """Trim memory regularly."""
+    """Return free memory to the system every ``TRIM_S`` seconds."""
     while True:
         await asyncio.sleep(TRIM_S)
         await asyncio.to_thread(trim_malloc)

@@ -1,4 +1,4 @@
-"""Memory of a process, as Linux shows it below ``/proc``."""
+"""Memory usage of a process, read from ``/proc`` on Linux."""
 
 import resource
 import sys
@@ -9,7 +9,7 @@ _PROC: Final = Path("/proc")
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the memory of a process that is in RAM (VmRSS); 0 if it cannot be read.
+    """Return how much memory a process has in RAM (VmRSS); 0 if it cannot be read.
 
     ``pid`` None means this process.
     """
@@ -21,7 +21,7 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 def peak_resident_bytes(pid: int | None = None) -> int:
-    """Return the most memory that a process ever had in RAM (VmHWM); 0 if it cannot be read."""
+    """Return the most memory a process has ever had in RAM (VmHWM); 0 if it cannot be read."""
     try:
         lines = (_PROC / str(pid or "self") / "status").read_text("ascii").splitlines()
     except OSError:

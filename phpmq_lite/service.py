@@ -1,4 +1,4 @@
-"""The composition root: builds, starts and stops everything."""
+"""The composition root: builds, starts and stops all parts of the broker."""
 
 import asyncio
 import errno
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 
 def broker_limits(settings: Settings) -> Limits:
-    """Return the limits of the core."""
+    """Return the limits for the core."""
     limits, receipts = settings.limits, settings.receipts
     return Limits(
         queues=limits.max_queues,
@@ -88,20 +88,20 @@ def broker_limits(settings: Settings) -> Limits:
 
 
 def set_limits(core: Broker, limits: Limits) -> None:
-    """Change the limits of a running core, except those of windows and receipts, set at start.
+    """Change the limits of a running core, except those on windows and receipts, fixed at start.
 
-    If more messages are held than the new limit allows, nothing is dispatched until fewer are.
+    If more messages are held than the new limit allows, dispatching stops until fewer are held.
     """
     core.limits = core.state.limits = limits
 
 
 def queue_defaults(settings: Settings) -> QueueSettings:
-    """Return the settings of a queue that sets none itself."""
+    """Return the settings of a queue that overrides none of them."""
     return QueueSettings(**settings.queues.model_dump())
 
 
 def retention_bounds(settings: Settings) -> RetentionBounds:
-    """Return how much history, how many receipts and how much of the audit log are kept."""
+    """Return how much history, how many receipts and how much of the audit log to keep."""
     history, receipts = settings.history, settings.receipts
     return RetentionBounds(
         age_ms=int(history.days * 86_400_000),
@@ -116,9 +116,9 @@ def retention_bounds(settings: Settings) -> RetentionBounds:
 
 
 def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
-    """Return when publishing stops for lack of space, and the size of the reserve."""
+    """Return the disk space at which publishing stops, and the size of the reserve."""
     limits, storage = settings.limits, settings.storage
-    # What one batch needs: its space in the write-ahead log, and again in the database.
+    # One batch needs its size twice: in the write-ahead log, and then in the database.
     least = 2 * (limits.batch_bytes + limits.max_content)
     return DiskSpaceBounds(
         free_bytes=storage.free_bytes,
@@ -127,14 +127,14 @@ def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
     )
 
 
-DRAIN_S: Final = 5.0  # for acknowledgements of held messages
-_COMMAND_CHARS: Final = 80  # characters of the command that uses our port
-CLOSE_S: Final = 2.0  # for sockets to send what was written
+DRAIN_S: Final = 5.0  # how long to wait for acknowledgements of held messages
+_COMMAND_CHARS: Final = 80  # length at which the command that uses our port is cut
+CLOSE_S: Final = 2.0  # how long sockets may take to send what was written
 _log = logs.get_logger(__name__)
 
 
 class Service:
-    """One broker process, from lock to last checkpoint.  ``announce`` gets a line per listener."""
+    """One broker, from lock to last checkpoint.  ``announce`` receives a line per listener."""
 
     def __init__(
         self,
@@ -143,33 +143,33 @@ class Service:
         sources: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
-        self._sources = sources or {}  # where each setting comes from
+        self._sources = sources or {}  # source of each setting, keyed by name
         self.handle = BrokerHandle(ConnectionCounters())
         self.rollups = Rollups()
         self.schemas = ActiveSchemas(settings.envelopes.schemas)
-        self.sampler: RollupSampler  # once it serves
-        self.phpmq: list[str] = []  # addresses of the PHPMQ listeners, once open
+        self.sampler: RollupSampler  # set once the broker serves
+        self.phpmq: list[str] = []  # addresses of the open PHPMQ listeners
         self.admin: list[str] = []
-        self.drain: Callable[[], None] = self.stop  # called by the button of the page
+        self.drain: Callable[[], None] = self.stop  # called by the button on the system page
         self._announce = announce
-        self._context: Context | None = None  # of the admin
-        self._first_password: str | None = None  # if there is no user yet
+        self._context: Context | None = None  # context of the admin
+        self._first_password: str | None = None  # for the first user, if there is none
         self._upkeep: WriterMaintenance | None = None
-        self._watchdog: EngineWatchdog | None = None  # once there is an engine
-        self._tls_listeners: list[TlsListener] = []  # listeners with TLS
-        self._session_context: SessionContext  # of the sessions, once it serves
-        self._needs_structure_check = False  # the structure of the database was not checked
+        self._watchdog: EngineWatchdog | None = None  # set once there is an engine
+        self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
+        self._session_context: SessionContext  # shared by the sessions; set once the broker serves
+        self._needs_structure_check = False  # the start did not check the database structure
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
 
     def stop(self) -> None:
-        """Start to drain; ``run`` returns when everything is stored and closed."""
+        """Start draining; ``run`` returns when everything is stored and closed."""
         self._stop.set()
 
     def reload(self, effective: EffectiveSettings) -> None:
-        """Apply the settings that can change while the broker runs; the others stay.
+        """Apply the settings that can change while the broker runs; all others keep their values.
 
-        Certificates and keys are read again from the files that were set at the start.
+        Certificates and keys are reloaded from the files that were configured at the start.
 
         Raises:
             SettingsError: a certificate or a key cannot be used; nothing has changed.
@@ -195,25 +195,25 @@ class Service:
                   certificates=[one.section for one in self._tls_listeners])  # fmt: skip
 
     async def wait_ready(self) -> None:
-        """Wait until clients can connect and the pages are served."""
+        """Wait until clients can connect and pages are served."""
         await self._ready.wait()
 
     def has_progressed(self) -> bool:
-        """Return whether engine or writer have made progress since the last check."""
+        """Return whether engine and writer have made progress since the last call."""
         return self._watchdog is not None and self._watchdog.probe()
 
     async def run(self) -> None:
-        """Start, serve until ``stop``, drain.
+        """Start, serve until ``stop`` is called, then drain.
 
-        If the outcome of a commit is unknown the process exits with code 74.
+        If the outcome of a commit is unknown, the process exits with code 74.
 
         Raises:
-            PhpmqError: the start is refused; the exit code follows from its class.
+            PhpmqError: the start is refused; the class of the error determines the exit code.
         """
         settings = self.settings
         database = settings.data / DATABASE
         check_exposed_listeners(settings, lambda: has_admin(database))
-        tls = _admin_tls(settings)  # an invalid one refuses the start before anything is created
+        tls = _admin_tls(settings)  # refuses an invalid certificate before anything is created
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
@@ -244,8 +244,8 @@ class Service:
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
-            # At the same time: importing the pages uses the CPU, recovery the disk.  Clients wait
-            # for both: under load an import takes seconds, and a fifth of the throughput.
+            # Import the pages (CPU) and recover (disk) at the same time.  Clients wait for both,
+            # because under load the import takes seconds, and a fifth of the throughput.
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
@@ -277,7 +277,7 @@ class Service:
         bound: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Import the admin in a thread, and answer requests that arrived meanwhile."""
+        """Import the admin in a thread, then answer the requests that have arrived meanwhile."""
         await asyncio.to_thread(_import_admin)
         from phpmq_lite.admin.app import create_app
         from phpmq_lite.admin.base.context import CONTEXT
@@ -303,7 +303,7 @@ class Service:
     async def _recover(
         self, folder: DataFolder, writer: Writer, starting: StartRecorder
     ) -> tuple[RecoveredState, Clock]:
-        """Check the files, migrate and recover; return what the core needs to start."""
+        """Check the files, migrate and recover; return the recovered state and the clock."""
         settings, front = self.settings, self.handle
         starting.note_error(folder.read_last_error())
         found = await asyncio.to_thread(
@@ -335,7 +335,7 @@ class Service:
         stored: RecoveredState,
         clock: Clock,
     ) -> Engine:
-        """Create the core from what was stored; from here on the folder counts as in use."""
+        """Create the core from the stored state; from here on, the folder counts as in use."""
         settings = self.settings
         # After writer.close:
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
@@ -366,7 +366,7 @@ class Service:
         self._watchdog = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
-        clock.take_disturbance()  # a start may take long; its gap is stored here
+        clock.take_disturbance()  # a start may take long; its gap is stored below
         doubt = clock.pending_decision_counters(core.state.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
         if doubt:
@@ -377,7 +377,7 @@ class Service:
         return engine
 
     async def _close_readers(self) -> None:
-        """Close the readers before the writer: the last connection removes the WAL."""
+        """Close the readers before the writer, because the last connection removes the WAL."""
         if self._context is not None:
             await self._context.exports.close()
             await self._context.readers.close()
@@ -391,9 +391,9 @@ class Service:
         listeners: Listeners,
         pages: asyncio.Task[None],
     ) -> None:
-        """Open the PHPMQ listeners and serve until ``stop``, then drain."""
+        """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
         monitor = self._open_sessions(engine, gate)
-        readers = Readers(folder.database, count=1)  # separate, so that pages do not wait for it
+        readers = Readers(folder.database, count=1)  # own readers, so that pages do not wait
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:
@@ -426,7 +426,7 @@ class Service:
         await engine.end()
 
     def _open_sessions(self, engine: Engine, gate: Admission) -> SessionMonitor:
-        """Create what all sessions share; return their monitor."""
+        """Create the context that all sessions share; return their monitor."""
         limits = self.settings.limits
         context = self._session_context = SessionContext(
             engine,
@@ -455,7 +455,7 @@ class Service:
         return maintenance
 
     async def _prepare_login(self) -> None:
-        """Load the accounts; if there are none, prepare the creation of the first user."""
+        """Load the users; if there are none, prepare the creation of the first one."""
         if self._context is None:
             return
         token = await self._context.auth.prepare(_now_ms(), self._first_password)
@@ -490,16 +490,16 @@ def _now_ms() -> int:
 
 
 def _import_admin() -> None:
-    """Import half of all modules, which takes 200 ms; call it in a thread."""
+    """Import the admin, half of all modules, which takes 200 ms; call this in a thread."""
     import phpmq_lite.admin.app
-    import phpmq_lite.admin.serving  # noqa: F401 - both are imported later by name
+    import phpmq_lite.admin.serving  # noqa: F401 - both are imported by name later
 
 
 def _admin_tls(settings: Settings) -> ssl.SSLContext | None:
     """Return the TLS context of the admin, or None for plain http.
 
     Raises:
-        SettingsError: certificate or key cannot be used; the message names the setting.
+        SettingsError: the certificate or key cannot be used; the message names the setting.
     """
     admin = settings.admin
     if admin.tls_cert is None or admin.tls_key is None:
@@ -514,12 +514,12 @@ def _initial_password(file: Path) -> str:
 
 
 async def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Wait for the end of a task; its errors are raised where it is awaited."""
+    """Wait until a task ends; its errors are raised where it is awaited."""
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def _close_after(recovering: asyncio.Task[Any], writer: Writer) -> None:
-    """Close the database after a running recovery, however it ends; a no-op after a whole start."""
+    """Close the database once recovery has ended; a no-op if the start succeeded."""
     await _wait_for(recovering)
     await writer.close()
 
@@ -542,7 +542,7 @@ async def _check_ports(settings: Settings) -> None:
     """Check that all ports are free, before a folder is created or a database is migrated.
 
     Raises:
-        StartRefusedError: one is in use or not ours; the message names the process that has it.
+        StartRefusedError: a port is not available; the message names the process that uses it.
     """
     for name, flag, texts in (
         ("tcp.listen", "--listen", settings.tcp.listen),
@@ -574,7 +574,7 @@ def _warn_about_open_files(settings: Settings) -> None:
 
 
 def _check_alone(data: Path) -> None:
-    """Raise StartRefusedError if the ports are those of a broker on the same folder."""
+    """Raise StartRefusedError if a broker that uses the same folder is running."""
     with suppress(OSError):
         pid = locking_pid(data)
         if pid is not None:
@@ -587,7 +587,7 @@ def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:
             f"cannot listen on {endpoint}: {os_reason(error)}. Choose another address with {flag}."
         )
     process = processes.find_listener(endpoint.port)
-    by = "another program; `ss -ltnp` as root shows which"
+    by = "another program (run `ss -ltnp` as root to see which)"
     if process is not None:
         by = f"{process.command[:_COMMAND_CHARS]} (pid {process.pid})"
     return (

@@ -1,6 +1,6 @@
-"""How a broker ends: a clean stop, and the fail-stop.
+"""The two ways to end a broker: a clean stop and the fail-stop.
 
-If the outcome of a commit is unknown, or the engine fails, the process exits here with code 74 and
+If the outcome of a commit is unknown or the engine fails, the process exits here with code 74 and
 closes nothing.
 """
 
@@ -18,16 +18,16 @@ from phpmq_lite.storage.integrity.seal import seal
 from phpmq_lite.storage.write.writer import Writer
 
 EX_IOERR: Final = 74
-LOG_REASON_S: Final = 0.5  # for the reason of a fail-stop to be written
-_LAST_WORDS: Final = b"stopped at once, there is no memory left for the reason\n"
+LOG_REASON_S: Final = 0.5  # how long writing the reason for a fail-stop may take
+_LAST_WORDS: Final = b"stopped at once: not enough memory to write the reason\n"
 _log = logs.get_logger(__name__)
 
 
 async def run_engine(engine: Engine, folder: DataFolder) -> None:
-    """Run the engine; after an unexpected failure its memory cannot be trusted.
+    """Run the engine; fail-stop if it fails, because its state in memory cannot be trusted.
 
-    That is a defect, or no memory is left.  No client was notified of the open batch, and the next
-    start reads the database.
+    The cause is a defect or a lack of memory.  No client has been notified of the open batch, and
+    the next start reads the database.
     """
     try:
         await engine.run()
@@ -38,10 +38,10 @@ async def run_engine(engine: Engine, folder: DataFolder) -> None:
 def record_stop(
     folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
 ) -> None:
-    """Record that no WAL will remain; if that fails, keep the WAL.
+    """Record that no WAL will remain; if that fails, exit without removing the WAL.
 
-    ``failure`` is what ended the broker, if it was not asked to stop.  If the database was
-    replaced, the process exits here: closing it would remove a log that belongs to another one.
+    ``failure`` is the error that ended the broker, or None if it was asked to stop.  If another
+    database has replaced this one, the process exits here: closing would remove the other's log.
     """
     writer.check_files()
     writer.space.release_ballast_if_full()
@@ -52,12 +52,12 @@ def record_stop(
             _log.error("stopped at once", reason=str(failure))
         _log.warning("stopped as if killed: the stop cannot be recorded", reason=str(error))
         sys.stderr.flush()
-        # Everything is stored; closing the database would remove the WAL.
+        # Everything is stored, but closing the database would remove the WAL.
         os._exit(0 if failure is None else EX_IOERR)
 
 
 def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
-    """Seal the closed database; without a seal the next start checks its structure."""
+    """Seal the closed database; without a seal, the next start checks its structure."""
     try:
         seal(folder, files)
     except DatabaseReplacedError as error:
@@ -67,15 +67,15 @@ def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
 
 
 def fail_stop(folder: DataFolder, error: BaseException) -> None:
-    """Exit immediately without notifying clients: nothing may be written from now on.
+    """Exit immediately without notifying clients, because nothing may be written from now on.
 
-    It can be called in any thread.  Closing the database would checkpoint; instead, the next start
-    reads what is stored.  If the disk does not even accept the reason, the exit does not wait for
-    it.
+    Callable from any thread.  The database is not closed, which would run a checkpoint; the next
+    start reads what is stored.  The exit does not wait for a disk that does not accept even the
+    reason.
     """
     try:
         threading.Thread(target=_exit_after_timeout, daemon=True).start()
-        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: log where
+        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: say where
         reason = str(error) or type(error).__name__
         _log.error("stopped at once: nothing can be stored safely", reason=reason, **trace)
         folder.write_last_error(error, time.time_ns() // 1_000_000)

@@ -1,4 +1,4 @@
-"""Test helpers, ours and those of users: a fake clock, and a broker in this or its own process."""
+"""Test helpers for us and for users: a fake clock, and a broker in this or its own process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,14 +25,14 @@ __all__ = [
 
 
 class FakeClock(Clock):
-    """A clock that only moves when a test advances it."""
+    """A clock that moves only when a test advances it."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         super().__init__()
         self.wall_ms = self.steady_ms = start_ms
 
     def now(self) -> ClockReading:
-        """Return the time that was set."""
+        """Return the current fake time."""
         return ClockReading(self.wall_ms, self.steady_ms)
 
     def advance(self, seconds: float) -> None:
@@ -43,7 +43,7 @@ class FakeClock(Clock):
 
 @dataclass
 class RunningBroker:
-    """A broker that runs in this process: its addresses, and the service itself."""
+    """A broker in this process: its service, addresses and data folder."""
 
     service: Service
     host: str
@@ -54,16 +54,16 @@ class RunningBroker:
 
 
 def settings_for(data: Path, **sections: Any) -> Settings:
-    """Return settings for a broker on free loopback ports; ``sections`` override them."""
+    """Return settings for a broker on free loopback ports; ``sections`` overrides them."""
     tcp = {"listen": ["127.0.0.1:0"], "legacy_listen": ["127.0.0.1:0"]} | sections.pop("tcp", {})
     admin = {"listen": ["127.0.0.1:0"]} | sections.pop("admin", {})
-    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # many brokers, one disk
+    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # many brokers share one disk
     return Settings(data=data, tcp=tcp, admin=admin, storage=storage, **sections)
 
 
 @asynccontextmanager
 async def running_service(data: Path, **sections: Any) -> AsyncIterator[RunningBroker]:
-    """Run a broker in this process on free ports, and drain it at the end."""
+    """Run a broker in this process on free ports; drain it on exit."""
     service = Service(settings_for(data, **sections), lambda _line: None)
     task = asyncio.create_task(service.run())
     ready = asyncio.create_task(service.wait_ready())
