@@ -1,1 +1,1 @@
-"""Measures a broker from outside, next to the limits of the machine it runs on."""
+"""A benchmark that measures a broker from outside, and the limits of its machine."""

@@ -1,4 +1,4 @@
-"""The machine: its processor, its file system and its limits without a broker."""
+"""The machine: its processor, its file system, and its limits without a broker."""
 
 import os
 import platform
@@ -19,18 +19,18 @@ from phpmq_lite.storage.data_folder import MOUNTS, mount_of, parse_mounts
 class Machine:
     """The environment that results depend on."""
 
-    broker: str  # our version
+    broker: str  # our own version
     build: str | None  # compiled or pure Python; None for a broker that we did not start
     cpu: str
     cores: int
     kernel: str
     python: str
     sqlite: str
-    file_system: str  # of the data folder
+    file_system: str  # file system of the data folder
 
 
 def describe_machine(folder: Path, *, is_own: bool) -> Machine:
-    """Return a description; ``folder`` holds the data, ``is_own`` means we start the broker."""
+    """Describe the machine; ``folder`` holds the data, ``is_own``: we start the broker."""
     return Machine(
         broker=__version__,
         build=installation.build_kind() if is_own else None,
@@ -67,7 +67,7 @@ def _cpu_name() -> str:
 ROW_BYTES: Final = 256
 ECHO_BYTES: Final = 256
 LARGE_ROW_BYTES: Final = 100_000
-COMMIT_BYTES: Final = 4 << 20  # of bodies; the broker's limit for one transaction
+COMMIT_BYTES: Final = 4 << 20  # bodies per commit; the broker's limit for one transaction
 _BLOCK: Final = b"x" * 4096
 _ROWS_PER_STATEMENT: Final = 500
 _CACHE_BYTES: Final = 8 << 20  # the broker's cache size
@@ -75,7 +75,7 @@ _RECEIVE_BYTES: Final = 1 << 16
 
 
 def _rate(step: Callable[[], object], seconds: float) -> float:
-    """Repeat ``step`` for ``seconds``; return how often it ran per second."""
+    """Repeat ``step`` for ``seconds``; return the number of runs per second."""
     done = 0
     began_s = time.perf_counter()
     while (elapsed_s := time.perf_counter() - began_s) < seconds:
@@ -104,7 +104,7 @@ def measure_rows(
 ) -> Generator[None, None, float]:
     """Insert rows of 256 bytes durably; return rows per second.
 
-    WAL, ``synchronous=FULL``, one connection.
+    Uses WAL, ``synchronous=FULL`` and one connection.
     """
     database = sqlite3.connect(folder / f"rows-{rows_per_commit}.db", isolation_level=None)
     execute = database.execute
@@ -162,7 +162,7 @@ def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]
 
 
 def echo_server(listener: socket.socket) -> Generator[None, None, None]:
-    """Echo what one connection sends, for ``measure_round_trips``."""
+    """Echo the bytes that one connection sends, for ``measure_round_trips``."""
     with listener:
         yield
         link, _ = listener.accept()

@@ -20,9 +20,9 @@ from phpmq_lite.errors import ClientError, PhpmqError, os_reason
 
 BenchFunction = Callable[..., Generator[None, None, Any]]
 
-_START_S: Final = 60.0  # for a process to import and prepare
+_START_S: Final = 60.0  # timeout for a process to import and prepare
 _TICK_S: Final = 0.25
-_spawn = multiprocessing.get_context("spawn")  # no copy of the parent's threads and memory
+_spawn = multiprocessing.get_context("spawn")  # copies no threads or memory from the parent
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,12 +43,12 @@ class BenchTiming:
     value: Any
     began_s: float
     ended_s: float
-    cpu_s: float  # of its process, while it was measured
+    cpu_s: float  # CPU time of its process during the measurement
 
 
 @contextmanager
 def unwind_on_signals() -> Iterator[None]:
-    """Raise SystemExit at SIGTERM and SIGHUP, so that child processes are stopped."""
+    """Raise SystemExit on SIGTERM and SIGHUP, so that child processes are stopped."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -70,8 +70,8 @@ def run_together(
     """Prepare all jobs, release them at the same time, and return their results.
 
     Args:
-        jobs: by name; the names appear in errors.
-        limit_s: timeout, from the release.
+        jobs: jobs by name; the names appear in errors.
+        limit_s: timeout, counted from the release.
         on_start: called when all jobs are prepared, right before the release.
         on_tick: called a few times per second while the jobs run.
 
@@ -81,7 +81,7 @@ def run_together(
     running: list[tuple[str, SpawnProcess, Connection]] = []
     try:
         for name, job in jobs.items():
-            with signals_blocked(signal.SIGINT):  # we end the processes after Ctrl-C
+            with signals_blocked(signal.SIGINT):  # after Ctrl-C, we end the processes
                 running.append((name, *_start(job)))
         pipes = {pipe: name for name, _, pipe in running}
         _gather(pipes, _START_S, on_tick)
@@ -92,7 +92,7 @@ def run_together(
     finally:
         with signals_blocked(signal.SIGINT, signal.SIGTERM):
             for _, process, pipe in running:
-                process.kill()  # a no-op if it has already ended
+                process.kill()  # a no-op if the process has already ended
                 process.join()
                 pipe.close()
 
@@ -168,7 +168,7 @@ def cpu_seconds(pid: int) -> float | None:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the process name before it may contain spaces
+    fields = text.rpartition(")")[2].split()  # the process name before ")" may contain spaces
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

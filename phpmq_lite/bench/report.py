@@ -8,20 +8,20 @@ from typing import Any, Final, Self
 from phpmq_lite.bench.machine import Machine
 
 _FULL_CORE: Final = 0.85  # a process that uses more of its core is saturated
-_ALL_CORES_FULL: Final = 0.92  # the same as a share of all cores
-_NOISE: Final = 0.25  # of a core: other processes that use more distort the figures
+_ALL_CORES_FULL: Final = 0.92  # the same threshold, as a share of all cores
+_NOISE: Final = 0.25  # share of a core; other processes that use more distort the figures
 _LARGE_BYTES: Final = 64 << 10  # the disk's bandwidth limits larger bodies, not the row rate
 
 
 @dataclass(slots=True, frozen=True)
 class MachineLimits:
-    """What the machine achieves without a broker, per second."""
+    """Rates per second that the machine achieves without a broker."""
 
-    syncs: float  # of 4 KiB, appended and synced
-    rows_1: float  # of 256 bytes into SQLite, synchronous=FULL, one per commit
+    syncs: float  # blocks of 4 KiB, each appended and synced
+    rows_1: float  # rows of 256 bytes into SQLite, synchronous=FULL, one per commit
     rows_1000: float  # the same, 1,000 per commit
-    written_bytes: float  # rows of 100 KB into SQLite, 4 MiB per commit, with checkpoints
-    round_trips: float  # of 256 bytes on the loopback
+    written_bytes: float  # bytes of 100 KB rows into SQLite, 4 MiB per commit, with checkpoints
+    round_trips: float  # round trips of 256 bytes over loopback
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,7 +34,7 @@ class CpuLoad:
 
     @property
     def limit(self) -> str:
-        """What limited the rate; ``waiting`` means the disk or each other."""
+        """What limited the rate; ``waiting`` means that all wait for the disk or each other."""
         busiest = max(self.clients, key=lambda name: self.clients[name])
         is_client_full = self.clients[busiest] >= _FULL_CORE
         if self.broker is None:
@@ -68,9 +68,9 @@ class Throughput:
         return self.messages / self.seconds
 
     def share_of_sqlite(self, limits: MachineLimits) -> float:
-        """Return the rate relative to SQLite alone; 1.0 is equal.
+        """Return the rate relative to SQLite alone; 1.0 means that both are equal.
 
-        It compares rows at 1,000 per commit, or for bodies of 64 KiB or more the bytes written.
+        Compares rows at 1,000 per commit, or bytes written for bodies of 64 KiB or more.
         """
         if self.size >= _LARGE_BYTES:
             return self.per_second * self.size / limits.written_bytes
@@ -79,7 +79,7 @@ class Throughput:
 
 @dataclass(slots=True, frozen=True)
 class Quantiles:
-    """Milliseconds."""
+    """Latency quantiles in milliseconds."""
 
     p50: float
     p95: float
@@ -87,7 +87,7 @@ class Quantiles:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Self:
-        """Return the quantiles of at least one value; the values need not be sorted."""
+        """Return the quantiles of one or more values, which need not be sorted."""
         ordered = sorted(seconds)
         last = len(ordered) - 1
         p50, p95, p99 = (ordered[round(last * share)] * 1_000 for share in (0.5, 0.95, 0.99))
@@ -96,7 +96,7 @@ class Quantiles:
 
 @dataclass(slots=True, frozen=True)
 class LatencyResult:
-    """Latency with one message in flight, from its publish."""
+    """Latency with one message in flight, measured from its publish."""
 
     rounds: int
     receive: Quantiles  # until the consumer has received it

@@ -13,7 +13,7 @@ from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.encoder import encoder_for
 
 KEY_BYTES: Final = 16
-ID_BYTES: Final = 32  # length of the message ids of this broker
+ID_BYTES: Final = 32  # length of this broker's message ids
 _BODY: Final = b"x"
 _LAST_BODY: Final = b"y"  # marks the last message for the consumer
 
@@ -44,7 +44,7 @@ def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
 
 
 class PublishStream:
-    """Publishes of one body to one queue, confirmed or plain, that never expire.
+    """Publishes of one body to one queue, confirmed or plain, without expiry.
 
     Keys of confirmed publishes are unique across all processes.
     """
@@ -92,7 +92,7 @@ class PublishStream:
         return count
 
     def has_receipt(self, data: bytes) -> bool:
-        """Return whether a receipt begins among frames of other kinds."""
+        """Return whether a receipt begins anywhere in the data, even among other frames."""
         return self._receipt in data
 
     def _keys(self, number: int) -> list[bytes]:
@@ -102,7 +102,7 @@ class PublishStream:
 
 
 class DispatchStream:
-    """Dispatches of the messages of a ``PublishStream``, and their acknowledgements."""
+    """Dispatches of the messages from a ``PublishStream``, and their acknowledgements."""
 
     __slots__ = ("_ack_head", "_head", "_last_head", "_parts", "_size", "consume", "frame_bytes",
                  "is_complete", "received")  # fmt: skip
@@ -110,16 +110,16 @@ class DispatchStream:
     def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
         self.consume = _client.consume(queue, window)  # the frame that opens the window
         self.received = 0
-        self.is_complete = False  # the last message was received
+        self.is_complete = False  # whether the last message was received
         self._ack_head = _client.acknowledge(queue, bytes(ID_BYTES))[:-ID_BYTES]
         self._head = _dispatch_head(queue, body_of(content, size))
         self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
-        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # of a dispatch
-        self._parts: list[bytes] = []  # of an incomplete frame
-        self._size = 0  # of these parts
+        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # size of a dispatch
+        self._parts: list[bytes] = []  # parts of an incomplete frame
+        self._size = 0  # total size of these parts
 
     def feed(self, data: bytes) -> bytes:
-        """Process bytes from the broker; return acknowledgements of the dispatches in them.
+        """Process bytes from the broker; return acknowledgements for the dispatches in them.
 
         Raises:
             ClientError: they contain another frame, or a message after the last one.
@@ -154,7 +154,7 @@ def _dispatch(queue: str, body: bytes) -> bytes:
 
 
 def _dispatch_head(queue: str, body: bytes) -> bytes:
-    """Return the bytes before the id; the bytes after it contain no zero byte."""
+    """Return the bytes before the id; no byte after the id is zero."""
     return _dispatch(queue, body).removesuffix(_dispatch_tail())[:-ID_BYTES]
 
 
@@ -164,17 +164,17 @@ def _dispatch_tail() -> bytes:
 
 Address = tuple[str, int]
 
-UNCONFIRMED: Final = 1_000  # maximum of unconfirmed publishes on one connection
+UNCONFIRMED: Final = 1_000  # maximum number of unconfirmed publishes on one connection
 BARRIER_QUEUE: Final = "bench.barrier"
 RECEIVE_TIMEOUT_S: Final = 30.0
-_UNCONFIRMED_BYTES: Final = 32 << 20  # maximum of their bodies
-_MAX_PER_WRITE: Final = 200  # publishes
+_UNCONFIRMED_BYTES: Final = 32 << 20  # maximum total size of their bodies
+_MAX_PER_WRITE: Final = 200  # publishes per write
 _RECEIVE_BYTES: Final = 1 << 18
-_RECEIPT_BYTES: Final = 256  # upper bound
+_RECEIPT_BYTES: Final = 256  # upper bound for the size of a receipt
 
 
 def unconfirmed_limit(size: int) -> int:
-    """Return how many messages of ``size`` bytes may be unconfirmed, bounded by their memory."""
+    """Return how many messages of ``size`` bytes may be unconfirmed, limited by total size."""
     return max(2, min(UNCONFIRMED, _UNCONFIRMED_BYTES // size))
 
 
@@ -224,7 +224,7 @@ def publish(
     content: str = PLAIN,
     limit: int | None = None,
 ) -> Generator[None, None, int]:
-    """Publish for ``seconds`` and wait until all is stored; return the number of messages.
+    """Publish for ``seconds``, wait until all messages are stored, and return their number.
 
     Publishing ends early after ``limit`` messages, rounded up to whole writes.
     """
@@ -247,7 +247,7 @@ def publish(
 def publish_number(
     address: Address, queue: str, size: int, number: int
 ) -> Generator[None, None, int]:
-    """Publish ``number`` confirmed messages, rounded up to whole writes; return how many.
+    """Publish ``number`` confirmed messages, rounded up to whole writes; return their number.
 
     No message is marked as the last, because more may follow.
     """
@@ -296,7 +296,7 @@ def consume(
 ) -> Generator[None, None, int]:
     """Receive and acknowledge messages up to the last one of ``publish``; return their number.
 
-    It returns once all is stored. The queue must be empty at the start.
+    Returns once all acknowledgements are stored. The queue must be empty at the start.
     """
     stream = DispatchStream(queue, size, window, content)
     with connect(address) as link:
@@ -313,10 +313,10 @@ def consume(
 def one_in_flight(
     address: Address, queue: str, size: int, seconds: float, content: str = PLAIN
 ) -> Generator[None, None, tuple[list[float], list[float]]]:
-    """Publish one message at a time, each after the acknowledgement of the previous is stored.
+    """Publish one message at a time, after the acknowledgement of the previous one is stored.
 
     Returns the seconds from publish to dispatch, and from publish to receipt. Rounds alternate
-    which of the two they wait for first and only measure that one, so neither is read late.
+    which of the two they wait for first and measure only that one, so neither is read late.
     """
     stream = PublishStream(queue, size, content=content)
     dispatches = DispatchStream(queue, size, 1, content)
@@ -361,8 +361,8 @@ def drain(
 ) -> Generator[None, None, int]:
     """Consume ``number`` messages from a queue; return how many were acknowledged and stored.
 
-    If the queue has more, up to ``window`` more are acknowledged, and up to ``window`` in flight
-    are returned to the queue.
+    If the queue has more messages, up to ``window`` more are acknowledged, and up to ``window`` in
+    flight are returned to the queue.
     """
     stream = DispatchStream(queue, size, window, content)
     barrier = PublishStream(BARRIER_QUEUE, 1)

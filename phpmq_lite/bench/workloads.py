@@ -38,19 +38,19 @@ _RATES: Final = (PUBLISH, FLOW, FLOW_PLAIN)
 
 _TIMEOUT_FACTOR: Final = 10.0  # consuming may take this many times as long as publishing
 _EXTRA_TIMEOUT_S: Final = 60.0
-_MAX_BYTES: Final = 1 << 30  # that one step may write to the disk
+_MAX_BYTES: Final = 1 << 30  # most bytes that one step may write to the disk
 
 
 @dataclass(slots=True, frozen=True)
 class BenchPlan:
     """What to measure."""
 
-    seconds: float = 5.0  # of publishing per workload; consuming the rest takes longer
+    seconds: float = 5.0  # publishing time per workload; consuming the rest takes longer
     size: int = 256  # bytes of a body
-    window: int = 100  # unacknowledged messages of the consumer
+    window: int = 100  # messages that the consumer holds unacknowledged
     workloads: tuple[str, ...] = (PUBLISH, FLOW, LATENCY)
-    folder: Path = field(default_factory=Path.cwd)  # on the disk to measure
-    address: Address | None = None  # of a running broker; None starts one
+    folder: Path = field(default_factory=Path.cwd)  # folder on the disk to measure
+    address: Address | None = None  # address of a running broker; None starts one
     content: str = PLAIN
 
     @property
@@ -75,7 +75,7 @@ class BenchObserver:
 
 
 def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
-    """Run the benchmark. No process and no file remains, even after an error.
+    """Run the benchmark; leave no process or file behind, even after an error.
 
     Raises:
         ClientError: the broker misbehaved or was too slow, or the system lacks a resource.
@@ -102,7 +102,7 @@ def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Create a folder with a short name: the path of a Unix socket is limited to 107 bytes."""
+    """Create a folder with a short name, because a Unix socket's path has at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=parent))
     try:
         yield folder
@@ -172,7 +172,7 @@ class BenchRunner:
         return rate
 
     def measure_rate(self, address: Address, pid: int | None, workload: str) -> Throughput:
-        """Measure messages per second, from the first publish until the last is known stored.
+        """Measure messages per second, from the first publish until the last is known to be stored.
 
         With bodies above 1 KB, publishing ends early once 1 GiB is written.
         """
@@ -199,7 +199,7 @@ class BenchRunner:
         return Throughput(workload, plan.size, counts[0], seconds, load)
 
     def measure_latency(self, address: Address) -> LatencyResult:
-        """Measure with one message at a time."""
+        """Measure latency with one message in flight."""
         plan = self._plan
         queue = fresh_queue_name(LATENCY)
         arguments = (address, queue, plan.size, plan.seconds, plan.content)
@@ -208,7 +208,7 @@ class BenchRunner:
 
 
 class CpuMeter:
-    """CPU use of the broker, its clients and all other processes between start and stop."""
+    """A meter of the CPU use of broker, clients and other processes from start to stop."""
 
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
@@ -216,7 +216,7 @@ class CpuMeter:
         self._busy_s: float | None = None
 
     def start(self) -> None:
-        """Read the counters. Call it right before the clients are released."""
+        """Read the counters; call this right before the clients are released."""
         self._broker_s = cpu_seconds(self._pid) if self._pid is not None else None
         self._busy_s = busy_seconds()
 
