@@ -1,1 +1,1 @@
-"""The command line ``phpmq-lite``: one file per group, imported when it is used."""
+"""The command line ``phpmq-lite``: one module per group, imported when it is used."""

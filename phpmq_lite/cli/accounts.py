@@ -1,4 +1,4 @@
-"""The groups ``user`` and ``token``: users of the pages, API tokens of programs."""
+"""The groups ``user`` and ``token``: accounts for the web pages, tokens for the API."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ _TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  #
 def write_accounts(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write rows like ``write_rows``, with readable times and queues in a table."""
+    """Write rows like ``write_rows``; a table shows readable times and queue names."""
     if output_format(style) == "table":
         rows = map(_format_account, rows)
     write_rows(rows, columns, style, empty)
@@ -44,7 +44,7 @@ def _format_account(row: Row) -> Mapping[str, Any]:
 
 
 def _format_ms(at_ms: int) -> str:
-    """Return a time to the second; beyond the year 9999 it stays a number."""
+    """Format a time to the second; a time after the year 9999 stays a number."""
     return format_time(at_ms, at_ms).title.partition(".")[0]
 
 
@@ -57,7 +57,7 @@ _name = click.argument("name")
 _password_file = click.option(
     "--password-file",
     type=FILE_OR_STDIN,
-    help="File with the password; - is standard input.  [default: prompt]",
+    help="File that contains the password; - reads standard input.  [default: prompt]",
 )
 
 
@@ -70,8 +70,8 @@ def user() -> None:
 @admin_client_options
 @output_option
 def list_users(admin: AdminClient, output: str | None) -> None:
-    """List the users."""
-    empty = "no users: no login is needed on this machine"
+    """List users."""
+    empty = "no users: this machine needs no login"
     write_accounts(admin.list("/users"), USER_COLUMNS, output, empty)
 
 
@@ -80,7 +80,7 @@ def list_users(admin: AdminClient, output: str | None) -> None:
 @click.option(
     "--role", type=click.Choice(ROLES), help="[default: viewer; admin for the first user]"
 )
-@click.option("--queues", multiple=True, metavar="GLOB", help="Only these queues. Repeatable.")
+@click.option("--queues", multiple=True, metavar="GLOB", help="Only matching queues. Repeatable.")
 @_password_file
 @admin_client_options
 def create_user(
@@ -96,7 +96,7 @@ def create_user(
     password = _read_password(password_file)
     made = {"name": name, "password": password, "role": role, "queues": list(queues)}
     admin.post("/users", made)
-    print_message(f"user {name} is created, with the role {role}")
+    print_message(f"created the user {name} with the role {role}")
 
 
 @user.command("set-password")
@@ -104,10 +104,10 @@ def create_user(
 @_password_file
 @admin_client_options
 def set_password(admin: AdminClient, name: str, password_file: Path | None) -> None:
-    """Set the password of a user; all their sessions end."""
+    """Set a user's password and end all their sessions."""
     password = _read_password(password_file)
     admin.call("PATCH", f"/users/{encode_name(name)}", {"password": password})
-    print_message(f"the password of {name} is set")
+    print_message(f"set the password of {name}")
 
 
 @user.command("delete")
@@ -115,10 +115,10 @@ def set_password(admin: AdminClient, name: str, password_file: Path | None) -> N
 @yes_option
 @admin_client_options
 def delete_user(admin: AdminClient, name: str, yes: bool) -> None:
-    """Delete a user; all their sessions end."""
+    """Delete a user and end all their sessions."""
     confirm(f"Delete the user {name}?", is_yes=yes)
     admin.call("DELETE", f"/users/{encode_name(name)}", {})
-    print_message(f"user {name} is deleted")
+    print_message(f"deleted the user {name}")
 
 
 def _read_password(file: Path | None) -> str:
@@ -154,7 +154,7 @@ def token() -> None:
 @admin_client_options
 @output_option
 def list_tokens(admin: AdminClient, output: str | None) -> None:
-    """List the tokens, without their secrets."""
+    """List tokens without their secrets."""
     write_accounts(admin.list("/tokens"), TOKEN_COLUMNS, output, "no tokens")
 
 
@@ -165,11 +165,11 @@ def list_tokens(admin: AdminClient, output: str | None) -> None:
     type=click.Choice(("metrics", *ROLES)),
     default="viewer",
     show_default=True,
-    help="What it allows; metrics: read /metrics only.",
+    help="Role of the token; metrics may only read /metrics.",
 )
-@click.option("--queues", multiple=True, metavar="GLOB", help="Only these queues. Repeatable.")
+@click.option("--queues", multiple=True, metavar="GLOB", help="Only matching queues. Repeatable.")
 @click.option(
-    "--expires", type=duration, metavar="DURATION", help="Lifetime, as 90d.  [default: no end]"
+    "--expires", type=duration, metavar="DURATION", help="Lifetime, such as 90d.  [default: none]"
 )
 @admin_client_options
 def create_token(
@@ -188,7 +188,7 @@ def create_token(
 @yes_option
 @admin_client_options
 def revoke(admin: AdminClient, name: str, yes: bool) -> None:
-    """Revoke a token; requests with it are refused from now on."""
+    """Revoke a token. The broker immediately rejects requests that use it."""
     confirm(f"Revoke the token {name}?", is_yes=yes)
     admin.call("DELETE", f"/tokens/{encode_name(name)}", {})
-    print_message(f"token {name} is revoked")
+    print_message(f"revoked the token {name}")

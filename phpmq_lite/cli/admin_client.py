@@ -1,4 +1,4 @@
-"""HTTP client of the admin API, over the control socket or a URL."""
+"""HTTP client for the admin API, over the control socket or a URL."""
 
 import asyncio
 import json
@@ -28,33 +28,33 @@ API: Final = "/api/v1"
 _EXIT_CODES: Final = {404: NOT_FOUND, 410: NOT_FOUND, 408: TIMED_OUT, 504: TIMED_OUT}
 _REFUSALS: Final = {401, 403, 409, 412, 413, 421, 422, 429, 503, 507}
 _HAS_USERS: Final = (
-    "this broker has users: give --token-file FILE with an API token; "
-    "`phpmq-lite token create NAME` on the machine of the broker prints one"
+    "this broker has users: use --token-file FILE with an API token; "
+    "`phpmq-lite token create NAME` on the broker's machine prints one"
 )
-_NO_ADMIN: Final = "HTTP {} without a reason: --url does not seem to be the admin of a broker"
-_PAGE: Final = 200  # the API's limit
+_NO_ADMIN: Final = "HTTP {} without a reason: --url does not seem to be a broker's admin address"
+_PAGE: Final = 200  # items per page, the API's limit
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
 _TIMEOUT_S: Final = 600.0  # a purge of millions takes minutes
 
 
 class BrokerUnavailableError(CommandError):
-    """The broker is unreachable, does not answer in time, or answers 503."""
+    """The broker is unreachable, does not answer in time, or responds with 503."""
 
 
 class AdminClient(NamedTuple):
-    """A client of the admin API, over ``socket``, or over ``url`` with a token.
+    """A client for the admin API, over ``socket``, or over ``url`` with a token.
 
-    Paths are relative to ``/api/v1``.  All methods raise CommandError with the exit code of the
+    Paths are relative to ``/api/v1``.  All methods raise CommandError with the exit code for the
     problem.
     """
 
     socket: Path | None
     url: str = "http://localhost"
     token: str | None = None
-    settings: Settings | None = None  # of a broker on this machine
+    settings: Settings | None = None  # set for a broker on this machine
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
-        """Yield the items of a list, page by page, at most ``limit``."""
+        """Yield up to ``limit`` items of a list, page by page."""
         cursor = None
         left = limit
         while left is None or left > 0:
@@ -68,11 +68,11 @@ class AdminClient(NamedTuple):
                 return
 
     def get(self, path: str, **query: Any) -> Any:
-        """Return a document; None values of the query are left out."""
+        """Return a document; query parameters that are None are omitted."""
         return self.call("GET", path, query=query)
 
     def find(self, path: str) -> Any:
-        """Return a document; None if it does not exist, or no longer."""
+        """Return a document, or None if it does not exist or no longer exists."""
         try:
             return self.get(path)
         except CommandError as error:
@@ -81,7 +81,7 @@ class AdminClient(NamedTuple):
             return None
 
     def post(self, path: str, body: Any = None) -> Any:
-        """Request an action, and return its result once it is stored."""
+        """Request an action and return its result once it is stored."""
         return self.call("POST", path, {} if body is None else body)
 
     def call(
@@ -92,7 +92,7 @@ class AdminClient(NamedTuple):
         query: dict[str, Any] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> Any:
-        """Send a request; return the document of the response, or None if it is empty."""
+        """Send a request; return the document in the response, or None if it is empty."""
 
         async def send() -> Any:
             async with self.open(method, path, body, query, timeout_s) as response:
@@ -110,14 +110,14 @@ class AdminClient(NamedTuple):
         timeout_s: float | None = _TIMEOUT_S,
         headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the response, to be read in pieces.
+        """Send a request and yield the response, which the caller reads in pieces.
 
-        ``body`` is sent as JSON; bytes are already JSON.
+        ``body`` is encoded as JSON, unless it is bytes that already contain JSON.
         """
         base = self.url.rstrip("/")
         pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
         url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
-        # A file object is sent in pieces, whatever its size.
+        # Unlike bytes, a file object is sent in pieces, whatever its size.
         content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         connector = aiohttp.UnixConnector(path=str(self.socket)) if self.socket else None
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -140,17 +140,17 @@ class AdminClient(NamedTuple):
             if isinstance(error.os_error, PermissionError):
                 raise CommandError(
                     f"{self.socket} belongs to another account: run the command as that account "
-                    "(`sudo -u ACCOUNT`), or give --url http://HOST:9101",
+                    "(`sudo -u ACCOUNT`), or use --url http://HOST:9101",
                     REFUSED,
                 ) from None
             raise BrokerUnavailableError(
                 f"no broker answers on {self.socket or self.url}: {os_reason(error.os_error)}. "
-                "Start one with `phpmq-lite serve`, or name it with --url or --data"
+                "Start one with `phpmq-lite serve`, or select another with --url or --data"
             ) from None
         except (aiohttp.ClientError, ValueError) as error:
             raise CommandError(
-                f"{self.socket or self.url} does not speak HTTP like an admin "
-                f"({_REASONS.get(type(error), str(error))}); PHPMQ has another port, phpmq://HOST:9100"
+                f"{self.socket or self.url} does not speak HTTP like a broker's admin "
+                f"({_REASONS.get(type(error), str(error))}); PHPMQ uses phpmq://HOST:9100"
             ) from None
 
     def _headers(self, base: str, body: Any) -> dict[str, str]:
@@ -160,7 +160,7 @@ class AdminClient(NamedTuple):
         return made | ({"Origin": base} if body is not None else {})
 
 
-_REASONS: Final[dict[type[Exception], str]] = {  # instead of the texts of aiohttp
+_REASONS: Final[dict[type[Exception], str]] = {  # replace aiohttp's messages
     aiohttp.ServerDisconnectedError: "it closed the connection",
     aiohttp.ClientOSError: "the connection broke",
     aiohttp.ClientResponseError: "its response is not HTTP",
@@ -169,10 +169,10 @@ _REASONS: Final[dict[type[Exception], str]] = {  # instead of the texts of aioht
 
 
 def read_response(status: int, content: bytes) -> Any:
-    """Return the document of a response.
+    """Return the document in a response.
 
     Raises:
-        CommandError: the response is a problem, with the exit code that it means.
+        CommandError: the response describes a problem, which determines the exit code.
     """
     try:
         document = json.loads(content) if content else None
@@ -193,17 +193,17 @@ def read_response(status: int, content: bytes) -> Any:
 
 
 async def check_response(response: aiohttp.ClientResponse) -> None:
-    """Raise the CommandError of a response that is not 200, before it is read in pieces."""
+    """Raise CommandError unless the status is 200; call it before reading in pieces."""
     if response.status != 200:
         read_response(response.status, await response.read())
 
 
 def _append_bound(text: str, field: object, bound: object) -> str:
-    """Append the invalid field and its bound, unless the text has them."""
+    """Append the invalid field and its bound, unless the text already contains them."""
     said = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
         del said[0]
-        if bound and str(bound).split()[-1] in text:  # the 20 of "less than or equal to 20"
+        if bound and str(bound).split()[-1] in text:  # the 20 in "less than or equal to 20"
             said = []
     return f"{text} ({': '.join(said)})" if said else text
 
@@ -220,10 +220,10 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
     return url_options(data_option(config_option(run)))
 
 
-def url_options(command: Command, what: str = "Admin of the broker, http://HOST:9101") -> Command:
-    """Add ``--url`` and ``--token-file``, which name a broker by its address."""
+def url_options(command: Command, what: str = "Admin address, http://HOST:9101") -> Command:
+    """Add ``--url`` and ``--token-file``, which select a broker by its address."""
     for option in (
-        click.option("--token-file", type=EXISTING_FILE, help="File with an API token, for --url."),
+        click.option("--token-file", type=EXISTING_FILE, help="API token file, for --url."),
         click.option(
             "--url", type=broker_url, metavar="URL",
             help=f"{what}.  [default: the context in use, --config or ./config.toml, "
@@ -237,15 +237,15 @@ def url_options(command: Command, what: str = "Admin of the broker, http://HOST:
 def find_admin_client(
     settings_args: SettingsArguments, url: str | None, token_file: Path | None
 ) -> AdminClient:
-    """Find the broker; the order is the same for all commands.
+    """Find the broker; all commands search in the same order.
 
-    It is ``--url``, flags that name its folder or its settings, the context in use, the settings
-    with ``./config.toml``, ``./phpmq-data``, and the default address of the admin.
+    The order is ``--url``, flags that name its folder or settings, the context in use, the settings
+    including ``./config.toml``, ``./phpmq-data``, and the default admin address.
 
     Raises:
-        UsageError: a token is given for a broker on this machine.  Its socket makes everyone who
-            can open it an admin, so a viewer's token would have no effect.
-        CommandError: the address is a PHPMQ listener, which cannot run commands.
+        UsageError: a token is given for a broker on this machine.  Anyone who can open
+            its socket is an admin, so a viewer's token would have no effect.
+        CommandError: the address is a PHPMQ listener, which does not accept admin commands.
     """
     context = None if url or settings_args.names_broker else contexts.current_context()
     if context is not None and context.data is None:
@@ -253,18 +253,18 @@ def find_admin_client(
     if url:
         if is_phpmq_url(url):
             raise CommandError(
-                f"{url} is a PHPMQ listener; this command needs the admin: http://HOST:PORT"
+                f"{url} is a PHPMQ listener; this command needs the admin address, http://HOST:PORT"
             )
         return AdminClient(None, admin_url(url), read_token(token_file) if token_file else None)
     effective = settings_args.load(data=context.data) if context else settings_args.load()
     settings = effective.settings
     if effective.sources["data"] != "default" or settings.data.is_dir():
         if token_file is not None:
-            raise click.UsageError("--token-file needs --url; the control socket takes no token")
+            raise click.UsageError("--token-file requires --url; the control socket uses no token")
         return AdminClient(settings.data / "control.sock", settings=settings)
     url = admin_url_of(settings)
     if effective.sources["admin.listen"] == "default":
-        print_message(f"no broker is named, and {settings.data} does not exist: trying {url}")
+        print_message(f"no broker is named, and {settings.data} does not exist; trying {url}")
     return AdminClient(None, url, read_token(token_file) if token_file else None)
 
 
@@ -272,24 +272,22 @@ def admin_url_of(settings: Settings) -> str:
     """Return the URL of the admin's first TCP listener, as seen from this machine.
 
     Raises:
-        CommandError: there is none, or its port is not fixed.
+        CommandError: there is no TCP listener, or its port is not fixed.
     """
     admin = settings.admin
     ports = (one for one in admin.listen if one != "none" and not one.startswith("unix:"))
     host, _, port = next(ports, "").rpartition(":")
     if not host or port == "0":
-        raise CommandError(
-            f"admin.listen is {', '.join(admin.listen)}: give --url http://HOST:PORT"
-        )
+        raise CommandError(f"admin.listen is {', '.join(admin.listen)}: use --url http://HOST:PORT")
     scheme = "http" if admin.tls_cert is None else "https"
     return f"{scheme}://{WILDCARDS.get(host, host)}:{port}{admin.base_path}"
 
 
 def read_token(path: Path) -> str:
-    """Return the API token in a file that only its owner can read.
+    """Return the API token from a file that only its owner can read.
 
     Raises:
-        CommandError: others can read the file, or it is not UTF-8.
+        CommandError: other users can read the file, or it is not UTF-8.
     """
     if path.stat().st_mode & 0o077:
         raise CommandError(f"{path} is readable by others: run chmod 600 {path}", REFUSED)

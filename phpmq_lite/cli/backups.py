@@ -1,4 +1,4 @@
-"""The group ``backup``: create, list, restore and test."""
+"""The group ``backup``: create, list, restore and test backups."""
 
 import os
 import shutil
@@ -69,7 +69,7 @@ def backup() -> None:
 @click.option(
     "--copy-to",
     type=FOLDER,
-    help="Also copy it to this folder on this machine; nothing is removed there.",
+    help="Also copy the backup to this folder on this machine; nothing there is removed.",
 )
 @admin_client_options
 @set_option
@@ -77,12 +77,12 @@ def backup() -> None:
 def create(admin: AdminClient, copy_to: Path | None, output: str | None) -> None:
     """Create a backup: a complete copy of the database at one moment.
 
-    A running broker creates it while it works; if the broker is stopped, this command does. The
-    copy is checked before it counts as a backup. Backups beyond backups.keep are removed, oldest
-    first.
+    A running broker creates it without interruption; if the broker is stopped, this command does.
+    The copy is checked before it counts as a backup. Backups in excess of backups.keep are removed,
+    oldest first.
     """
     if copy_to is not None and admin.settings is None:
-        raise click.UsageError("--copy-to needs the data folder of the broker, not --url")
+        raise click.UsageError("--copy-to needs the broker's data folder, not its --url")
     settings = admin.settings
     row = _request(admin) if settings is None or _is_running(settings) else _make(settings)
     if copy_to is not None:
@@ -114,7 +114,7 @@ def _is_running(settings: Settings) -> bool:
 
 
 def _request(admin: AdminClient) -> Row:
-    """Request a backup from the broker, and wait for it."""
+    """Request a backup from the broker and wait until it is complete."""
     state = admin.post("/backups")
     while state["is_running"]:
         print_message("the backup is in progress …")
@@ -124,10 +124,10 @@ def _request(admin: AdminClient) -> Row:
         raise CommandError(state["error"])
     items: list[Row] = state["items"]
     name = state.get("made")
-    # An older broker does not name it; the first of the list may be from a clock that was ahead.
+    # An older broker does not name it; the first one listed may date from when the clock was ahead.
     made = [row for row in items if name is None or row["id"] == name]
     if not made:
-        raise CommandError(f"the backup {name or 'just created'} is gone", NOT_FOUND)
+        raise CommandError(f"the backup {name or 'just created'} no longer exists", NOT_FOUND)
     return made[0]
 
 
@@ -149,10 +149,10 @@ def _make(settings: Settings) -> Row:
 
 
 def _copy(source: Path, to: Path) -> Backup:
-    """Copy a backup to a folder, and check the copy."""
+    """Copy a backup to a folder and check the copy."""
     made = read_backup(source)
     if made is None:
-        raise CommandError(f"{source} is gone", NOT_FOUND)
+        raise CommandError(f"{source} no longer exists", NOT_FOUND)
     to.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     check_space(to, made.manifest.bytes)
     place, target = to / f".{source.name}.new", to / source.name
@@ -172,7 +172,7 @@ def _copy(source: Path, to: Path) -> Backup:
 
 
 def _row(made: Backup) -> Row:
-    """Return a backup with the members that the API has."""
+    """Return a backup as a row with the same fields as in the API."""
     manifest = asdict(made.manifest)
     row = {"schema_version" if name == "schema" else name: manifest[name] for name in manifest}
     return {**row, "path": str(made.folder)}
@@ -186,7 +186,7 @@ _backup = click.argument("source", metavar="BACKUP")
 @click.option(
     "--keep-tokens",
     is_flag=True,
-    help="Keep the users, sessions and API tokens of the backup unchanged.",
+    help="Keep the backup's users, sessions and API tokens unchanged.",
 )
 @yes_option
 @data_option
@@ -196,12 +196,12 @@ _backup = click.argument("source", metavar="BACKUP")
 def restore(
     source: str, keep_tokens: bool, yes: bool, output: str | None, settings_args: SettingsArguments
 ) -> None:
-    """Replace the database of a stopped broker by BACKUP.
+    """Replace the database of a stopped broker with BACKUP.
 
-    BACKUP is the id of a backup of this broker, its folder, or a database file, such as the
-    before-migration-NNNN.db of an upgrade. The previous files are moved to replaced-<time>/ in the
-    data folder; nothing is deleted. Sessions end and API tokens are disabled unless the replaced
-    database shows that they are still valid; --keep-tokens keeps them.
+    BACKUP is the id of one of this broker's backups, a backup folder, or a database file such as
+    the before-migration-NNNN.db from an upgrade. The previous files are moved to replaced-<time>/
+    in the data folder; nothing is deleted. Sessions end and API tokens are disabled unless the
+    replaced database shows that they are still valid; --keep-tokens keeps them.
     """
     settings = settings_args.load().settings
     path = _find(source, settings)
@@ -220,7 +220,7 @@ def restore(
         print_message(f"the previous files are in {done.replaced_files}")
     if done.withdrawn is not None:
         _show_withdrawn(done.withdrawn)
-    print_message(f"{done.database} is restored; start the broker")
+    print_message(f"restored {done.database}; start the broker")
 
 
 @backup.command()
@@ -229,9 +229,9 @@ def restore(
 @output_option
 @settings_options
 def test(source: str, output: str | None, settings_args: SettingsArguments) -> None:
-    """Restore BACKUP to a temporary folder, and check the result.
+    """Restore BACKUP to a temporary folder and check the result.
 
-    The copy is upgraded to the schema of this version, recovered, checked and removed again.
+    The copy is upgraded to this version's schema, recovered, checked and removed again.
     Exit codes: 0 the backup can be restored, 65 it is damaged.
     """
     path = _find(source, settings_args.load().settings)
@@ -246,7 +246,7 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
 
 def _show_withdrawn(withdrawn: WithdrawnAccess) -> None:
     """Print which sessions, tokens and users the restore changed, and why."""
-    why = "were revoked since" if withdrawn.has_proof else "may have been revoked since"
+    why = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
     if withdrawn.sessions:
         print_message(f"ended {withdrawn.sessions} sessions that {why}")
     if withdrawn.tokens:
@@ -257,11 +257,11 @@ def _show_withdrawn(withdrawn: WithdrawnAccess) -> None:
         )
     if withdrawn.users:
         print_message(
-            "these users keep the password, role and queues of the replaced database: "
+            "these users keep the password, role and queues from the replaced database: "
             f"{', '.join(withdrawn.users)}"
         )
     elif not withdrawn.has_proof:
-        print_message("users and passwords are those of the backup; repeat later changes")
+        print_message("users and passwords come from the backup; repeat any later changes")
 
 
 def _find(source: str, settings: Settings) -> Path:

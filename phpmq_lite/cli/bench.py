@@ -1,4 +1,4 @@
-"""The command ``bench``: runs the benchmark and writes tables or a Markdown report."""
+"""The command ``bench``: runs the benchmark and writes tables, Markdown or JSON."""
 
 import json
 import time
@@ -29,12 +29,12 @@ from phpmq_lite.cli.output import Column, format_cell, number_columns, print_mes
 from phpmq_lite.client.address import parse_address
 
 _NOTES: Final = {
-    PUBLISH: "confirmed publishing, at most {unconfirmed:,} unconfirmed",
+    PUBLISH: "confirmed publishing, at most {unconfirmed:,} messages unconfirmed",
     FLOW: "publish (confirmed), store, dispatch, acknowledge, store; window {window:,}",
     FLOW_PLAIN: "the same without confirmed publishing; window {window:,}",
 }
 _LIMIT_COLUMNS: Final = (
-    Column("limit", "LIMIT OF THE MACHINE"),
+    Column("limit", "MACHINE LIMIT"),
     Column("per_second", "PER SECOND", is_number=True),
 )
 _LOAD_COLUMNS: Final = (
@@ -61,7 +61,7 @@ class _Section(NamedTuple):
 
 
 def write_tables(report: BenchReport) -> None:
-    """Write the report as tables of at most 80 columns."""
+    """Write the report as tables that are at most 80 columns wide."""
     machine = report.machine
     click.echo(f"phpmq-lite {_describe_version(machine)}, messages of {report.size:,} bytes")
     click.echo(f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, {machine.file_system}")
@@ -125,13 +125,13 @@ def _sections(report: BenchReport) -> Iterator[_Section]:
             for rate in report.rates
         ]
         columns = (
-            "OF SQLITE: of its rows at 1,000 per commit, or of its writes from 64 KiB on",
-            "BROKER, CLIENTS, OTHERS: CPU in percent of a core",
+            "OF SQLITE: percent of SQLite's rows/s (1,000 per commit), or bytes/s from 64 KiB",
+            "BROKER, CLIENTS, OTHERS: CPU use in percent of one core",
         )
         rows = [_rate_row(report, rate) for rate in report.rates]
         yield _Section((*columns, *notes), _RATE_COLUMNS, rows)
     if report.latency is not None:
-        note = "P50 / LEAST: relative to a commit of one row and one round trip, as above"
+        note = "P50 / LEAST: relative to one commit of one row plus one round trip, see above"
         rows = [
             _latency_row(report, "publish to receive", report.latency.receive),
             _latency_row(report, "publish to receipt", report.latency.receipt),
@@ -148,7 +148,7 @@ def _limit_rows(limits: MachineLimits) -> list[dict[str, Any]]:
             "limit": "SQLite rows of 100 KB, 4 MiB per commit",
             "per_second": f"{limits.written_bytes / 1e6:,.1f} MB",
         },
-        {"limit": "round trips on the loopback", "per_second": round(limits.round_trips)},
+        {"limit": "loopback round trips", "per_second": round(limits.round_trips)},
     ]
 
 
@@ -186,7 +186,7 @@ _ALL: Final = "all"
 
 
 def workload_list(value: str) -> tuple[str, ...]:
-    """Return the workloads of ``publish,flow`` or ``all`` in their fixed order; a click type."""
+    """Parse ``publish,flow`` or ``all`` into workloads in their fixed order; a click type."""
     names = {name.strip() for name in value.split(",")}
     if names == {_ALL}:
         return WORKLOADS
@@ -197,13 +197,13 @@ def workload_list(value: str) -> tuple[str, ...]:
 
 
 def listener_address(value: str) -> Address:
-    """Return host and port of ``phpmq://127.0.0.1:9100``; a click type."""
+    """Parse ``phpmq://127.0.0.1:9100`` into host and port; a click type."""
     try:
         target = parse_address(value.removeprefix("phpmq://"))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if target.path or not value.startswith("phpmq://"):
-        raise click.BadParameter(f"{value!r} is not a PHPMQ listener; write phpmq://HOST:PORT")
+        raise click.BadParameter(f"{value!r} is not a PHPMQ listener; use phpmq://HOST:PORT")
     return target.host, target.port
 
 
@@ -213,7 +213,7 @@ def listener_address(value: str) -> Address:
     type=click.FloatRange(0.1, 600),
     default=5.0,
     show_default=True,
-    help="Duration of publishing in each workload.",
+    help="How long each workload publishes.",
 )
 @click.option(
     "--size",
@@ -234,7 +234,7 @@ def listener_address(value: str) -> Address:
     type=click.IntRange(1, 100_000),
     default=100,
     show_default=True,
-    help="Maximum of unacknowledged messages of the consumer.",
+    help="Maximum number of messages that the consumer holds unacknowledged.",
 )
 @click.option(
     "--workloads",
@@ -242,12 +242,12 @@ def listener_address(value: str) -> Address:
     default=f"{PUBLISH},{FLOW},{LATENCY}",
     show_default=True,
     metavar="LIST",
-    help=f"Comma-separated: {', '.join(WORKLOADS)}; or {_ALL}.",
+    help=f"Comma-separated list of {', '.join(WORKLOADS)}; or {_ALL}.",
 )
 @click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Folder on the disk to measure; temporary files are removed.  [default: .]",
+    help="Folder on the disk to measure; the benchmark removes its files.  [default: .]",
 )
 @click.option(
     "--url",
@@ -278,8 +278,8 @@ def bench(
 
     Starts a temporary broker on a free loopback port, with its data in a temporary folder, and
     clients in separate processes. Each rate counts messages until the last one is known to be
-    stored. The limits of the machine are measured in the same run. Compare the ratios: the
-    figures themselves depend on the machine and on its other load.
+    stored. The limits of the machine are measured in the same run. Compare the ratios, because
+    absolute figures depend on the machine and its other load.
 
     \b
     publish      confirmed publishing, one connection
@@ -315,7 +315,7 @@ class _BenchProgressBar(BenchObserver):
             BarColumn(),
             TimeRemainingColumn(),
             console=console,
-            auto_refresh=False,  # its thread would disturb the measurement
+            auto_refresh=False,  # a refresh thread would disturb the measurement
             transient=True,
             disable=not console.is_terminal,
         )

@@ -1,4 +1,4 @@
-"""Options and lookup of the PHPMQ connection for ``publish``, ``consume`` and others."""
+"""Options for the PHPMQ connection of ``publish``, ``consume`` and others, and its lookup."""
 
 import ssl
 import time
@@ -23,14 +23,14 @@ from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 
 _TIMEOUT_S: Final = 30.0
 _COMPARED: Final = 1_000  # queues that a misspelled name is compared with
-_RETRY_S: Final = 2.0  # between two attempts to find the listener
+_RETRY_S: Final = 2.0  # pause between attempts to find the listener
 
 
 class ClientFactory(Protocol):
-    """Returns a client of the broker that the options name, not connected yet.
+    """Returns a client for the broker that the options name; it is not connected yet.
 
-    With ``is_patient`` it retries until the admin answers.  If the admin is asked, ``queue`` must
-    exist: a consumer would create it.
+    With ``is_patient``, the call retries until the admin answers.  If it looks up the listener in
+    the admin, ``queue`` must exist, because a consumer would create it.
     """
 
     def __call__(self, *, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
@@ -38,9 +38,9 @@ class ClientFactory(Protocol):
 
 
 def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
-    """Add ``--url``, ``--data``, ``--config`` and the TLS files; the command gets ``client``.
+    """Add ``--url``, ``--data``, ``--config`` and the TLS files; pass ``client`` to the command.
 
-    ``reconnect`` is whether the client reconnects automatically.
+    ``reconnect`` says whether the client reconnects automatically.
     """
 
     @wraps(command)
@@ -54,7 +54,7 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         **others: Any,
     ) -> None:
         if settings_args.data is not None and not settings_args.data.is_dir():
-            hint = "; the content is --body" if "body" in others else ""
+            hint = "; for the content, use --body" if "body" in others else ""
             raise click.UsageError(f"--data: there is no data folder {settings_args.data}{hint}")
 
         def client(*, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
@@ -75,12 +75,12 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         command(client=client, **others)
 
     for flag, help_text in (
-        ("--tls-key", "Private key of --tls-cert, PEM."),
-        ("--tls-cert", "Client certificate, PEM."),
-        ("--tls-ca", "CA certificate to trust instead of the system's, PEM."),
+        ("--tls-key", "Private key for --tls-cert, as PEM."),
+        ("--tls-cert", "Client certificate, as PEM."),
+        ("--tls-ca", "CA certificate to trust instead of the system's, as PEM."),
     ):
         run = click.option(flag, type=EXISTING_FILE, help=help_text)(run)
-    what = "Admin of the broker, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100"
+    what = "Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100"
     return url_options(data_option(config_option(run)), what)
 
 
@@ -92,9 +92,9 @@ def _find_listener(
     is_patient: bool,
     queue: str | None,
 ) -> tuple[str, int]:
-    """Return the URL of a PHPMQ listener and its limit for a body, in bytes.
+    """Return the URL of a PHPMQ listener and its maximum body size in bytes.
 
-    ``--url`` or the context in use names it; otherwise the admin of the broker does.
+    ``--url`` or the context in use names the listener; otherwise the broker's admin is asked.
     """
     named = url
     if url is None and not settings_args.names_broker:
@@ -110,7 +110,7 @@ def _find_listener(
 
 
 def unknown_queue_text(queue: str, admin: AdminClient) -> str:
-    """Return the error for a missing queue, with similar names."""
+    """Return the error text for a missing queue, which suggests similar names."""
     near = get_close_matches(queue, (row["name"] for row in admin.list("/queues", _COMPARED)))
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"there is no queue {queue!r}{hint} (--create creates it and waits)"
@@ -140,8 +140,8 @@ def _host_of(admin: AdminClient) -> str:
 def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
     """Return the URL of the first listener with TTL that is reachable from here.
 
-    ``host`` is the host of the admin's URL; it replaces a wildcard address.  Unix sockets and
-    loopback listeners are reachable only if it is this machine.
+    ``host``, the host in the admin's URL, replaces a wildcard address.  Unix sockets and loopback
+    listeners are reachable only if ``host`` is this machine.
 
     Raises:
         CommandError: no listener is reachable.
@@ -165,7 +165,7 @@ def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
         return f"phpmq{'s' if one['transport'] == 'tls' else ''}://{name}:{port}"
     raise CommandError(
         f"no PHPMQ listener with TTL is reachable from here (listeners: "
-        f"{', '.join(seen) or 'none'}); name one with --url phpmq://HOST:PORT"
+        f"{', '.join(seen) or 'none'}); specify one with --url phpmq://HOST:PORT"
     )
 
 

@@ -1,4 +1,4 @@
-"""The group ``check``: exit codes and output of monitoring plugins."""
+"""The group ``check``, with the exit codes and output of monitoring plugins."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from phpmq_lite.logs import escape
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
-_CLOCKS_DIFFER_S: Final = 60.0  # the clocks of the broker and of this machine
+_CLOCKS_DIFFER_S: Final = 60.0  # tolerated difference between the broker's clock and ours
 
 _ages = {"type": duration, "metavar": "DURATION"}
 _counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
@@ -28,7 +28,7 @@ _percentages = {"type": click.FloatRange(0, 100)}
 def threshold_options(
     kind: dict[str, Any], warning: object, critical: object, where: str = "at this value and above"
 ) -> Callable[[Command], Command]:
-    """Add ``-w`` and ``-c`` with their defaults; ``where`` is on which side they apply."""
+    """Add ``-w`` and ``-c`` with their defaults; ``where`` says on which side they apply."""
 
     def add(command: Command) -> Command:
         for short, name, default in (("-c", "critical", critical), ("-w", "warning", warning)):
@@ -43,7 +43,7 @@ def threshold_options(
 
 @contextmanager
 def _usage_errors_are_unknown() -> Iterator[None]:
-    """Exit with UNKNOWN after a usage error: click's code 2 means critical to monitoring."""
+    """Exit with UNKNOWN after a usage error, because click's code 2 means critical here."""
     try:
         yield
     except click.UsageError as error:
@@ -52,7 +52,7 @@ def _usage_errors_are_unknown() -> Iterator[None]:
 
 
 class MonitoringGroup(click.Group):
-    """A group whose errors end with UNKNOWN, as monitoring expects."""
+    """A group that reports errors as UNKNOWN, as monitoring expects."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options of the group itself."""
@@ -60,7 +60,7 @@ class MonitoringGroup(click.Group):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the check; an error ends it with UNKNOWN and exit code 3."""
+        """Run the check; report an error as UNKNOWN with exit code 3."""
         try:
             with _usage_errors_are_unknown():
                 return super().invoke(ctx)
@@ -71,35 +71,35 @@ class MonitoringGroup(click.Group):
 
 @click.group(cls=MonitoringGroup)
 def check() -> None:
-    """Check one figure, as a plugin of a monitoring system.
+    """Run one check as a monitoring plugin.
 
     Exit codes: 0 OK, 1 warning, 2 critical, 3 unknown.
     """
 
 
 def report_check(level: int, text: str) -> NoReturn:
-    """Print the line that monitoring shows, and exit with its code."""
+    """Print the line that monitoring shows and exit with its code."""
     click.echo(f"{WORDS[level]}: {text}")
     click.get_current_context().exit(level)
 
 
 def level_of(value: float, warning: float, critical: float) -> int:
-    """Return the level of a figure for which higher is worse."""
+    """Return the level of a value for which higher is worse."""
     return CRITICAL if value >= critical else WARNING if value >= warning else OK
 
 
 @check.command()
 @admin_client_options
 def ready(admin: AdminClient) -> None:
-    """Check whether the broker accepts messages. Critical if nothing answers."""
+    """Check whether the broker accepts messages. Critical if it does not answer."""
     try:
         stats = admin.get("/stats")
     except BrokerUnavailableError as error:
-        report_check(CRITICAL, f"the broker accepts no messages: {error}")
+        report_check(CRITICAL, f"the broker does not accept messages: {error}")
     reason = stats["storing_stopped"] or stats["publishing_stopped"]
     if stats["is_ready"] and not stats["is_draining"] and reason is None:
         report_check(OK, "the broker accepts messages")
-    report_check(CRITICAL, f"the broker accepts no messages: {reason or stats['step']}")
+    report_check(CRITICAL, f"the broker does not accept messages: {reason or stats['step']}")
 
 
 @check.command()
@@ -109,7 +109,7 @@ def ready(admin: AdminClient) -> None:
 def backlog(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
     """Check the number of ready messages.
 
-    Without QUEUE, of the queue with the most.
+    Without QUEUE, checks the queue with the most ready messages.
     """
     found = max(_queues(admin, queue), key=lambda row: row["ready"], default=None)
     if found is None:
@@ -123,7 +123,7 @@ def backlog(admin: AdminClient, queue: str | None, warning: int, critical: int) 
 @threshold_options(_ages, "5m", "1h")
 @admin_client_options
 def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
-    """Check the age of the oldest ready message, of QUEUE or of all."""
+    """Check the age of the oldest ready message in QUEUE or in all queues."""
     rows = [row for row in _queues(admin, queue) if row["oldest_age_s"] is not None]
     found = max(rows, key=lambda row: row["oldest_age_s"], default=None)
     if found is None:
@@ -140,7 +140,7 @@ def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> N
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Critical if there are fewer.",
+    help="Critical if there are fewer consumers.",
 )
 @admin_client_options
 def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
@@ -156,7 +156,7 @@ def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
 def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
     """Check the number of dead letters of QUEUE, or of all queues."""
     counted = admin.get("/stats") if queue is None else _queues(admin, queue)[0]
-    count = counted["dead"]  # the total counts each once, even if queues share a dead-letter queue
+    count = counted["dead"]  # totals count each message once, even in a shared dead-letter queue
     report_check(level_of(count, warning, critical), f"{count:,} dead letters")
 
 
@@ -164,18 +164,18 @@ def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: 
 @threshold_options(_percentages, 15.0, 5.0, "at this percentage and below")
 @admin_client_options
 def disk(admin: AdminClient, warning: float, critical: float) -> None:
-    """Check how many percent of the disk are free."""
+    """Check the percentage of free disk space."""
     stats = admin.get("/stats")
     share = 100 * stats["disk_free_bytes"] / max(1, stats["disk_bytes"])
     level = CRITICAL if share <= critical else WARNING if share <= warning else OK
-    report_check(level, f"{share:.1f} % of the disk are free")
+    report_check(level, f"{share:.1f} % of the disk is free")
 
 
 @check.command()
 @threshold_options(_ages, "26h", "50h")
 @admin_client_options
 def backup(admin: AdminClient, warning: int, critical: int) -> None:
-    """Check the age of the newest backup. Warns of a backup with a time in the future, too."""
+    """Check the age of the newest backup. Also warns about a backup dated in the future."""
     found = admin.get("/backups")
     level, text = check_newest_backup(found["items"], time.time(), warning, critical)
     failed = f"; the last one failed: {escape(found['error'])}" if found["error"] else ""
@@ -185,22 +185,22 @@ def backup(admin: AdminClient, warning: int, critical: int) -> None:
 def check_newest_backup(
     items: list[dict[str, Any]], now_s: float, warning: float, critical: float
 ) -> tuple[int, str]:
-    """Return the level and the text for the age of the newest backup.
+    """Return the level and text for the age of the newest backup.
 
-    A backup with a time in the future is ignored, with a warning: a clock was or is wrong.
+    A backup dated in the future is ignored with a warning, because a clock was or is wrong.
     """
     ages = [(now_s - item["made_at"] / 1_000, item["id"]) for item in items]
     ahead = [name for age_s, name in ages if age_s < -_CLOCKS_DIFFER_S]
     over = [(max(0.0, age_s), name) for age_s, name in ages if name not in ahead]
     if not items:
-        return CRITICAL, "there is not a backup"
+        return CRITICAL, "there are no backups"
     level, text = WARNING, "the age of the newest backup is unknown"
     if over:
         age_s, name = min(over)
         level, text = level_of(age_s, warning, critical), f"{name} is {age_s:,.0f} s old"
     if not ahead:
         return level, text
-    return max(level, WARNING), f"{text}; {', '.join(ahead)} has a time in the future"
+    return max(level, WARNING), f"{text}; dated in the future: {', '.join(ahead)}"
 
 
 def _queues(admin: AdminClient, queue: str | None) -> list[dict[str, Any]]:

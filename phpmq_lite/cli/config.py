@@ -1,4 +1,4 @@
-"""The group ``config``: write a configuration file, show the settings."""
+"""The group ``config``: create a configuration file, show the settings."""
 
 import shlex
 from pathlib import Path
@@ -37,7 +37,7 @@ def config() -> None:
 @settings_options
 @output_option
 def show(output: str | None, settings_args: SettingsArguments) -> None:
-    """List every setting with its value and the source of the value.
+    """List every setting with its value and where the value comes from.
 
     A flag overrides the environment, which overrides the file. Secrets are masked.
     """
@@ -56,12 +56,12 @@ def show(output: str | None, settings_args: SettingsArguments) -> None:
 
 @config.command(hidden=True)
 def reference() -> None:
-    """Print the reference page of all settings, in Markdown."""
+    """Print the reference page for all settings as Markdown."""
     click.echo(reference_page(), nl=False)
 
 
 def reference_page() -> str:
-    """Return the page ``docs/reference/settings.md``; a test compares them."""
+    """Return the page ``docs/reference/settings.md``; a test compares both."""
     lines = [_HEAD]
     for section, group in settings.settings_by_section().items():
         if section:
@@ -78,13 +78,13 @@ def reference_page() -> str:
 _HEAD: Final = """\
 # Settings
 
-A value comes from the first of these that sets it: a flag (`--set SECTION.NAME=VALUE`, or one of its own), the environment (`PHPMQ_SECTION__NAME`), a file that the environment names, the TOML file (`--config`, else the first of `$CONFIGURATION_DIRECTORY/config.toml`, `./config.toml` and `/etc/phpmq-lite/config.toml`), the default.
+A value comes from the first of these that sets it: a flag (`--set SECTION.NAME=VALUE`, or the setting's own flag), the environment (`PHPMQ_SECTION__NAME`), a file that the environment names, the TOML file (`--config`, else the first of `$CONFIGURATION_DIRECTORY/config.toml`, `./config.toml` and `/etc/phpmq-lite/config.toml`), the default.
 The environment names a file as `PHPMQ_SECTION__NAME_FILE`; systemd passes one as the credential `section.name`. The content of the file is the value; if the setting is a path, the value is the path of the file.
 `phpmq-lite config show` lists the settings in force and their sources. `phpmq-lite config init` creates a TOML file that explains them all.
-Sizes take units (`8 MiB`); lists are separated by commas, or TOML arrays.
-This page is made from the code."""  # noqa: E501 - Markdown: a sentence a line
+Sizes take units (`8 MiB`); lists are comma-separated, or TOML arrays in the file.
+This page is generated from the code."""  # noqa: E501 - Markdown: one sentence per line
 
-_TABLE: Final = "| setting | default | what |\n|---|---|---|"
+_TABLE: Final = "| setting | default | description |\n|---|---|---|"
 
 
 CONFIG_FILE: Final = "config.toml"
@@ -93,7 +93,7 @@ CONFIG_FILE: Final = "config.toml"
 @config.command()
 @click.argument("place", metavar="[FOLDER|FILE.toml|-]", default=".")
 @setting_option(
-    "--data", "data", type=FOLDER, help="Folder of the database, stored as an absolute path."
+    "--data", "data", type=FOLDER, help="Folder for the database, stored as an absolute path."
 )
 @listener_options
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
@@ -102,8 +102,8 @@ def init(place: str, force: bool, settings_args: SettingsArguments) -> None:
     """Create a configuration file that explains every setting.
 
     Settings given as flags are set; all others are comments with their defaults. The file is
-    config.toml in FOLDER, by default the current folder, where the broker and all commands read
-    it; - is standard output. It names the files of passwords and keys, and contains none.
+    config.toml in FOLDER, by default the current folder, where the broker and all commands find
+    it; - writes to standard output. It contains the paths of password and key files, but no secret.
     """
     values = dict(settings_args.values)
     for name, value in values.items():
@@ -132,11 +132,11 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 def _print_next_steps(path: Path) -> None:
     is_found = path.absolute() in (settings.FOLDER_FILE.absolute(), settings.SYSTEM_FILE)
     flag = "" if is_found else f" --config {shlex.quote(str(path))}"
-    print_message(f"wrote {path}; next:")
+    print_message(f"wrote {path}; next steps:")
     print_message(f"  phpmq-lite doctor{flag}")
     print_message(f"  phpmq-lite serve{flag}")
     found = settings.load(config=path).settings
     try:
         check_exposed_listeners(found, lambda: has_admin(found.data / DATABASE))
     except SettingsError as error:
-        print_message(f"Before the start: {error}")
+        print_message(f"Before you start the broker: {error}")

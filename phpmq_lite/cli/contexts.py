@@ -1,4 +1,4 @@
-"""Named brokers, stored in a file of this user, and the command group ``context``."""
+"""Named brokers, stored in a file for each user, and the group ``context``."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpm
 
 @dataclass(slots=True, frozen=True)
 class BrokerContext:
-    """Where a broker is: its data folder, or its URL with the file of an API token.
+    """The location of a broker: its data folder, or its URL and a file with an API token.
 
-    ``connect`` is the URL of its PHPMQ listener; None: ask the admin for it.
+    ``connect`` is the URL of its PHPMQ listener; if it is None, the admin is asked.
     """
 
     name: str
@@ -28,7 +28,7 @@ class BrokerContext:
 
 
 def contexts_file() -> Path:
-    """Return the path of the file with the contexts."""
+    """Return the path of the file that stores the contexts."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "phpmq-lite" / "contexts.json"
 
@@ -59,7 +59,7 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
 
 
 def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> None:
-    """Replace the file with these contexts, atomically."""
+    """Store these contexts, replacing the file atomically."""
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     rows = {name: _row(context) for name, context in sorted(contexts.items())}
@@ -70,7 +70,7 @@ def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> No
 
 
 def current_context() -> BrokerContext | None:
-    """Return the context in use; None if there is none."""
+    """Return the context in use, or None."""
     name, contexts = load_contexts()
     return contexts.get(name) if name else None
 
@@ -86,7 +86,7 @@ COLUMNS: Final = (
 
 
 def _absolute_url(url: str | None) -> str | None:
-    """Return an address that does not depend on the current folder."""
+    """Return a URL that does not depend on the current folder."""
     if url is None or not url.startswith("unix:"):
         return url
     return f"unix:{Path(url.removeprefix('unix:')).absolute()}"
@@ -94,10 +94,10 @@ def _absolute_url(url: str | None) -> str | None:
 
 @click.group()
 def context() -> None:
-    """Name brokers, and choose the one that commands talk to.
+    """Name brokers and choose the one that commands use.
 
-    publish, consume, worker and outbox relay ask the admin for the PHPMQ listener; a second --url,
-    phpmq://HOST:PORT, names it if clients reach it elsewhere. A flag that names a broker (--url,
+    publish, consume, worker and outbox relay ask the admin for the PHPMQ listener; if clients reach
+    it at another address, add a second --url phpmq://HOST:PORT. A flag that names a broker (--url,
     --data, --config) overrides the context in use.
     """
 
@@ -106,18 +106,18 @@ def context() -> None:
 @click.argument("name")
 @click.option(
     "--url", "urls", type=broker_url, multiple=True, metavar="URL",
-    help="The admin, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
+    help="Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
 )  # fmt: skip
-@click.option("--data", type=FOLDER, help="Its data folder.")
-@click.option("--token-file", type=EXISTING_FILE, help="File with an API token.")
+@click.option("--data", type=FOLDER, help="Data folder of the broker.")
+@click.option("--token-file", type=EXISTING_FILE, help="File that contains an API token.")
 def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
-    """Store a broker under a name. The first one is used immediately."""
+    """Store a broker under a name. The first context is used immediately."""
     phpmq = [one for one in urls if is_phpmq_url(one)]
     admin = [one for one in urls if not is_phpmq_url(one)]
     if not (urls or data) or (admin and data):
-        raise click.UsageError("give either --url or --data")
+        raise click.UsageError("use either --url or --data")
     if len(phpmq) > 1 or len(admin) > 1:
-        raise click.UsageError("give --url once for the admin and once for the PHPMQ listener")
+        raise click.UsageError("use --url once for the admin and once for the PHPMQ listener")
     in_use, found = load_contexts()
     found[name] = BrokerContext(
         name,
@@ -127,13 +127,13 @@ def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path
         _absolute_url(phpmq[0]) if phpmq else None,
     )
     save_contexts(in_use or name, found)
-    print_message(f"context {name} is stored" + ("" if in_use else " and in use"))
+    print_message(f"context {name} is stored" + ("" if in_use else " and is in use"))
 
 
 @context.command()
 @click.argument("name")
 def use(name: str) -> None:
-    """Choose the broker that commands talk to; - chooses none."""
+    """Choose the broker that commands use; - chooses none."""
     _, found = load_contexts()
     if name != "-" and name not in found:
         raise CommandError(f"there is no context {name!r}", NOT_FOUND)
@@ -144,12 +144,12 @@ def use(name: str) -> None:
 @context.command()
 @click.argument("name")
 def delete(name: str) -> None:
-    """Delete a context; the broker itself is not touched."""
+    """Delete a context, but not the broker itself."""
     in_use, found = load_contexts()
     if found.pop(name, None) is None:
         raise CommandError(f"there is no context {name!r}", NOT_FOUND)
     save_contexts(None if in_use == name else in_use, found)
-    print_message(f"context {name} is deleted")
+    print_message(f"deleted the context {name}")
 
 
 @context.command("list")

@@ -1,4 +1,4 @@
-"""The group ``database``: migrate, verify and scrub."""
+"""The group ``database``: migrate, verify and scrub the database."""
 
 import sqlite3
 import time
@@ -32,7 +32,7 @@ _COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found"
 
 @click.group()
 def database() -> None:
-    """Upgrade the database, and check it for damage."""
+    """Upgrade the database and check it for damage."""
 
 
 @database.command()
@@ -41,12 +41,12 @@ def database() -> None:
 @output_option
 @settings_options
 def verify(path: Path | None, output: str | None, settings_args: SettingsArguments) -> None:
-    """Check a stopped database or a backup; change nothing.
+    """Check the database of a stopped broker, or a backup, without changing it.
 
     Checks the write-ahead log, the structure, every body, and whether the tables agree. PATH is a
-    backup, a database file or a data folder, by default that of the broker. `database scrub`
-    checks a running broker.
-    Exit codes: 0 no damage, 3 there never was a database, 65 damage was found.
+    backup, a database file or a data folder; the default is the broker's data folder. `database
+    scrub` checks a running broker.
+    Exit codes: 0 no damage, 3 no database ever existed, 65 damage was found.
     """
     if path is None:
         path = settings_args.load().settings.data
@@ -67,7 +67,7 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
 
 
 def _has_no_history(path: Path) -> bool:
-    """Return whether a folder never had a database; a lost one is damage."""
+    """Return whether a folder never contained a database; a lost database counts as damage."""
     if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
         return False
     return not read_meta(path).has_messages
@@ -88,15 +88,15 @@ def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:
 
 
 @database.command()
-@click.option("--dry-run", is_flag=True, help="Print the pending migrations; apply none.")
+@click.option("--dry-run", is_flag=True, help="Print the pending migrations without applying them.")
 @data_option
 @startup_override_options
 @settings_options
 def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
-    """Upgrade the database to the schema of this version.
+    """Upgrade the database to this version's schema.
 
-    The broker must be stopped. The database is copied first. Prints the name of each migration
-    that was applied, or, with --dry-run, is pending.
+    The broker must be stopped. The database is copied first. Prints the name of each applied
+    migration or, with --dry-run, of each pending one.
     """
     settings = settings_args.load().settings
     if not (settings.data / DATABASE).is_file():
@@ -118,18 +118,18 @@ def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
     for name in names:
         click.echo(name)
     if not names:
-        print_message("no migration is pending")
+        print_message("no migrations are pending")
 
 
 @contextmanager
 def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
-    """Open the database of a locked folder whose write-ahead log was checked."""
+    """Open the database in a locked folder whose write-ahead log has been checked."""
     connection = sqlite3.connect(folder.database, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")
         yield connection
     finally:
-        folder.record(is_running=False)  # before the close, which removes the WAL
+        folder.record(is_running=False)  # before closing, which removes the WAL
         connection.close()
 
 
@@ -145,7 +145,7 @@ _SCRUB_COLUMNS: Final = (
 
 @database.command()
 @click.option(
-    "--status", "is_status", is_flag=True, help="Print the result of the last scrub; start none."
+    "--status", "is_status", is_flag=True, help="Print the last scrub's result; do not start one."
 )
 @click.option("--stop", "is_stop", is_flag=True, help="Stop the scrub in progress.")
 @admin_client_options
@@ -153,7 +153,7 @@ _SCRUB_COLUMNS: Final = (
 def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None) -> None:
     """Check bodies and structure while the broker runs.
 
-    Waits for the end, and prints the result. A damaged message that is ready is settled as dead,
+    Waits until the scrub ends and prints the result. A damaged ready message is settled as dead
     with the reason crc; nothing is deleted.
     Exit codes: 0 no damage, 65 damage was found.
     """
@@ -174,12 +174,12 @@ def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None
 
 
 def _scrub(admin: AdminClient) -> dict[str, Any]:
-    """Start a scrub, and wait for its end."""
+    """Start a scrub and wait until it ends."""
     state: dict[str, Any] = admin.post("/scrub")
     before = state["last"]
     while state["is_running"] or state["last"] == before:
         time.sleep(_POLL_S)
         state = admin.get("/scrub")
         if not state["is_running"] and state["now"] is None and state["last"] == before:
-            raise CommandError("the scrub was stopped; the log says why")
+            raise CommandError("the scrub was stopped; see the broker's log for the reason")
     return state

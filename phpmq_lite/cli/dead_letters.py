@@ -50,12 +50,12 @@ def dead_letter() -> None:
 @dead_letter.command(name="list")
 @click.option(
     "--by-cause", is_flag=True,
-    help="By URN and cause, too; numbers and ids in the reasons are ignored.",
+    help="Count by URN and cause, too; numbers and ids in the reasons are ignored.",
 )  # fmt: skip
 @admin_client_options
 @output_option
 def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:
-    """Count the dead letters by queue, origin and reason."""
+    """Count dead letters by queue, origin and reason."""
     groups = _groups(admin)
     if by_cause:
         write_rows(groups, CAUSE_COLUMNS, output, "no dead letters")
@@ -70,20 +70,20 @@ def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:
 
 @dead_letter.command()
 @click.argument("queue")
-@click.option("--to", "target", metavar="QUEUE", help="Redrive to this queue, not their origin.")
+@click.option("--to", "target", metavar="QUEUE", help="Redrive to this queue, not to the origin.")
 @click.option(
     "--ttl",
     "ttl_s",
     type=duration,
     metavar="DURATION",
-    help="New time to live.  [default: the default of the target queue]",
+    help="New time to live.  [default: the target queue's default]",
 )
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the N oldest.")
 @click.option(
-    "--rate", type=messages_per_second, metavar="N/s", help="At most N a second, as 20/s."
+    "--rate", type=messages_per_second, metavar="N/s", help="At most N per second, such as 20/s."
 )
 @click.option("--query", "q", default="", metavar="QUERY", help="Only dead letters that match.")
-@click.option("--dry-run", is_flag=True, help="Print the plan; publish nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan without publishing.")
 @admin_client_options
 @output_option
 def redrive(
@@ -99,7 +99,7 @@ def redrive(
 ) -> None:
     """Publish dead letters again.
 
-    QUEUE is their origin, or the dead-letter queue that they are in.
+    QUEUE is the queue they came from, or the dead-letter queue that contains them.
     """
     path = f"/dead/{encode_name(queue)}/redrive"
     body = {"target": target, "ttl_s": ttl_s, "limit": limit, "rate": rate}
@@ -123,9 +123,9 @@ def redrive(
 @bulk_options
 @admin_client_options
 def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
-    """Delete dead letters and no other messages. The history keeps them.
+    """Delete dead letters, but no other messages. The history keeps them.
 
-    `message delete` deletes what a program itself published to a dead-letter queue.
+    `message delete` also deletes messages that a program published to a dead-letter queue.
     """
     if bulk["query"] is not None:
         bulk["query"] = _narrow_to_dead_letters(bulk["query"])
@@ -139,7 +139,7 @@ def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
 
 
 def _groups(admin: AdminClient) -> list[dict[str, Any]]:
-    """Return the groups by cause; say on standard error if not all dead letters were counted."""
+    """Return the groups by cause; print a note if not all dead letters were counted."""
     found = admin.get("/dead/groups", deep="true")
     if found["looked"] < found["total"]:
         print_message(f"counted the newest {found['looked']:,} of {found['total']:,} dead letters")
@@ -148,9 +148,9 @@ def _groups(admin: AdminClient) -> list[dict[str, Any]]:
 
 
 def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
-    """Return whether a message may be deleted here; if not, print why.
+    """Return whether a message is a dead letter; if it is not, print an error.
 
-    A missing message is left to the deletion, which reports it.
+    Also return True for a missing message, which the deletion reports.
     """
     found = admin.find(f"/messages/{quote(message_id, safe='')}")
     is_record = found is None or found["origin"] is not None
@@ -163,7 +163,7 @@ def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
 
 
 def _check_selection(admin: AdminClient, token: str) -> None:
-    """Refuse a selection with other messages; one that is gone may still have its job."""
+    """Reject a selection with other messages; one that is gone passes: its job may exist."""
     selection = read_selection(admin, token)
     if selection is not None and _narrow_to_dead_letters(selection["q"]) != selection["q"]:
         raise CommandError(
@@ -172,7 +172,7 @@ def _check_selection(admin: AdminClient, token: str) -> None:
 
 
 def _narrow_to_dead_letters(q: str) -> str:
-    """Narrow a search to dead letters, unless it already names an origin."""
+    """Restrict a search to dead letters, unless it already names an origin."""
     from phpmq_lite.admin.base.problems import Problem
     from phpmq_lite.admin.base.search_query import parse_search
 

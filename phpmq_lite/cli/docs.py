@@ -1,4 +1,4 @@
-"""``docs``: open the documentation, or show a page of it in the terminal."""
+"""``docs``: open the documentation, or show one of its pages in the terminal."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,7 +22,7 @@ from phpmq_lite.installation import docs_folder
 
 @click.command()
 @click.argument("page", default=INDEX)
-@click.option("--text", is_flag=True, help="Show the page in this terminal; needs no broker.")
+@click.option("--text", is_flag=True, help="Show the page in this terminal, without a broker.")
 @click.option("--print-url", is_flag=True, help="Print the address instead of opening it.")
 @url_options
 @data_option
@@ -35,9 +35,9 @@ def docs(
     text: bool,
     print_url: bool,
 ) -> None:
-    """Open the documentation of the broker.
+    """Open the broker's documentation.
 
-    PAGE is a page, such as guides/admin, or its last part, admin. An anchor may follow:
+    PAGE is a page such as guides/admin, or its last part, admin. An anchor may follow, as in
     admin#keyboard.
     """
     name, mark, anchor = page.partition("#")
@@ -63,13 +63,13 @@ def docs(
 
 
 def _check_answers(admin: AdminClient) -> None:
-    """Raise BrokerUnavailableError if no broker answers; a browser would only show that."""
+    """Raise BrokerUnavailableError if no broker answers, before a browser shows an error page."""
     try:
         admin.get("/listeners")
     except BrokerUnavailableError:
         raise
     except CommandError:
-        return  # it wants a login, as it will from the browser
+        return  # the broker requires a login, which the browser will show
 
 
 def _show(path: Path) -> None:

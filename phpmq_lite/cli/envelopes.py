@@ -1,4 +1,4 @@
-"""The groups ``envelope`` and ``schema``, which need no broker."""
+"""The groups ``envelope`` and ``schema``, which work without a broker."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ _folder = click.argument("folder", type=EXISTING_FOLDER, metavar="FOLDER")
 def schema() -> None:
     """Check payload schemas, and payloads against them.
 
-    FOLDER contains registry.json, {"schemas": [{"urn": "…", "schema": "FILE"}]}, and the files.
+    FOLDER contains registry.json, {"schemas": [{"urn": "…", "schema": "FILE"}]}, and these files.
     """
 
 
@@ -49,13 +49,13 @@ def schema() -> None:
 def check(ctx: click.Context, folder: Path, output: str | None) -> None:
     """Check that a schema folder is valid.
 
-    Exits with 1 if it is not. Keywords that the broker does not check are listed, and are not an
-    error.
+    Exits with 1 if it is not. Keywords that the broker does not check are listed, but are not
+    errors.
     """
     from phpmq_lite.envelopes.schema_registry import read_registry
 
     found = read_registry(folder)
-    write_rows(_check_rows(found), CHECK_COLUMNS, output, "registry.json has no URN")
+    write_rows(_check_rows(found), CHECK_COLUMNS, output, "registry.json lists no URNs")
     if found.faults:
         ctx.exit(ERROR)
 
@@ -79,7 +79,7 @@ def _check_rows(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=FILE_OR_STDIN)
 @click.option(
     "--plain", is_flag=True,
-    help="Payloads are not encrypted: a string does not replace an x-gdpr-sensitive value.",
+    help="Payloads are not encrypted: do not accept a string for an x-gdpr-sensitive value.",
 )  # fmt: skip
 @output_option
 @click.pass_context
@@ -88,8 +88,8 @@ def validate(
 ) -> None:
     """Check the payloads of envelopes.
 
-    Exits with 1 if one is invalid. Each FILE contains one envelope; - is standard input. A URN
-    without a schema is valid.
+    Exits with 1 if any payload is invalid. Each FILE contains one envelope; - reads standard input.
+    A payload is valid if its URN has no schema.
     """
     registry = read_valid_registry(folder)
     rows = [_validation_row(registry, path, is_on_wire=not plain) for path in files]
@@ -99,7 +99,7 @@ def validate(
 
 
 def read_valid_registry(folder: Path) -> "SchemaRegistry":
-    """Return the registry of a valid folder.
+    """Return the registry in a schema folder.
 
     Raises:
         RegistryError: the folder is invalid.
@@ -139,14 +139,14 @@ def _validation_row(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool)
 def compare(ctx: click.Context, old: Path, new: Path, output: str | None) -> None:
     """List the differences between two schemas.
 
-    Exits with 1 if one is breaking. OLD and NEW are two schema files or two schema folders. Without
-    a breaking difference, every payload that is valid under OLD is valid under NEW; a breaking one
-    needs a new URN.
+    Exits with 1 if a difference is breaking. OLD and NEW are two schema files or two schema
+    folders. If no difference is breaking, every payload that is valid under OLD is valid under NEW;
+    a breaking change needs a new URN.
     """
     if old.is_dir() != new.is_dir():
-        raise click.UsageError("OLD and NEW must be two files or two folders")
+        raise click.UsageError("OLD and NEW must both be files or both be folders")
     rows = list(_comparison_rows(old, new))
-    write_rows(rows, COMPARISON_COLUMNS, output, "compatible: no relevant difference")
+    write_rows(rows, COMPARISON_COLUMNS, output, "compatible: no relevant differences")
     if any(row["level"] == "breaking" for row in rows):
         ctx.exit(ERROR)
 
@@ -160,7 +160,7 @@ def _comparison_rows(old: Path, new: Path) -> Iterator[dict[str, Any]]:
         if urn in after:
             yield from _change_rows(urn, before[urn].schema, after[urn].schema)
         else:
-            yield {"urn": urn, "level": "breaking", "pointer": "", "detail": "the URN is removed"}
+            yield {"urn": urn, "level": "breaking", "pointer": "", "detail": "the URN was removed"}
     for urn in sorted(after.keys() - before.keys()):
         yield {"urn": urn, "level": "note", "pointer": "", "detail": "the URN is new"}
 
@@ -186,16 +186,16 @@ def _change_rows(
 
 PROBLEM_COLUMNS: Final = columns("layer", "reason", pointer="WHERE", detail="WHAT")
 HINT: Final = "hint"
-LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons of a verdict are B
+LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons in a verdict are B
 
 _file = click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 _schemas = click.option(
     "--schemas", type=EXISTING_FOLDER,
-    help="Schema folder with registry.json, to check the payload against.",
+    help="Check the payload against this schema folder, which contains registry.json.",
 )  # fmt: skip
 _empty_list_data = click.option(
     "--empty-list-data", type=click.Choice(["php", "never", "always"]), default="php",
-    show_default=True, help="When data: [] counts as {}.",
+    show_default=True, help="When to read data: [] as {}.",
 )  # fmt: skip
 
 
@@ -207,13 +207,13 @@ def envelope() -> None:
 @envelope.command()
 @click.argument("urn")
 @click.argument("data", metavar="JSON", default="{}")
-@click.option("--queue", default="default", show_default=True, help="Queue of the envelope.")
+@click.option("--queue", default="default", show_default=True, help="Queue named in the envelope.")
 @click.option("--trace-id", help="Continue this trace.  [default: a new trace]")
 @_schemas
 def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path | None) -> None:
     """Create an envelope and print it.
 
-    JSON is its data; - reads it from standard input.
+    JSON is the envelope's data; - reads it from standard input.
     For example: phpmq-lite envelope create urn:babel:orders:created '{"order_id": 1}' --queue
     orders | phpmq-lite publish orders -
     """
@@ -238,7 +238,7 @@ def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path 
 @envelope.command("check")
 @_file
 @click.option(
-    "--consumer", is_flag=True, help="Only problems that keep consumers from handling it."
+    "--consumer", is_flag=True, help="List only problems that prevent consumers from handling it."
 )
 @_schemas
 @_empty_list_data
@@ -252,11 +252,11 @@ def check_envelope(
     empty_list_data: Any,
     output: str | None,
 ) -> None:
-    """List all problems of an envelope.
+    """List all problems with an envelope.
 
     Exits with 1 if there are any.
-    Layer A: it cannot be read. B: no consumer may handle it. C: the producer violates a rule. A
-    hint recommends another form of the URN; it does not count as a problem.
+    Layer A: the envelope cannot be read. B: no consumer may handle it. C: the producer violates a
+    rule. A hint recommends another form of the URN and does not count as a problem.
     """
     content = read_input(path)
     rows = list(_problems(content, schemas, empty_list_data))
@@ -297,7 +297,7 @@ def layer_of(reason: str) -> str:
 @output_option
 @click.pass_context
 def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | None) -> None:
-    """Show the verdict and the members of an envelope.
+    """Show the verdict on an envelope and its fields.
 
     Exits with 1 if no consumer may handle it.
     """
@@ -317,7 +317,7 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
 
 
 def _parse_json(content: bytes) -> Any:
-    """Return the content as JSON; None if it is not JSON."""
+    """Parse the content as JSON; return None if it is not JSON."""
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Errors that end a command: one line on standard error, and the exit code; renamed commands."""
+"""Errors that end a command with one line and an exit code, and hints for renamed commands."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from phpmq_lite.errors import (
 )
 
 DONE: Final = 0
-ERROR: Final = 1  # 2 is click's, for wrong usage
+ERROR: Final = 1  # 2 is click's code for usage errors
 NOT_FOUND: Final = 3
 REFUSED: Final = 4
 TIMED_OUT: Final = 5
@@ -43,7 +43,7 @@ _AROUND: Final = 20  # characters shown before and after the bytes that are not 
 
 
 class CommandError(Exception):
-    """Ends the command with one line on standard error and this exit code."""
+    """An error that ends the command with one line on standard error and an exit code."""
 
     def __init__(self, message: str, code: int = ERROR) -> None:
         super().__init__(message)
@@ -51,12 +51,12 @@ class CommandError(Exception):
 
 
 def expected_error(error: Exception) -> Exception | None:
-    """Return an error that a command may end with, also out of a TaskGroup's group; else None."""
+    """Return an error that a command may report, also from inside an ExceptionGroup; else None."""
     if isinstance(error, ExceptionGroup):
         found = [expected_error(inner) for inner in error.exceptions]
         return found[0] if all(found) else None
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        return None  # click ends quietly: the reader of our output is gone
+        return None  # click exits silently: the reader of our output is gone
     is_ours = isinstance(error, CommandError | PhpmqError | OSError | UnicodeError)
     return error if is_ours else None
 
@@ -80,7 +80,7 @@ def describe_error(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# Earlier commands and options -> what replaces them.  The key of an option may name its command.
+# Former commands and options -> their replacements.  An option's key may include its command.
 RENAMED: Final = {
     "queues": "queue list",
     "show": "queue show",
@@ -138,11 +138,11 @@ RENAMED: Final = {
     "--backoff-multiplier": "--backoff, or --app with connect(backoff=...)",
     "--set": "--config FILE, or PHPMQ_SECTION__NAME in the environment",
 }
-WORDS: Final = "phpmq_lite.words"  # key of the context's ``meta``: the arguments of this process
+WORDS: Final = "phpmq_lite.words"  # key in the context's ``meta`` for this process's arguments
 
 
 def explain_rename(error: click.UsageError) -> click.UsageError:
-    """Return an error about an unknown command or option with its new name; others unchanged."""
+    """Return an error about a renamed command or option with its new name; others unchanged."""
     context = error.ctx
     if context is None:
         return error

@@ -1,4 +1,4 @@
-"""The group ``import``: messages from beanstalkd and InitPHP Queue."""
+"""The group ``import``: import messages from beanstalkd and InitPHP Queue."""
 
 import sqlite3
 from collections import deque
@@ -37,28 +37,28 @@ _COUNTS: Final = (
     Column("before", "BEFORE", is_number=True),  # stored by an earlier run
 )
 _STORED: Final = Column("stored", "STORED", is_number=True)
-_NAMED: Final = 10  # errors that are printed; a paused queue may refuse a million
+_NAMED: Final = 10  # errors to print at most; a paused queue may reject a million messages
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
 
 
 @dataclass(slots=True, frozen=True)
 class ImportItem:
-    """A message of the source, and how it is imported."""
+    """A message from the source, and how to import it."""
 
-    group: tuple[str, str, str]  # counted together, see ImportCounts
-    name: str  # for errors: "jobs row 7 for orders"
+    group: tuple[str, str, str]  # the items of a group are counted together, see ImportCounts
+    name: str  # names the item in errors: "jobs row 7 for orders"
     message: KeyedMessage | None  # None: a worker has reserved it
-    problem: str | None = None  # of an invalid envelope
+    problem: str | None = None  # why the envelope is invalid, if it is
 
 
 @dataclass(slots=True)
 class ImportCounts:
-    """Counts by group; ``heads`` are the columns of a group's three names."""
+    """Counts per group; ``heads`` are the columns for the three names of a group."""
 
     heads: tuple[Column, ...]
     journal: ImportJournal | None
     judged: tuple[Column, ...] = ()  # additional columns for envelopes
-    waiting: int = 0  # to be published
+    waiting: int = 0  # items to publish
     stored: int = 0
     held: int = 0
     errors: int = 0
@@ -134,7 +134,7 @@ def publish_items(
     is_stored = [item.message is not None for item in items]
     for at, outcome in zip(due, outcomes, strict=True):
         if isinstance(outcome, NoReplyError):
-            raise CommandError(f"{outcome}; run the import again, nothing is stored twice")
+            raise CommandError(f"{outcome}; run the import again; nothing is stored twice")
         if outcome is None:
             tally.store(items[at])
         else:
@@ -156,18 +156,18 @@ def journal_option(command: Command) -> Command:
 
 
 def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | None]:
-    """Open the journal; None without a path."""
+    """Open the journal; yield None if there is no path."""
     return nullcontext() if path is None else closing(ImportJournal(path))
 
 
 _BATCH: Final = 500
-_BATCH_BYTES: Final = 32 << 20  # of a batch whose jobs all have the maximum size
+_BATCH_BYTES: Final = 32 << 20  # size of a batch in which every job has the maximum size
 _SMALLEST_BATCH: Final = 16
 _BEANSTALKD_HEADS: Final = columns("tube", "state", target="TO")
 
 
 def beanstalkd_address(value: str) -> BrokerAddress:
-    """Return the address of a beanstalkd; a click type."""
+    """Parse the address of a beanstalkd server; a click type."""
     try:
         target = parse_address(value, default=beanstalkd.DEFAULT_PORT)
     except ValueError as error:
@@ -178,7 +178,7 @@ def beanstalkd_address(value: str) -> BrokerAddress:
 
 
 def tube_mapping(value: str) -> tuple[str, str]:
-    """Return both names of ``mails=mail.out``; a click type."""
+    """Parse ``mails=mail.out`` into tube and queue; a click type."""
     tube, sign, queue = value.partition("=")
     if not sign or not tube or not queue:
         raise click.BadParameter(f"{value!r} is not TUBE=QUEUE")
@@ -194,11 +194,11 @@ def import_() -> None:
 @click.argument("source", type=beanstalkd_address, metavar="HOST[:PORT]")
 @click.option(
     "--tube", "tubes", multiple=True, metavar="NAME",
-    help="Only this tube. Repeatable.  [default: all]",
+    help="Import only this tube. Repeatable.  [default: all]",
 )  # fmt: skip
 @click.option(
     "--map", "names", type=tube_mapping, multiple=True, metavar="TUBE=QUEUE",
-    help="Publish the jobs of TUBE to QUEUE.  [default: the name of the tube] Repeatable.",
+    help="Publish jobs from TUBE to QUEUE. Repeatable.  [default: the name of the tube]",
 )  # fmt: skip
 @click.option("--move", is_flag=True, help="Delete each job in beanstalkd once it is stored.")
 @journal_option
@@ -215,13 +215,13 @@ def beanstalkd_command(
     dry_run: bool,
     output: str | None,
 ) -> None:
-    """Copy or, with --move, move the jobs of a running beanstalkd.
+    """Copy the jobs of a running beanstalkd server, or move them with --move.
 
-    Ready jobs go to the queue with the name of the tube, most urgent first, then oldest; delayed
-    ones to QUEUE.retry with the rest of their delay, buried ones to QUEUE.dlq. Reserved jobs are
-    skipped. Workers may continue in beanstalkd during a move. Repeating the import within the
-    broker's deduplication window stores no job twice, except one that was delayed and is now
-    ready; with --journal, none at all.
+    Ready jobs go to the queue named after the tube, most urgent first, then oldest; delayed jobs go
+    to QUEUE.retry with their remaining delay, buried jobs to QUEUE.dlq. Reserved jobs are skipped.
+    Workers may keep using beanstalkd during a move. Repeating the import within the broker's
+    deduplication window stores no job twice, except a job that was delayed and is now ready; with
+    --journal, not even that one.
     """
     with beanstalkd.connect_beanstalkd(source) as server, open_journal(journal_path) as journal:
         missing = sorted({*tubes, *(tube for tube, _ in names)} - {*server.tubes()})
@@ -244,15 +244,15 @@ def beanstalkd_command(
 
 @dataclass(slots=True)
 class BeanstalkdImport:
-    """One import: the source, the target queues, and the counts."""
+    """An import from beanstalkd: the source, the target queues and the counts."""
 
     server: BeanstalkdClient
     names: Mapping[str, str]
     tally: ImportCounts
     is_move: bool
-    gone: int = 0  # after they were listed, before they were read
+    gone: int = 0  # jobs that disappeared after they were listed, before they were read
     deleted: int = 0
-    taken: int = 0  # stored, but reserved by a worker before they could be deleted
+    taken: int = 0  # jobs stored, but reserved by a worker before they could be deleted
 
     def preview(self, tubes: Sequence[str]) -> None:
         """Count what would be published, without reading bodies."""
@@ -261,7 +261,7 @@ class BeanstalkdImport:
                 self.tally.count(self._item(BeanstalkdJob(job_id, lot.tube, lot.state, 0, 0)))
 
     def publish(self, client: BlockingClient, tubes: Sequence[str]) -> None:
-        """Publish all jobs in batches; a move deletes each batch before the next one."""
+        """Publish all jobs in batches; a move deletes each batch before reading the next one."""
         is_held = self.is_move and self.server.can_reserve
         if self.is_move and not is_held:
             print_message(
@@ -302,9 +302,9 @@ class BeanstalkdImport:
             return
         if self.taken:
             print_message(
-                f"{self.taken:,} were also reserved by a worker: they may be handled twice"
+                f"{self.taken:,} were also reserved by a worker, so they may be handled twice"
             )
-        print_message(f"{self.deleted:,} deleted in beanstalkd; {self.server.jobs():,} left")
+        print_message(f"{self.deleted:,} deleted from beanstalkd; {self.server.jobs():,} left")
 
 
 _INITPHP_BATCH_BYTES: Final = 4 << 20
@@ -312,45 +312,45 @@ _INITPHP_HEADS: Final = columns("table", "queue", target="TO")
 
 
 def timezone(name: str) -> ZoneInfo:
-    """Return a time zone; a click type."""
+    """Parse the name of a time zone; a click type."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
-        raise click.BadParameter(f"{name!r} is not a time zone; write Europe/Berlin") from None
+        raise click.BadParameter(
+            f"{name!r} is not a time zone; use a name such as Europe/Berlin"
+        ) from None
 
 
 def column_mapping(value: str) -> tuple[str, str]:
-    """Return both names of ``payload=body``; a click type."""
+    """Parse ``payload=body`` into name and column; a click type."""
     name, sign, column = value.partition("=")
     known = {*initphp.REQUIRED, *initphp.OPTIONAL["jobs"], *initphp.OPTIONAL["failed"]}
     if not sign or not column or name.removeprefix("failed.") not in known:
-        raise click.BadParameter(f"{value!r} is not NAME=COLUMN with a NAME of {', '.join(known)}")
+        raise click.BadParameter(f"{value!r} is not NAME=COLUMN; NAME is one of {', '.join(known)}")
     return name, column
 
 
 @import_.command("initphp")
 @click.argument("database", type=EXISTING_FILE)
-@click.option("--table", default="jobs", show_default=True, help="Table of jobs.")
-@click.option("--failed-table", help="Table of failed jobs.  [default: TABLE_failed]")
-@click.option("--no-failed", is_flag=True, help="Skip the failed jobs.")
+@click.option("--table", default="jobs", show_default=True, help="Table with the jobs.")
+@click.option("--failed-table", help="Table with the failed jobs.  [default: TABLE_failed]")
+@click.option("--no-failed", is_flag=True, help="Skip failed jobs.")
 @click.option(
     "--column", "columns", type=column_mapping, multiple=True, metavar="NAME=COLUMN",
-    help="Another name of a column, as payload=body; failed.payload=body for the table of failed "
-    "jobs alone. Repeatable.",
+    help="Use another column name, as in payload=body; failed.payload=body applies only to the "
+    "table of failed jobs. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--timezone", "zone", type=timezone, default="UTC", show_default=True,
-    help="Time zone of the PHP processes, and so of the times in the tables.",
+    help="Time zone of the PHP processes, and therefore of the times in the tables.",
 )  # fmt: skip
 @click.option(
     "--retry-after", "reserved_s", type=duration, default="90s", show_default=True,
     metavar="DURATION",
-    help="Skip jobs that a worker reserved less than this ago.",
+    help="Skip jobs that a worker reserved less than this long ago.",
 )  # fmt: skip
 @journal_option
-@click.option(
-    "--dry-run", is_flag=True, help="Count what would be published; connect to no broker."
-)
+@click.option("--dry-run", is_flag=True, help="Count what would be published, without a broker.")
 @output_option
 @client_options
 def initphp_command(
@@ -366,10 +366,10 @@ def initphp_command(
     dry_run: bool,
     output: str | None,
 ) -> None:
-    """Copy the jobs and failed jobs of an InitPHP Queue database.
+    """Copy the jobs and failed jobs from an InitPHP Queue database.
 
     Stop its workers first. The database is only read. Jobs that wait for a retry go to
-    QUEUE.retry with the rest of their delay, failed ones to QUEUE.dlq. Repeating the import within
+    QUEUE.retry with their remaining delay, failed jobs to QUEUE.dlq. Repeating the import within
     the broker's deduplication window stores no job twice.
     """
     layout = TableMapping(

@@ -1,4 +1,4 @@
-"""``queue tail`` and ``message wait``, which follow the events of the broker."""
+"""``queue tail`` and ``message wait``, which follow the broker's events."""
 
 import asyncio
 import json
@@ -22,22 +22,22 @@ from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import duration
 
-_POLL_S: Final = 1.0  # between two requests without a stream
-_POLLS: Final = 30  # before a stream is requested again
+_POLL_S: Final = 1.0  # pause between requests while no stream is available
+_POLLS: Final = 30  # requests before asking for a stream again
 
 
 @click.command()
 @click.argument("queue")
 @click.option(
-    "--kind", multiple=True, help="Only these events: publish, dispatch, ack, ….  Repeatable."
+    "--kind", multiple=True, help="Only this kind of event: publish, dispatch, ack, ….  Repeatable."
 )
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @admin_client_options
 def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | None) -> None:
     """Print the events of QUEUE as they happen.
 
-    Each event is a JSON line. Ctrl-C ends it; the stop of the broker or the deletion of the queue
-    ends it with an error.
+    Each event is a JSON line. Ctrl-C ends the command. It fails if the broker stops or the queue is
+    deleted.
     """
 
     async def print_events() -> None:
@@ -59,16 +59,16 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
 
 
 async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield the updates of a topic as the pages receive them, each once.
+    """Yield each update of a topic once, as the web pages receive them.
 
-    The broker limits how many streams are open, and for how long: this continues where the last one
-    ended, and polls once a second while no stream is available.
+    The broker limits the number and duration of streams. The next stream continues where the last
+    one ended; while no stream is available, the topic is polled once a second.
 
     Raises:
         CommandError: the broker stops or is unreachable, or the topic no longer exists.
     """
     seen: str | None = None
-    polls: int | None = None  # before the next stream is requested; None: none was refused yet
+    polls: int | None = None  # left before the next stream request; None: none was refused yet
     while True:
         # A stream that has begun cannot report a problem; this request can.
         async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
@@ -76,7 +76,7 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
         feed, seen = seen, found.pop("id")
         if feed and feed.partition("-")[0] != seen.partition("-")[0]:
             print_message(
-                "the broker no longer knows what was shown: events may be missing or repeated"
+                "the broker no longer knows what was shown; events may be missing or repeated"
             )
         yield found
         if not polls:
@@ -86,7 +86,7 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
             ) as response:
                 if response.status == 204:
                     if polls is None:
-                        print_message("the broker has too many streams open: polling once a second")
+                        print_message("the broker has too many open streams; polling once a second")
                     polls = _POLLS
                 else:
                     async for event in _events(response):
@@ -124,7 +124,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
             yield line.decode("utf-8", "replace").rstrip("\r")
 
 
-_REQUEST_S: Final = 60  # one request waits at most this long
+_REQUEST_S: Final = 60  # longest wait of one request
 
 
 @click.command()
@@ -134,7 +134,7 @@ _REQUEST_S: Final = 60  # one request waits at most this long
     "--until", type=click.Choice(["published", "settled"]), default="published", show_default=True,
     help="The event to wait for.",
 )  # fmt: skip
-@click.option("--after", metavar="CURSOR", help="Count events since this moment, from --cursor.")
+@click.option("--after", metavar="CURSOR", help="Count events since this output of --cursor.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -142,9 +142,9 @@ _REQUEST_S: Final = 60  # one request waits at most this long
     default="30s",
     show_default=True,
     metavar="DURATION",
-    help="Exit with 5 after this time.",
+    help="Exit with code 5 after this time.",
 )
-@click.option("--cursor", is_flag=True, help="Print the current cursor, for --after, and exit.")
+@click.option("--cursor", is_flag=True, help="Print the current cursor for --after and exit.")
 @admin_client_options
 def wait(
     admin: AdminClient,
@@ -155,16 +155,16 @@ def wait(
     timeout_s: int,
     cursor: bool,
 ) -> None:
-    """Wait until a message of QUEUE matches QUERY, and print it.
+    """Wait until a message in QUEUE matches QUERY, and print it.
 
-    Without --after, only events from now on count.
+    Without --after, only future events count.
     """
     if cursor:
         _, now = asyncio.run(_wait(admin, {"until": until, "timeout": 0}, 0))
         click.echo(now)
         return
     ends_s = time.monotonic() + timeout_s
-    text = f"{queue_search(queue)} {query}".strip()  # the name may have wildcards
+    text = f"{queue_search(queue)} {query}".strip()  # the name may contain wildcards
     while (left_s := ends_s - time.monotonic()) > 0:
         wait_s = min(_REQUEST_S, max(1, round(left_s)))
         asked: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": wait_s}

@@ -1,4 +1,4 @@
-"""The root command: imports the command that was called; shell completion."""
+"""The root command, which imports the called command, and shell completion."""
 
 from importlib import import_module
 from keyword import iskeyword
@@ -20,23 +20,23 @@ from phpmq_lite.cli.errors import (
 class CommandEntry(NamedTuple):
     """A command that is imported when it is called; ``help`` is shown without importing it."""
 
-    module: str  # in this package
+    module: str  # name in this package
     help: str
 
 
-SECTIONS: Final = {  # of the help
+SECTIONS: Final = {  # sections of the help text
     "Broker": {
         "serve": CommandEntry("serve", "Run the broker."),
-        "doctor": CommandEntry("doctor", "Check whether a broker can run here; suggest remedies."),
+        "doctor": CommandEntry("doctor", "Check whether a broker can run here, and suggest fixes."),
         "status": CommandEntry(
-            "status", "Show whether the broker accepts messages, and its main figures."
+            "status", "Show whether the broker accepts messages, and its key figures."
         ),
-        "check": CommandEntry("checks", "Check one figure, as a plugin of a monitoring system."),
+        "check": CommandEntry("checks", "Run one check as a monitoring plugin."),
         "config": CommandEntry(
             "config", "Create a configuration file; show the settings in force."
         ),
         "clock": CommandEntry(
-            "status", "Show clock changes, and decide whether a doubtful one counts."
+            "status", "Show clock changes, and decide how to treat a doubtful one."
         ),
         "bench": CommandEntry("bench", "Measure throughput and latency."),
     },
@@ -57,13 +57,13 @@ SECTIONS: Final = {  # of the help
         "queue": CommandEntry("queues", "List, create, configure, pause, purge and delete queues."),
     },
     "Applications": {
-        "worker": CommandEntry("worker", "Handle the envelopes of a queue with an app's handlers."),
+        "worker": CommandEntry("worker", "Handle a queue's envelopes with an app's handlers."),
         "outbox": CommandEntry(
             "outbox", "Publish the rows of an outbox table in a service's database."
         ),
         "envelope": CommandEntry("envelopes", "Create, check and show BabelQueue envelopes."),
         "schema": CommandEntry("envelopes", "Check payload schemas, and payloads against them."),
-        "frame": CommandEntry("frames", "Explain bytes of the PHPMQ protocol, without a broker."),
+        "frame": CommandEntry("frames", "Explain PHPMQ protocol bytes without a broker."),
     },
     "History in Spark": {
         "pipeline": CommandEntry(
@@ -74,22 +74,20 @@ SECTIONS: Final = {  # of the help
         "backup": CommandEntry(
             "backups", "Create, list, restore and test backups of the database."
         ),
-        "database": CommandEntry("database", "Upgrade the database, and check it for damage."),
+        "database": CommandEntry("database", "Upgrade the database and check it for damage."),
         "import": CommandEntry("importers", "Import messages from beanstalkd or InitPHP Queue."),
     },
     "Access": {
         "user": CommandEntry("accounts", "List, create and delete users; set their passwords."),
         "token": CommandEntry("accounts", "List, create and revoke API tokens."),
-        "context": CommandEntry(
-            "contexts", "Name brokers, and choose the one that commands talk to."
-        ),
+        "context": CommandEntry("contexts", "Name brokers and choose the one that commands use."),
     },
     "Shell": {
-        "docs": CommandEntry("docs", "Open the documentation of the broker."),
-        "completion": CommandEntry("main", "Print the completion script of a shell."),
+        "docs": CommandEntry("docs", "Open the broker's documentation."),
+        "completion": CommandEntry("main", "Print a shell completion script."),
     },
 }
-DOCS: Final = {  # command -> its page of the documentation, for the end of --help
+DOCS: Final = {  # command -> its documentation page, named at the end of --help
     "serve": "operate/operations",
     "doctor": "operate/operations",
     "check": "operate/operations",
@@ -121,17 +119,17 @@ COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in
 
 
 class RootGroup(click.Group):
-    """The root command: imports a command when it is called; its help imports none.
+    """The root command, which imports only the command that is called, and none for its help.
 
     Expected errors end a command with one line and an exit code.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands, in the order of the help."""
+        """Return the command names in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command, whose help names its documentation; None if it does not exist."""
+        """Import a command and name its documentation in its help; None if it does not exist."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -152,7 +150,7 @@ class RootGroup(click.Group):
             raise NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, section by section, without importing one."""
+        """Write the list of commands, section by section, without importing any."""
         width = max(map(len, COMMANDS))
         for section, entries in SECTIONS.items():
             with formatter.section(section):
@@ -161,7 +159,7 @@ class RootGroup(click.Group):
                 )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options of the root command; keep the words for ``explain_rename``."""
+        """Parse the options of the root command; keep the arguments for ``explain_rename``."""
         ctx.meta[WORDS] = list(args)
         return super().parse_args(ctx, args)
 
@@ -185,8 +183,8 @@ class RootGroup(click.Group):
 @click.command(
     cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 error, 2 usage, 3 not found, 4 refused, 5 timed out; "
-    "65 damaged data, 74 unknown outcome of a commit, 78 invalid settings.",
+    epilog="Exit codes: 0 success, 1 error, 2 usage, 3 not found, 4 refused, 5 timed out; "
+    "65 damaged data, 74 unknown commit outcome, 78 invalid settings.",
 )
 @click.version_option(
     f"{__version__} ({installation.build_kind()})",
@@ -207,7 +205,7 @@ def main() -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print a shell completion script.
 
     For example, in ~/.bashrc: eval "$(phpmq-lite completion bash)"
     """

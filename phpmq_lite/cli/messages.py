@@ -1,4 +1,4 @@
-"""The group ``message`` and ``trace``; actions on messages by id or by query."""
+"""The group ``message`` and the command ``trace``; actions on messages by id or query."""
 
 import asyncio
 import json
@@ -30,23 +30,23 @@ from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
 
-_POLL_S: Final = 0.5  # between two requests for the progress
+_POLL_S: Final = 0.5  # pause between requests for the progress
 
 
 def bulk_options(command: Command) -> Command:
     """Add ``--query``, ``--dry-run``, ``--selection``, ``--yes`` and ``--reason``."""
     for option in (
-        click.option("--reason", default="", help="Reason, for the audit."),
+        click.option("--reason", default="", help="Reason to record in the audit."),
         yes_option,
         click.option(
-            "--selection", "token", metavar="TOKEN", help="The messages that a --dry-run selected."
+            "--selection", "token", metavar="TOKEN", help="Messages that a --dry-run selected."
         ),
         click.option(
             "--dry-run",
             is_flag=True,
             help="Print what --query selects, and a token for --selection.",
         ),
-        click.option("--query", metavar="QUERY", help="All messages that match, instead of IDs."),
+        click.option("--query", metavar="QUERY", help="All matching messages, instead of IDs."),
     ):
         command = option(command)
     return command
@@ -64,16 +64,16 @@ def act_on_messages(
     reason: str,
     **options: Any,
 ) -> None:
-    """Apply an action to messages by id, or to all that match; print the results.
+    """Apply an action to messages by id, or to all that match, and print the results.
 
-    ``options`` are members of the request, such as ``ttl_s`` and ``target``.
+    ``options`` are further fields of the request, such as ``ttl_s`` and ``target``.
     """
     given = {key: value for key, value in options.items() if value is not None}
     if sum((bool(ids), query is not None, token is not None)) != 1:
-        raise click.UsageError("give message ids, --query or --selection")
+        raise click.UsageError("use either message ids, --query or --selection")
     if ids:
         if dry_run:
-            raise click.UsageError("--dry-run needs --query")
+            raise click.UsageError("--dry-run requires --query")
         _act_on_each(admin, action, ids, given)
         return
     if token is None:
@@ -88,17 +88,17 @@ def act_on_messages(
     elif dry_run:
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
-        given |= _confirm_count(action, selection, is_yes=yes)  # else the dry run was enough
+        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise the dry run suffices
     run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
 
 
 def _act_on_each(
     admin: AdminClient, action: str, ids: tuple[str, ...], given: dict[str, Any]
 ) -> None:
-    """Apply an action to each message; skip refused ones, and end with the highest exit code.
+    """Apply an action to each message; skip rejected ones, and exit with the highest code.
 
     Raises:
-        CommandError: the broker does not answer or failed, so the rest would fail, too.
+        CommandError: the broker does not answer or failed, so the other messages would fail, too.
     """
     worst = 0
     for message_id in ids:
@@ -122,7 +122,7 @@ def _confirm_count(action: str, selection: dict[str, Any], *, is_yes: bool) -> d
 
 
 def read_selection(admin: AdminClient, token: str) -> dict[str, Any] | None:
-    """Return a stored selection; None if it is gone, even if its job is still known."""
+    """Return a stored selection; None if it no longer exists, even if its job does."""
     found: dict[str, Any] | None = admin.find(f"/selections/{quote(token, safe='')}")
     return found
 
@@ -140,10 +140,10 @@ def preview_selection(selection: dict[str, Any]) -> None:
 
 
 def run_bulk_job(admin: AdminClient, request: dict[str, Any]) -> None:
-    """Start a bulk job, wait for its end, and print the result.
+    """Start a bulk job, wait until it ends, and print the result.
 
     Raises:
-        CommandError: the job ended before it was done.
+        CommandError: the job ended before it was complete.
     """
     job = follow_bulk_job(admin, admin.post("/bulk", request))
     write_record(job, None)
@@ -151,7 +151,7 @@ def run_bulk_job(admin: AdminClient, request: dict[str, Any]) -> None:
 
 
 def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait for the end of a job; return its last state."""
+    """Wait until a job ends and return its final state."""
     with progress_bar(str(job["action"]), job["total"]) as advance:
         seen = 0
         while True:
@@ -164,10 +164,10 @@ def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_bulk_job(job: dict[str, Any]) -> None:
-    """Print what was skipped.
+    """Print how many messages were skipped, by reason.
 
     Raises:
-        CommandError: the job ended before it was done.
+        CommandError: the job ended before it was complete.
     """
     for why, count in job["skipped"].items():
         print_message(f"{count:,} skipped: {why}")
@@ -189,11 +189,11 @@ MESSAGE_COLUMNS: Final = (
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]...")
 _ttl = click.option(
-    "--ttl", "ttl_s", type=duration, metavar="DURATION", help="New time to live; 0: no expiry."
+    "--ttl", "ttl_s", type=duration, metavar="DURATION", help="New time to live; 0 means no expiry."
 )
 _limit = click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
-    help="Print at most N.",
+    help="Print at most N messages.",
 )  # fmt: skip
 
 
@@ -210,8 +210,8 @@ def message() -> None:
 def search(admin: AdminClient, query: str, limit: int, output: str | None) -> None:
     """Search live and settled messages, newest first.
 
-    QUERY has the syntax of the pages: `state:dead queue:mail* data.order_id:1042 -urn:test:*`.
-    A narrow terminal hides columns of the table; `-o jsonl` has all.
+    QUERY uses the syntax of the pages: `state:dead queue:mail* data.order_id:1042 -urn:test:*`.
+    A narrow terminal hides some columns of the table; `-o jsonl` prints every field.
     """
     rows = list(admin.list("/messages", limit, q=query))
     write_rows(rows, MESSAGE_COLUMNS, output, "")
@@ -220,7 +220,7 @@ def search(admin: AdminClient, query: str, limit: int, output: str | None) -> No
 
 
 def _explain_nothing(admin: AdminClient, query: str) -> None:
-    """Print that nothing matches; for a plain word, also how to search for a queue."""
+    """Print that nothing matches, and for a plain word also how to search by queue name."""
     word = query.strip()
     hint = ""
     if word and not any(sign in word for sign in ':" '):
@@ -228,7 +228,7 @@ def _explain_nothing(admin: AdminClient, query: str) -> None:
         hint = (
             f"; to list the messages of that queue: queue:{word}"
             if is_queue
-            else f"; a plain word is searched in bodies, queue:{word}* in names of queues"
+            else f"; a plain word searches bodies, queue:{word}* searches queue names"
         )
     print_message(f"nothing matches{hint}")
 
@@ -241,7 +241,7 @@ def _explain_nothing(admin: AdminClient, query: str) -> None:
 def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> None:
     """Show the messages of one trace in all queues, newest first.
 
-    TRACE_ID is the member trace_id of an envelope; `message show` prints it.
+    TRACE_ID is the field trace_id of an envelope; `message show` prints it.
     """
     rows = list(admin.list(f"/traces/{encode_name(trace_id)}", limit))
     write_rows(rows, MESSAGE_COLUMNS, output, "")
@@ -258,17 +258,17 @@ def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> 
 def list_(
     admin: AdminClient, queue: str, state: str | None, limit: int, output: str | None
 ) -> None:
-    """List the live messages of a queue, in order of delivery."""
+    """List the live messages in a queue, in delivery order."""
     path = f"/queues/{encode_name(queue)}/messages"
     write_rows(admin.list(path, limit, state=state), MESSAGE_COLUMNS, output, f"{queue} is empty")
 
 
 @message.command()
 @click.argument("id", metavar="ID")
-@click.option("--body", is_flag=True, help="Print the body alone, byte for byte.")
+@click.option("--body", is_flag=True, help="Print only the body, byte for byte.")
 @admin_client_options
 def show(admin: AdminClient, id: str, body: bool) -> None:
-    """Show one live or settled message as JSON; or its body."""
+    """Show one live or settled message as JSON, or print its body."""
     path = f"/messages/{quote(id, safe='')}"
     if body:
         asyncio.run(_copy_body(admin, f"{path}/body"))
@@ -277,7 +277,7 @@ def show(admin: AdminClient, id: str, body: bool) -> None:
 
 
 async def _copy_body(admin: AdminClient, path: str) -> None:
-    """Write a body to standard output; without ``download`` the broker sends its beginning only."""
+    """Write a body to standard output; without ``download`` the broker sends only the start."""
     async with admin.open("GET", path, query={"download": 1}) as response:
         await check_response(response)
         async for piece in response.content.iter_any():
@@ -303,7 +303,7 @@ def requeue(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk:
 @bulk_options
 @admin_client_options
 def release(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
-    """Release dispatched messages, back to their place in the queue."""
+    """Release dispatched messages to their place in the queue."""
     act_on_messages(admin, "release", ids, **bulk)
 
 
@@ -334,7 +334,7 @@ def delete(admin: AdminClient, ids: tuple[str, ...], dispatched: bool, **bulk: A
 @bulk_options
 @admin_client_options
 def restore(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
-    """Restore deleted messages to their place, as new messages."""
+    """Restore deleted messages to their place in the queue, as new messages."""
     act_on_messages(admin, "restore", ids, ttl_s=ttl_s, **bulk)
 
 

@@ -37,14 +37,14 @@ COLUMNS: Final = (
     Column("error", "ERROR"),
 )
 
-_REPLY_S: Final = 20.0  # timeout of the broker's reply, less than a lease
-_PASS_S: Final = 5.0  # between two passes without new rows, for those to be retried
-_PURGE_S: Final = 60.0  # between two removals of published rows
-_RETRY_S: Final = 2.0  # between two attempts to connect
+_REPLY_S: Final = 20.0  # timeout for the broker's reply, shorter than a lease
+_PASS_S: Final = 5.0  # pause between passes without new rows, which retry failed rows
+_PURGE_S: Final = 60.0  # pause between removals of published rows
+_RETRY_S: Final = 2.0  # pause between attempts to connect
 
 
 def database_options(command: Command) -> Command:
-    """Add ``--database`` and ``--table``; report errors of SQLite in one line."""
+    """Add ``--database`` and ``--table``; report SQLite errors in one line."""
 
     @wraps(command)
     def run(*args: Any, table: str, **others: Any) -> Any:
@@ -55,9 +55,9 @@ def database_options(command: Command) -> Command:
         except sqlite3.Error as error:
             raise CommandError(f"{others['database'].name}: {error}") from None
 
-    run = click.option(
-        "--table", default=tables.TABLE, show_default=True, help="Table of the outbox."
-    )(run)
+    run = click.option("--table", default=tables.TABLE, show_default=True, help="Outbox table.")(
+        run
+    )
     return click.option(
         "--database", type=EXISTING_FILE, required=True, help="SQLite database of the service."
     )(run)  # type: ignore[return-value]
@@ -71,7 +71,7 @@ def outbox() -> None:
 @outbox.command()
 @database_options
 def init(database: Path, table: str) -> None:
-    """Create the tables of the outbox if they do not exist."""
+    """Create the outbox tables if they do not exist."""
     with closing(open_file(database)) as connection, transaction(connection):
         tables.create_tables(connection, table)
     print_message(f"{database.name} has the tables {table} and {table}_lease")
@@ -81,7 +81,7 @@ def init(database: Path, table: str) -> None:
 @output_option
 @database_options
 def status(database: Path, table: str, output: str | None) -> None:
-    """Show the unpublished rows by queue, and the first error."""
+    """Show the unpublished rows per queue, and the first error."""
     with _open_store(database, table) as store:
         now_ms = sqlite_file.wall_ms()
         rows = [
@@ -93,15 +93,15 @@ def status(database: Path, table: str, output: str | None) -> None:
 
 @outbox.command()
 @click.option(
-    "--once", is_flag=True, help="Publish what is due, and exit; exit 1 if rows are left."
+    "--once", is_flag=True, help="Publish rows that are due and exit, with code 1 if rows are left."
 )
 @click.option(
     "--interval", type=click.FloatRange(0.01, 60), default=0.2, show_default=True,
-    metavar="SECONDS", help="Time between two checks for new rows.",
+    metavar="SECONDS", help="Time between checks for new rows.",
 )  # fmt: skip
 @click.option(
     "--keep", "keep_s", type=duration, default="1d", show_default=True, metavar="DURATION",
-    help="Keep published rows for this time.",
+    help="Keep published rows for this long.",
 )  # fmt: skip
 @client_options
 @database_options
@@ -110,9 +110,9 @@ def relay(
 ) -> None:
     """Publish the rows of an outbox.
 
-    The order of a queue is the order of the commits. A row that fails keeps its error and is
-    retried; the others continue. Several relays may run at once. After a crash a row is published
-    again under the same key, so the broker stores it once.
+    Each queue receives its rows in commit order. A row that fails keeps its error and is retried,
+    while other rows continue. Several relays may run at once. After a crash, a row is published
+    again with the same key, so the broker stores it only once.
     """
     with _open_store(database, table) as store, StopRequest() as stop:
         opened = client(is_patient=not once)
@@ -131,7 +131,7 @@ def relay(
 
 
 class _RelayLoop:
-    """Runs passes of the relay until a signal."""
+    """Runs passes of the relay until a signal arrives."""
 
     def __init__(self, store: SqliteOutboxStore, client: BlockingClient, stop: StopRequest) -> None:
         self.sent = 0
@@ -188,7 +188,7 @@ class _RelayLoop:
                 if now_s >= purge_at:
                     self._store.purge(keep_s)
                     purge_at = now_s + _PURGE_S
-                changes = self._store.data_version()  # before the pass, which may miss a later one
+                changes = self._store.data_version()  # read first: a pass may miss later commits
                 if changes != seen or now_s >= pass_at:
                     is_away = self.run_once().is_unreachable
                     seen, pass_at = changes, time.monotonic() + (0 if is_away else _PASS_S)
@@ -199,15 +199,15 @@ class _RelayLoop:
 
 def _report_row(row: OutboxRow, why: str) -> None:
     queue = escape(row.queue) or "no queue"
-    print_message(f"row {row.row_id} for {queue} is not published: {escape(why)}")
+    print_message(f"row {row.row_id} for {queue} was not published: {escape(why)}")
 
 
 def _report_pass(done: RelayPass, left: int) -> None:
     print_message(f"{done.sent:,} published")
     if done.is_unreachable:
         raise CommandError("the broker did not answer; the remaining rows are kept")
-    if left:  # failed, not due yet, or leased by another relay
-        raise CommandError(f"{left:,} left; `phpmq-lite outbox status` shows them")
+    if left:  # rows that failed, are not due yet, or are leased by another relay
+        raise CommandError(f"{left:,} rows left; `phpmq-lite outbox status` shows them")
 
 
 @contextmanager

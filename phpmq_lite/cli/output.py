@@ -18,12 +18,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
-_REST_WIDTH: Final = 16  # at least, if other columns can be hidden
-_GAP: Final = 2  # between two columns
+_REST_WIDTH: Final = 16  # least width of a REST column if other columns can be hidden
+_GAP: Final = 2  # spaces between columns
 
 
 class ColumnOverflow(Enum):
-    """How a column is shown on a terminal that is too narrow for all."""
+    """How a column is shown on a terminal that is too narrow for all columns."""
 
     WRAPPED = "it is wrapped"
     WHOLE = "it is never cut, so that it can be copied"
@@ -32,7 +32,7 @@ class ColumnOverflow(Enum):
 
 
 class Column(NamedTuple):
-    """A column of a list: the key of its values, its title, and how a table shows it."""
+    """A column of a list: the key of its values, its title and how a table shows it."""
 
     key: str
     title: str
@@ -41,18 +41,18 @@ class Column(NamedTuple):
 
 
 def columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return columns by their keys, then by keys with titles; a title is the key by default."""
+    """Return columns for keys, then for keys with titles; the default title is the key."""
     named = {key: key.replace("_", " ").upper() for key in keys} | titles
     return tuple(Column(key, title) for key, title in named.items())
 
 
 def number_columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return ``columns`` of numbers."""
+    """Return ``columns`` that contain numbers."""
     return tuple(one._replace(is_number=True) for one in columns(*keys, **titles))
 
 
 def output_option(command: Command) -> Command:
-    """Add ``-o``; None is a table on a terminal and JSON lines elsewhere."""
+    """Add ``-o``; None means a table on a terminal and JSON lines elsewhere."""
     return click.option(
         "-o",
         "--output",
@@ -69,9 +69,9 @@ def output_format(style: str | None) -> str:
 def write_rows(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write rows to standard output; tables and CSV show ``columns``, JSON has every key.
+    """Write rows to standard output; tables and CSV show ``columns``, JSON every key.
 
-    ``empty`` is printed to standard error instead of a table without rows.
+    If there are no rows, ``empty`` is printed to standard error instead of a table.
     """
     rows = list(rows)
     style = output_format(style)
@@ -98,7 +98,7 @@ def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def write_record(found: Row, style: str | None) -> None:
-    """Write one object: as JSON, or as a table or CSV with a row for each member."""
+    """Write one object as JSON, or as a table or CSV with one row per field."""
     style = output_format(style)
     if style in ("json", "jsonl"):
         click.echo(json.dumps(found, indent=2 if style == "json" else None))
@@ -140,7 +140,7 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
-    """Return the columns that fit on the terminal, without the first spare ones if needed."""
+    """Return the columns that fit on the terminal; drop spare ones, first to last, if needed."""
     if not sys.stdout.isatty():
         return columns
     from rich.cells import cell_len
@@ -163,7 +163,7 @@ def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) 
 
 
 def print_table(table: "Table") -> None:
-    """Write a table as wide as the terminal; in a file, as wide as needed."""
+    """Write a table as wide as the terminal, or in a file as wide as needed."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 10_000
@@ -184,7 +184,7 @@ def format_cell(value: object) -> str:
 
 
 def escape_content(body: bytes) -> bytes:
-    """Escape control characters of a content, so that it cannot control the terminal."""
+    """Escape the control characters in a body, so that it cannot control the terminal."""
     lines = body.decode("utf-8", "backslashreplace").split("\n")
     return "\n".join(map(escape, lines)).encode()
 
@@ -195,7 +195,7 @@ def print_message(message: str) -> None:
 
 
 def format_message_count(count: int) -> str:
-    """Return ``1 message``, ``2,000 messages``."""
+    """Return a count such as ``1 message`` or ``2,000 messages``."""
     return f"{count:,} message{'' if count == 1 else 's'}"
 
 
@@ -205,7 +205,7 @@ def is_terminal() -> bool:
 
 
 def yes_option(command: Command) -> Command:
-    """Add ``--yes``, for ``confirm``."""
+    """Add ``--yes``, which skips the question of ``confirm``."""
     return click.option("--yes", is_flag=True, help="Do not ask for confirmation.")(command)
 
 

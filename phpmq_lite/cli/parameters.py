@@ -19,21 +19,21 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 FILE_OR_STDIN: Final = click.Path(
     exists=True, dir_okay=False, allow_dash=True, path_type=Path
-)  # "-": see read_input
+)  # "-" is standard input, see read_input
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"([0-9]{1,15}) *([smhdw]?)")
 
 
 def duration(value: str) -> int:
-    """Return the seconds of ``90``, ``90s``, ``15m``, ``1h``, ``7d`` or ``2w``; a click type."""
+    """Parse ``90``, ``90s``, ``15m``, ``1h``, ``7d`` or ``2w`` into seconds; a click type."""
     found = _DURATION.fullmatch(value.strip())
     if found is None:
-        raise click.BadParameter(f"{value!r} is not a duration; write 90, 90s, 15m, 1h, 7d or 2w")
+        raise click.BadParameter(f"{value!r} is not a duration; use 90, 90s, 15m, 1h, 7d or 2w")
     return int(found[1]) * _UNITS_S[found[2]]
 
 
 def assignment(value: str) -> tuple[str, str]:
-    """Return the name and the value of ``limits.credit=100``; a click type."""
+    """Parse ``limits.credit=100`` into name and value; a click type."""
     name, sign, given = value.partition("=")
     if not sign or not name.strip():
         raise click.BadParameter(f"{value!r} is not SECTION.NAME=VALUE")
@@ -41,24 +41,24 @@ def assignment(value: str) -> tuple[str, str]:
 
 
 def admin_url(value: str) -> str:
-    """Return the URL of an admin; a click type."""
+    """Check the URL of a broker's admin; a click type."""
     if "://" not in value:
         raise click.BadParameter(
-            f"{value!r} has no scheme; write http://{value} for the admin, "
+            f"{value!r} has no scheme; use http://{value} for the admin, "
             f"or phpmq://{value} for a PHPMQ listener"
         )
     try:
         parts = urlsplit(value)
         is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of a port or an IPv6 address
+    except ValueError:  # an invalid port or IPv6 address
         is_right = False
     if not is_right:
-        raise click.BadParameter(f"{value!r} is not an address; write http://HOST:PORT")
+        raise click.BadParameter(f"{value!r} is not an address; use http://HOST:PORT")
     return value
 
 
 def broker_url(value: str) -> str:
-    """Return the address of a broker: of its admin, or of a PHPMQ listener; a click type."""
+    """Check the address of a broker's admin or of a PHPMQ listener; a click type."""
     if not is_phpmq_url(value):
         return admin_url(value)
     from phpmq_lite.client.blocking_client import client_from_url
@@ -84,15 +84,15 @@ def read_input(path: Path) -> bytes:
     if str(path) != "-":
         return path.read_bytes()
     if is_terminal():
-        raise click.UsageError("nothing to read: give a file, or pipe to standard input")
+        raise click.UsageError("nothing to read: name a file, or pipe data to standard input")
     return sys.stdin.buffer.read()
 
 
 def time_ms(value: str) -> int:
-    """Return Unix milliseconds of a time, to the second; a click type.
+    """Parse a time into Unix milliseconds, to the second; a click type.
 
-    The time is ``2026-01-31``, ``2026-01-31T08:00`` or ``…+01:00``, in UTC without an offset; or a
-    duration before now, as ``2h``.
+    The time is ``2026-01-31``, ``2026-01-31T08:00`` or ``…+01:00``, in UTC if it has no offset, or
+    a duration before now, such as ``2h``.
     """
     try:
         at = datetime.fromisoformat(value)
@@ -101,14 +101,14 @@ def time_ms(value: str) -> int:
             return (int(time.time()) - duration(value)) * 1_000
         except click.BadParameter:
             raise click.BadParameter(
-                f"{value!r} is not a time; write 2026-01-31, 2026-01-31T08:00, …+01:00, or 2h (ago)"
+                f"{value!r} is not a time; use 2026-01-31, 2026-01-31T08:00, …+01:00, or 2h (ago)"
             ) from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) * 1_000
 
 
 def messages_per_second(value: str) -> float:
-    """Return the messages per second of ``20/s`` or ``20``; a click type."""
+    """Parse ``20/s`` or ``20`` into messages per second; a click type."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(?:/s)?", value.strip())
     if found is None or not float(found[1]):
-        raise click.BadParameter(f"{value!r} is not a rate; write 20/s")
+        raise click.BadParameter(f"{value!r} is not a rate; use a number such as 20/s")
     return float(found[1])

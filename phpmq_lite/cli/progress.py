@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
-EVERY_S: Final = 10.0  # between two lines of one phase
-_SPEED_OVER_S: Final = 30.0  # a batch of Spark takes seconds, so a shorter period would jump
+EVERY_S: Final = 10.0  # pause between lines about the same phase
+_SPEED_OVER_S: Final = 30.0  # a Spark batch takes seconds; in a shorter period rates would jump
 _MIN_TOTAL: Final = 1_000  # a shorter job needs no bar
 
 
@@ -31,11 +31,11 @@ class JobProgress:
         self._written_s = -EVERY_S
 
     def __call__(self, phase: str, done: int = 0, total: int | None = None) -> None:
-        """Report a phase, with the rows or offsets that are done, and their total if known."""
+        """Report a phase: how many rows or offsets are done, and the total if known."""
         with self._lock:
             task = self._bars.tasks[0]
             is_new = phase != task.description
-            if is_new or done < task.completed:  # a phase, or a round of it, begins
+            if is_new or done < task.completed:  # a phase, or one of its rounds, begins
                 self._bars.reset(self._id, description=phase, completed=done)
             elif done > task.completed:
                 self._bars.update(self._id, completed=done)
@@ -62,7 +62,7 @@ class JobProgress:
 
 
 def progress_line(task: "Task") -> str:
-    """Return the state of a phase as one JSON line; unknown figures are null."""
+    """Return the state of a phase as one JSON line; unknown values are null."""
     return json.dumps(
         {
             "phase": task.description,
@@ -76,7 +76,7 @@ def progress_line(task: "Task") -> str:
 
 
 def progress_text(task: "Task") -> str:
-    """Return the figures of a phase: ``1,200 of 5,000  300/s``."""
+    """Return a phase's progress as text, such as ``1,200 of 5,000  300/s``."""
     of = "" if task.total is None else f" of {task.total:,.0f}"
     speed = task.speed
     rate = "" if speed is None else f"  {speed:,.{1 if speed < 10 else 0}f}/s"
@@ -85,7 +85,7 @@ def progress_text(task: "Task") -> str:
 
 @contextmanager
 def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
-    """Show progress on this stream until the block ends."""
+    """Show progress on a stream until the block ends."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

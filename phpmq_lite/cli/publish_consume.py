@@ -24,17 +24,17 @@ from phpmq_lite.client.blocking_client import BlockingClient, BlockingConsumer
 from phpmq_lite.client.session import Delivery
 
 _READ_BYTES: Final = 1 << 20
-_LINE_BYTES: Final = 512 << 20  # no broker accepts more
+_LINE_BYTES: Final = 512 << 20  # no broker accepts a larger body
 _AT_ONCE: Final = 1_000  # copies per step of the progress bar
 
 
 @click.command()
 @click.argument("queue")
 @click.argument("source", required=False, metavar="[-|FILE]")
-@click.option("--body", help="The content itself, instead of a file.")
+@click.option("--body", help="Content of the message, instead of a file.")
 @click.option(
     "--ttl", "ttl_s", type=duration, default="0", metavar="DURATION",
-    help="Time to live, as 90s, 15m, 1h or 7d; 0: no expiry.  [default: 0]",
+    help="Time to live, such as 90s, 15m, 1h or 7d; 0 means no expiry.  [default: 0]",
 )  # fmt: skip
 @click.option(
     "--count", type=click.IntRange(min=1), metavar="N", help="Publish the content N times."
@@ -54,17 +54,17 @@ def publish(
 ) -> None:
     """Publish messages and wait until they are stored.
 
-    The content is that of FILE, or of standard input for "-" or without FILE.
+    The content comes from FILE, or from standard input if FILE is "-" or missing.
     """
     if body is not None and source is not None:
-        raise click.UsageError("give either --body or a file")
+        raise click.UsageError("use either --body or a file")
     if lines and count is not None:
         raise click.UsageError("--lines and --count cannot be combined")
     with closing(_open_source(source, body)) as file, client() as broker:
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
-            for bodies in groups:  # one after the other, so that a slow pipe is not delayed
+            for bodies in groups:  # one at a time, so that lines from a slow pipe are not delayed
                 stored += broker.publish_many(queue, bodies, ttl_s)
                 advance(len(bodies))
     print_message(
@@ -78,7 +78,7 @@ def _open_source(source: str | None, body: str | None) -> io.BufferedIOBase:
     if source is not None and source != "-":
         return open(source, "rb")
     if source is None and is_terminal():
-        raise click.UsageError("nothing to publish: give --body, a file, or - for standard input")
+        raise click.UsageError("nothing to publish: use --body, a file, or - for standard input")
     return cast("io.BufferedIOBase", sys.stdin.buffer)
 
 
@@ -91,7 +91,7 @@ def repeat_content(content: bytes, count: int) -> Iterator[list[bytes]]:
 def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
     """Yield the lines that each read completes, without their line feeds.
 
-    The last line needs no line feed.  The cost does not depend on the length of the lines: an
+    The last line needs no line feed.  The cost does not depend on the line length, because an
     incomplete line is kept in pieces.
     """
     pieces: list[bytes] = []
@@ -110,7 +110,7 @@ def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
 _CREDIT: Final = 100
 _PEEKED: Final = 10  # messages shown by --no-ack without --limit
 
-Handler = Callable[[Delivery], bool]  # True: the message is done
+Handler = Callable[[Delivery], bool]  # returns whether the message was handled
 
 
 @click.command()
@@ -121,12 +121,12 @@ Handler = Callable[[Delivery], bool]  # True: the message is done
 )  # fmt: skip
 @click.option(
     "--ack/--no-ack", "is_acked", default=True,
-    help="Acknowledge printed messages, or requeue them at the end.  [default: ack]",
+    help="Acknowledge printed messages, or return them to the queue on exit.  [default: ack]",
 )  # fmt: skip
 @click.option(
     "--exec", "program", metavar="CMD",
     help="Run CMD for each message, with the content on standard input and MESSAGE_QUEUE, "
-    "MESSAGE_ID and MESSAGE_TTL_S in the environment. Exit code 0 acknowledges; others requeue.",
+    "MESSAGE_ID and MESSAGE_TTL_S in the environment. Exit code 0 acknowledges, others requeue.",
 )  # fmt: skip
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS",
@@ -150,8 +150,8 @@ def consume(
 ) -> None:
     """Consume messages from a queue and print them.
 
-    A message is acknowledged after it is printed. Exits with 3 if the queue does not exist, with 5
-    if fewer than --limit messages arrived in time.
+    A message is acknowledged after it is printed. Exits with 3 if the queue does not exist, and
+    with 5 if fewer than --limit messages arrive in time.
     """
     if program is not None and not is_acked:
         raise click.UsageError("--exec and --no-ack cannot be combined")
@@ -184,7 +184,7 @@ def consume(
 def _take_deliveries(
     deliveries: BlockingConsumer, limit: int | None, stop: StopRequest
 ) -> Iterator[Delivery]:
-    """Yield at most ``limit`` messages, without waiting for one more."""
+    """Yield at most ``limit`` messages, without waiting for another."""
     taken = 0
     while not stop.is_requested and (limit is None or taken < limit):
         delivery = stop.interruptible(partial(next, deliveries, None))
@@ -197,8 +197,8 @@ def _take_deliveries(
 class AckSchedule:
     """Acknowledges or requeues messages so that the broker dispatches at most ``limit`` of them.
 
-    Each acknowledgement lets the broker dispatch another message.  So the last ones, as many as
-    the credit, are held back and sent in one write with a credit of 0.
+    Each acknowledgement lets the broker dispatch another message.  So the last acknowledgements, as
+    many as the credit, are held back and sent in one write with a credit of 0.
     """
 
     __slots__ = ("_client", "_credit", "_ended", "_limit", "_queue", "_waiting", "failed", "taken")
@@ -214,7 +214,7 @@ class AckSchedule:
         self.failed = 0
 
     def end(self, delivery: Delivery, *, is_done: bool, is_acked: bool) -> None:
-        """Acknowledge or requeue a handled message; do nothing without ``is_acked``."""
+        """Acknowledge or requeue a handled message; do nothing unless ``is_acked``."""
         self.taken += 1
         self.failed += not is_done
         if not is_acked:
@@ -230,7 +230,7 @@ class AckSchedule:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        if not self._client.is_connected:  # sent with the next connection, if there is one
+        if not self._client.is_connected:  # sent over the next connection, if there is one
             for delivery, is_done in waiting:
                 _settle(delivery, is_done=is_done)
             return
@@ -297,7 +297,7 @@ def _exec_handler(program: str) -> Handler:
             "MESSAGE_ID": delivery.message_id,
             "MESSAGE_TTL_S": str(delivery.ttl_s or 0),
         }
-        # the command is the caller's own, and no shell sees the content of a message
+        # the caller chose the command, and no shell sees a message's content
         done = subprocess.run(command, input=delivery.body, env=environment, check=False)
         return done.returncode == 0
 

@@ -1,4 +1,4 @@
-"""The group ``queue``, with its live table ``top``."""
+"""The group ``queue``, including the live table ``top``."""
 
 import sys
 import time
@@ -36,7 +36,7 @@ QUEUE_COLUMNS: Final = (
     Column("consumers", "CONSUMERS", is_number=True),
 )
 
-_DIGITS: Final = 20  # of a number; SQLite stores at most 19
+_DIGITS: Final = 20  # most digits of a number; SQLite stores at most 19
 
 _name = click.argument("name", metavar="QUEUE")
 _side = click.option(
@@ -73,7 +73,7 @@ def list_(admin: AdminClient, pattern: str, output: str | None) -> None:
 @admin_client_options
 @output_option
 def show(admin: AdminClient, name: str, output: str | None) -> None:
-    """Show one queue: its figures and its settings."""
+    """Show the figures and settings of one queue."""
     write_record(admin.get(queue_path(name)), output)
 
 
@@ -81,7 +81,7 @@ def show(admin: AdminClient, name: str, output: str | None) -> None:
 @_name
 @admin_client_options
 def create(admin: AdminClient, name: str) -> None:
-    """Create a queue. The first publish to a queue creates it, too."""
+    """Create a queue. Publishing to a missing queue also creates it."""
     admin.call("PUT", queue_path(name), {})
     print_message(f"{name} exists")
 
@@ -91,7 +91,7 @@ def create(admin: AdminClient, name: str) -> None:
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @admin_client_options
 def set_(admin: AdminClient, name: str, settings: tuple[str, ...]) -> None:
-    """Change settings of a queue; NAME= restores the default."""
+    """Change a queue's settings; NAME= restores the default."""
     changes: dict[str, Any] = {}
     for text in settings:
         key, sign, value = text.partition("=")
@@ -102,9 +102,9 @@ def set_(admin: AdminClient, name: str, settings: tuple[str, ...]) -> None:
 
 
 def _parse_value(name: str, text: str) -> Any:
-    """Return the text as the type that the setting has; None, the default, if it is empty.
+    """Convert a text to the type of the setting; an empty text is None, the default.
 
-    A text of another type is returned unchanged: the broker says what the setting takes.
+    Any other text is returned unchanged, so that the broker reports what the setting accepts.
     """
     if text == "":
         return None
@@ -112,7 +112,7 @@ def _parse_value(name: str, text: str) -> Any:
     if known is not None and known.type is bool and text in ("true", "false"):
         return text == "true"
     if known is not None and known.type is int and text.removeprefix("-").isdecimal():
-        if len(text) > _DIGITS:  # Python refuses to convert more than 4,300
+        if len(text) > _DIGITS:  # Python refuses to convert more than 4,300 digits
             raise click.UsageError(f"{name}: a number has at most {_DIGITS} digits")
         return int(text)
     return text
@@ -125,13 +125,13 @@ def _parse_value(name: str, text: str) -> Any:
 @yes_option
 @admin_client_options
 def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, yes: bool) -> None:
-    """Delete the messages of a queue.
+    """Delete the messages in a queue.
 
-    The history keeps them as deleted, for its retention time.
+    The history keeps them as deleted until their retention time ends.
     """
     kind = "ready and dispatched" if dispatched else "ready"
     what = f"all {kind}" if limit is None else f"the {limit:,} oldest {kind}"
-    confirm(f"Delete {what} messages of {name}?", is_yes=yes)
+    confirm(f"Delete {what} messages in {name}?", is_yes=yes)
     asked = {"dispatched": dispatched} | ({"limit": limit} if limit else {})
     settled = admin.post(queue_path(name, "purge"), asked)["settled"]
     print_message(f"{format_message_count(settled)} deleted")
@@ -140,7 +140,7 @@ def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, ye
 @queue.command()
 @click.argument("name", metavar="QUEUE", required=False)
 @click.option("--with-messages", is_flag=True, help="Delete all its messages first.")
-@click.option("--all", "is_all", is_flag=True, help="All queues that are not pinned.")
+@click.option("--all", "is_all", is_flag=True, help="Delete all queues that are not pinned.")
 @yes_option
 @admin_client_options
 def delete(
@@ -148,11 +148,11 @@ def delete(
 ) -> None:
     """Delete a queue that is empty, not pinned, and has no consumers.
 
-    With --with-messages, its messages are deleted first, those that consumers hold, too. They are
-    deleted even if the queue must stay because it is pinned or has consumers.
+    With --with-messages, its messages are deleted first, including those that consumers hold. They
+    are deleted even if the queue must stay because it is pinned or has consumers.
     """
     if is_all != (name is None):
-        raise click.UsageError("give the name of a queue, or --all")
+        raise click.UsageError("use either the name of a queue or --all")
     what = "all queues that are not pinned" if name is None else f"the queue {name}"
     confirm(f"Delete {what}{' and all messages' if with_messages else ''}?", is_yes=yes)
     if name is not None:
@@ -164,10 +164,10 @@ def delete(
 
 
 def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: bool = False) -> None:
-    """Delete a queue; say on standard error why it stays, if it may.
+    """Delete a queue, or print why it stays if that is allowed.
 
     Raises:
-        CommandError: the queue cannot be deleted, and has lost no messages and must not stay.
+        CommandError: the queue cannot be deleted, with neither ``with_messages`` nor ``may_stay``.
     """
     deleted = ""
     if with_messages:
@@ -178,9 +178,9 @@ def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: boo
     except CommandError as error:
         if error.code != REFUSED or not (with_messages or may_stay):
             raise
-        print_message(f"{deleted}the queue {name} stays: {error}")
+        print_message(f"{deleted}kept the queue {name}: {error}")
     else:
-        print_message(f"{deleted}the queue {name} is deleted")
+        print_message(f"{deleted}deleted the queue {name}")
 
 
 @queue.command()
@@ -188,9 +188,9 @@ def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: boo
 @_side
 @admin_client_options
 def pause(admin: AdminClient, name: str, side: str) -> None:
-    """Pause delivery or publishing until it is resumed.
+    """Pause delivery or publishing until you resume it.
 
-    A restart of the broker does not resume it.
+    Restarting the broker does not resume it.
     """
     admin.post(queue_path(name, "pause"), {"side": side})
     print_message(f"{side} of {name} is paused")
@@ -215,11 +215,11 @@ _BUSIEST: Final = 30  # queues that top shows
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option(
     "--every", "every_s", type=click.FloatRange(0.2), default=1.0, show_default=True,
-    metavar="SECONDS", help="Time between two updates.",
+    metavar="SECONDS", help="Time between updates.",
 )  # fmt: skip
 @admin_client_options
 def top(admin: AdminClient, once: bool, every_s: float) -> None:
-    """Show the busiest queues, updated until Ctrl-C."""
+    """Show the busiest queues, with live updates until Ctrl-C."""
     from rich.console import Console
     from rich.live import Live
 

@@ -22,7 +22,7 @@ from phpmq_lite.cli.settings_options import (
     "--log-level",
     "log.level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Lowest level that is logged.  [default: info]",
+    help="Minimum log level.  [default: info]",
 )
 @setting_option(
     "--log-format",
@@ -35,12 +35,12 @@ from phpmq_lite.cli.settings_options import (
 def serve(ctx: click.Context, settings_args: SettingsArguments) -> None:
     """Run the broker.
 
-    Prints one line per listener when it is ready. SIGTERM drains and stops; a second one stops at
-    once. SIGHUP reloads certificates and the settings of the log level, retention, disk space,
-    limits, audit, metrics and pages.
+    Prints one line per listener when it is ready. SIGTERM drains the broker and stops it; a second
+    SIGTERM stops it immediately. SIGHUP reloads certificates and the settings for the log level,
+    retention, disk space, limits, audit, metrics and pages.
     Exit codes: 0 stopped, 65 damaged data, 74 failing disk, 78 invalid settings.
     """
-    gc.disable()  # the service enables it; collecting imported modules takes 60 ms
+    gc.disable()  # the service enables it again; collecting imported modules takes 60 ms
     from phpmq_lite import logs, process
 
     effective = settings_args.load()

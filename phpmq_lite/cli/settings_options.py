@@ -1,4 +1,4 @@
-"""Options that set settings: ``--config``, ``--set`` and flags of single settings."""
+"""Options for settings: ``--config``, ``--set`` and flags for single settings."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -14,14 +14,14 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment
 Command = Callable[..., None]
 
 _NAMING: Final = frozenset({"data", "admin.listen", "tcp.listen", "tcp.legacy_listen"})
-_MARK: Final = "setting__"  # prefix of their parameters: setting__tcp__listen
+_MARK: Final = "setting__"  # prefix of the flags' parameters, as in setting__tcp__listen
 
 
 class SettingsArguments(NamedTuple):
-    """Settings of the command line by name, and the configuration file."""
+    """Settings from the command line by name, and the configuration file."""
 
     values: Mapping[str, object]
-    config: Path | None = None  # None: the default places
+    config: Path | None = None  # None: the default locations
 
     @property
     def names_broker(self) -> bool:
@@ -30,7 +30,7 @@ class SettingsArguments(NamedTuple):
 
     @property
     def data(self) -> Path | None:
-        """The folder of the database, if a flag names it."""
+        """The data folder, if a flag names it."""
         folder = self.values.get("data")
         return None if folder is None else Path(str(folder))
 
@@ -47,7 +47,7 @@ class SettingsArguments(NamedTuple):
 
 
 def settings_options(command: Command) -> Command:
-    """Add ``--config`` and ``--set``; the command gets ``settings_args``."""
+    """Add ``--config`` and ``--set``; pass ``settings_args`` to the command."""
     return set_option(config_option(command))
 
 
@@ -59,12 +59,12 @@ def set_option(command: Command) -> Command:
         type=assignment,
         multiple=True,
         metavar="SECTION.NAME=VALUE",
-        help="Set any setting; `phpmq-lite config show` lists them. Repeatable.",
+        help="Set any setting; `phpmq-lite config show` lists them all. Repeatable.",
     )(command)
 
 
 def config_option(command: Command) -> Command:
-    """Add ``--config``; the command gets ``settings_args``."""
+    """Add ``--config``; pass ``settings_args`` to the command."""
     return click.option(
         "--config",
         type=EXISTING_FILE,
@@ -73,9 +73,9 @@ def config_option(command: Command) -> Command:
 
 
 def collect_setting_flags(command: Command) -> Command:
-    """Pass the settings of the command line to the command, as ``settings_args``.
+    """Pass the settings from the command line to the command as ``settings_args``.
 
-    Flags that are not used are left out; a flag of its own overrides ``--set``.
+    Unused flags are omitted; a setting's own flag overrides ``--set``.
     """
 
     @wraps(command)
@@ -97,12 +97,12 @@ def collect_setting_flags(command: Command) -> Command:
 
 
 def setting_option(flag: str, setting: str, **options: Any) -> Callable[[Command], Command]:
-    """Return an option that sets one setting; ``options`` are those of ``click.option``."""
+    """Return an option that sets one setting; ``options`` are passed to ``click.option``."""
     return click.option(flag, _MARK + setting.replace(".", "__"), **options)
 
 
 data_option: Final = setting_option(
-    "--data", "data", type=FOLDER, help="Folder of the database.  [default: ./phpmq-data]"
+    "--data", "data", type=FOLDER, help="Folder for the database.  [default: ./phpmq-data]"
 )
 
 
@@ -112,9 +112,9 @@ def listener_options(command: Command) -> Command:
         ("--admin", "admin.listen",
          "Admin pages, health and metrics.  [default: 127.0.0.1:9101]"),
         ("--legacy-listen", "tcp.legacy_listen",
-         "PHPMQ for clients of the older revision, without TTL.  [default: 127.0.0.1:9102]"),
+         "PHPMQ without TTL, for clients of the older revision.  [default: 127.0.0.1:9102]"),
         ("--listen", "tcp.listen",
-         "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks a free one. Repeatable."
+         "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks a free port. Repeatable."
          "  [default: 127.0.0.1:9100]"),
     ):  # fmt: skip
         option = setting_option(flag, setting, multiple=True, metavar="ADDRESS", help=help_text)
@@ -123,10 +123,10 @@ def listener_options(command: Command) -> Command:
 
 
 def startup_override_options(command: Command) -> Command:
-    """Add the flags that allow a start which is refused by default."""
+    """Add the flags that allow a start that the broker refuses by default."""
     for flag, setting, help_text in (
         ("--accept-loss", "storage.accept_loss",
-         "Continue with what is left of damaged files, this once."),
+         "Start once with what is left of damaged files."),
         ("--allow-network-fs", "storage.allow_network_fs",
          "Allow a network file system, whose locks are unreliable."),
     ):  # fmt: skip

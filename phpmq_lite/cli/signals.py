@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a running command: the first requests a stop, a second aborts."""
+"""Handling of SIGINT and SIGTERM: the first signal requests a stop, a second one aborts."""
 
 import signal
 import threading
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class StopRequest:
-    """Handles SIGINT and SIGTERM in the block: the first requests a stop, a second aborts.
+    """Handles SIGINT and SIGTERM in a block: the first requests a stop, a second one aborts.
 
-    To abort is to raise KeyboardInterrupt in the main thread.  ``note`` gets a line for the user
-    at the first signal.  Enter it after the Spark session has started: Spark sets a handler of its
-    own, which cancels the running query.
+    An abort raises KeyboardInterrupt in the main thread.  ``note`` receives a line for the user at
+    the first signal.  Enter the block after the Spark session has started, because Spark sets a
+    handler of its own, which cancels the running query.
     """
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
@@ -22,7 +22,7 @@ class StopRequest:
         self._requested = threading.Event()
         self._is_interruptible = False
         self._previous: list[tuple[int, Any]] = []
-        self.signal: int | None = None  # the first one received
+        self.signal: int | None = None  # the first signal received
         self.is_aborted = False
 
     @property
@@ -54,21 +54,21 @@ class StopRequest:
         self.signal = number
         self._requested.set()
         if self._note is not None:
-            # In a thread: the interrupted code may hold the lock of the progress display.
-            text = "stopping after this batch; press Ctrl-C again to stop at once"
+            # In a thread, because the interrupted code may hold the lock of the progress display.
+            text = "stopping after this batch; press Ctrl-C again to stop immediately"
             threading.Thread(target=self._note, args=(text,), daemon=True).start()
         if self._is_interruptible:
             raise KeyboardInterrupt
 
     def sleep(self, seconds: float) -> None:
-        """Wait for this many seconds, or until a stop is requested."""
+        """Wait for ``seconds``, or until a stop is requested."""
         self._requested.wait(seconds)
 
     def interruptible(self, call: Callable[[], T]) -> T | None:
-        """Return the result of ``call``; None if a signal has arrived before, or interrupts it."""
+        """Return the result of ``call``; None if a signal arrived before it or interrupts it."""
         try:
             self._is_interruptible = True
-            # Checked only now: a signal before the line above raised nothing.
+            # Checked only now, because a signal before the line above raised nothing.
             return None if self.is_requested else call()
         except KeyboardInterrupt:
             return None

@@ -1,4 +1,4 @@
-"""``status`` and ``clock``: the main figures of a broker, and changes of its clock."""
+"""``status`` and ``clock``: the key figures of a broker, and changes to its clock."""
 
 import time
 
@@ -22,9 +22,9 @@ from phpmq_lite.cli.output import (
 @admin_client_options
 @output_option
 def status(admin: AdminClient, output: str | None) -> None:
-    """Show whether the broker accepts messages, and its main figures.
+    """Show whether the broker accepts messages, and its key figures.
 
-    Exits with 1 if it accepts no messages; use `phpmq-lite check ready` for monitoring.
+    Exits with 1 if the broker rejects messages; use `phpmq-lite check ready` for monitoring.
     """
     stats = admin.get("/stats")
     stats["broker"] = str(admin.socket or admin.url)
@@ -65,27 +65,27 @@ COLUMNS = number_columns(
 
 @click.group()
 def clock() -> None:
-    """Show clock changes, and decide whether a doubtful one counts."""
+    """Show clock changes, and decide how to treat a doubtful one."""
 
 
 @clock.command()
 @admin_client_options
 @output_option
 def show(admin: AdminClient, output: str | None) -> None:
-    """Show jumps of the clock, and whether one needs a decision."""
+    """Show clock jumps, and whether one needs a decision."""
     write_rows([admin.get("/clock")], COLUMNS, output, "")
 
 
 @clock.command()
 @click.argument("decision", type=click.Choice(["expire", "keep"]))
-@click.option("--reason", default="", help="Reason, for the audit.")
+@click.option("--reason", default="", help="Reason to record in the audit.")
 @yes_option
 @admin_client_options
 @output_option
 def decide(admin: AdminClient, decision: str, reason: str, yes: bool, output: str | None) -> None:
-    """Decide what a jump of the clock means.
+    """Decide how to treat a clock jump.
 
-    expire: the time really passed, so messages expire. keep: the clock was set, so they do not.
+    expire: the time really passed, so messages expire. keep: the clock was changed, so they do not.
     """
     if decision == "expire":
         count = admin.get("/clock")["would_expire"] or 0

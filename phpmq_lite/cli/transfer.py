@@ -28,16 +28,16 @@ _BATCH_BYTES: Final = 1_000_000  # every broker accepts 1 MiB, whatever limits.m
 @click.argument("query", default="")
 @click.option(
     "--format", "style", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True,
-    help="jsonl has the bodies and can be imported.",
+    help="jsonl includes the bodies and can be imported.",
 )  # fmt: skip
 @admin_client_options
 def export(admin: AdminClient, query: str, style: str) -> None:
     """Write all messages that match QUERY to standard output.
 
-    JSON lines end with a line `{"complete": true}`; without it the export is incomplete.
+    A JSONL export ends with the line `{"complete": true}`; an export without it is incomplete.
     """
     lines = asyncio.run(_copy_export(admin, query, style))
-    messages = max(0, lines - 1)  # one line is the header or the end
+    messages = max(0, lines - 1)  # one line is the header or the end mark
     print_message(f"{format_message_count(messages)} exported")
 
 
@@ -62,20 +62,20 @@ async def _copy_export(admin: AdminClient, query: str, style: str) -> int:
 
 @click.command("import")
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--queue", help="Import into this queue instead of the queue of each line.")
-@click.option("--dry-run", is_flag=True, help="Check all lines; publish nothing.")
+@click.option("--queue", help="Import into this queue instead of the queue in each line.")
+@click.option("--dry-run", is_flag=True, help="Check all lines without publishing.")
 @admin_client_options
 def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> None:
     """Publish the messages of a file.
 
     FILE is an export, or has a line {"queue", "content", "encoding", "ttl_s"} for each message.
-    All lines are checked before the first message is stored. Lines of an export without content are
-    skipped. If the broker refuses a message, because it is too large or its queue is full, the
-    import stops and prints how many messages are stored, and the line to continue with.
+    All lines are checked before the first message is stored. Export lines without content are
+    skipped. If the broker rejects a message, because it is too large or its queue is full, the
+    import stops and prints how many messages are stored and the line to continue with.
     """
     messages = list(_read_messages(file, queue))
     if dry_run:
-        print_message(f"{format_message_count(len(messages))} are valid")
+        print_message(f"{format_message_count(len(messages))} checked: all valid")
         return
     stored = 0
     with progress_bar("import", len(messages)) as advance:
@@ -85,7 +85,7 @@ def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> 
             except CommandError:
                 print_message(
                     f"{format_message_count(stored)} stored; the next {len(part):,}, from line "
-                    f"{messages[stored][0]} on, may or may not be stored"
+                    f"{messages[stored][0]} onwards, may or may not be stored"
                 )
                 raise
             stored += count
@@ -101,10 +101,10 @@ def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> 
 
 
 async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
-    """Store messages in order; return how many are stored, and the error of the next one.
+    """Store messages in order; return how many were stored, and the error for the next one.
 
     Raises:
-        CommandError: the broker did not say how many are stored.
+        CommandError: the broker did not report how many were stored.
     """
     async with admin.open("POST", "/import", _request_body(part)) as response:
         status, content = response.status, await response.read()
@@ -112,7 +112,7 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
     try:
         return int(read_response(status, content)["stored"]), None
     except CommandError as error:
-        if stored is None and 500 <= status <= 504:  # some may be stored
+        if stored is None and 500 <= status <= 504:  # some messages may be stored
             raise
         return int(stored or 0), error
 
@@ -132,7 +132,7 @@ def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
 
 
 def _encode(message: dict[str, Any]) -> bytes:
-    """Encode a message as JSON, its content in base64 if that is shorter."""
+    """Encode a message as JSON, with its content in base64 if that is shorter."""
     content = message["content"].encode()
     text = json.dumps(message, ensure_ascii=False)
     if message.get("encoding") != "base64" and len(text.encode()) > len(content) * 4 // 3:
@@ -156,7 +156,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
     gone = 0
-    for number, line in enumerate(file, 1):  # bytes: text is decoded ahead
+    for number, line in enumerate(file, 1):  # bytes, because a text file decodes ahead
         if not line.strip():
             continue
         try:
@@ -186,4 +186,4 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
     if gone:
         print_message(f"{format_message_count(gone)} skipped: the export has no content for them")
     if has_ids and not is_complete:
-        print_message(f'{name} is an incomplete export: it has no line {{"complete": true}}')
+        print_message(f'{name} is an incomplete export: it lacks the line {{"complete": true}}')

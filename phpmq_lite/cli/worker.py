@@ -1,4 +1,4 @@
-"""``worker``: runs the handlers of an app on a queue, in one process or several."""
+"""``worker``: runs an app's handlers on a queue, in one process or several."""
 
 import os
 import signal
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from phpmq_lite.envelopes.transport import EventHook
 
-_RESTART_S: Final = 1.0  # before a killed process is replaced
-_REASONS: Final = {  # of an outcome -> text for the user
+_RESTART_S: Final = 1.0  # pause before a killed process is replaced
+_REASONS: Final = {  # reason of an outcome -> text for the user
     "stopped": "a signal arrived",
     "exit": "a handler exited",
-    "jobs": "limit of jobs reached",
-    "runtime": "limit of the run time reached",
-    "memory": "limit of memory reached",
+    "jobs": "job limit reached",
+    "runtime": "run time limit reached",
+    "memory": "memory limit reached",
     "orphaned": "the parent process has ended",
     "empty": "the queue is empty",
 }
@@ -40,9 +40,9 @@ _STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
 def _queue_name(value: str) -> str:
-    """Return a valid queue name; a click type.
+    """Check a queue name; a click type.
 
-    Otherwise the broker would refuse each attempt of the worker to consume.
+    The broker would reject every attempt of the worker to consume from an invalid one.
     """
     from phpmq_lite.queue_settings import name_problem
 
@@ -52,35 +52,35 @@ def _queue_name(value: str) -> str:
 
 
 def _memory_size(value: str) -> int:
-    """Return the bytes of ``256MiB``; a click type."""
+    """Parse ``256MiB`` into bytes; a click type."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
         return int(TypeAdapter(ByteSize).validate_python(value))
     except ValidationError:
-        raise click.BadParameter(f"{value!r} is not a size; write 256MiB") from None
+        raise click.BadParameter(f"{value!r} is not a size; use a value such as 256MiB") from None
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of the app and of the process."""
+    """Add the options for the app and for the process."""
     seconds = click.FloatRange(min=0)
     for option in (
         click.option("--idempotency", type=FILE,
-                     metavar="FILE", help="Handle each meta.id once; FILE is a database of them."),
+                     metavar="FILE", help="Handle each meta.id once; FILE is a database of ids."),
         click.option("--drop-exhausted", is_flag=True,
-                     help="Allow an app without dead letters: exhausted messages are dropped."),
+                     help="Allow an app without dead letters; drop exhausted messages."),
         click.option("--dead-letter-queue", type=_queue_name, metavar="NAME",
-                     help="Queue for dead letters.  [default: the app's, QUEUE.dlq]"),
+                     help="Queue for dead letters.  [default: the app's, or QUEUE.dlq]"),
         click.option("--on-unknown", type=click.Choice(_STRATEGIES),
-                     help="Action for a URN without a handler.  [default: the app's, fail]"),
+                     help="Action for a URN without a handler.  [default: the app's, or fail]"),
         click.option("--backoff", metavar="SECONDS,…",
-                     help="Delays before each retry; the last one repeats.  [default: 1,5,15]"),
+                     help="Delays before the retries; the last one repeats.  [default: 1,5,15]"),
         click.option("--max-attempts", type=click.IntRange(min=1),
-                     metavar="N", help="Attempts per message.  [default: the app's, 3]"),
+                     metavar="N", help="Attempts per message.  [default: the app's, or 3]"),
         click.option("--log-format", type=click.Choice(["auto", "json", "console"]),
-                     default="auto", help="auto: console on a terminal, else JSON."),
+                     default="auto", help="Log format; auto: console on a terminal, else json."),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
-                     default="info", show_default=True, help="Lowest level that is logged."),
+                     default="info", show_default=True, help="Minimum log level."),
         click.option("--parent", type=int, default=0, hidden=True),
         click.option("--processes", type=click.IntRange(min=1, max=256), default=1,
                      show_default=True, metavar="N", help="Number of worker processes."),
@@ -88,12 +88,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
                      metavar="N",
                      help="Messages held at a time, including the one being handled."),
         click.option("--shutdown-timeout", type=seconds, metavar="SECONDS",
-                     help="Time for the handler after SIGTERM.  [default: the app's, 30]"),
+                     help="Time for the handler after SIGTERM.  [default: the app's, or 30]"),
         click.option("--stop-when-empty", is_flag=True, help="Exit when the queue is empty."),
         click.option("--memory-limit", type=_memory_size, metavar="SIZE",
-                     help="Exit when the process uses more memory, as 256MiB."),
+                     help="Exit when the process uses more memory than this, such as 256MiB."),
         click.option("--max-runtime", type=duration, default="0", metavar="DURATION",
-                     help="Exit after this time, as 90s, 15m or 1h."),
+                     help="Exit after this time, such as 90s, 15m or 1h."),
         click.option("--max-jobs", type=click.IntRange(min=0), default=0, metavar="N",
                      help="Exit after N messages."),
         click.option("--once", is_flag=True, help="Exit after one message."),
@@ -111,10 +111,11 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 @_options
 @partial(client_options, reconnect=False)
 def worker(client: ClientFactory, app_name: str, queue: str | None, **options: Any) -> None:
-    """Handle the envelopes of a queue with an app's handlers.
+    """Handle a queue's envelopes with an app's handlers.
 
-    SIGTERM lets the running handler finish; a second one requeues its message and exits at once.
-    Events are JSON lines on standard error. The exit code is 0, or that of a handler that exits.
+    SIGTERM lets the running handler finish; a second one requeues its message and exits
+    immediately. Events are JSON lines on standard error. The exit code is 0, or that of a handler
+    that exits.
     """
     if options["processes"] > 1:
         sys.exit(_supervise(options["processes"]))
@@ -132,7 +133,7 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
 
 
 def load_app(name: str) -> "BabelQueue":
-    """Return the app ``module:attr``, also from the current folder; a factory is called."""
+    """Load the app ``module:attr``, also from the current folder; call it if it is a factory."""
     from babelqueue import BabelQueue
 
     module_name, sign, attribute = name.partition(":")
@@ -144,7 +145,7 @@ def load_app(name: str) -> "BabelQueue":
         found = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but imports a missing one
+            raise  # the module exists but imports a missing one
         raise click.BadParameter(
             f"there is no module {module_name!r}", param_hint="--app"
         ) from None
@@ -169,7 +170,7 @@ def load_app(name: str) -> "BabelQueue":
 
 
 def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
-    """Set our transport; an app of ``connect()`` keeps its own unless flags differ."""
+    """Set our transport; an app from ``connect()`` keeps its own unless flags override it."""
     from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
     from phpmq_lite.envelopes.transport import PhpmqTransport, log_event
     from phpmq_lite.envelopes.worker_connection import WorkerConnection
@@ -210,7 +211,7 @@ def _apply_options(app: "BabelQueue", options: Mapping[str, Any]) -> None:
     from phpmq_lite.envelopes.transport import PhpmqTransport
 
     transport = app.transport
-    assert isinstance(transport, PhpmqTransport)  # noqa: S101 - _connect has seen to it
+    assert isinstance(transport, PhpmqTransport)  # noqa: S101 - _connect ensures it
     for option, attribute in (
         ("max_attempts", "max_attempts"),
         ("on_unknown", "on_unknown_urn"),
@@ -264,7 +265,7 @@ class _WorkerProcesses:
         """Start a worker, unless a signal has arrived."""
         if self._is_stopping.is_set():
             return
-        # In a new session: Ctrl-C at the terminal reaches it once, through this process.
+        # In a new session, so that Ctrl-C reaches the worker only once, through this process.
         child = subprocess.Popen(self._command, start_new_session=True)
         self.running.append(child)
         if self._is_stopping.is_set():  # a signal arrived in between
@@ -278,7 +279,7 @@ class _WorkerProcesses:
                 child.send_signal(number)
 
     def wait(self) -> int:
-        """Wait for all workers; replace one that was killed. Return the highest exit code."""
+        """Wait for all workers, replace any that were killed, and return the highest exit code."""
         code = 0
         while self.running:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)

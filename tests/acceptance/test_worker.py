@@ -307,8 +307,8 @@ def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: SocketClien
 @pytest.mark.parametrize(
     ("flags", "runs", "told"),
     [
-        (["--once"], 1, "1 message handled; limit of jobs reached"),
-        (["--max-jobs", "2"], 2, "2 messages handled; limit of jobs reached"),
+        (["--once"], 1, "1 message handled; job limit reached"),
+        (["--max-jobs", "2"], 2, "2 messages handled; job limit reached"),
         (["--stop-when-empty"], 3, "3 messages handled; the queue is empty"),
     ],
 )

@@ -312,7 +312,7 @@ def test_serve_ends_with_0_on_sigterm_and_leaves_nothing_to_migrate(tmp_path: Pa
         assert broker.terminate() == 0
     result = CliRunner().invoke(root_command, ["database", "migrate", "--data", str(data)])
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "no migration is pending\n"
+    assert result.stderr == "no migrations are pending\n"
     with broker_process(data, "--admin", "none") as broker:
         assert broker.terminate() == 0
 

@@ -66,7 +66,7 @@ def test_address_without_a_scheme_is_a_wrong_use() -> None:
     ):
         result = CliRunner().invoke(root_command, arguments)
         assert result.exit_code == 2
-        assert "'mq:9601' has no scheme; write http://mq:9601" in result.stderr
+        assert "'mq:9601' has no scheme; use http://mq:9601" in result.stderr
     assert contexts.current_context() is None
 
 
@@ -211,7 +211,7 @@ def test_every_command_looks_for_the_broker_in_one_order(
         admin_client, "admin_url_of", lambda _: "http://127.0.0.1:9"
     )  # instead of 9101
     default = asked()
-    assert "no broker is named, and phpmq-data does not exist: trying http://127.0.0.1" in default
+    assert "no broker is named, and phpmq-data does not exist; trying http://127.0.0.1" in default
     assert "no broker answers on http://127.0.0.1:9" in default
     (folder / "phpmq-data").mkdir()
     assert "no broker answers on phpmq-data/control.sock" in asked()
@@ -286,7 +286,7 @@ def test_publish_asks_for_a_token_where_there_are_users(tmp_path: Path) -> None:
         publish = ["publish", "q", "--body", "x", *url]
         refused = CliRunner().invoke(root_command, publish)
         assert refused.exit_code == 4
-        assert "this broker has users: give --token-file FILE" in refused.stderr
+        assert "this broker has users: use --token-file FILE" in refused.stderr
         made = CliRunner().invoke(root_command, ["token", "create", "t", "--role", "viewer", *here])
         token = tmp_path / "token"
         token.touch(0o600)

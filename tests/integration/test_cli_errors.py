@@ -147,7 +147,7 @@ def test_bad_value_is_named_in_our_words(
 
 def test_content_given_as_data_is_pointed_to_body() -> None:
     result = ask("publish", "q", "--data", '{"id": 1}')
-    assert 'there is no data folder {"id": 1}; the content is --body' in result.stderr
+    assert 'there is no data folder {"id": 1}; for the content, use --body' in result.stderr
     assert result.exit_code == 2
 
 

@@ -137,7 +137,8 @@ def test_export_is_imported_as_it_was(run: RunCommand, queue: str, tmp_path: Pat
     assert json.loads(exported.splitlines()[-1])["complete"] is True
     path = tmp_path / "messages.jsonl"
     path.write_text(exported)
-    assert "3 messages are valid" in run("message", "import", str(path), "--dry-run").stderr
+    checked = run("message", "import", str(path), "--dry-run").stderr
+    assert "3 messages checked: all valid" in checked
     assert "cut off" not in run("message", "import", str(path), "--queue", f"{queue}.again").stderr
     again = rows(run("message", "list", f"{queue}.again"))
     assert sorted(row["preview"] for row in again) == ['{"n": 0}', '{"n": 1}', '{"n": 2}']
@@ -167,7 +168,7 @@ def test_import_says_where_an_export_seems_cut_off(run: RunCommand, queue: str) 
     lines = run("message", "export", f"queue:{queue}").stdout.splitlines()[:-1]
     result = run("message", "import", "-", "--dry-run", input="\n".join(lines))
     assert "is an incomplete export" in result.stderr
-    assert "3 messages are valid" in result.stderr
+    assert "3 messages checked: all valid" in result.stderr
 
 
 def test_import_that_is_cut_off_says_what_is_stored(run: RunCommand, queue: str) -> None:
@@ -208,14 +209,14 @@ def test_check_ends_with_the_code_of_its_level(
 
 
 def test_check_of_the_disk_says_how_much_is_free(run: RunCommand) -> None:
-    assert "% of the disk are free" in run("check", "disk", "-w", "0", "-c", "0").stdout
+    assert "% of the disk is free" in run("check", "disk", "-w", "0", "-c", "0").stdout
 
 
 def test_flush_deletes_messages_and_queue_but_not_a_pinned_one(run: RunCommand, queue: str) -> None:
     fill(run, queue)
     run("queue", "set", queue, "pinned=true")
     assert (
-        f"the queue {queue} stays"
+        f"kept the queue {queue}: "
         in run("queue", "delete", "--with-messages", queue, "--yes").stderr
     )
     run("queue", "set", queue, "pinned=false")
@@ -229,7 +230,7 @@ def test_all_queues_but_pinned_ones_are_deleted(run: RunCommand, queue: str) -> 
     run("queue", "create", pinned)
     run("queue", "set", pinned, "pinned=true")
     run("queue", "delete", queue, "--all", "--yes", code=2)
-    assert f"the queue {queue} stays" in run("queue", "delete", "--all", "--yes").stderr
+    assert f"kept the queue {queue}: " in run("queue", "delete", "--all", "--yes").stderr
     run("queue", "delete", "--all", "--with-messages", "--yes")
     names = {row["name"] for row in rows(run("queue", "list"))}
     assert (queue in names, pinned in names) == (False, True)
@@ -423,5 +424,5 @@ def test_import_without_a_broker_says_what_is_not_known() -> None:
         root_command, ["message", "import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"
     )
     assert result.exit_code == 1
-    told = "0 messages stored; the next 1, from line 2 on, may or may not be stored"
+    told = "0 messages stored; the next 1, from line 2 onwards, may or may not be stored"
     assert told in result.stderr

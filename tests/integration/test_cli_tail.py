@@ -83,7 +83,7 @@ async def test_tail_without_a_place_for_its_stream_looks_once_a_second(
 ) -> None:
     monkeypatch.setattr(live_feeds, "STREAMS_OF_CONTROL", 0)
     said = await check_all_shown(site, tmp_path, 40)
-    assert said == "the broker has too many streams open: polling once a second\n"
+    assert said == "the broker has too many open streams; polling once a second\n"
 
 
 @pytest.mark.usefixtures("site")

@@ -114,7 +114,7 @@ def test_move_empties_beanstalkd(
     fill(source, tube)
     done = run(broker, source, "--move")
     assert done.exit_code == 0
-    assert done.stderr == "5 deleted in beanstalkd; 0 left\n5 stored\n"
+    assert done.stderr == "5 deleted from beanstalkd; 0 left\n5 stored\n"
     assert_all_arrived(broker, tube)
     assert sum(states(source).values()) == 0
 
@@ -151,7 +151,7 @@ def test_job_that_a_worker_has_stays_with_it(
     done = run(broker, source, "--move")
     assert done.exit_code == 0
     assert done.stderr == (
-        "1 deleted in beanstalkd; 1 left\n"
+        "1 deleted from beanstalkd; 1 left\n"
         "1 skipped: a worker has reserved them; run the import again later\n1 stored\n"
     )
     assert [body for body, _ in take(broker, tube)] == [b"free"]
@@ -199,7 +199,7 @@ def test_journal_leaves_out_what_an_earlier_run_stored(
     source.put(tube, b"new")
     assert run(broker, source, *journal, "--dry-run").stderr.endswith("1 would be published\n")
     done = run(broker, source, *journal, "--move")
-    assert done.stderr == "2 deleted in beanstalkd; 0 left\n1 stored\n"
+    assert done.stderr == "2 deleted from beanstalkd; 0 left\n1 stored\n"
     assert [body for body, _ in take(broker, tube)] == [b"old", b"new"]
 
 

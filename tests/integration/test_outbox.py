@@ -112,8 +112,8 @@ def test_row_without_a_queue_is_named_and_fails(
     done = relay(broker, database)
     assert done.exit_code == 1
     assert (
-        " for no queue is not published: a queue name must have 1 to 255 bytes, not 0\n"
-        "1 published\n" in done.stderr
+        " for no queue was not published: a queue name has 1 to 255 bytes, not 0\n1 published\n"
+        in done.stderr
     )
     assert stored(broker, queue) == [2]
     (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())

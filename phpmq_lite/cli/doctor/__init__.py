@@ -1,8 +1,8 @@
-"""``doctor``: checks whether a broker can run here, or how a running one is; suggests remedies.
+"""``doctor``: checks whether a broker can run here, or runs well, and suggests fixes.
 
-There is one file per subject.  In each, ``check_…`` gathers facts, and ``…_finding`` turns facts
-into findings.  Nothing is changed, except for a small file in the data folder that is written and
-removed to measure the disk.
+There is one module per subject.  In each, ``check_…`` gathers facts, and ``…_finding`` turns them
+into findings.  The checks change nothing, except that they write and remove a small file in the
+data folder to measure the disk.
 """
 
 from collections.abc import Iterator
@@ -25,18 +25,18 @@ from phpmq_lite.cli.settings_options import (
 @settings_options
 @output_option
 def doctor(output: str | None, settings_args: SettingsArguments) -> None:
-    """Check whether a broker can run here; suggest remedies.
+    """Check whether a broker can run here, and suggest fixes.
 
     Checks the installation, settings, data folder, disk, database, ports, certificates, limits,
-    clock and backups, whether the broker runs or not. Run it with the account and the flags of the
-    broker. It changes nothing.
+    clock and backups, whether the broker is running or not. Run it from the broker's account, with
+    the broker's flags. It changes nothing.
     Exit codes: 0 no problem, 1 at least one problem.
     """
     report_findings(list(run_checks(settings_args)), output)
 
 
 def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
-    """Yield the findings of all checks; each check works without the others."""
+    """Yield the findings of all checks, which do not depend on each other."""
     from phpmq_lite.cli.doctor import database, host, installation, listeners
     from phpmq_lite.cli.doctor import settings as setting_checks
 

@@ -1,4 +1,4 @@
-"""Checks of the database files and of the backups."""
+"""Checks for the database files and the backups."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _TIMEOUT_S: Final = 10.0
 _LEFT: Final = {
     "damaged-*": "copies of damaged files",
     "replaced-*": "files that a restore replaced",
-    "before-migration-*.db": "copies from before an upgrade",
+    "before-migration-*.db": "copies made before an upgrade",
 }
 
 
@@ -45,9 +45,9 @@ def _running_broker(settings: Settings, pid: str) -> Finding:
             return warn(
                 "broker",
                 f"pid {pid} is not ready: {error}",
-                "it is starting: run doctor again soon",
+                "it is starting; run doctor again soon",
             )
-        return bad("broker", f"pid {pid} does not answer: {error}", "see its log")
+        return bad("broker", f"pid {pid} does not answer: {error}", "see the broker's log")
     return running_finding(stats, pid, settings)
 
 
@@ -60,20 +60,20 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     )
     reason = stats["storing_stopped"] or stats["publishing_stopped"]
     if reason is not None:
-        return bad("broker", f"{text}; it accepts no messages: {reason}", "see the page System")
+        return bad("broker", f"{text}; it rejects messages: {reason}", "see the System page")
     if not stats["is_ready"]:
         return warn("broker", f"{text}; it is not ready: {stats['step']}", "wait, or see its log")
     if stats["version"] != __version__:
         return warn(
-            "broker", f"{text}; it is {stats['version']}, {__version__} is installed", "restart it"
+            "broker", f"{text}; it is {stats['version']}, but {__version__} is installed", "restart"
         )
     if stats["wal_bytes"] > 2 * settings.storage.wal_bytes:
         return warn(
             "broker",
-            f"{text}; its write-ahead log has "
+            f"{text}; its write-ahead log has grown to "
             f"{formats.format_size(stats['wal_bytes'])}, more than twice "
             f"storage.wal_bytes, {formats.format_size(settings.storage.wal_bytes)}",
-            "a reader holds it: a backup, an export, or another program with the database open",
+            "a reader blocks it: a backup, an export, or another program with the database open",
         )
     return ok("broker", f"{text}, ready")
 
@@ -96,8 +96,7 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
     if 0 < max_bytes <= seen.used_bytes:
         return bad(
             name,
-            f"{text}: nothing can be published above storage.max_bytes, "
-            f"{formats.format_size(max_bytes)}",
+            f"{text}: publishing stops above storage.max_bytes, {formats.format_size(max_bytes)}",
             "raise storage.max_bytes, or lower history.days and history.bytes",
         )
     if not seen.was_clean:
@@ -111,7 +110,7 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
         count = len(seen.waiting)
         return ok(
             name,
-            f"{text}; {count} {plural(count, 'migration waits', 'migrations wait')}",
+            f"{text}; {count} {plural(count, 'migration is pending', 'migrations are pending')}",
             "the next start copies the database and applies them",
         )
     return ok(name, f"{text}, closed cleanly", "`phpmq-lite database verify` checks everything")
@@ -133,7 +132,7 @@ def leftover_findings(path: Path) -> Iterator[Finding]:
                 "see damage.json in it; remove it once you have recovered what you need",
             )
         else:
-            yield ok("left over", text, "remove it once you are sure of the present data")
+            yield ok("left over", text, "remove it once you are sure that the current data is good")
 
 
 def _size(path: Path) -> int:
@@ -143,7 +142,7 @@ def _size(path: Path) -> int:
 
 NAME: Final = "backups"
 _HOUR_MS: Final = 3_600_000
-OLD_MS: Final = 7 * 24 * _HOUR_MS  # if none are scheduled
+OLD_MS: Final = 7 * 24 * _HOUR_MS  # maximum age if no backups are scheduled
 
 
 def check_backups(settings: Settings) -> Iterator[Finding]:
@@ -154,14 +153,14 @@ def check_backups(settings: Settings) -> Iterator[Finding]:
     found = list_backups(folder)
     now_ms = time.time_ns() // 1_000_000
     ages = [now_ms - one.manifest.made_at for one in found]
-    # A negative age means that the clock was ahead.
+    # A negative age means that the clock was ahead at the time.
     age_ms = min((age for age in ages if age >= 0), default=None)
     is_same = folder.is_dir() and folder.stat().st_dev == settings.data.stat().st_dev
     yield backup_finding(folder, age_ms, settings.backups.every_h, is_same=is_same)
 
 
 def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:
-    """Return the finding about the newest backup; ``every_h`` is the schedule, 0: none."""
+    """Return the finding about the newest backup; ``every_h`` is the schedule, 0 for none."""
     if age_ms is None:
         return warn(
             NAME,
@@ -173,7 +172,7 @@ def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same:
         return warn(
             NAME,
             f"{text}; one is scheduled every {every_h:g} h",
-            "see the log and the page Backups",
+            "see the log and the Backups page",
         )
     if not every_h and age_ms > OLD_MS:
         return warn(NAME, text, "schedule them with backups.every_h")

@@ -24,7 +24,7 @@ _STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
 
 
 class Finding(NamedTuple):
-    """The result of one check; ``state`` is ok, warn (it works, with a risk) or bad."""
+    """The result of one check; ``state`` is ok, warn (works, but with a risk) or bad."""
 
     check: str
     state: str
@@ -53,9 +53,9 @@ def bad(check: str, found: str, hint: str) -> Finding:
 
 
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
-    """Write the findings; end the command with exit code 1 if one is bad.
+    """Write the findings; end the command with exit code 1 if any is bad.
 
-    In a table the hint is below what was found: side by side, both would be too narrow.
+    In a table, the hint is below the finding, because side by side both would be too narrow.
     """
     if output_format(output) == "table":
         _write_table(findings)
@@ -89,11 +89,11 @@ def summarize_findings(findings: Sequence[Finding]) -> str:
 
 
 def run_check(part: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of one part; an error is a finding, too."""
+    """Yield the findings of one part; an error becomes a finding."""
     try:
         yield from check()
     except Exception as error:  # continue with the other parts
         text = error if isinstance(error, PhpmqError | OSError) else repr(error)
         is_foreign = isinstance(error, PermissionError)
-        hint = "run doctor as the account of the broker" if is_foreign else ""
+        hint = "run doctor from the broker's account" if is_foreign else ""
         yield bad(part, f"cannot be checked: {text}", hint)

@@ -1,4 +1,4 @@
-"""Checks of the host: data folder, disk, open files, memory, clock."""
+"""Checks for the host: data folder, disk, open files, memory, clock."""
 
 import ctypes
 import os
@@ -49,7 +49,7 @@ class FolderAccess(NamedTuple):
     me: int  # the account of this process
     owner: int | None = None  # None: the folder does not exist
     mode: int = PRIVATE_FOLDER
-    can_write: bool = True  # to it, or to its parent
+    can_write: bool = True  # to the folder, or to its parent if it does not exist
     strangers: tuple[str, ...] = ()  # files that belong to another account
 
 
@@ -68,7 +68,7 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
         check_rights(path)
         parse_endpoint(f"unix:{path / CONTROL_SOCKET}")
     except (StartRefusedError, SettingsError) as error:
-        yield bad(NAME, str(error), "name another folder: --data, or data in the settings")
+        yield bad(NAME, str(error), "choose another folder: --data, or data in the settings")
         return
     yield folder_access_finding(folder_access(path), pid)
     refusal = ""
@@ -118,7 +118,7 @@ def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
     if rights.strangers:
         return bad(
             NAME,
-            f"{whose} has files of another account: {', '.join(rights.strangers)}",
+            f"{whose} has files owned by another account: {', '.join(rights.strangers)}",
             as_root(f"chown -R {account_name(owner)} {path}"),
         )
     if not rights.can_write:
@@ -139,9 +139,9 @@ def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
         return warn(
             NAME,
             f"{path} is open to others, mode {rights.mode:04o}",
-            f"chmod 700 {path}; the next start does it, too",
+            f"chmod 700 {path}; the next start does this, too",
         )
-    return ok(NAME, f"{path}, {f'in use by pid {pid}' if pid else 'no broker runs'}")
+    return ok(NAME, f"{path}, {f'in use by pid {pid}' if pid else 'no broker is running'}")
 
 
 def account_name(number: int) -> str:
@@ -186,7 +186,7 @@ def _disk_speed(path: Path) -> Finding:
 
 
 def measure_syncs_ms(path: Path) -> list[float]:
-    """Return the times of small synced writes to a file, which is removed afterwards."""
+    """Return how long small synced writes to a temporary file take, in milliseconds."""
     probe = path / f".doctor-{os.getpid()}"
     file = create_private(probe)
     try:
@@ -232,15 +232,15 @@ def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
     return ok("space", text)
 
 
-_EARLIEST_MS: Final = 1_735_689_600_000  # 2025: older than this program
+_EARLIEST_MS: Final = 1_735_689_600_000  # 2025, before this program existed
 _LATEST_MS: Final = 4_102_444_800_000  # 2100
 _AHEAD_MS: Final = 60_000  # tolerance for a data folder that is newer than the clock
-_TIMEX_BYTES: Final = 512  # more than the kernel's struct timex has
+_TIMEX_BYTES: Final = 512  # more than the size of the kernel's struct timex
 _UNSYNCHRONISED: Final = 5  # TIME_ERROR of adjtimex(2)
 
 
 def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the limits of the machine; of the broker's process if it runs."""
+    """Check the limits of the machine, or of the broker's process if it is running."""
     limits = settings.limits
     files = open_files()
     with suppress(OSError, ValueError):  # another account's process, or another pid namespace
@@ -255,7 +255,7 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
 def open_files_finding(
     connections: int, http_connections: int, files: int | None, hard: int | None = None
 ) -> Finding:
-    """Return the finding about the limit of open files: each connection needs one.
+    """Return the finding about the limit on open files; each connection needs one.
 
     ``hard`` is the limit to which this account may raise it; None: no limit.
     """
@@ -271,20 +271,20 @@ def open_files_finding(
 def memory_finding(setting: int, bound: int, machine: int) -> Finding:
     """Return the finding about ``limits.memory``.
 
-    ``bound`` is what a container leaves of it, ``machine`` the RAM, all in bytes.
+    ``bound`` is how much of it a container allows, ``machine`` the RAM; all are in bytes.
     """
     name, wanted = "memory", f"limits.memory, {formats.format_size(setting)}"
     if bound < setting:
         return warn(
             name,
             f"the container's limit leaves {formats.format_size(bound)} of {wanted}",
-            "publishers wait above that: raise the limit of the container, or lower limits.memory",
+            "publishers wait above that: raise the container's limit, or lower limits.memory",
         )
     if machine and setting > machine * 3 // 4:
         return warn(
             name,
             f"{wanted}, is more than three quarters of the "
-            f"{formats.format_size(machine)} of this machine",
+            f"{formats.format_size(machine)} of RAM here",
             "lower limits.memory, or the system may kill the process",
         )
     return ok(name, f"{wanted}, of {formats.format_size(machine)}" if machine else wanted)
@@ -322,7 +322,7 @@ def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Fi
 def is_clock_synchronized() -> bool | None:
     """Return whether a time service synchronizes the clock; None if the kernel does not know.
 
-    adjtimex(2) only reads here.
+    It only reads the state with adjtimex(2).
     """
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))

@@ -1,4 +1,4 @@
-"""Checks of the installation: Python, packages, SQLite, templates, Java."""
+"""Checks for the installation: Python, packages, SQLite, templates, Java."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ from phpmq_lite.model import checksum
 from phpmq_lite.storage.migrate import migrate
 
 DISTRIBUTION: Final = "phpmq-lite"
-_LEAST: Final = (">=", ">")  # operators of a lower bound
+_LEAST: Final = (">=", ">")  # operators that set a lower bound
 
 
 def requirements(extra: str = "") -> list[Requirement]:
@@ -45,7 +45,7 @@ def _applies_to(requirement: Requirement, extra: str) -> bool:
 
 
 def reinstall_command(*extras: str, flags: str = "") -> str:
-    """Return the command that reinstalls this package, for the account that may run it."""
+    """Return the command that reinstalls this package, or advice to ask root to run it."""
     command = install_command(*extras, flags=flags)
     return command if os.access(get_path("purelib"), os.W_OK) else as_root(command)
 
@@ -59,7 +59,7 @@ def installed_version(package: str) -> str | None:
 
 
 def check_python() -> Finding:
-    """Check the running Python."""
+    """Check the version of the running Python."""
     needed = ""
     with suppress(PackageNotFoundError):
         needed = metadata(DISTRIBUTION)["Requires-Python"] or ""
@@ -71,13 +71,13 @@ def python_finding(found: str, needed: str) -> Finding:
     text = f"{found}, {sys.executable}"
     if SpecifierSet(needed).contains(found, prereleases=True):
         return ok("Python", text)
-    return bad("Python", text, f"{needed} is needed")
+    return bad("Python", text, f"{needed} is required")
 
 
 def package_finding(needed: Requirement, found: str | None, install: str) -> Finding:
     """Return the finding about a package; ``found`` is its version, None if it is missing.
 
-    ``install`` is the command that installs it.  A newer version than the tested ones is a warning.
+    ``install`` is the command that installs it.  A version newer than those tested is a warning.
     """
     name = needed.name
     if found is None:
@@ -86,7 +86,7 @@ def package_finding(needed: Requirement, found: str | None, install: str) -> Fin
         return ok(name, found)
     least = SpecifierSet(",".join(str(one) for one in needed.specifier if one.operator in _LEAST))
     if not least or not least.contains(found, prereleases=True):
-        return bad(name, found, f"{needed.specifier} is needed: {install}")
+        return bad(name, found, f"{needed.specifier} is required: {install}")
     return warn(
         name, found, f"not tested with this version: pip install '{name}{needed.specifier}'"
     )
@@ -117,7 +117,7 @@ def check_installation() -> Iterator[Finding]:
 def package_findings(
     needed: Sequence[Requirement], find: Callable[[str], str | None], problem: str
 ) -> Iterator[Finding]:
-    """Yield a finding for each unsuitable package, or one for all.
+    """Yield a finding for each unsuitable package, or one for all packages.
 
     ``find`` returns the version of a package; ``problem`` is why a module cannot be imported.
     """
@@ -149,11 +149,11 @@ def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> F
     note = sqlite_note(found)
     text = ".".join(map(str, found)) + (f", {note}" if note else "")
     if problem:
-        return bad("SQLite", f"{text}: {problem}", "install a newer SQLite, or Python")
+        return bad("SQLite", f"{text}: {problem}", "install a newer SQLite or Python")
     if not threadsafety:
         return bad(
             "SQLite",
-            f"{text}: it is built for one thread only",
+            f"{text}: it was built for one thread only",
             "install a Python whose SQLite has THREADSAFE=1",
         )
     return ok("SQLite", text)
@@ -175,8 +175,8 @@ def _page_files() -> Finding:
     missing = [name for name in PAGES if not (folder / name).is_file()]
     if missing:
         again = reinstall_command(flags="--force-reinstall")
-        return bad("pages", f"{folder} has no {', '.join(missing)}", again)
-    return ok("pages", "all files of the web pages exist")
+        return bad("pages", f"{folder} lacks {', '.join(missing)}", again)
+    return ok("pages", "all files for the web pages exist")
 
 
 def check_pipeline_packages() -> Iterator[Finding]:

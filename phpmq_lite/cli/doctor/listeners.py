@@ -1,4 +1,4 @@
-"""Checks of the listeners: ports, access, certificates."""
+"""Checks for the listeners: ports, access and certificates."""
 
 import asyncio
 import errno
@@ -29,15 +29,15 @@ from phpmq_lite.storage.integrity.stopped_database import has_admin
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000
-SOON_DAYS: Final = 21  # before a certificate expires: time to renew it
+SOON_DAYS: Final = 21  # a certificate that expires sooner should be renewed
 
 
 class ListenerProbe(NamedTuple):
-    """An address of a listener, and the result of binding to it."""
+    """The address of a listener, and the result of binding to it."""
 
     setting: str
     endpoint: ListenAddress
-    error: OSError | None = None  # None: it is free
+    error: OSError | None = None  # None: the address is free
     process: PeerProcess | None = None  # the process that uses it, if known
     may_stop: bool = True  # whether this account may stop that process
 
@@ -94,7 +94,7 @@ def _may_stop(pid: int) -> bool:
 
 
 def _try_unix(endpoint: ListenAddress) -> None:
-    """Check whether a process listens on a Unix socket; a start replaces an unused one.
+    """Check whether a process listens on a Unix socket; a start replaces an unused socket.
 
     Raises:
         OSError: the address is in use, or the folder is not writable.
@@ -128,14 +128,14 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
         yield warn(
             NAME,
             f"the running broker does not listen on {', '.join(missing)}",
-            "it was started with other settings: restart it, or run doctor with its flags",
+            "it was started with other settings; restart it, or run doctor with the same flags",
         )
     if good:
         yield ok(NAME, f"{', '.join(good)}: {'used by the broker' if pid else 'free'}")
 
 
 def _is_used_by_broker(port: ListenerProbe, pid: str | None) -> bool:
-    """Return whether the broker uses the address, or an unknown process that may be it."""
+    """Return whether the broker, or an unknown process that may be the broker, uses the address."""
     is_taken = port.error is not None and port.error.errno == errno.EADDRINUSE
     return is_taken and pid is not None and (port.process is None or str(port.process.pid) == pid)
 
@@ -148,7 +148,7 @@ def _unavailable_finding(port: ListenerProbe) -> Finding:
         return bad(NAME, f"{where} is in use by another program", hint)
     if error.errno == errno.EADDRINUSE and port.process is not None:
         found = f"{where} is in use by pid {port.process.pid}, {port.process.command}"
-        return bad(NAME, found, f"stop that, or {other}" if port.may_stop else other)
+        return bad(NAME, found, f"stop that process, or {other}" if port.may_stop else other)
     if error.errno == errno.EACCES and port.endpoint.kind == "tcp":
         command = f"sysctl net.ipv4.ip_unprivileged_port_start={port.endpoint.port}"
         other += f"; or, to allow the port to every account, {as_root(command)}"
@@ -159,7 +159,7 @@ def _unavailable_finding(port: ListenerProbe) -> Finding:
 
 
 def _access_problem(settings: Settings) -> str:
-    """Return why the broker would refuse to start: undecided access, or an unusable password."""
+    """Return why the broker would refuse to start: exposed listeners or an unusable password."""
     database = settings.data / DATABASE
     try:
         check_exposed_listeners(settings, lambda: has_admin(database))
@@ -187,7 +187,7 @@ def access_finding(
     if "tcp" in sections and tcp.open and not (tcp.allow or tcp.tls_client_ca):
         return warn(
             "access",
-            f"{text}; with tcp.open, each can consume and publish",
+            f"{text}; with tcp.open, any of them can consume and publish",
             "list their networks in tcp.allow, or require certificates with tcp.tls_client_ca",
         )
     if "admin" in sections and admin.plaintext and admin.tls_cert is None:

@@ -1,4 +1,4 @@
-"""Checks of the settings: unknown names, values that conflict, payload schemas."""
+"""Checks for the settings: unknown names, conflicting values and payload schemas."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +11,11 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import Settings, as_text, find_file
 
 NAME: Final = "settings"
-_PROCESS_BYTES: Final = 128 << 20  # a broker without messages, with a reserve
+_PROCESS_BYTES: Final = 128 << 20  # memory of a broker without messages, plus a reserve
 
 
 def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Finding]]:
-    """Return the settings and their findings; the defaults if they are invalid."""
+    """Return the settings, or the defaults if they are invalid, and findings about them."""
     path = settings_args.config or find_file()
     try:
         effective = settings_args.read()
@@ -28,7 +28,7 @@ def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Find
         return fallback, [bad(NAME, str(error), hint)]
     changed = sum(source != "default" for source in effective.sources.values())
     where = "no file" if path is None else str(path)
-    hint = "`phpmq-lite config init` creates a file that explains each" if path is None else ""
+    hint = "`phpmq-lite config init` creates a file that explains each one" if path is None else ""
     return effective.settings, [
         ok(NAME, f"{where}, {changed} set, the others at their defaults", hint),
         *(
@@ -73,7 +73,7 @@ def conflicting_settings(settings: Settings) -> Iterator[Finding]:
         yield warn(
             NAME,
             "storage.accept_loss is set: every start accepts damaged files",
-            "remove it; it is meant for a single start, as --accept-loss",
+            "remove it; for a single start, use --accept-loss instead",
         )
 
 
@@ -84,7 +84,7 @@ def _size_conflicts(settings: Settings) -> Iterator[Finding]:
         yield warn(
             NAME,
             f"limits.memory is {as_text(limits.memory)}; limits.body_cache, limits.unstored_total "
-            "and storage.cache_bytes may use all of it, so that publishers wait",
+            "and storage.cache_bytes may use all of it, which makes publishers wait",
             "raise limits.memory, or lower the others",
         )
     if 0 < storage.max_bytes <= history.bytes:
@@ -98,6 +98,6 @@ def _size_conflicts(settings: Settings) -> Iterator[Finding]:
         yield warn(
             NAME,
             f"limits.unstored_total is {as_text(limits.unstored_total)}, less than "
-            f"limits.max_content, {as_text(limits.max_content)}: large ones are read one by one",
+            f"limits.max_content, {as_text(limits.max_content)}: large bodies are read one by one",
             "raise limits.unstored_total",
         )

@@ -1,1 +1,1 @@
-"""The group ``pipeline``: the history as data for Spark."""
+"""The group ``pipeline``: Spark jobs that read and replay the history."""

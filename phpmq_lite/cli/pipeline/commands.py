@@ -1,4 +1,4 @@
-"""The group ``pipeline``: jobs, replay, status, keys of exactly-once writes, package."""
+"""The group ``pipeline``: jobs, replay, status, keys of exactly-once writes, and package."""
 
 import json
 import time
@@ -55,7 +55,7 @@ pipeline.add_command(doctor)
 
 
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a job that can be repeated; ``every_s`` is None without --continuous."""
+    """Add the options for a repeatable job; ``every_s`` is None without --continuous."""
 
     @wraps(command)
     def run(continuous: bool, every_s: int, **others: Any) -> None:
@@ -66,7 +66,7 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
         target_options,
         output_option,
         click.option("--every", "every_s", type=duration, default="60s", show_default=True,
-                     metavar="DURATION", help="With --continuous: pause between two rounds."),
+                     metavar="DURATION", help="Pause between rounds with --continuous."),
         click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM."),
     ):  # fmt: skip
         decorated = option(decorated)
@@ -74,23 +74,23 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def starting_offset(value: str) -> str:
-    """Return ``earliest``, ``latest`` or an offset; a click type."""
+    """Check ``earliest``, ``latest`` or an offset; a click type."""
     if value in ("earliest", "latest") or (value.isascii() and value.isdigit()):
         return value
-    raise click.BadParameter(f"{value!r} is not an offset; write earliest, latest or a number")
+    raise click.BadParameter(f"{value!r} is not an offset; use earliest, latest or a number")
 
 
 def _archive_options(command: Any) -> Any:
-    """Add the options of reading the history, for ``archive`` and ``run``."""
+    """Add the options for reading the history in ``archive`` and ``run``."""
     for option in (
         click.option("--accept-gap", is_flag=True,
                      help="Continue if retention removed rows before they were archived."),
         click.option("--partitions", "num_partitions", type=click.IntRange(min=1), metavar="N",
-                     help="Ranges that are read in parallel."
+                     help="Number of ranges to read in parallel."
                      "  [default: 1 to 50,000 offsets, then 2; more above 2,000,000]"),
         click.option("--max-offsets", "max_offsets_per_trigger", type=click.IntRange(min=1),
                      default=1_000_000, show_default=True, metavar="N",
-                     help="Offsets of one batch."),
+                     help="Maximum offsets per batch."),
         click.option("--starting", "starting_offsets", type=starting_offset, default="earliest",
                      show_default=True, metavar="OFFSET",
                      help="Start of the first run: earliest, latest or the first offset to"
@@ -100,16 +100,16 @@ def _archive_options(command: Any) -> Any:
                      help="Only this queue. Repeatable; an archive keeps its first selection."),
         click.option("--outcome", "outcomes", multiple=True,
                      type=click.Choice(OUTCOMES),
-                     help="Only messages with this outcome. Repeatable; without deleted, retention"
-                     " of deleted messages is not a gap."),
-        click.option("--bodies", is_flag=True, help="Archive the bodies, too; replay needs them."),
+                     help="Only messages with this outcome. Repeatable; if deleted is not included,"
+                     " removal of deleted messages is not a gap."),
+        click.option("--bodies", is_flag=True, help="Also archive the bodies; replay needs them."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
-    """Return a job; ``fields`` are those of its options, such as ``ArchiveOptions``.
+    """Return a job; ``fields`` are the fields of its options, such as ``ArchiveOptions``.
 
     Raises:
         CommandError: the extra `spark` is not installed.
@@ -132,22 +132,22 @@ def archive(target: PipelineTarget, every_s: int | None, output: str | None, **g
     """Archive the history as Parquet, each offset exactly once.
 
     The files are OUT/archive/date=…/batch=…. Continues after the last run. Rows that retention
-    removed before they were archived are an error, unless --accept-gap.
+    removed before they were archived are an error, unless you set --accept-gap.
     """
     run_jobs(target, [_archive_job(target, **given)], every_s=every_s, output=output)
 
 
 def utc_date(value: str) -> date:
-    """Return the date ``2026-01-31``; a click type."""
+    """Parse the date ``2026-01-31``; a click type."""
     try:
         return date.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a date; write 2026-01-31") from None
+        raise click.BadParameter(f"{value!r} is not a date; use the format 2026-01-31") from None
 
 
 @pipeline.command()
 @click.option("--date", "dates", type=utc_date, multiple=True, metavar="YYYY-MM-DD",
-              help="Recompute this day (UTC) in any case. Repeatable.")  # fmt: skip
+              help="Always recompute this day (UTC). Repeatable.")  # fmt: skip
 @_job_options
 def metrics(
     target: PipelineTarget, dates: tuple[date, ...], every_s: int | None, output: str | None
@@ -164,7 +164,7 @@ def metrics(
 @output_option
 @target_options
 def compact(target: PipelineTarget, output: str | None) -> None:
-    """Merge the small files of past dates of the archive.
+    """Merge the archive's small files for past dates.
 
     Rows are counted and compared before the files are replaced.
     """
@@ -177,7 +177,7 @@ def compact(target: PipelineTarget, output: str | None) -> None:
 def run(target: PipelineTarget, every_s: int | None, output: str | None, **given: Any) -> None:
     """Run archive, metrics and compact in one session.
 
-    For a timer, or with --continuous.
+    Run it from a timer, or with --continuous.
     """
     jobs = [_archive_job(target, **given), _job(target, "metrics"), _job(target, "compact")]
     run_jobs(target, jobs, every_s=every_s, output=output)
@@ -186,9 +186,9 @@ def run(target: PipelineTarget, every_s: int | None, output: str | None, **given
 @pipeline.command()
 @click.argument("queue")
 @click.option("--subscription", metavar="NAME", default="pipeline", show_default=True,
-              help="Holder of the messages until they are acknowledged.")  # fmt: skip
+              help="Holds the messages until they are acknowledged.")  # fmt: skip
 @click.option("--max-messages", type=click.IntRange(1, 100_000), default=10_000,
-              show_default=True, metavar="N", help="Messages of one batch.")  # fmt: skip
+              show_default=True, metavar="N", help="Maximum messages per batch.")  # fmt: skip
 @click.option("--accept-gap", is_flag=True,
               help="Continue if messages of an unfinished batch were released; they are"
               " consumed again.")  # fmt: skip
@@ -196,10 +196,10 @@ def run(target: PipelineTarget, every_s: int | None, output: str | None, **given
 def consume(
     target: PipelineTarget, accept_gap: bool, every_s: int | None, output: str | None, **given: Any
 ) -> None:
-    """Consume a queue into Parquet; acknowledge each batch.
+    """Consume a queue into Parquet and acknowledge each batch.
 
-    The files are in OUT/consumed/QUEUE. Delivery is at least once; a repeated batch overwrites
-    itself. Needs the role operator.
+    The files are in OUT/consumed/QUEUE. Delivery is at least once; a repeated batch overwrites its
+    own files. Requires the role operator.
     """
     job = _job(target, "consume", fail_on_data_loss=not accept_gap, **given)
     if target.url is None:
@@ -216,8 +216,8 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
     "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue. Repeatable."
 )
 @click.option("--queue-pattern", metavar="GLOB", help="Only queues that match.")
-@click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled then or later.")
-@click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before then.")
+@click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled since this time.")
+@click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before this time.")
 @click.option("--outcome", "outcomes", type=click.Choice(REPLAY_OUTCOMES), multiple=True,
               help="Only this outcome. Repeatable.  [default: all]")  # fmt: skip
 @click.option(
@@ -227,7 +227,7 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 @click.option(
     "--trace", "traces", multiple=True, metavar="ID", help="Only this trace id. Repeatable."
 )
-@click.option("--where", metavar="SQL", help="Only rows that match this Spark SQL expression, as "
+@click.option("--where", metavar="SQL", help="Only rows that match this Spark SQL expression, e.g. "
               "\"size > 1000 AND reason = 'failed'\".")  # fmt: skip
 @click.option(
     "--to", "to_queue", metavar="QUEUE", help="Target queue.  [default: the queue of each message]"
@@ -235,15 +235,15 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 @click.option("--ttl", "ttl_s", type=duration, metavar="DURATION",
               help="Time to live.  [default: the queue's]")  # fmt: skip
 @click.option(
-    "--rate", type=messages_per_second, metavar="N/s", help="At most N a second, as 20/s."
+    "--rate", type=messages_per_second, metavar="N/s", help="At most N per second, such as 20/s."
 )
 @click.option("--source", type=click.Choice(["archive", "history"]), default="archive",
               show_default=True,
-              help="The Parquet archive, or the history that the broker still has.")  # fmt: skip
+              help="The Parquet archive, or the history that the broker still keeps.")  # fmt: skip
 @click.option("--name", metavar="NAME",
               help="Name of the stored plan; without a selection, continue that plan."
               "  [default: derived from the selection]")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Count messages by queue; publish nothing.")
+@click.option("--dry-run", is_flag=True, help="Count messages by queue without publishing.")
 @output_option
 @target_options
 def replay(
@@ -255,10 +255,10 @@ def replay(
 ) -> None:
     """Publish settled messages again.
 
-    A replay from the archive needs `archive --bodies`. The plan is stored, and published in pieces
-    of at most 10,000 messages, each exactly once: to continue an interrupted run, repeat it, or
-    use --name alone. Envelopes lose their dead-letter block and restart at 0 attempts; they keep
-    their id and trace. Times are UTC.
+    A replay from the archive needs `archive --bodies`. The plan is stored and published in pieces
+    of at most 10,000 messages, each exactly once. To continue an interrupted replay, repeat the
+    command, or use --name alone. Envelopes lose their dead-letter block and restart at 0 attempts;
+    they keep their id and trace. Times are in UTC.
     """
     require_spark()
     if target.url is None:
@@ -283,20 +283,20 @@ def _check_continuation(**selection: Any) -> None:
     """
     if selection["name"] is None:
         raise click.UsageError(
-            "select messages (as --queue or --since), or continue a stored replay with --name"
+            "select messages (for example with --since), or continue a stored replay with --name"
         )
     if selection["to_queue"] is not None or selection["ttl_s"] is not None:
         raise click.UsageError(
-            "--to and --ttl need a selection; --name alone uses those of the plan"
+            "--to and --ttl need a selection; --name alone uses the values of its plan"
         )
 
 
 def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
-    """Yield lines with the absolute times, the name, and how to continue.
+    """Yield lines that state the absolute times, the name and how to continue.
 
     Raises:
-        RefusedError: it conflicts with the plans in a folder of this machine; on other storage
-            the job detects that.
+        RefusedError: the replay conflicts with the plans in a local folder; on other storage the
+            job detects the conflict.
     """
     from phpmq_lite.spark.jobs import replay_plans
     from phpmq_lite.spark.results_folder import open_results
@@ -314,7 +314,7 @@ def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]
         if at_ms is not None:
             yield f"settled {word} {replay_plans.time_text(at_ms)}"
     if plan is None and not options.dry_run:
-        yield f"the name of the replay is {name}; to continue it later: --name {name}"
+        yield f"this replay is named {name}; to continue it later, use --name {name}"
 
 
 JOB_COLUMNS: Final = (
@@ -343,7 +343,7 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
     summary = read_summary(target)
     style = output_format(output)
     if lists_gaps:
-        write_rows(gap_rows(target, summary or {}), GAP_COLUMNS, style, "no gap was accepted")
+        write_rows(gap_rows(target, summary or {}), GAP_COLUMNS, style, "no gaps were accepted")
         return
     bounds: dict[str, Any] | None = None
     problem: CommandError | None = None
@@ -354,7 +354,7 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
             problem = error
     if summary is None:
         raise CommandError(
-            f"{target.out} has no summary of a run; start one with `phpmq-lite pipeline run`",
+            f"{target.out} has no summary of a run; start a run with `phpmq-lite pipeline run`",
             NOT_FOUND,
         )
     write_rows(job_rows(summary, bounds), JOB_COLUMNS, style, "no job has run yet")
@@ -375,7 +375,7 @@ def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, 
 
 
 def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
-    """Return ``summary.json`` of the results, or the broker's copy; None if there is none."""
+    """Return ``summary.json`` from the results or the broker's copy; None if there is neither."""
     found: dict[str, Any] | None = None
     if target.out_folder is not None:
         file = target.out_folder / "summary.json"
@@ -390,7 +390,7 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
 
 
 def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a row per job, with ``finished`` as text and ``behind`` in offsets."""
+    """Return one row per job, with ``finished`` as text and ``behind`` in offsets."""
     end = bounds["hi"] if bounds and bounds["history_id"] == summary.get("history_id") else None
     return [
         {
@@ -407,7 +407,7 @@ def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dic
 def status_notes(
     summary: dict[str, Any], bounds: dict[str, Any] | None, now_ms: float
 ) -> list[str]:
-    """Return lines about the age of the run, the archive, gaps, and another history."""
+    """Return lines about the age of the last run, the archive, its gaps and a changed history."""
     finished_at = summary.get("finished_at") or 0
     age = format_duration(int(now_ms - finished_at))
     found = [f"last run: {time_text(finished_at)} UTC, {age} ago"]
@@ -454,7 +454,7 @@ APP_ID_COLUMNS: Final = (
 @admin_client_options
 @output_option
 def app_ids(admin: AdminClient, output: str | None) -> None:
-    """List the keys of exactly-once writes, and their owners.
+    """List the keys of exactly-once writes and their owners.
 
     A key is the query id of a stream, or its txnAppId. A key without an owner belongs to the next
     user who publishes with it.
@@ -469,13 +469,13 @@ def app_ids(admin: AdminClient, output: str | None) -> None:
     "--to",
     "owner",
     metavar="USER",
-    help="A user, or 'token NAME' for its creator.  [default: the next user who publishes]",
+    help="User, or 'token NAME' for the token's creator.  [default: the next user who publishes]",
 )
 @admin_client_options
 def transfer(admin: AdminClient, app_id: str, owner: str | None) -> None:
     """Transfer the key APP_ID of exactly-once writes to another user.
 
-    Only the owner of a key can publish with it. Needs the role admin.
+    Only the owner of a key can publish with it. Requires the role admin.
     """
     done = admin.post("/pipeline/app-ids/transfer", {"app_id": app_id, "owner": owner})
     print_message(f"{app_id} belongs to {done['owner'] or 'the next user who publishes with it'}")
@@ -489,11 +489,11 @@ def transfer(admin: AdminClient, app_id: str, owner: str | None) -> None:
     help="File or folder to write to.  [default: .]",
 )
 def package(to: Path) -> None:
-    """Build the zip for --py-files, and print its path.
+    """Build the zip for --py-files and print its path.
 
-    For your own sessions on a cluster: spark-submit --py-files ZIP, or
+    Use it for your own sessions on a cluster: spark-submit --py-files ZIP, or
     spark.sparkContext.addPyFile(ZIP) before the first query. The pipeline commands ship it
-    themselves. The same code always gives the same bytes.
+    themselves. The same code always produces the same bytes.
     """
     path = executor_zip.build_zip(to / executor_zip.zip_name() if to.is_dir() else to)
     print_message(f"{path.stat().st_size:,} bytes, sha256 {executor_zip.sha256_of(path)}")

@@ -1,4 +1,4 @@
-"""``pipeline doctor``: checks what a run needs, with a remedy for each problem."""
+"""``pipeline doctor``: checks what a run needs, and suggests a fix for each problem."""
 
 import os
 import socket
@@ -108,7 +108,7 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         ask("history/arrow", "HEAD", lo=end, hi=end)
         yield Finding("export", OK, "the broker exports its history")
     except CommandError as error:
-        is_bad = error.code == ERROR  # otherwise it may be busy
+        is_bad = error.code == ERROR  # otherwise the broker may be busy
         hint = "install the extra export on the broker's machine, and restart it" if is_bad else ""
         yield Finding("export", BAD if is_bad else WARN, str(error), hint)
     try:
@@ -130,7 +130,7 @@ def _broker_hint(error: CommandError) -> str:
         )
     if error.code == NOT_FOUND:
         return "the broker has no pipeline API: upgrade it"
-    return "start it with `phpmq-lite serve`, or give --url (the admin, not port 9100)"
+    return "start it with `phpmq-lite serve`, or use --url (the admin, not port 9100)"
 
 
 def _database(path: Path) -> Iterator[Finding]:
@@ -142,7 +142,7 @@ def _database(path: Path) -> Iterator[Finding]:
 
 
 def _results(target: PipelineTarget) -> Finding:
-    """Check that a file can be written to the folder of the results."""
+    """Check that a file can be written to the results folder."""
     folder = target.out_folder
     if folder is None:
         return Finding("results", WARN, target.out, "not checked: only Spark can reach it")
@@ -153,13 +153,13 @@ def _results(target: PipelineTarget) -> Finding:
         probe.write_text("written by phpmq-lite pipeline doctor", encoding="ascii")
         probe.unlink()
     except OSError as error:
-        hint = "give --out a folder that you can write to"
+        hint = "set --out to a folder that you can write to"
         return bad("results", f"{folder}: {error.strerror}", hint)
     return Finding("results", OK, str(folder), hint)
 
 
 def _session(target: PipelineTarget) -> Finding:
-    """Start a session, and count some rows of the source."""
+    """Start a session and count some rows in the source."""
     try:
         return Finding("Spark", OK, probe(target))
     except (CommandError, PhpmqError) as error:

@@ -40,7 +40,7 @@ def require_spark() -> None:
     """Check that the extra ``spark`` is installed.
 
     Raises:
-        CommandError: a package of it is missing.
+        CommandError: one of its packages is missing.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -51,7 +51,7 @@ def require_spark() -> None:
 
 
 def source_connection(target: PipelineTarget) -> "SourceConnection":
-    """Return how Spark's processes reach the broker.
+    """Return the connection with which Spark's processes reach the broker.
 
     Raises:
         CommandError: the extra `spark` is not installed.
@@ -71,7 +71,7 @@ def source_connection(target: PipelineTarget) -> "SourceConnection":
 def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[SparkSession]":
     """Start a Spark session and stop it at the end; the JVM writes to the log.
 
-    On a cluster our code is shipped as a zip, from which the executors import it.
+    On a cluster, our code is shipped as a zip file, from which the executors import it.
     """
     from phpmq_lite.spark import java
     from phpmq_lite.spark import session as sessions
@@ -100,9 +100,9 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
 
 @contextmanager
 def _log_to_file(file: Path) -> Iterator[None]:
-    """Redirect Python's loggers to the file: py4j logs a traceback for a Ctrl-C.
+    """Redirect Python's loggers to the file, because py4j logs a traceback after Ctrl-C.
 
-    Two loggers of PySpark write each query error to standard error, with its Java stack trace.
+    Two PySpark loggers would write each query error, with its Java stack trace, to standard error.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
@@ -127,7 +127,7 @@ def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[loggin
 
 
 def probe(target: PipelineTarget) -> str:
-    """Start Spark, read some rows of the history, and return their number as a text."""
+    """Start Spark, read some rows from the history, and return their number as text."""
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
@@ -136,7 +136,7 @@ def probe(target: PipelineTarget) -> str:
         progress("reading")
         source = spark.read.format("phpmq").options(**options, failOnDataLoss="false")
         rows = source.load().limit(_PROBE_ROWS)
-        return f"{spark.version} read {rows.count():,} rows of the history"
+        return f"{spark.version} read {rows.count():,} rows from the history"
 
 
 _COLUMNS: Final = (
@@ -147,7 +147,7 @@ _COLUMNS: Final = (
 
 
 class PipelineJob(NamedTuple):
-    """A job by its module's name, and its options; ``is_noted``: it appears in the summary."""
+    """A job's module name and options; with ``is_noted``, it appears in the summary."""
 
     name: str
     options: "JobOptions"
@@ -155,7 +155,7 @@ class PipelineJob(NamedTuple):
 
 
 class JobOutcome(NamedTuple):
-    """The result of a job, and its duration."""
+    """The result of a job and its duration."""
 
     result: "JobResult"
     seconds: float
@@ -171,10 +171,10 @@ def run_jobs(
     """Run jobs one after another, once or in rounds, and write their results.
 
     Args:
-        target: where to read and write, and which Spark.
-        jobs: in order; the first failure ends the command.
-        every_s: seconds between two rounds; None for one round.
-        output: format of the results; JSON lines by default if there are rounds.
+        target: where to read and write, and which Spark master to use.
+        jobs: run in this order; the first failure ends the command.
+        every_s: seconds between rounds; None for a single round.
+        output: format of the results; the default with ``every_s`` is JSON lines.
     """
     finished: list[JobOutcome] = []
     with ExitStack() as stack:
@@ -245,7 +245,7 @@ def _run(
     stop: StopRequest,
     runs: "list[PipelineJobState]",
 ) -> JobOutcome:
-    """Run a job, and append its end to ``runs``."""
+    """Run a job and append its final state to ``runs``."""
     from phpmq_lite.insights_document import PipelineJobState
     from phpmq_lite.spark.jobs.options import JobControl
 
@@ -285,7 +285,7 @@ def _summarize(
 
 
 def _error_text(error: Exception) -> str:
-    """Return the text of an error for the page Insights."""
+    """Return the text of an error for the Insights page."""
     return str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
 
 
@@ -302,7 +302,7 @@ def _write_results(done: Sequence[JobOutcome], output: str | None) -> None:
 
 
 def outcome_row(done: JobOutcome, style: str) -> dict[str, Any]:
-    """Return a row of output; tables and CSV have the details as one text."""
+    """Return a row of output; tables and CSV show the details as one text."""
     result = done.result
     details: Any = dict(result.details)
     if style in ("table", "csv"):

@@ -1,4 +1,4 @@
-"""One-line causes of errors in Spark, from Java and Python tracebacks."""
+"""One-line causes of Spark errors, from Java and Python tracebacks."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from phpmq_lite.errors import PhpmqError
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
-_JAVA: Final = tuple(  # in this order; the last match of each
+_JAVA: Final = tuple(  # tried in this order; the last match of each counts
     re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
     for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
 )
@@ -34,9 +34,9 @@ _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The 
 
 
 def find_cause(text: str) -> str:
-    """Return the cause in one line: of a Python worker, else of Java, else the first line.
+    """Return the cause in one line: from a Python worker, else from Java, else the first line.
 
-    Our own errors are shown without their name.
+    Our own errors are shown without the name of their class.
     """
     for traceback in reversed(text.split(_TRACEBACK)[1:]):
         found = _last_exception(traceback)
@@ -84,7 +84,7 @@ INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 
 @contextmanager
 def explain_spark_errors(target: PipelineTarget) -> Iterator[None]:
-    """Replace errors of Spark by their cause; write the complete error to the log."""
+    """Replace Spark errors with their cause; write the complete error to the log."""
     try:
         yield
     except KeyboardInterrupt:
@@ -108,7 +108,7 @@ def _write_trace(file: Path, error: BaseException) -> None:
 
 
 def spark_error_text(error: Exception) -> str | None:
-    """Return one line for an error of Spark; None for other errors."""
+    """Return one line for a Spark error; None for other errors."""
     module = type(error).__module__.partition(".")[0]
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
         return "Spark's JVM has ended"

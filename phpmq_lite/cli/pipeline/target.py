@@ -1,6 +1,6 @@
-"""Where a pipeline command reads and writes.
+"""The broker, results folder and Spark master of a pipeline command.
 
-This module imports no pyspark: wrong flags are reported before a JVM starts.
+This module does not import pyspark, so that wrong flags are reported before a JVM starts.
 """
 
 import os
@@ -50,7 +50,7 @@ class PipelineTarget(NamedTuple):
 
     @property
     def admin(self) -> AdminClient:
-        """The client of the broker's API.
+        """A client for the broker's API.
 
         Raises:
             CommandError: only a database file is given.
@@ -61,12 +61,12 @@ class PipelineTarget(NamedTuple):
 
     @property
     def out_folder(self) -> Path | None:
-        """The folder of the results; None if only Spark can reach it."""
+        """The results folder; None if only Spark can reach it."""
         return local_folder_of(self.out)
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of the source, the results and Spark; the command gets ``target``."""
+    """Add the options for source, results and Spark; pass ``target`` to the command."""
 
     @wraps(command)
     def run(
@@ -94,13 +94,13 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
     for option in (
         click.option("--log", type=FILE,
-                     help="Spark's log.  [default: OUT/logs/spark.log]"),
+                     help="Spark's log file.  [default: OUT/logs/spark.log]"),
         click.option("--conf", type=assignment, multiple=True, metavar="KEY=VALUE",
-                     help="A Spark setting, as spark.driver.memory=4g. Repeatable."),
+                     help="A Spark setting, such as spark.driver.memory=4g. Repeatable."),
         click.option("--master", default=LOCAL_MASTER, show_default=True,
                      help="Spark master: local[N] or spark://HOST:PORT."),
         click.option("--out", metavar="FOLDER",
-                     help="Folder of the results; on a cluster, shared storage."
+                     help="Folder for the results; on a cluster, shared storage."
                      "  [default: DATA/pipeline]"),
         click.option("--path", type=EXISTING_FILE,
                      help="Database file to read instead of the broker; local master only."),
@@ -116,14 +116,14 @@ def _resolve(
     out: str | None,
     settings_args: SettingsArguments,
 ) -> tuple[str | None, str | None, Path | None, str]:
-    """Return the URL, the token, the database file, and the folder of the results."""
+    """Return the URL, the token, the database file and the results folder."""
     if url and path:
         raise click.UsageError("give either --url or --path")
     if path is not None:
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
     admin = find_admin_client(settings_args, url, None)
     token = read_token(token_file) if token_file else admin.token
-    here = admin.settings  # of a broker found by its folder
+    here = admin.settings  # set if the broker was found by its folder
     found_url = admin.url if here is None else admin_url_of(here)
     if out is None and here is not None:
         out = str(here.data.absolute() / "pipeline")
@@ -141,7 +141,7 @@ def _default_out(url: str, data: Path, *, is_named: bool) -> str:
     is_here = urlsplit(url).hostname in _LOOPBACK
     if not is_named and not (is_here and data.is_dir()):
         raise click.UsageError(
-            f"there is no data folder {data} here: give --out (or --data) for the results"
+            f"there is no data folder {data} here: use --out (or --data) for the results"
         )
     return str(data.absolute() / "pipeline")
 

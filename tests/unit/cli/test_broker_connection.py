@@ -65,7 +65,7 @@ def test_url_is_that_of_the_first_listener_of_the_admin(
 
 @pytest.mark.parametrize("listen", ["none", "unix:/run/a.sock", "127.0.0.1:0"])
 def test_admin_without_a_port_is_refused_with_the_option(listen: str) -> None:
-    with pytest.raises(CommandError, match="give --url http://HOST:PORT"):
+    with pytest.raises(CommandError, match="use --url http://HOST:PORT"):
         admin_url_of(Settings(admin=AdminSettings(listen=[listen])))
 
 

@@ -27,7 +27,7 @@ def test_level_rises_at_each_bound(value: int, level: int) -> None:
 @pytest.mark.parametrize("where", [["--data", "/no/such/folder"], ["--url", "http://127.0.0.1:9"]])
 def test_broker_that_does_not_answer_is_critical_to_check_ready_alone(where: list[str]) -> None:
     result = CliRunner().invoke(root_command, ["check", "ready", *where])
-    words = "CRITICAL: the broker accepts no messages: no broker answers on "
+    words = "CRITICAL: the broker does not accept messages: no broker answers on "
     assert (result.exit_code, result.stdout[: len(words)]) == (checks.CRITICAL, words)
     for name in ("backlog", "age", "dead-letters", "disk", "backup", "consumers"):
         queue = ["q"] if name == "consumers" else []
@@ -72,7 +72,7 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("items", "level", "text"),
     [
-        ([], checks.CRITICAL, "there is not a backup"),
+        ([], checks.CRITICAL, "there are no backups"),
         ([_made("a", 5)], checks.OK, "a is 5 s old"),
         ([_made("a", -30)], checks.OK, "a is 0 s old"),  # the clocks of two machines differ
         ([_made("b", 5), _made("a", 60)], checks.OK, "b is 5 s old"),
@@ -80,17 +80,17 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
         (
             [_made("x", -9_000)],
             checks.WARNING,
-            "the age of the newest backup is unknown; x has a time in the future",
+            "the age of the newest backup is unknown; dated in the future: x",
         ),
         (
             [_made("x", -9_000), _made("a", 5)],
             checks.WARNING,
-            "a is 5 s old; x has a time in the future",
+            "a is 5 s old; dated in the future: x",
         ),
         (
             [_made("x", -9_000), _made("a", 99)],
             checks.CRITICAL,
-            "a is 99 s old; x has a time in the future",
+            "a is 99 s old; dated in the future: x",
         ),
     ],
 )

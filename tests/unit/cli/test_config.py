@@ -59,7 +59,8 @@ def init(*arguments: str) -> Result:
 def test_file_is_written_here_and_the_next_steps_are_said() -> None:
     done = init()
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == ("wrote config.toml; next:\n  phpmq-lite doctor\n  phpmq-lite serve\n")
+    steps = "wrote config.toml; next steps:\n  phpmq-lite doctor\n  phpmq-lite serve\n"
+    assert done.stderr == steps
     assert Path("config.toml").read_text() == config_file()
 
 
@@ -115,4 +116,5 @@ def test_address_that_is_none_is_refused_before_anything_is_written() -> None:
 def test_what_a_start_would_refuse_is_said_at_once() -> None:
     done = init("--listen", "0.0.0.0:9100")
     assert done.exit_code == 0
-    assert "Before the start: tcp.listen 0.0.0.0:9100 reaches beyond this machine" in done.stderr
+    words = "Before you start the broker: tcp.listen 0.0.0.0:9100 reaches beyond this machine"
+    assert words in done.stderr

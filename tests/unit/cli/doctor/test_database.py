@@ -28,10 +28,10 @@ STATS: dict[str, Any] = {
     ("changed", "state", "words"),
     [
         ({}, OK, "pid 7, 1,234 messages in 2 queues, ready"),
-        ({"publishing_stopped": "the disk is full"}, BAD, "accepts no messages: the disk is full"),
-        ({"storing_stopped": "read-only"}, BAD, "accepts no messages: read-only"),
+        ({"publishing_stopped": "the disk is full"}, BAD, "rejects messages: the disk is full"),
+        ({"storing_stopped": "read-only"}, BAD, "rejects messages: read-only"),
         ({"is_ready": False, "step": "recovering"}, WARN, "not ready: recovering"),
-        ({"version": "0.0.9"}, WARN, f"it is 0.0.9, {__version__} is installed"),
+        ({"version": "0.0.9"}, WARN, f"it is 0.0.9, but {__version__} is installed"),
         ({"wal_bytes": (128 << 20) + 1}, WARN, "more than twice storage.wal_bytes, 64 MiB"),
     ],
 )
@@ -50,7 +50,7 @@ def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: st
             OK,
             "schema 4, 1 MiB in use, closed cleanly",
         ),
-        (StoppedDatabase(schema=4, waiting=["0005_more"]), OK, "; 1 migration waits"),
+        (StoppedDatabase(schema=4, waiting=["0005_more"]), OK, "; 1 migration is pending"),
         (StoppedDatabase(schema=4, was_clean=False), WARN, "did not stop cleanly"),
         (
             StoppedDatabase(was_clean=False, last_error="fsync failed"),

@@ -17,7 +17,7 @@ PATH = Path("/srv/mq")
     [
         (FolderAccess(PATH, NOBODY), OK, "/srv/mq does not exist yet"),
         (FolderAccess(PATH, NOBODY, can_write=False), BAD, "4000000000 cannot create it"),
-        (FolderAccess(PATH, NOBODY, NOBODY), OK, "/srv/mq, no broker runs"),
+        (FolderAccess(PATH, NOBODY, NOBODY), OK, "/srv/mq, no broker is running"),
         (FolderAccess(PATH, NOBODY, NOBODY, 0o755), WARN, "is open to others, mode 0755"),
         (FolderAccess(PATH, 0, NOBODY), WARN, "/srv/mq of 4000000000, checked as root"),
         (
@@ -28,7 +28,7 @@ PATH = Path("/srv/mq")
         (
             FolderAccess(PATH, 0, 0, strangers=("phpmq.db",)),
             BAD,
-            "files of another account: phpmq.db",
+            "files owned by another account: phpmq.db",
         ),
     ],
 )

@@ -25,7 +25,7 @@ def test_packages_that_will_not_are_named() -> None:
         ("click", BAD, "7.0"),
         ("uvloop", BAD, "not installed"),
     ]
-    assert found[0].hint == f">=8.1 is needed: {install_command(flags='--upgrade')}"
+    assert found[0].hint == f">=8.1 is required: {install_command(flags='--upgrade')}"
 
 
 def test_package_that_cannot_be_imported_is_bad() -> None:
@@ -95,7 +95,7 @@ def test_version_is_judged(found: str | None, state: str) -> None:
 
 def test_version_that_may_not_differ_is_needed() -> None:
     finding = installation.package_finding(Requirement("babelqueue~=1.24"), "2.0", "pip install it")
-    assert finding == ("babelqueue", BAD, "2.0", "~=1.24 is needed: pip install it")
+    assert finding == ("babelqueue", BAD, "2.0", "~=1.24 is required: pip install it")
 
 
 def test_newer_one_is_named_with_what_was_tried() -> None:
@@ -120,4 +120,4 @@ def test_what_is_installed_here_will_do() -> None:
 def test_python_is_judged() -> None:
     assert installation.python_finding(platform.python_version(), "").state == OK
     finding = installation.python_finding("3.10.4", ">=3.11")
-    assert (finding.state, finding.hint) == (BAD, ">=3.11 is needed")
+    assert (finding.state, finding.hint) == (BAD, ">=3.11 is required")

@@ -76,7 +76,7 @@ def test_low_port_needs_a_right() -> None:
     ("sections", "wanted", "state", "words"),
     [
         ({}, [("tcp.listen", HERE)], OK, "only this machine can connect"),
-        ({"tcp": {"open": True}}, [("tcp.listen", WIDE)], WARN, "each can consume"),
+        ({"tcp": {"open": True}}, [("tcp.listen", WIDE)], WARN, "any of them can consume"),
         ({"tcp": {"open": True}}, [("admin.listen", WIDE)], OK, "other machines can connect"),
         ({"tcp": {"open": True, "allow": "10.0.0.0/8"}}, [("tcp.listen", WIDE)], OK, "10.0.0.1"),
         ({"admin": {"plaintext": True}}, [("admin.listen", WIDE)], WARN, "are sent unencrypted"),

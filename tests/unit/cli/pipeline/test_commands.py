@@ -114,7 +114,7 @@ def test_replay_tells_the_absolute_time_and_how_to_go_on(asked: list[Any]) -> No
     assert when == f"settled since {replay_plans.time_text(given.since_ms)}"
     assert parameters.time_ms(when.split()[-1]) == given.since_ms
     assert abs(given.since_ms / 1_000 - (time.time() - 7_200)) < 60
-    assert name.endswith(f"to continue it later: --name {replay_plans.plan_name(given)}")
+    assert name.endswith(f"to continue it later, use --name {replay_plans.plan_name(given)}")
 
 
 def stored(sent: int, **selection: Any) -> replay_plans.ReplayPlan:

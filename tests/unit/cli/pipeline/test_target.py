@@ -51,7 +51,7 @@ def test_broker_here_is_found_by_the_settings(tmp_path: Path) -> None:
 def test_broker_elsewhere_needs_a_place_for_the_results() -> None:
     result = ask("--url", "http://mq.example:9101")
     assert result.exit_code == 2
-    assert "give --out (or --data) for the results" in result.stderr
+    assert "use --out (or --data) for the results" in result.stderr
 
 
 def test_folder_becomes_absolute_for_the_processes_of_spark(tmp_path: Path) -> None:
