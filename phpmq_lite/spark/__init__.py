@@ -1,4 +1,4 @@
-"""A Spark data source for the history and the queues of a broker.
+"""Spark data source for the history and queues of a broker.
 
 ::
 
@@ -8,7 +8,7 @@
     spark.read.format("phpmq").option("url", "http://127.0.0.1:9101").load().show()
 
 Start reading at ``source.py``, ``source_options.py``, ``reader.py``, ``writer.py`` and
-``pipeline_client.py``. pyspark is only imported on use.
+``pipeline_client.py``. pyspark is imported only when it is needed.
 """
 
 from typing import TYPE_CHECKING

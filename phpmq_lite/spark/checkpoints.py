@@ -1,4 +1,4 @@
-"""The committed batches in checkpoints of streaming queries, and the last acknowledgement."""
+"""Committed batches in the checkpoints of streaming queries, and the final acknowledgement."""
 
 import json
 from collections.abc import Iterator
@@ -20,24 +20,24 @@ def final_ack(
     checkpoint: str,
     spark: "SparkSession | None" = None,
 ) -> int:
-    """Acknowledge the last committed batch of a query; return the number of messages.
+    """Acknowledge the last committed batch of a query; return the number of messages in it.
 
-    Call it after the query has ended and before it restarts. It is safe to repeat.
+    Call this after the query has stopped and before it restarts. The call is safe to repeat.
 
     Args:
-        connection: the broker.
-        subscription: the subscription of the query.
+        connection: the broker to send the acknowledgement to.
+        subscription: the query's subscription.
         checkpoint: the query's ``checkpointLocation``: a path, a ``file:`` URI or, with a
-            session, a URI that Hadoop reads.
-        spark: session with the Hadoop settings for a folder on another machine.
+            session, a URI that Hadoop can read.
+        spark: session with the Hadoop settings for a folder that is not on this machine.
 
     Raises:
-        DataLossError: the broker has another history than the checkpoint.
+        DataLossError: the checkpoint belongs to a history other than the broker's.
         PipelineError: the folder is not a checkpoint, or belongs to another subscription.
     """
     files = _open_checkpoint(checkpoint, spark)
     if not files.exists("metadata"):
-        raise PipelineError(f"{checkpoint} is not a checkpoint of a query: it has no file metadata")
+        raise PipelineError(f"{checkpoint} is not a query checkpoint: it has no metadata file")
     end = last_committed_offsets(files)
     if end is None:
         return 0
@@ -45,15 +45,13 @@ def final_ack(
     matching = [each for each in found if each["subscription"] == subscription]
     if not matching:
         names = ", ".join(repr(each["subscription"]) for each in found) or "none"
-        raise PipelineError(
-            f"checkpoint {checkpoint} is not of subscription {subscription!r}; it has {names}"
-        )
+        raise PipelineError(f"checkpoint {checkpoint} belongs to {names}, not to {subscription!r}")
     broker = PipelineClient(connection)
     history_id = broker.bounds().history_id
     expected = matching[0]["history"]
     if expected != history_id:
         raise DataLossError(
-            f"the broker's history is {history_id}, the checkpoint's is {expected};"
+            f"the broker's history is {history_id}, but the checkpoint's is {expected};"
             " nothing was acknowledged"
         )
     return broker.acknowledge(subscription, int(matching[0]["claim"]))
@@ -65,12 +63,12 @@ def _open_checkpoint(checkpoint: str, spark: "SparkSession | None") -> ResultsFo
 
         spark = SparkSession.getActiveSession()
         if spark is None:
-            raise PipelineError(f"reading {checkpoint} needs a Spark session")
+            raise PipelineError(f"reading {checkpoint} needs a Spark session; pass spark")
     return open_results(spark, checkpoint)
 
 
 def _objects_of(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects at any depth: later formats of the log may nest them."""
+    """Yield all objects at any depth, because later log formats may nest them."""
     if isinstance(value, dict):
         yield value
         for each in value.values():
@@ -81,7 +79,7 @@ def _objects_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
-    """Return the end offsets of the last committed batch, one per source; None if there is none.
+    """Return the settings and end offsets of the last committed batch; None if there is none.
 
     Raises:
         PipelineError: the batch is committed, but its offsets are missing.
@@ -91,16 +89,16 @@ def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
         return None
     sources = _read_sources(files, "", batch)
     if sources is None:
-        raise PipelineError(f"the checkpoint has commits/{batch}, but not offsets/{batch}")
+        raise PipelineError(f"the checkpoint has commits/{batch} but not offsets/{batch}")
     return sources
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
-    """A batch of a checkpoint and its end offset."""
+    """A batch in a checkpoint, with its end offset."""
 
     batch: int
-    history_id: str | None  # None: not a checkpoint of the history
+    history_id: str | None  # None: the stream does not read the history
     offset: int | None
 
 
@@ -122,7 +120,7 @@ def _last_commit(files: ResultsFolder, prefix: str) -> int | None:
 
 
 def _read_sources(files: ResultsFolder, prefix: str, batch: int) -> list[Any] | None:
-    """Return the offset of each source: the lines after the version and the settings."""
+    """Return the parsed lines after the version: the settings, then the offset of each source."""
     text = files.read(f"{prefix}offsets/{batch}")
     return None if text is None else [_parse_json(line) for line in text.splitlines()[1:]]
 
@@ -131,17 +129,17 @@ def _parse_json(line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError:
-        return None  # a source with another format
+        return None  # the source uses another format
 
 
 def query_id(files: ResultsFolder, checkpoint: str) -> str | None:
-    """Return the id of the query that owns a checkpoint; None before its first start."""
+    """Return the id of the query that owns a checkpoint; None if it was never started."""
     text = files.read(f"{checkpoint}/metadata")
     return None if text is None else str(json.loads(text)["id"])
 
 
 def offset_of(written: Any) -> tuple[str | None, int | None]:
-    """Return history id and offset of a stream's offset, given as JSON text or parsed."""
+    """Return the history id and number in a stream's offset, given as JSON text or parsed."""
     if isinstance(written, str):
         return offset_of(_parse_json(written))
     if not isinstance(written, dict):

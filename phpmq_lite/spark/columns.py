@@ -1,4 +1,4 @@
-"""Columns of the history, queues and the archive as Spark types; days in UTC."""
+"""Spark schemas of the history, queues and archive; helpers for batches, days and tables."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -28,7 +28,7 @@ def _columns(*columns: tuple[str, DataType]) -> StructType:
     return StructType([StructField(name, kind, nullable=True) for name, kind in columns])
 
 
-# Settled messages in order of offset. Times are TIMESTAMP in UTC, to the millisecond.
+# Settled messages, ordered by offset. Times are UTC TIMESTAMPs with millisecond precision.
 HISTORY_COLUMNS: Final = _columns(
     ("offset", LongType()),
     ("seq", LongType()),
@@ -54,7 +54,7 @@ HISTORY_COLUMNS: Final = _columns(
 )
 BODY: Final = "body"
 
-# Claimed messages of a subscription in order of claim.
+# Messages claimed by a subscription, ordered by claim.
 QUEUE_COLUMNS: Final = _columns(
     ("claim", LongType()),
     ("message_id", StringType()),
@@ -69,12 +69,12 @@ QUEUE_COLUMNS: Final = _columns(
 
 
 def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> StructType:
-    """Return the requested columns in that order; all columns if none are named, ``body`` last.
+    """Return the requested columns in the given order, or all columns if none are requested.
 
-    ``body`` can also be requested by name.
+    ``body`` appends the column ``body`` unless it was requested by name.
 
     Raises:
-        OptionError: the history has no such column; suggests the nearest name.
+        OptionError: the history has no such column; the message suggests a similar name.
     """
     fields = {field.name: field for field in [*HISTORY_COLUMNS, StructField(BODY, BinaryType())]}
     for name in columns:
@@ -87,7 +87,7 @@ def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> Str
 
 
 def check_read_schema(requested: StructType, offered: StructType) -> None:
-    """Check that a user's schema is a selection of the offered columns.
+    """Check that a user's schema contains only offered columns with matching types.
 
     Raises:
         OptionError: a column is unknown or has another type.
@@ -99,12 +99,12 @@ def check_read_schema(requested: StructType, offered: StructType) -> None:
         if field.dataType != kinds[field.name]:
             raise OptionError(
                 f"column {field.name!r} is {kinds[field.name].simpleString()},"
-                f" the schema says {field.dataType.simpleString()}"
+                f" but the schema says {field.dataType.simpleString()}"
             )
 
 
 def arrow_schema(schema: StructType) -> "pa.Schema":
-    """Return the Arrow schema that Spark requires of a batch: microseconds, UTC."""
+    """Return the Arrow schema that Spark requires for a batch: UTC times in microseconds."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
@@ -137,14 +137,14 @@ def utc_day(at: "Column | str") -> "Column":
     return sf.date_from_unix_date(days.cast("int"))
 
 
-_MARK: Final = "provider"  # a property of every table, but not an option
-_PREFIX: Final = "option."  # of options among the properties
+_MARK: Final = "provider"  # a property of every table but not an option
+_PREFIX: Final = "option."  # marks the properties that are options
 _KEY: Final = "phpmq.options"
 _TOKEN: Final = "token"  # noqa: S105 - the name of the option
 
 
 def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a table that is being created; None otherwise.
+    """Return a table's options while it is being created; None otherwise.
 
     Properties without the prefix belong to Spark (``owner``, ``location``) or to the table.
     """
@@ -158,7 +158,7 @@ def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def add_table_options(columns: StructType, options: Mapping[str, str]) -> StructType:
-    """Return the columns with the options of their table, except for a token."""
+    """Return the columns with their table's options stored in them, except the token."""
     kept = {name: value for name, value in options.items() if name.lower() != _TOKEN}
     first, *others = columns
     marked = StructField(first.name, first.dataType, first.nullable, {_KEY: kept})

@@ -1,11 +1,11 @@
-"""Errors between Spark and the broker.
+"""Errors of the Spark data source and its jobs.
 
 PipelineError
 ├── OptionError      an option is unknown, malformed or not applicable: correct the call
 ├── BrokerError      the broker refused a request or is unreachable; has status and code
 ├── DataLossError    requested rows are gone: set ``failOnDataLoss=false`` to skip them
-├── ShortReadError   fewer or more rows were received than announced: read again
-└── JavaError        no Java that Spark can use: install one as the message explains
+├── ShortReadError   the number of received rows is not the declared one: read again
+└── JavaError        Spark found no usable Java: install one as the message explains
 
 An error raised in a worker process reaches the driver as text in Spark's own exception.
 """
@@ -14,7 +14,7 @@ from phpmq_lite.errors import PhpmqError
 
 
 class PipelineError(PhpmqError):
-    """Base class of all errors that the Spark side raises deliberately."""
+    """Base class of all errors that the Spark package raises deliberately."""
 
 
 class OptionError(PipelineError):
@@ -24,8 +24,8 @@ class OptionError(PipelineError):
 class BrokerError(PipelineError):
     """The broker refused a request or did not reply.
 
-    ``status`` is the HTTP status and ``code`` the short name in the response; without a response
-    they are 0 and ``unreachable``.
+    ``status`` is the HTTP status and ``code`` is the error code in the response. Without a
+    response, they are 0 and ``unreachable``.
     """
 
     def __init__(self, detail: str, status: int = 0, code: str = "unreachable") -> None:
@@ -35,11 +35,11 @@ class BrokerError(PipelineError):
 
 
 class DataLossError(PipelineError):
-    """Rows of the range are gone, or the broker has another history than at the last read."""
+    """Rows in the range are gone, or the broker's history has changed since the last read."""
 
 
 class ShortReadError(PipelineError):
-    """The number of received rows differs from the announced number; read the range again."""
+    """The number of received rows differs from the declared number; read the range again."""
 
 
 class JavaError(PipelineError):

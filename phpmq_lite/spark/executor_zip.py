@@ -1,4 +1,4 @@
-"""A zip of this package for executors that lack it: ``--py-files``, ``addPyFile``."""
+"""Zip of this package for executors that lack it, passed to ``--py-files`` or ``addPyFile``."""
 
 import hashlib
 import zipfile
@@ -9,9 +9,9 @@ from typing import Final
 
 from phpmq_lite import __version__
 
-_PACKAGES: Final = ("phpmq_lite", "pyspark_phpmq")  # Spark finds format("phpmq") by the second
-_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # not for executors
-_DATE: Final = (1980, 1, 1, 0, 0, 0)  # the minimum of zip; identical code makes identical files
+_PACKAGES: Final = ("phpmq_lite", "pyspark_phpmq")  # the second registers format("phpmq")
+_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # not needed there
+_DATE: Final = (1980, 1, 1, 0, 0, 0)  # earliest zip date; a fixed one keeps builds identical
 
 
 def zip_name() -> str:
@@ -20,7 +20,7 @@ def zip_name() -> str:
 
 
 def build_zip(to: Path) -> Path:
-    """Write the zip and rename it into place; identical code makes identical bytes."""
+    """Write the zip and rename it into place; identical code produces identical bytes."""
     to.parent.mkdir(parents=True, exist_ok=True)
     new = to.with_name(to.name + ".new")
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -31,11 +31,11 @@ def build_zip(to: Path) -> Path:
 
 
 def zip_files() -> Iterator[tuple[str, Path]]:
-    """Yield the names in the zip and their files, in order."""
+    """Yield the name in the zip and the path of each file, in order."""
     for package in _PACKAGES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
-            continue  # only a wheel and an installed checkout have the shim
+            continue  # the shim exists only in a wheel or an installed checkout
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*")):
             inner = path.relative_to(root)

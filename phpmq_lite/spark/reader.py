@@ -1,4 +1,4 @@
-"""Batch and stream readers of the history, and the stream reader of a queue.
+"""Batch and stream readers for the history, and the stream reader for a queue.
 
 Spark creates and pickles readers in several processes, so their constructors send no requests. The
 driver calls ``partitions``, the offset methods and ``commit``; executors call ``read``.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 OFFSETS_PER_PARTITION: Final = 1_000_000
 OFFSETS_WORTH_A_TASK: Final = 50_000
-EXPORTS: Final = 2  # concurrent exports of a broker
+EXPORTS: Final = 2  # exports that a broker runs at a time
 
 Offset = dict[str, Any]
 
@@ -64,10 +64,10 @@ class OffsetRange(InputPartition):
 
 
 def cut_range(whole: OffsetRange, partitions: int | None) -> Sequence[OffsetRange]:
-    """Cut a range into ranges of similar length, in order, none of them empty.
+    """Cut a range into non-empty ranges of similar length, in order.
 
-    If ``partitions`` is None, there are two if that is worthwhile, because a broker runs two
-    exports at a time; more if they would be long.
+    If ``partitions`` is None, a range worth splitting is cut in two, because a broker runs two
+    exports at a time, or into more if the parts would be long.
     """
     lo, span = whole.lo, whole.hi - whole.lo
     if span <= 0:
@@ -85,7 +85,7 @@ def _read_history(
 ) -> Iterator["pa.RecordBatch"]:
     if options.connection.path is not None and part.machine != node():
         raise OptionError(
-            f"path needs a local master: this executor is on {node()}, the database on"
+            f"path needs a local master: this executor is on {node()}, but the database is on"
             f" {part.machine}; set url, which every executor can reach"
         )
     request = HistoryRequest(
@@ -102,42 +102,42 @@ def _read_history(
     try:
         for batch in open_history(options.connection).rows(request):
             yield conform_batch(batch, wanted)
-    except DataLossError:  # before the first row; a range that ends later is a short read
+    except DataLossError:  # raised before the first row; a later end is a ShortReadError
         if options.fails_on_data_loss:
             raise
 
 
 def _check_gap(lo: int, bounds: HistoryBounds, options: HistoryOptions) -> int:
-    """Return where reading starts: after the gap, if gaps are allowed.
+    """Return the offset to read from, which skips a gap if gaps are allowed.
 
-    Retention removes rows of deleted messages separately, before the others. If only those are
-    gone, the other rows are still read.
+    Retention removes rows of deleted messages separately, before other rows. If only those rows
+    are gone, the remaining rows are still read.
 
     Raises:
         DataLossError: retention removed requested rows above ``lo``.
     """
     if options.fails_on_data_loss and lo < bounds.lo:
         raise DataLossError(
-            f"rows from offset {lo + 1} were requested, retention removed all up to {bounds.lo};"
-            " set failOnDataLoss to false to continue with the remaining rows"
+            f"rows from offset {lo + 1} were requested, but retention removed all up to"
+            f" {bounds.lo}; set failOnDataLoss to false to continue with the remaining rows"
         )
     needs_deleted = not options.outcomes or DELETED in options.outcomes
     if options.fails_on_data_loss and needs_deleted and lo < bounds.lo_deleted:
         raise DataLossError(
-            f"rows from offset {lo + 1} were requested, retention removed those of deleted messages"
-            f" up to {bounds.lo_deleted}; set failOnDataLoss to false to continue without them, or"
-            f" outcomes to {','.join(name for name in OUTCOMES if name != DELETED)}"
+            f"rows from offset {lo + 1} were requested, but retention removed those of deleted"
+            f" messages up to {bounds.lo_deleted}; set failOnDataLoss to false to continue without"
+            f" them, or outcomes to {','.join(name for name in OUTCOMES if name != DELETED)}"
         )
     return max(lo, bounds.lo)
 
 
 class HistoryReader(DataSourceReader):
-    """A batch read of the history; ``partitions`` fixes the range of the read."""
+    """Batch reader for the history; ``partitions`` fixes the range to read."""
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._min_lo = 0  # from pushed filters: the minimum of lo
+        self._min_lo = 0  # lower bound of lo, from pushed filters
         self._most = 1 << 62
         self._only: frozenset[str] | None = None
         self._outcomes: frozenset[str] = frozenset(options.outcomes or OUTCOMES)
@@ -162,27 +162,27 @@ class HistoryReader(DataSourceReader):
         return cut_range(whole, options.partitions)
 
     def _restricted_queues(self, known: list[str]) -> tuple[str, ...]:
-        """Return the queues allowed by option and filter; a filter may name an unknown queue."""
+        """Return the queues allowed by option and filters, which may name unknown queues."""
         only = (self._only or frozenset()) & set(known)
         if self._options.queues:
             only &= set(self._options.queues)
         return tuple(sorted(only))
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows of one range; without ranges Spark calls it once, for no rows."""
+        """Yield the rows of one range; without ranges, Spark calls this once for no rows."""
         if isinstance(partition, OffsetRange):
             yield from _read_history(self._options, self._schema, partition)
 
 
 class FilteringHistoryReader(HistoryReader):
-    """Supports filters on ``offset``, ``queue`` and ``outcome``; Spark applies the others.
+    """Batch reader that applies filters on ``offset``, ``queue`` and ``outcome`` itself.
 
-    It is a separate class because having the method is an error if the session does not push
-    filters.
+    This is a separate class because defining ``pushFilters`` is an error if the session does not
+    push filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Use filters that narrow the range or the queues; return the others."""
+        """Apply filters that narrow the range, queues or outcomes; return the rest for Spark."""
         return [each for each in filters if not self._apply_filter(each)]
 
     def _apply_filter(self, condition: Filter) -> bool:
@@ -207,7 +207,7 @@ class FilteringHistoryReader(HistoryReader):
             case In(("outcome",), names) if all(isinstance(name, str) for name in names):
                 self._outcomes &= set(names)
             case IsNotNull(("offset",)) | IsNotNull(("queue",)) | IsNotNull(("outcome",)):
-                pass  # they never are
+                pass  # these columns are never null
             case _:
                 return False
         return True
@@ -217,7 +217,7 @@ class FilteringHistoryReader(HistoryReader):
 
 
 class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the history. Offset ``{"history": id, "offset": n}``: processed up to n."""
+    """Stream reader for the history; ``{"history": id, "offset": n}`` means processed up to n."""
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
@@ -226,17 +226,17 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None  # with availableNow: the last offset to read
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
-        """Return where a new query starts; Spark calls it twice."""
+        """Return the offset at which a new query starts; Spark calls this twice."""
         bounds = self._history.bounds()
         start = resolve_position(self._history, bounds, self._options.starting)
         return {"history": bounds.history_id, "offset": _check_gap(start, bounds, self._options)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end; messages that settle later are left to the next run."""
+        """Fix the end of this run; messages settled later are left to the next run."""
         self._target = self._history.bounds().hi
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a batch in offsets."""
+        """Return the batch limit in offsets."""
         most = self._options.offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -252,12 +252,12 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"history": bounds.history_id, "offset": max(lo, hi)}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
-        """Return the last available offset, for the progress of the query."""
+        """Return the last available offset, for the query's progress."""
         bounds = self._history.bounds()
         return {"history": bounds.history_id, "offset": bounds.hi}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Cut the offsets of a batch; repeated planning gives the same ranges."""
+        """Cut a batch's offsets into ranges; repeated planning produces the same ranges."""
         lo = start["offset"]
         if start["history"] != end["history"]:  # allowed by latestOffset: read from the start
             lo = 0
@@ -282,7 +282,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _check_gap(start["offset"], bounds, self._options)
         if self._options.fails_on_data_loss:
             raise DataLossError(
-                f"the broker's history is {bounds.history_id}, this query has read"
+                f"the broker's history is {bounds.history_id}, but this query has read"
                 f" {start['history']} up to {start['offset']}: the broker was restored or replaced."
                 " Start a new checkpoint, or set failOnDataLoss to false to read"
                 " the new history from its beginning"
@@ -291,10 +291,10 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Consumes a queue. Offsets are ``{"history", "subscription", "claim": n}``.
+    """Stream reader that consumes a queue; offsets are ``{"history", "subscription", "claim": n}``.
 
     Claims are numbered without gaps and stored by the broker, so a batch can be planned again
-    identically. A subscription supports one query.
+    identically. A subscription supports only one query.
     """
 
     def __init__(self, options: QueueOptions, schema: StructType) -> None:
@@ -308,16 +308,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(self._broker.claimed(self._options.subscription).acked)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the messages of this run: those claimed and those ready now."""
+        """Fix the messages to read in this run: those claimed and those ready now."""
         claimed = self._broker.claimed(self._options.subscription).hi
         self._target = claimed + self._broker.ready(self._options.queue)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a batch in messages."""
+        """Return the batch limit in messages."""
         return ReadMaxRows(self._options.messages_per_trigger)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Claim messages for the next batch, or return existing claims above ``start``."""
+        """Claim messages for the next batch, or reuse existing claims above ``start``."""
         self._check(start)
         options, after = self._options, int(start["claim"])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else options.messages_per_trigger
@@ -330,19 +330,19 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if hi < after:
             raise DataLossError(
-                f"subscription {options.subscription!r} is at claim {hi}, this query is at"
-                f" {after}: start a new checkpoint"
+                f"subscription {options.subscription!r} is at claim {hi}, but this query is at"
+                f" {after}; start a new checkpoint"
             )
         return {**start, "claim": min(hi, after + most)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Cut the claims of a batch; repeated planning gives the same ranges."""
+        """Cut a batch's claims into ranges; repeated planning produces the same ranges."""
         self._check(end)
         whole = OffsetRange(start["claim"], end["claim"], end["history"], node())
         return cut_range(whole, self._options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the messages of some claims.
+        """Yield the messages in one range of claims.
 
         Raises:
             DataLossError: some claims were released manually or acknowledged.
@@ -362,13 +362,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         if rows != asked and self._options.fails_on_data_loss:
             raise DataLossError(
-                f"{asked - rows} of the claims {partition.lo + 1} to {partition.hi} of"
-                f" {subscription!r} were released; their messages are claimed again later."
+                f"{asked - rows} of the claims {partition.lo + 1} to {partition.hi} held by"
+                f" {subscription!r} were released; their messages will be claimed again."
                 " Set failOnDataLoss to false to continue"
             )
 
     def commit(self, end: Offset) -> None:
-        """Acknowledge a written batch; Spark calls it while it plans the next one."""
+        """Acknowledge a written batch; Spark calls this while it plans the next batch."""
         self._broker.acknowledge(self._options.subscription, int(end["claim"]))
 
     def _offset(self, claim: int) -> Offset:
@@ -379,12 +379,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(self, offset: Offset) -> None:
         if offset["subscription"] != self._options.subscription:
             raise OptionError(
-                f"the checkpoint is of subscription {offset['subscription']!r},"
-                f" the option says {self._options.subscription!r}"
+                f"the checkpoint belongs to subscription {offset['subscription']!r},"
+                f" but the option says {self._options.subscription!r}"
             )
         now = self._broker.bounds().history_id
         if offset["history"] != now:
             raise DataLossError(
-                f"the broker's history is {now}, this query claimed in {offset['history']}:"
+                f"the broker's history is {now}, but this query claimed in {offset['history']}:"
                 " the broker was restored or replaced; start a new checkpoint"
             )

@@ -1,4 +1,4 @@
-"""Files and paths below the results folder, on this machine or through Hadoop."""
+"""Files and paths in the results folder, on this machine or through Hadoop."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NO_CLASS: Final = ("ClassNotFoundException", "NoClassDefFoundError", "No FileSystem for scheme")
 _AZURE: Final = "org.apache.hadoop:hadoop-azure:{hadoop}"
-_JARS: Final = {  # scheme -> package of its file system; pip's Spark has none of them
+_JARS: Final = {  # scheme -> package of its file system; pip's PySpark includes none
     "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
     "abfs": _AZURE,
     "abfss": _AZURE,
@@ -32,7 +32,7 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class ResultsFolder(Protocol):
-    """The file operations of jobs, besides reading and writing tables."""
+    """File operations that jobs need besides reading and writing tables."""
 
     def url(self, path: str) -> str:
         """Return the URI of ``path`` for Spark."""
@@ -50,35 +50,35 @@ class ResultsFolder(Protocol):
         """Return the content of a file as UTF-8; None if it does not exist."""
 
     def write(self, path: str, text: str) -> None:
-        """Write a file under a temporary name, then rename it. Creates its folder."""
+        """Write a file under a temporary name, then rename it; create a missing folder."""
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file or folder; the target must not exist. Creates its folder."""
+        """Rename a file or folder; the target must not exist, but its folder is created."""
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with its content; a no-op if it does not exist."""
+        """Remove a file, or a folder with its contents; do nothing if it does not exist."""
 
     def sync(self, path: str) -> None:
-        """Sync all files of a folder to disk, if the storage does not do so itself."""
+        """Sync all files in a folder to disk, unless the storage does so itself."""
 
     def lock(self, name: str, *, is_shared: bool = False) -> AbstractContextManager[None]:
         """Hold a lock; shared locks only exclude exclusive ones.
 
         Raises:
-            RefusedError: ``is_locked``: another run holds it.
+            RefusedError: ``is_locked``: another run holds the lock.
         """
 
 
 def open_results(spark: "SparkSession | None", out: str) -> ResultsFolder:
-    """Return the files below ``out``; a URI other than ``file:`` needs ``spark``."""
+    """Return the results folder ``out``; a URI other than ``file:`` needs ``spark``."""
     folder = local_folder_of(out)
     return HadoopResultsFolder(spark, out) if folder is None else LocalResultsFolder(folder)
 
 
 def local_folder_of(out: str) -> Path | None:
-    """Return the folder of a path or a ``file:`` URI; None for other URIs.
+    """Return the folder for a path or a ``file:`` URI; None for other URIs.
 
-    Nothing is decoded, because Hadoop does not decode either.
+    Percent escapes are kept, because Hadoop does not decode them either.
     """
     if out.startswith("file:"):
         return Path("/", out.removeprefix("file:").lstrip("/"))
@@ -86,7 +86,7 @@ def local_folder_of(out: str) -> Path | None:
 
 
 def _is_data(name: str) -> bool:
-    """Return whether Spark reads the file: it is neither hidden nor a marker."""
+    """Return whether Spark reads the file, because it is neither hidden nor a marker."""
     return not name.startswith((".", "_"))
 
 
@@ -127,7 +127,7 @@ class LocalResultsFolder:
             return None
 
     def write(self, path: str, text: str) -> None:
-        """Write a file by renaming; it is synced before the rename."""
+        """Write and sync a temporary file, then rename it."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.new")  # unique per process
@@ -143,7 +143,7 @@ class LocalResultsFolder:
         (self._root / source).rename(self._root / target)
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with its content."""
+        """Remove a file, or a folder with its contents."""
         place = self._root / path
         if place.is_dir():
             shutil.rmtree(place)
@@ -151,7 +151,7 @@ class LocalResultsFolder:
             place.unlink(missing_ok=True)
 
     def sync(self, path: str) -> None:
-        """Sync all files of a folder and the folder itself."""
+        """Sync all files in a folder and the folder itself."""
         for folder, _, names in os.walk(self._root / path):
             for place in (*names, "."):
                 descriptor = os.open(Path(folder) / place, os.O_RDONLY)
@@ -162,7 +162,7 @@ class LocalResultsFolder:
 
     @contextmanager
     def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
-        """Hold a kernel lock, which ends with this process in any case."""
+        """Hold a kernel lock, which is released even if this process is killed."""
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / f".{name}.lock").open("w") as stream:
             try:
@@ -171,13 +171,13 @@ class LocalResultsFolder:
             except BlockingIOError:
                 raise RefusedError(
                     "is_locked",
-                    f"another job is working on {name} in {self._root}; wait for its end",
+                    f"another job is working on {name} in {self._root}; wait until it finishes",
                 ) from None
             yield
 
 
 def missing_jar(root: str, error: str, hadoop: str) -> PipelineError | None:
-    """Return how to install the file system of a URI; None for another error."""
+    """Return an error that says how to install a URI's file system; None for other errors."""
     if not any(word in error for word in _NO_CLASS):
         return None
     scheme = root.partition(":")[0].lower()
@@ -199,7 +199,7 @@ def missing_jar(root: str, error: str, hadoop: str) -> PipelineError | None:
 class HadoopResultsFolder:
     """Files on any storage that Spark's Hadoop libraries support: HDFS, S3 and others.
 
-    ``lock`` has no effect here: only one run at a time may write to such a folder.
+    ``lock`` has no effect here, so only one run at a time may write to such a folder.
     """
 
     def __init__(self, spark: Any, root: str) -> None:
@@ -208,7 +208,7 @@ class HadoopResultsFolder:
         self._io = spark._jvm.org.apache.commons.io.IOUtils
         try:
             self._fs = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
-        except Exception as error:  # py4j's; the Java exception is in its text
+        except Exception as error:  # py4j's error, whose text contains the Java exception
             hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
             refusal = missing_jar(self._root, str(error), hadoop)
             if refusal is None:
@@ -219,7 +219,7 @@ class HadoopResultsFolder:
         return self._hadoop.Path(self.url(path))
 
     def url(self, path: str) -> str:
-        """Return the URI."""
+        """Return the URI of ``path``."""
         return f"{self._root}/{path}" if path else self._root
 
     def exists(self, path: str) -> bool:
@@ -257,7 +257,7 @@ class HadoopResultsFolder:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Write a temporary file and rename it. Briefly, neither file may exist."""
+        """Write a temporary file, then rename it. The target may briefly not exist."""
         temporary = self._path(f"{path}.new")
         stream = self._fs.create(temporary, True)
         try:
@@ -278,15 +278,15 @@ class HadoopResultsFolder:
             raise OSError(f"cannot rename {source} to {target}")
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with its content."""
+        """Remove a file, or a folder with its contents."""
         self._fs.delete(self._path(path), True)
 
     def sync(self, path: str) -> None:
-        """Do nothing: closed files are durable there."""
+        """Do nothing, because closed files are already durable."""
 
     @contextmanager
     def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
-        """Do nothing: there is no lock that ends with its holder."""
+        """Do nothing, because Hadoop has no lock that is released when its holder dies."""
         yield
 
 
@@ -302,41 +302,41 @@ REPLAYS: Final = "replays"
 JOBS: Final = "jobs.json"
 SUMMARY: Final = "summary.json"
 
-_NAME_MAX: Final = 255  # limit of file systems, including HDFS
-_KEPT_BYTES: Final = 128  # bytes kept of a longer name
+_NAME_MAX: Final = 255  # file name limit of common file systems, including HDFS
+_KEPT_BYTES: Final = 128  # bytes kept from a longer name
 _TEMPORARY_BYTES: Final = len("..json.4194304.new")  # added to the name while the file is written
 _LOCK: Final = len(".consume-.lock")
 
 
 def consumed_folder(queue: str) -> str:
-    """Return the folder of messages consumed from a queue."""
+    """Return the folder for messages consumed from a queue."""
     return f"consumed/{_file_name(queue)}"
 
 
 def consume_checkpoint_folder(subscription: str) -> str:
-    """Return the checkpoint folder of a subscription."""
+    """Return a subscription's checkpoint folder."""
     return f"checkpoints/consume/{_file_name(subscription)}"
 
 
 def consume_lock_name(subscription: str) -> str:
-    """Return the lock name of a subscription."""
+    """Return a subscription's lock name."""
     return f"consume-{_file_name(subscription, _LOCK)}"
 
 
 def replay_plan_file(name: str) -> str:
-    """Return the file of a replay's plan."""
+    """Return the file that stores a replay's plan."""
     return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.json"
 
 
 def replay_progress_file(name: str) -> str:
-    """Return the file with the number of published pieces of a replay."""
+    """Return the file that stores how many of a replay's pieces are published."""
     return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.done"
 
 
 def _file_name(text: str, extra: int = 0) -> str:
-    """Return a unique file name for any text, never a hidden one.
+    """Return a unique file name for any text; it is never hidden.
 
-    It leaves room for ``extra`` more bytes. Only shortened names contain ``%-``.
+    The name leaves room for ``extra`` more bytes. Only shortened names contain ``%-``.
     """
     name = quote(text, safe="")
     if name[:1] in {".", "_"}:
@@ -347,7 +347,7 @@ def _file_name(text: str, extra: int = 0) -> str:
 
 
 def read_json_files(files: ResultsFolder, folder: str) -> list[Any]:
-    """Return the content of all JSON files in a folder, except hidden ones."""
+    """Return the contents of all JSON files in a folder, except hidden ones."""
     texts = (
         files.read(f"{folder}/{name}")
         for name in files.names(folder)
@@ -366,6 +366,6 @@ def read_archive(spark: "SparkSession", files: ResultsFolder) -> "DataFrame":
 
     if not any(name.startswith("date=") for name in files.names(ARCHIVE)):
         raise RefusedError(
-            "no_archive", f"there is no archive in {files.url('')}: run the job archive first"
+            "no_archive", f"there is no archive in {files.url('')}: run the archive job first"
         )
     return spark.read.schema(ARCHIVE_SCHEMA).parquet(files.url(ARCHIVE))

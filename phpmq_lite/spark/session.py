@@ -1,4 +1,4 @@
-"""A Spark session with suitable settings: UTC, quiet, the data source registered."""
+"""Spark session in UTC, without progress bars and with the data source registered."""
 
 import os
 import shlex
@@ -22,13 +22,13 @@ ALWAYS: Final[Mapping[str, str]] = {
     "spark.sql.python.filterPushdown.enabled": "true",  # required by the option pushFilters
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has no statistics
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # no statistics for INT96
 }
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 SPARK_SHUFFLES: Final = "200"  # Spark's default
 ROWS_PER_PARTITION: Final = 500_000
-_FITTED: Final = "phpmq.shuffle.partitions"  # our last value; the user sets any other value
-LOCAL: Final[Mapping[str, str]] = {  # only listens on the loopback
+_FITTED: Final = "phpmq.shuffle.partitions"  # the value we set last; any other value is the user's
+LOCAL: Final[Mapping[str, str]] = {  # listen only on loopback
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -38,7 +38,7 @@ LOCAL: Final[Mapping[str, str]] = {  # only listens on the loopback
 def settings_of(
     name: str, master: str, conf: Mapping[str, str], py_files: Sequence[Path] = ()
 ) -> dict[str, str]:
-    """Return the settings of a session; ``conf`` takes precedence."""
+    """Return the settings for a session; ``conf`` takes precedence."""
     settings = {"spark.app.name": name, "spark.master": master, **ALWAYS}
     if is_local(master):
         settings |= LOCAL
@@ -48,7 +48,7 @@ def settings_of(
 
 
 def python_of(master: str, conf: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """Return the Python of the workers: this one on this machine, a configured one on a cluster.
+    """Return the Python for workers: this one if they are local, the configured one on a cluster.
 
     Driver and workers must have the same minor version. ``spark.pyspark.python`` takes precedence
     over ``PYSPARK_PYTHON``, as in spark-submit.
@@ -66,14 +66,14 @@ def session(
     py_files: Sequence[Path] = (),
     log: Path | None = None,
 ) -> "SparkSession":
-    """Start Java and Spark, and return a session with ``format("phpmq")``; takes 7 to 12 s.
+    """Start Java and Spark, and return a session with ``format("phpmq")``; this takes 7 to 12 s.
 
-    Sets ``JAVA_HOME`` and ``PYSPARK_PYTHON`` of this process (``python_of``). A process has one
-    session: a running one is returned, with the settings of ``conf`` that can still be changed.
+    Sets ``JAVA_HOME`` and ``PYSPARK_PYTHON`` in this process (see ``python_of``). A process has one
+    session: if it is running, it is returned with those ``conf`` settings that can still change.
 
     Args:
-        name: name of the application.
-        master: ``local[2]``, ``spark://host:7077``.
+        name: application name.
+        master: where Spark runs, such as ``local[2]`` or ``spark://host:7077``.
         conf: Spark settings that take precedence over ours.
         py_files: zips or eggs with code that executors need.
         log: file for the output of Java, its launcher and the workers; default: this process's
@@ -81,7 +81,7 @@ def session(
 
     Raises:
         JavaError: there is no usable Java.
-        PipelineError: Java ended before Spark had started; the log has the reason.
+        PipelineError: Java exited before Spark started; the log says why.
     """
     from phpmq_lite.spark.source import register
 
@@ -102,14 +102,15 @@ def session(
 
 
 def shuffle_partitions(cores: int, rows: int) -> int:
-    """Return the number of partitions of a shuffle: one per core, more if they would be large."""
+    """Return the number of shuffle partitions: one per core, or more if they would be large."""
     return max(cores, -(-rows // ROWS_PER_PARTITION))
 
 
 def fit_shuffles(spark: "SparkSession", rows: int) -> None:
-    """Set the partitions of shuffles for ``rows`` rows, unless the user has set them.
+    """Set the number of shuffle partitions for ``rows`` rows, unless the user has set it.
 
-    Spark's default of 200 suits a cluster: on two cores, a short job mostly starts tasks.
+    Spark's default of 200 suits a cluster. On two cores, it would make a short job spend most of
+    its time starting tasks.
     """
     before = spark.conf.get(_FITTED, SPARK_SHUFFLES)
     is_set_by_user = SHUFFLES in dict(spark.sparkContext.getConf().getAll())
@@ -134,7 +135,7 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
         streams: dict[str, Any] = {}
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(log.open("ab"))  # Java has its own copy
+            file = stack.enter_context(log.open("ab"))  # Java inherits its own descriptor
             streams = {"stdout": file, "stderr": file}
         try:
             gateway = launch_gateway(start, streams)  # type: ignore[no-untyped-call]
@@ -142,7 +143,7 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
             where = f"; see {log}" if log is not None else ""
             java, python = os.environ.get("JAVA_HOME", ""), sys.version.split()[0]
             raise PipelineError(
-                f"Java ({shlex.quote(java)}) ended before Spark started,"
+                f"Java ({shlex.quote(java)}) exited before Spark started,"
                 f" with Python {python}{where}"
             ) from error
     SparkContext._gateway = gateway

@@ -1,4 +1,4 @@
-"""The Spark data source ``phpmq``: selects the reader or writer."""
+"""Spark data source ``phpmq``, which selects the reader or writer."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ def register(spark: "SparkSession") -> None:
 
 
 class PhpmqSource(DataSource):
-    """The history or a queue of a broker; options are in ``source_options.py``."""
+    """A broker's history or one of its queues; options are in ``source_options.py``."""
 
     options: MutableMapping[str, str]
 
@@ -61,7 +61,7 @@ class PhpmqSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Return the columns; Spark asks before it decides between batch and stream."""
+        """Return the columns; Spark calls this before it chooses between batch and stream."""
         given = table_options(self.options)
         made = self._columns(self.options if given is None else given)
         return made if given is None else add_table_options(made, given)
@@ -74,16 +74,16 @@ class PhpmqSource(DataSource):
         return columns.history_columns(options.columns, body=options.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch.
+        """Return the reader for a batch.
 
         Raises:
-            OptionError: an option is wrong, or the mode is queue: a batch read must not consume.
+            OptionError: an option is invalid, or the mode is queue, which a batch read cannot use.
         """
         given = read_table_options(schema) | dict(self.options)
         if read_mode(given) == "queue":
             raise OptionError(
-                "a batch read does not consume: use mode=queue with readStream; to view messages"
-                " without consuming them, use the admin or the HTTP API"
+                "a batch read cannot consume; use mode=queue with readStream. To view messages"
+                " without consuming them, use the admin UI or the HTTP API"
             )
         options = history_options(given, SourceMode.BATCH_READ)
         columns.check_read_schema(schema, columns.history_columns(body=True))
@@ -91,7 +91,7 @@ class PhpmqSource(DataSource):
         return kind(options, remove_table_options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """Return the reader of a stream."""
+        """Return the reader for a stream."""
         given = read_table_options(schema) | dict(self.options)
         if read_mode(given) == "queue":
             columns.check_read_schema(schema, columns.QUEUE_COLUMNS)
@@ -102,7 +102,7 @@ class PhpmqSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch."""
+        """Return the writer for a batch."""
         options = write_options(self.options, SourceMode.BATCH_WRITE)
         if overwrite:
             raise OptionError("a queue cannot be overwritten; use mode append")
@@ -112,7 +112,7 @@ class PhpmqSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Return the writer of a stream."""
+        """Return the writer for a stream."""
         options = write_options(self.options, SourceMode.STREAM_WRITE)
         if overwrite:
             raise OptionError("a queue cannot be overwritten; use output mode append or update")
@@ -120,7 +120,7 @@ class PhpmqSource(DataSource):
         return StreamWriter(options)
 
 
-# Options that ``schema`` ignores because only batches or only streams have them.
+# Options that ``schema`` ignores because they apply only to batches or only to streams.
 _OF_ONE_USE = (
     "startingOffsets",
     "endingOffsets",

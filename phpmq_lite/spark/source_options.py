@@ -1,4 +1,4 @@
-"""Options of the data source: names, uses, and suggestions for misspelled names.
+"""Options of the data source: names, where each applies, and suggestions for misspelled names.
 
 Spark passes options as strings with lower-case names. Names and meanings follow Kafka's source
 (``docs/guides/pipeline.md``, Options). This module does not import pyspark.
@@ -16,7 +16,7 @@ from phpmq_lite.spark.errors import OptionError
 
 
 class SourceMode(StrEnum):
-    """A use of the data source; each has its own options."""
+    """A way to use the data source; each has its own options."""
 
     BATCH_READ = "a batch read"
     HISTORY_STREAM = "a stream read of the history"
@@ -83,7 +83,7 @@ DELETED: Final = "deleted"
 OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
-MESSAGES_MAX: Final = 100_000  # per claim request; the broker's limits
+MESSAGES_MAX: Final = 100_000  # this and BYTES_MAX are the broker's limits per claim request
 BYTES_MAX: Final = 1 << 30
 
 
@@ -96,11 +96,11 @@ def is_local(master: str) -> bool:
 class SourceConnection:
     """The location of the history: a broker's admin address, or its database file.
 
-    ``url`` is the admin address without ``/api``: ``http://127.0.0.1:9101``. ``path`` needs a local
-    master, because SQLite over a network file system is unsafe.
+    ``url`` is the admin address without ``/api``, as in ``http://127.0.0.1:9101``. ``path`` needs a
+    local master, because SQLite over a network file system is unsafe.
 
     Raises:
-        OptionError: not exactly one of the two is set, or address or token is invalid.
+        OptionError: ``url`` or ``path`` is missing, both are set, or a value is invalid.
     """
 
     url: str | None = None
@@ -116,14 +116,14 @@ class SourceConnection:
             )
         if self.url is not None:
             _check_url(self.url)
-        # http.client would show the token in its error
+        # checked here because http.client would show the token in its error
         if self.token is not None and not all("!" <= letter <= "~" for letter in self.token):
             raise OptionError(
-                "the token has an invalid character, possibly a space or a line break"
+                "the token contains an invalid character, possibly a space or a line break"
             )
 
     def as_options(self) -> dict[str, str]:
-        """Return the set values as options of the data source."""
+        """Return the values that are set, as data source options."""
         members = {"url": self.url, "token": self.token, "path": self.path}
         return {name: value for name, value in members.items() if value is not None}
 
@@ -135,28 +135,28 @@ class SourceConnection:
         """
         if self.path is not None and not is_local(master):
             raise OptionError(
-                f"path needs a local master, the master is {master}: SQLite over a network file"
-                " system is unsafe; set url, which every executor can reach"
+                f"path needs a local master, not {master}: SQLite over a network file system is"
+                " unsafe; set url, which every executor can reach"
             )
 
 
 def _check_url(url: str) -> None:
     if not url.startswith(("http://", "https://")):
-        raise OptionError(f"url is {url!r}, it must begin with http:// or https://")
+        raise OptionError(f"url is {url!r}, but it must begin with http:// or https://")
     parts = urlsplit(url)
-    if "@" in parts.netloc:  # not shown, because it may contain a password
+    if "@" in parts.netloc:  # the URL is not shown because it may contain a password
         raise OptionError(f"url has a user name for {parts.hostname}; remove it and set a token")
     try:
         is_fine = parts.hostname is not None and (parts.port is None or parts.port > 0)
     except ValueError:
         is_fine = False
     if not is_fine:
-        raise OptionError(f"url is {url!r}, it needs a host and a port from 1 to 65535")
+        raise OptionError(f"url is {url!r}, but it needs a host and a port from 1 to 65535")
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPosition:
-    """A position in the history: ``number`` is an offset or ``settled_at`` in Unix milliseconds."""
+    """A position in the history: ``number`` is an offset or a time in Unix ms (``settled_at``)."""
 
     kind: Literal["earliest", "latest", "offset", "time"]
     number: int = 0
@@ -164,11 +164,11 @@ class HistoryPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryOptions:
-    """Options of a batch or stream read of the history.
+    """Options for a batch or stream read of the history.
 
-    Offsets are ranges ``(lo, hi]``. Empty ``outcomes`` means all. ``columns`` keeps the given
-    order; if empty, it means all columns, and ``has_body`` appends the body. ``partitions`` None
-    chooses a suitable number.
+    Empty ``outcomes`` means all. ``columns`` keeps the given order; empty means all columns, and
+    ``has_body`` appends the body. If ``partitions`` is None, the reader chooses a suitable number.
+    Ranges of offsets are ``(lo, hi]``.
     """
 
     connection: SourceConnection
@@ -188,7 +188,7 @@ class HistoryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """Options of a stream read that consumes one queue by the claims of a subscription."""
+    """Options for a stream read that consumes one queue through a subscription's claims."""
 
     connection: SourceConnection
     queue: str
@@ -201,7 +201,7 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Options of a write: the queue of all rows, or None if a column has it; the key."""
+    """Options for a write: the queue (None if a column names it) and the key against repeats."""
 
     connection: SourceConnection
     queue: str | None = None
@@ -257,12 +257,12 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
 
 
 def queues_text(names: Sequence[str]) -> str:
-    """Return the value of ``queues`` for names that may contain commas and blanks."""
+    """Return the value of the option ``queues``: JSON, so names may contain commas and spaces."""
     return json.dumps(list(names), ensure_ascii=False)
 
 
 def _is_json(text: str) -> bool:
-    """Return whether the text is a JSON list: ``[a]`` may be a name, ``["`` starts no name."""
+    """Return whether the text is a JSON list; names may start with ``[`` but not with ``["``."""
     text = text.lstrip()
     return text.startswith("[") and text.removeprefix("[").lstrip().startswith('"')
 
@@ -271,7 +271,7 @@ def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
     """Parse the options of a batch or stream write.
 
     Raises:
-        OptionError: an option is unknown, malformed or not for this use, or half a key is set.
+        OptionError: an option is unknown, malformed or not for this use, or the key is incomplete.
     """
     given = _OptionParser(options, use)
     app_id, version = given.text("txnAppId"), given.number("txnVersion", 0, (1 << 63) - 1)
@@ -283,10 +283,10 @@ def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
 
 
 def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
-    """Return what is read.
+    """Return whether the history or a queue is read.
 
     Raises:
-        OptionError: ``mode`` has another value, or an option is unknown.
+        OptionError: ``mode`` is invalid, or an option is unknown.
     """
     check_option_names(options)
     mode = {name.lower(): value for name, value in options.items()}.get("mode", "history")
@@ -294,30 +294,30 @@ def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
         return "history"
     if mode == "queue":
         return "queue"
-    raise OptionError(f"mode is {mode!r}, it must be history or queue{suggestion(mode, _MODES)}")
+    raise OptionError(f"mode is {mode!r}, not history or queue{suggestion(mode, _MODES)}")
 
 
 def check_option_names(options: Mapping[str, str], use: SourceMode | None = None) -> None:
     """Check that options are known and supported by ``use``.
 
     Raises:
-        OptionError: the message suggests the nearest option, or says what the option is for.
+        OptionError: an option is unknown or not for ``use``; the message says what to use.
     """
     for given in options:
         lower = given.lower()
         if lower in _KAFKAS_BY_LOWER:
             kafka_name = _KAFKAS_BY_LOWER[lower]
-            raise OptionError(f"option {kafka_name!r} is Kafka's; use {KAFKA_NAMES[kafka_name]}")
+            raise OptionError(f"option {kafka_name!r} is from Kafka; use {KAFKA_NAMES[kafka_name]}")
         if lower not in _BY_LOWER:
             raise OptionError(f"unknown option {given!r}{suggestion(given, OPTIONS)}")
         name = _BY_LOWER[lower]
         if use is not None and use not in OPTIONS[name]:
             uses = " and ".join(sorted(OPTIONS[name]))
-            raise OptionError(f"option {name!r} is for {uses}, this is {use}")
+            raise OptionError(f"option {name!r} is for {uses}, but this is {use}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the most similar known name, else all names."""
+    """Return the end of an error message: the most similar known name, or all names."""
     by_lower = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     if found:
@@ -326,14 +326,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 class _OptionParser:
-    """Parses the options of one call one by one."""
+    """Parser for the options of one call."""
 
     def __init__(self, options: Mapping[str, str], use: SourceMode) -> None:
         check_option_names(options, use)
         self._values = {name.lower(): value for name, value in options.items()}
 
     def connection(self) -> SourceConnection:
-        """Return the location; a write has no ``path``, so it needs ``url``."""
+        """Return the connection; a write has no option ``path``, so it needs ``url``."""
         return SourceConnection(self.text("url"), self.text("token"), self.text("path"))
 
     def text(self, name: str) -> str | None:
@@ -341,7 +341,7 @@ class _OptionParser:
         return self._values.get(name.lower()) or None
 
     def required(self, name: str) -> str:
-        """Return a string that is required."""
+        """Return a required string."""
         value = self.text(name)
         if value is None:
             raise OptionError(f"option {name!r} is missing")
@@ -353,7 +353,7 @@ class _OptionParser:
         return tuple(dict.fromkeys(part for part in parts if part))
 
     def queues(self) -> tuple[str, ...]:
-        """Return the names in ``queues``, comma-separated or as JSON, which supports any name."""
+        """Return the names in ``queues``, comma-separated or as JSON, which allows any name."""
         text = self._values.get("queues", "")
         if not _is_json(text):
             return self.names("queues")
@@ -363,12 +363,12 @@ class _OptionParser:
             found = None
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             raise OptionError(
-                f"option 'queues' is {text!r}, not a valid JSON list of names"
+                f"option 'queues' is {text!r}, which is not a valid JSON list of names"
                 ' such as ["a,b", "c"]'
             )
         if "" in found:
             raise OptionError(
-                f"option 'queues' is {text!r}, a JSON list of names with an empty name"
+                f"option 'queues' is {text!r}, which is a JSON list with an empty name"
             )
         return tuple(dict.fromkeys(found))
 
@@ -378,7 +378,7 @@ class _OptionParser:
         for name in names:
             if name not in OUTCOMES:
                 raise OptionError(
-                    f"option 'outcomes' has {name!r}, it must be one of {', '.join(OUTCOMES)}"
+                    f"option 'outcomes' contains {name!r}, not one of {', '.join(OUTCOMES)}"
                     f"{suggestion(name, OUTCOMES)}"
                 )
         return names
@@ -387,7 +387,7 @@ class _OptionParser:
         """Return a boolean."""
         value = self._values.get(name.lower(), str(default)).lower()
         if value not in ("true", "false"):
-            raise OptionError(f"option {name!r} is {value!r}, it must be true or false")
+            raise OptionError(f"option {name!r} is {value!r}, but it must be true or false")
         return value == "true"
 
     def number(self, name: str, minimum: int, maximum: int) -> int | None:
@@ -397,7 +397,7 @@ class _OptionParser:
             return None
         if not value.isascii() or not value.isdigit() or not minimum <= int(value) <= maximum:
             raise OptionError(
-                f"option {name!r} is {value!r}, it must be an integer from {minimum} to {maximum}"
+                f"option {name!r} is {value!r}, not an integer from {minimum} to {maximum}"
             )
         return int(value)
 
@@ -420,4 +420,4 @@ class _OptionParser:
         if word.isascii() and word.isdigit():
             return HistoryPosition("offset", int(word))
         words = "latest" if side == "ending" else "earliest, latest" if is_stream else "earliest"
-        raise OptionError(f"option {offsets!r} is {word!r}, it must be {words} or a number")
+        raise OptionError(f"option {offsets!r} is {word!r}, but it must be {words} or a number")

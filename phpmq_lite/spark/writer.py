@@ -1,8 +1,8 @@
-"""Batch and stream writers: each task stages its rows, ``commit`` publishes all of them at once.
+"""Batch and stream writers: each task stages its rows, then ``commit`` publishes them all.
 
-A key makes it exactly once: (query id, batch id) of a stream, (``txnAppId``, ``txnVersion``) of a
-batch. ``abort`` only drops staged rows, because Spark also calls it after a failed ``commit``, when
-the broker may have published.
+A key ensures that rows are published exactly once: (query id, batch id) for a stream,
+(``txnAppId``, ``txnVersion``) for a batch. ``abort`` only drops staged rows, because Spark also
+calls it after a failed ``commit``, when the broker may already have published them.
 """
 
 import uuid
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PIECE_BYTES: Final = 16 << 20  # per request; the broker's limit is 64 MiB
-PIECE_ROWS: Final = 50_000  # per request; two fill a transaction of the broker
+PIECE_ROWS: Final = 50_000  # per request; two requests fill one broker transaction
 WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
     "body": (BinaryType, StringType),
     "queue": (StringType,),
@@ -35,7 +35,7 @@ WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task staged: tokens and number of rows, and the query of the batch."""
+    """Rows staged by one task: their tokens and number, and the id of the query."""
 
     tokens: tuple[str, ...]
     rows: int
@@ -56,7 +56,7 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
         if not isinstance(field.dataType, WRITTEN[field.name]):
             kinds = " or ".join(kind().simpleString() for kind in WRITTEN[field.name])
             raise OptionError(
-                f"column {field.name!r} is {field.dataType.simpleString()}, it must be {kinds}"
+                f"column {field.name!r} is {field.dataType.simpleString()}, but it must be {kinds}"
             )
     if "body" not in schema.names:
         raise OptionError("column 'body' is missing")
@@ -69,8 +69,8 @@ def stage_rows(
 ) -> StagedRows:
     """Send the rows of one task in pieces, each under a random token, without publishing them.
 
-    After an error the sent pieces are dropped if the broker replies; otherwise it drops them after
-    a day.
+    After an error, the pieces already sent are dropped. If the broker does not reply, it drops them
+    itself after a day.
 
     Raises:
         PipelineError: a row has no body or no queue.
@@ -100,18 +100,18 @@ def publish_staged(
 ) -> None:
     """Publish the staged rows of all tasks; a repeated key publishes nothing.
 
-    More rows than fit into a transaction of the broker are published in several. The broker keeps
-    the rest: after an interruption, a repetition continues with it and drops the rows that were
-    staged again, in any order.
+    Rows that do not fit into one broker transaction are published in several. The broker keeps the
+    remaining rows, so that a repeated call after an interruption continues with them and drops the
+    rows that were staged again, in any order.
 
     Raises:
-        PipelineError: a task sent no message.
+        PipelineError: a task did not report what it staged.
     """
     staged = _all_staged(messages)
     rows = sum(message.rows for message in staged)
     tokens = [token for message in staged for token in message.tokens]
     if not tokens:
-        return  # an empty batch needs no key, because a repetition is empty, too
+        return  # an empty batch needs no key, because repeating it publishes nothing
     broker = PipelineClient(options.connection)
     result = broker.publish(app_id, version, tokens, is_single=is_single)
     if not result.is_repeated and not result.is_resumed:
@@ -134,7 +134,7 @@ def drop_staged(messages: list[WriterCommitMessage | None], options: WriteOption
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """A batch write: exactly once with a key from the caller, else at least once."""
+    """Batch writer: exactly once with a key from the caller, otherwise at least once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -147,7 +147,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Publish the rows of all tasks."""
         app_id, version = self._options.app_id, self._options.version
         if app_id is None or version is None:
-            app_id = f"batch-{uuid.uuid4().hex}"  # unique, so never a repetition
+            app_id = f"batch-{uuid.uuid4().hex}"  # unique, so it never repeats another write
             publish_staged(messages, self._options, app_id, 0, is_single=True)
         else:
             publish_staged(messages, self._options, app_id, version)
@@ -158,13 +158,13 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A stream write: exactly once per checkpoint, whose query id is part of the key."""
+    """Stream writer: exactly once per checkpoint, because its query id is part of the key."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> StagedRows:
-        """Stage the rows of one task; the query id is only available here."""
+        """Stage the rows of one task; the query id is available only here."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -179,7 +179,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not ids:
             return
         if len(ids) > 1 or None in ids:
-            raise PipelineError(f"the batch has rows of several queries: {ids}")
+            raise PipelineError(f"the batch has rows from several queries: {ids}")
         publish_staged(messages, self._options, str(ids.pop()), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -189,7 +189,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _check_count(sent: int, accepted: int, verb: str) -> None:
     if sent != accepted:
-        raise ShortReadError(f"{sent} rows were sent, {verb} {accepted}")
+        raise ShortReadError(f"{sent} rows were sent, but {verb} {accepted}")
 
 
 def _pieces(
@@ -197,7 +197,7 @@ def _pieces(
 ) -> Iterator["pa.RecordBatch"]:
     """Yield rows with the staged columns, in pieces of ``PIECE_ROWS`` and ``PIECE_BYTES``.
 
-    A single row may be larger.
+    A single row may exceed ``PIECE_BYTES``.
     """
     import pyarrow as pa
 
@@ -217,7 +217,7 @@ def _pieces(
 
 
 def _cut(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
-    """Halve a batch until each part fits or is a single row; yields nothing for an empty batch."""
+    """Yield a batch halved until each part fits or is a single row; skip an empty batch."""
     if batch.num_rows == 0:
         return
     if batch.num_rows == 1 or (batch.nbytes <= PIECE_BYTES and batch.num_rows <= PIECE_ROWS):
@@ -229,7 +229,7 @@ def _cut(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
 
 
 def _staged_columns(batch: "pa.RecordBatch", options: WriteOptions) -> "pa.RecordBatch":
-    """Return body, queue and, if present, ttl_s; the option ``queue`` replaces the column."""
+    """Return body, queue and ttl_s (if present); the option ``queue`` overrides the column."""
     import pyarrow as pa
 
     body = batch.column("body").cast(pa.binary())
@@ -249,7 +249,7 @@ def _staged_columns(batch: "pa.RecordBatch", options: WriteOptions) -> "pa.Recor
 
 
 def _encode_stream(batch: "pa.RecordBatch") -> bytes:
-    """Return a complete Arrow stream: its length is known, so the broker rejects a partial one."""
+    """Return a complete Arrow stream, whose length lets the broker reject a partial one."""
     import pyarrow as pa
     from pyarrow import ipc
 
@@ -265,4 +265,4 @@ def _drop(broker: PipelineClient, tokens: list[str]) -> None:
     try:
         broker.unstage(tokens)
     except PipelineError:
-        return  # the broker drops them after a day
+        return  # the broker drops the rows after a day

@@ -369,7 +369,7 @@ def test_metrics_compute_only_dates_of_new_rows(
 
 
 def test_metrics_of_no_archive_say_so(site: Site) -> None:
-    assert "run the job archive first" in site.metrics().notes[0]
+    assert "run the archive job first" in site.metrics().notes[0]
 
 
 def test_consumed_messages_are_there_once(site: Site) -> None:

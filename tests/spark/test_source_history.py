@@ -88,10 +88,10 @@ def test_filters_are_left_to_spark_when_not_asked_for(
     ("options", "words"),
     [
         ({"startingOffset": 5}, "unknown option 'startingoffset': did you mean 'startingOffsets'"),
-        ({"subscribe": "orders"}, "'subscribe' is Kafka's; use queue or queues"),
+        ({"subscribe": "orders"}, "'subscribe' is from Kafka; use queue or queues"),
         ({"columns": "ofset"}, "no column 'ofset': did you mean 'offset'"),
-        ({"mode": "queue", "queue": "work", "subscription": "s"}, "a batch read does not consume"),
-        ({"maxOffsetsPerTrigger": 5}, "is for a stream read of the history, this is a batch read"),
+        ({"mode": "queue", "queue": "work", "subscription": "s"}, "a batch read cannot consume"),
+        ({"maxOffsetsPerTrigger": 5}, "is for a stream read of the history, but this is a batch read"),
         ({"startingOffsets": 102}, "offset 102 is beyond the next offset 101"),
     ],
 )
@@ -147,7 +147,7 @@ def test_busy_broker_is_asked_again(spark: SparkSession, broker: FakeBroker) -> 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("short", "received 50 rows, 100 were announced"), ("broken", "ended early")],
+    [("short", "received 50 rows but expected 100"), ("broken", "ended early")],
 )
 def test_short_stream_is_an_error(
     spark: SparkSession, broker: FakeBroker, fault: str, words: str

@@ -90,7 +90,7 @@ def test_checkpoint_of_another_subscription_or_history_is_refused(
     run(spark, tmp_path, Batches("claim"), **options(broker))
     with pytest.raises(PySparkException, match="checkpoint is of subscription 's'"):
         run(spark, tmp_path, Batches("claim"), **(options(broker) | {"subscription": "t"}))
-    with pytest.raises(PipelineError, match="is not of subscription 't'; it has 's'"):
+    with pytest.raises(PipelineError, match="belongs to 's', not to 't'"):
         final_ack(SourceConnection(broker.url), "t", str(tmp_path))
     broker.history_id = "b" * 32
     with pytest.raises(PySparkException, match="was restored or replaced"):

@@ -37,7 +37,7 @@ def test_range_comes_in_order_and_whole(broker: FakeBroker) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("short", "received 50 rows, 100 were announced"), ("broken", "ended early")],
+    [("short", "received 50 rows but expected 100"), ("broken", "ended early")],
 )
 def test_short_stream_raises(broker: FakeBroker, fault: str, words: str) -> None:
     broker.settle(100)
@@ -49,7 +49,7 @@ def test_short_stream_raises(broker: FakeBroker, fault: str, words: str) -> None
 
 def test_more_rows_than_announced_raise() -> None:
     batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
-    with pytest.raises(ShortReadError, match="received 2 rows, 1 were announced"):
+    with pytest.raises(ShortReadError, match="received 2 rows but expected 1"):
         list(check_row_count(iter([batch]), 1))
 
 

@@ -87,7 +87,7 @@ def test_lost_answer_to_publish_is_an_error_that_takes_nothing_back(
     ("columns", "words"),
     [
         (["*", "1 AS ttl"], "column 'ttl' cannot be written: did you mean 'ttl_s'"),
-        (["body", "1L AS queue"], "column 'queue' is bigint, it must be string"),
+        (["body", "1L AS queue"], "column 'queue' is bigint, but it must be string"),
         (["queue"], "column 'body' is missing"),
         (["queue", "CAST(NULL AS STRING) AS body"], "have no body"),
     ],

@@ -1,4 +1,4 @@
-"""The job archive: writes the history to Parquet, each row exactly once.
+"""Archive job: writes the history to Parquet, each row exactly once.
 
 Batches are written to ``archive/date=…/batch=…`` by dynamic partition overwrite: a repeated batch
 replaces itself. Spark's own file sink ignores files that it did not write, so compacted files would
@@ -49,8 +49,8 @@ def run(
     """Archive the messages settled since the last run.
 
     Raises:
-        RefusedError: ``other_history``: the archive is of another history, even if gaps are
-            accepted: offsets would restart, and rows of a restored broker would be archived twice.
+        RefusedError: ``other_history``: the archive belongs to another history. Accepting gaps does
+            not help, because offsets would restart and rows would be archived twice.
     """
     end, begin = None, 0
     if options.connection is not None:
@@ -60,8 +60,8 @@ def run(
         if committed is not None and committed.history_id not in (None, bounds.history_id):
             raise RefusedError(
                 "other_history",
-                f"the broker's history is {bounds.history_id}, the archive's in "
-                f"{options.out} is {committed.history_id}: the broker was restored or replaced. "
+                f"the broker's history is {bounds.history_id}, but the archive in "
+                f"{options.out} has {committed.history_id}: the broker was restored or replaced. "
                 "Archive to another folder",
             )
         begin = first_offset(options, bounds, committed)
@@ -78,7 +78,7 @@ def archive_stream(
     end: int | None = None,
     begin: int = 0,
 ) -> JobResult:
-    """Archive a stream with the history's columns; ``begin`` precedes the first batch."""
+    """Archive a stream with the history's columns; ``begin`` is the offset before its first row."""
     files = open_results(spark, options.out)
     with files.lock("checkpoint"), block_swaps(files):
         check_selection(files, options)
@@ -96,7 +96,7 @@ def archive_stream(
 
 
 class _GapRecorder:
-    """Records the gaps of each batch; called with its number after it is written."""
+    """Recorder of gaps, called with the number of each batch after the batch is written."""
 
     def __init__(
         self, spark: "SparkSession", files: ResultsFolder, options: ArchiveOptions, begin: int
@@ -126,7 +126,7 @@ class _GapRecorder:
         self._begin = batch.offset
 
     def _archived(self, name: str) -> int | None:
-        """Return the number of rows of a batch, if the archive has all queues and outcomes."""
+        """Return the number of rows in a batch; None if queues or outcomes are left out."""
         options = self._options
         if options.queues or options.queue_pattern is not None or options.outcomes:
             return None
@@ -139,7 +139,7 @@ class _GapRecorder:
 def first_offset(
     options: ArchiveOptions, bounds: HistoryBounds, committed: CommittedBatch | None
 ) -> int:
-    """Return the offset that a run starts after: the last archived, else the first available."""
+    """Return the offset that a run starts after: the last archived one, or the configured one."""
     if committed is not None and committed.offset is not None:
         return committed.offset
     word = options.starting_offsets
@@ -147,12 +147,12 @@ def first_offset(
 
 
 def source_options(options: ArchiveOptions) -> dict[str, str]:
-    """Return the options of the stream as strings."""
+    """Return the stream's options as strings."""
     given = {
         **(options.connection.as_options() if options.connection else {}),
         "startingOffsets": options.starting_offsets,
         "maxOffsetsPerTrigger": str(options.max_offsets_per_trigger),
-        "reader": "archive",  # shows the lag in the admin
+        "reader": "archive",  # lets the admin show the lag
         "failOnDataLoss": str(options.fail_on_data_loss).lower(),
     }
     if options.bodies:
@@ -169,10 +169,10 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
 
 
 def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
-    """Store the archive's selection of queues and outcomes, or compare it: one offset serves one.
+    """Store the selection of queues and outcomes, or check it: one offset fits one selection.
 
     Raises:
-        RefusedError: ``other_selection``: the archive has other queues or outcomes.
+        RefusedError: ``other_selection``: the archive selects other queues or outcomes.
     """
     selection: dict[str, Any] = {
         "queues": sorted(options.queues),
@@ -187,5 +187,5 @@ def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
         raise RefusedError(
             "other_selection",
             f"the archive in {options.out} has the selection {kept}, not "
-            f"{json.dumps(selection)} . Use the same selection, or another folder",
+            f"{json.dumps(selection)}. Use the same selection, or another folder",
         )

@@ -1,7 +1,7 @@
-"""The accepted gaps: offsets whose rows retention removed before they were archived.
+"""Accepted gaps: offsets whose rows retention removed before they were archived.
 
 Each batch has a file, ``gaps/<batch>.json``, written before Spark commits the batch; a repeated
-batch replaces its own file. No file is appended to, because object stores do not support it.
+batch replaces its own file. Files are never appended to, because object stores do not support it.
 """
 
 import json
@@ -15,13 +15,13 @@ from phpmq_lite.spark.results_folder import ResultsFolder, read_json_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveGap:
-    """Offsets ``(lo, hi]`` of one batch that lack rows."""
+    """A range of offsets ``(lo, hi]`` in one batch from which rows are missing."""
 
     at_ms: int  # when the gap was accepted
     history_id: str
     lo: int
     hi: int
-    rows: int | None  # missing; None: unknown, because the archive has only some queues or outcomes
+    rows: int | None  # missing rows; None if unknown, because queues or outcomes are left out
     batch: str
 
     @property
@@ -47,16 +47,16 @@ def find_gap(
         end: the last offset of the batch.
         ends: the bounds of the history after the batch was written.
         needs_deleted: whether the archive includes deleted messages.
-        archived: counts the rows of the batch; None if the archive has only some rows.
+        archived: returns the number of rows in the batch; None if queues or outcomes are left out.
         batch: the name of the batch.
-        at_ms: the time of the entry, Unix milliseconds.
+        at_ms: the time at which the gap is accepted, in Unix milliseconds.
     """
     hi = min(end, max(ends.lo, ends.lo_deleted if needs_deleted else 0))
     if hi <= begin:
         return None
     count = archived()
     rows = None if count is None else end - begin - count
-    if rows == 0:  # retention removed them after they were read
+    if rows == 0:  # retention removed the rows after they were read
         return None
     return ArchiveGap(
         at_ms=at_ms, history_id=ends.history_id, lo=begin, hi=hi, rows=rows, batch=batch

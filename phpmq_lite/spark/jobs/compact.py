@@ -1,11 +1,11 @@
-"""The job compact: merges the small files of closed dates of the archive into few large ones.
+"""Compact job: merges small files in the archive's closed dates into a few large ones.
 
-A date is closed once all its batches precede the last committed one of the archive's checkpoint:
-none of them can be repeated. Each step for a date is safe against a crash:
+A date is closed once all its batches precede the last committed batch in the archive's checkpoint,
+so that none of them can be repeated. A crash is safe at each step for a date:
 
 1. its batches are written to ``compact/date=…`` as one, and the rows are counted; 2.
-``compact/plan.json`` is written: from here on the swap can only be completed; 3. the old batches
-named there are moved away, and the new one is moved in; 4. the plan is removed, then the old
+``compact/plan.json`` is written, after which the swap can only be completed; 3. the old batches
+named in the plan are moved away, and the new one is moved in; 4. the plan is removed, then the old
 batches.
 
 ``finish_swap`` completes an interrupted swap. Readers of the archive use ``block_swaps``, which
@@ -40,7 +40,7 @@ _OLD: Final = f"{results_folder.COMPACT}/old"
 
 
 def transform(rows: "DataFrame", files: int) -> "DataFrame":
-    """Repartition the rows of a date into ``files`` partitions in order of offset."""
+    """Repartition a date's rows into ``files`` partitions, ordered by offset."""
     if files == 1:
         return rows.coalesce(1).sortWithinPartitions("offset")
     return rows.repartitionByRange(files, "offset").sortWithinPartitions("offset")
@@ -49,7 +49,7 @@ def transform(rows: "DataFrame", files: int) -> "DataFrame":
 def run(
     spark: "SparkSession", options: CompactOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Compact each closed date with too many files; stops between two dates."""
+    """Compact each closed date that has too many files; a stop takes effect between two dates."""
     files = open_results(spark, options.out)
     rows = compacted = before = after = 0
     is_stopped = False
@@ -75,7 +75,7 @@ def run(
 
 
 def closed_dates(files: ResultsFolder) -> list[str]:
-    """Return the folders ``date=…`` that no batch will be written to again."""
+    """Return the folders ``date=…`` to which no more batches will be written."""
     committed = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
     query = query_id(files, results_folder.ARCHIVE_CHECKPOINT)
     if committed is None or query is None:
@@ -94,10 +94,10 @@ def closed_dates(files: ResultsFolder) -> list[str]:
 
 
 def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) -> int:
-    """Write a date's batches as one, and the plan of the swap; return the number of rows.
+    """Write a date's batches as one, then the plan for the swap; return the number of rows.
 
     Raises:
-        RefusedError: ``count_differs``: written rows differ from those read; nothing was swapped.
+        RefusedError: ``count_differs``: rows written differ from rows read; nothing was swapped.
     """
     folder = f"{results_folder.ARCHIVE}/{date}"
     batches = [name for name in files.names(folder) if name.startswith("batch=")]
@@ -108,9 +108,9 @@ def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) 
     found = _sums(_read(spark, [files.url(_STAGED)]))
     if found != expected:
         raise RefusedError(
-            "count_differs", f"{date}: {found} (rows, sum of offsets) written, {expected} read"
+            "count_differs", f"{date}: wrote {found} (rows, sum of offsets) but read {expected}"
         )
-    files.sync(_STAGED)  # Spark does not, and the originals are about to be removed
+    files.sync(_STAGED)  # Spark does not sync, and the originals are about to be removed
     plan = {"date": date, "batches": batches, "merged": f"batch=merged-{merged}"}
     files.write(_PLAN, json.dumps(plan))
     return expected[0]
@@ -127,10 +127,10 @@ def _sums(rows: "DataFrame") -> tuple[int, int]:
 
 @contextmanager
 def block_swaps(files: ResultsFolder) -> Iterator[None]:
-    """Block swaps within the block; completes an interrupted one first.
+    """Prevent swaps within the context; complete an interrupted swap first.
 
     Raises:
-        RefusedError: ``is_locked``: a job is compacting.
+        RefusedError: ``is_locked``: a compact job is running.
     """
     if files.exists(_PLAN):
         with files.lock(LOCK):
@@ -140,7 +140,7 @@ def block_swaps(files: ResultsFolder) -> Iterator[None]:
 
 
 def finish_swap(files: ResultsFolder) -> None:
-    """Complete an interrupted swap, and remove leftovers of an earlier run."""
+    """Complete an interrupted swap, and remove leftovers from an earlier run."""
     text = files.read(_PLAN)
     if text is not None:
         plan = json.loads(text)

@@ -1,4 +1,4 @@
-"""The job consume: writes the messages of a queue to Parquet, then acknowledges them.
+"""Consume job: writes messages from a queue to Parquet, then acknowledges them.
 
 Delivery is at least once; a repeated batch replaces itself, so each message is stored once.
 """
@@ -31,9 +31,9 @@ def run(
 
 
 def count_waiting(broker: PipelineClient, options: ConsumeOptions) -> tuple[int, tuple[str, ...]]:
-    """Return the number of messages to consume: claimed by an earlier run, and ready.
+    """Return the number of messages to consume (claimed by an earlier run or ready) and notes.
 
-    A missing queue is not an error, because its first message creates it; it adds a note.
+    A missing queue adds a note but is not an error, because its first message creates it.
     """
     claims = broker.claimed(options.subscription)
     ready = broker.ready_or_none(options.queue)
@@ -42,7 +42,7 @@ def count_waiting(broker: PipelineClient, options: ConsumeOptions) -> tuple[int,
 
 
 def source_options(options: ConsumeOptions) -> dict[str, str]:
-    """Return the options of the stream as strings."""
+    """Return the stream's options as strings."""
     return {
         **(options.connection.as_options() if options.connection else {}),
         "mode": "queue",

@@ -1,4 +1,4 @@
-"""Figures per period and queue, and per day and envelope. Pure functions."""
+"""Pure functions that compute figures per period and queue, and per day and envelope."""
 
 import math
 from typing import TYPE_CHECKING, Final
@@ -11,13 +11,13 @@ from phpmq_lite.spark.columns import DAY_MS, utc_day
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-MAX_STEPS: Final = 50  # of a path
+MAX_STEPS: Final = 50  # per path
 MAX_PATHS: Final = 1_000  # per day
 BUCKET_BASE: Final = 1.01  # durations in a bucket differ by at most 1 %
 
 
 def urn_counts(rows: "DataFrame") -> "DataFrame":
-    """Return date, queue, urn; counts of messages published and settled on that date."""
+    """Return date, queue, urn and counts of messages published or settled on that date."""
     named = rows.where(sf.col("urn").isNotNull())
     flags = {outcome: sf.col("outcome") == outcome for outcome in OUTCOMES}
     flags |= {"retried": sf.col("retried"), "redelivered_messages": sf.col("deliveries") > 1}
@@ -38,13 +38,13 @@ def urn_counts(rows: "DataFrame") -> "DataFrame":
 
 
 def attempt_counts(rows: "DataFrame") -> "DataFrame":
-    """Return date (settled), queue, urn, attempts (of the envelope) and count."""
+    """Return settlement date, queue, urn, attempts in the envelope, and message count."""
     counted = rows.where(sf.col("urn").isNotNull() & sf.col("attempts").isNotNull())
     return _count_by(counted, "queue", "urn", "attempts")
 
 
 def death_counts(rows: "DataFrame") -> "DataFrame":
-    """Return date (settled), queue, urn (null: no envelope), reason and count of dead letters."""
+    """Return settlement date, queue, urn (null without envelope), reason and dead-letter count."""
     return _count_by(rows.where(sf.col("outcome") == "dead"), "queue", "urn", "reason")
 
 
@@ -55,7 +55,7 @@ def _count_by(rows: "DataFrame", *keys: str) -> "DataFrame":
 
 
 def expiry_counts(rows: "DataFrame") -> "DataFrame":
-    """Return date (settled), queue, and expired messages: ``dispatched`` before, or ``never``."""
+    """Return settlement date, queue and expired messages: ``dispatched`` before or ``never``."""
     expired = rows.where(sf.col("outcome") == "expired")
     return expired.groupBy(utc_day("settled_at").alias("date"), "queue").agg(
         sf.count_if(sf.col("deliveries") > 0).alias("dispatched"),
@@ -64,12 +64,12 @@ def expiry_counts(rows: "DataFrame") -> "DataFrame":
 
 
 def trace_paths(rows: "DataFrame") -> "DataFrame":
-    """Return the most frequent paths of traces: date, path, traces, p50_ms, p95_ms, buckets.
+    """Return the most frequent trace paths: date, path, traces, p50_ms, p95_ms, buckets.
 
     ``path`` is an array of ``queue:urn`` in order of arrival, at most ``MAX_STEPS``. A trace that
-    continues after midnight counts on each day with the messages published on it. Durations are
+    spans midnight counts on each day, with the messages published that day. Durations are measured
     from the first publish to the last settlement; percentiles are exact. ``buckets`` (number ->
-    traces) can be added up over days: bucket n has durations up to ``BUCKET_BASE`` ** n
+    traces) can be added up over days: bucket n counts durations up to ``BUCKET_BASE`` ** n
     milliseconds.
     """
     whole = Window.partitionBy("date", "trace_id")
@@ -98,7 +98,7 @@ def trace_paths(rows: "DataFrame") -> "DataFrame":
 
 
 def _sum_by_path(traces: "DataFrame") -> "DataFrame":
-    """Return the sums of traces (date, path, ms) by path."""
+    """Return the traces (date, path, ms) summed by date and path."""
     bucket = sf.ceil(sf.log(sf.greatest(sf.col("ms"), sf.lit(1))) / math.log(BUCKET_BASE)).cast(
         "int"
     )
@@ -135,18 +135,18 @@ HOUR_MS: Final = 3_600_000
 OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 COUNTS: Final = (
     "published",  # messages
-    "bytes",  # of the published bodies
-    "dispatched",  # messages, first dispatch
+    "bytes",  # size of the published bodies
+    "dispatched",  # messages, counted at the first dispatch
     "redelivered",  # deliveries after the first; counted at the last dispatch
     *OUTCOMES,
     "redelivered_messages",  # settled messages with more than one delivery
-    "retried",  # acked messages whose envelope was published again with more attempts: no success
+    "retried",  # acked messages whose envelope was published again with more attempts: failed
     "expired_dispatched",  # expired messages that had been dispatched
     "expired_never",
 )
 SPANS: Final = (
     "wait",  # published to first dispatch; counted at that dispatch
-    "hold",  # last dispatch to settled, only acked and dead messages; counted when settled
+    "hold",  # last dispatch to settlement of acked and dead messages; counted at settlement
 )
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 SPAN_FIGURES: Final = tuple(f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max"))
@@ -159,12 +159,12 @@ def period_figures(
     *,
     since_ms: int | None = None,
 ) -> "DataFrame":
-    """Return figures by queue and period, or by queue; omits events before ``since_ms``.
+    """Return figures by queue, or by queue and period; omit events before ``since_ms``.
 
-    ``rows`` have the history's columns and ``retried``. The result has ``queue``, ``COUNTS``,
-    ``wait_p50 wait_p95 wait_p99 wait_max`` and the same of ``hold`` (milliseconds, exact, null if
-    there are none; a clock that was set back counts as 0). With ``period_ms`` it also has ``date``
-    and ``name``, the TIMESTAMP at which the period begins.
+    ``rows`` has the history's columns and ``retried``. The result has ``queue``, ``COUNTS``,
+    ``wait_p50 wait_p95 wait_p99 wait_max`` and the same for ``hold`` (exact milliseconds, null if
+    there are none; negative spans, after a clock was set back, count as 0). With ``period_ms``, it
+    also has ``date`` and ``name``, the TIMESTAMP at which the period begins.
     """
     events = _events(rows)
     if since_ms is not None:
@@ -188,7 +188,7 @@ def period_figures(
 
 
 def _events(rows: "DataFrame") -> "DataFrame":
-    """Return the events of each row: ``queue``, ``at`` in ms, ``COUNTS``, ``SPANS``."""
+    """Return one row per event: ``queue``, ``at`` in ms, ``COUNTS`` and ``SPANS``."""
     one = sf.lit(1)
     published, first, last, settled = (
         sf.unix_millis(sf.col(time))

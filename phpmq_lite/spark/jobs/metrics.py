@@ -1,4 +1,4 @@
-"""The job metrics: archive to ``metrics/<table>/date=…``, including which rows were retried."""
+"""Metrics job: computes ``metrics/<table>/date=…`` from the archive and finds retried rows."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -32,14 +32,14 @@ _ROWS_AT_ONCE: Final = 10_000
 
 
 class RetryEvent(NamedTuple):
-    """An acked row, or a row that may repeat one (``offset`` None); times are microseconds."""
+    """An acked row, or a row that may retry one (``offset`` is None); times in microseconds."""
 
     meta_id: str
     seq: int
     attempts: int
     offset: int | None
-    since: int  # first dispatch of an acked row, else when it was published
-    until: int  # end of an acked row, else when it was published
+    since: int  # first dispatch of an acked row, otherwise the publish time
+    until: int  # settlement of an acked row, otherwise the publish time
 
 
 def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
@@ -55,7 +55,7 @@ def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
     whole = of_one.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     in_order = (
         events.withColumn("repeats", sf.max(sf.col("offset").isNull()).over(whole))
-        .where("repeats")  # keep the others in the JVM
+        .where("repeats")  # do not send other rows from the JVM to Python
         .drop("repeats")
         .sortWithinPartitions("meta_id", sf.desc("seq"))
     )
@@ -76,7 +76,7 @@ def _events(rows: "DataFrame", offset: str, since: str, until: str) -> "DataFram
 
 
 def _offsets(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-    """Yield the offsets of retried rows; events are ordered by ``meta_id``, last ``seq`` first."""
+    """Yield the offsets of retried rows; events are sorted by ``meta_id``, last ``seq`` first."""
     import pyarrow as pa
 
     def events() -> Iterator[RetryEvent]:
@@ -91,15 +91,15 @@ def _offsets(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
 
 
 def retried_offsets(events: list[RetryEvent]) -> list[int]:
-    """Return the offsets of retried rows of one message; ``events`` are ordered as in ``_offsets``.
+    """Return the offsets of one message's retried rows; ``events`` are sorted as in ``_offsets``.
 
-    Rows published later come first. So each row needs the maximum of attempts seen within the times
-    at which it was held: a tree of maxima over these times.
+    Rows published later come first, so a row was retried if a row already seen was published while
+    it was held and has more attempts. A tree of maxima over the publish times answers this.
     """
     times = sorted({event.since for event in events if event.offset is None})
     tree = [0] * (2 * len(times))
     found = []
-    for _, group in groupby(events, itemgetter(1)):  # a row may be both, but does not repeat itself
+    for _, group in groupby(events, itemgetter(1)):  # a row may be both but cannot retry itself
         at_once = list(group)
         for event in at_once:
             if event.offset is not None:
@@ -113,7 +113,7 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
 
 
 def _raise(tree: list[int], at: int, value: int) -> None:
-    """Raise one leaf and the maxima above it."""
+    """Raise one leaf to ``value``, and the maxima above it."""
     node = at + len(tree) // 2
     while node and tree[node] < value:
         tree[node] = value
@@ -145,21 +145,21 @@ TABLES: Final[dict[str, Callable[["DataFrame"], "DataFrame"]]] = {
     "paths": metric_tables.trace_paths,
 }
 
-VERSION: Final = 1  # of the tables; another version recomputes all dates
+VERSION: Final = 1  # of the tables; a new version recomputes all dates
 
 _EPOCH: Final = date(1970, 1, 1)
-_MAX_RANGES: Final = 50  # of dates in one condition; more are merged
+_MAX_RANGES: Final = 50  # ranges of dates in one condition; more are merged into one
 
 
 def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataFrame":
-    """Compute ``dates`` of one table from the whole archive."""
+    """Compute ``dates`` for one table from the whole archive."""
     return keep_dates(TABLES[table](rows_of_dates(archive, dates)), dates)
 
 
 def run(
     spark: "SparkSession", options: MetricsOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Compute the dates affected by new rows; stops between two tables, then starts over."""
+    """Compute the dates affected by new rows; a run stopped between two tables starts over."""
     files = open_results(spark, options.out)
     with files.lock("metrics"), block_swaps(files):
         done = last_committed_batch(
@@ -188,10 +188,10 @@ def run(
 
 
 def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | None":
-    """Return the condition of rows that earlier runs have included; None for no rows.
+    """Return the condition for rows that earlier runs have not included; None if all rows are new.
 
-    Rows above the offset may have been included if their batch was written but not committed; they
-    count as new again, which changes nothing. Offsets of another history do not count.
+    Rows above the offset may have been included if their batch was written but not committed.
+    Counting them as new again changes nothing. Offsets from another history are ignored.
     """
     state = json.loads(files.read(results_folder.METRICS_STATE) or "{}")
     offset = state.get("offset")
@@ -213,7 +213,7 @@ def _unfinished_dates(files: ResultsFolder) -> set[date]:
 def _write(
     archive: "DataFrame", dates: list[date], files: ResultsFolder, control: JobControl
 ) -> bool:
-    """Overwrite the dates in all tables; return False if stopped before the end."""
+    """Overwrite the dates in all tables; return False if the job was stopped first."""
     if not dates:
         return True
     files.write(results_folder.METRICS_BEGUN, json.dumps([one.isoformat() for one in dates]))
@@ -241,16 +241,16 @@ def _write(
 
 
 def touched_dates(new: "DataFrame") -> set[date]:
-    """Return the dates of all events of the rows."""
+    """Return the dates of all events in the rows."""
     days = sf.explode(sf.array(*(utc_day(time) for time in TIME_COLUMNS))).alias("day")
     found = new.select(days).where(sf.col("day").isNotNull()).distinct().collect()
     return {row["day"] for row in found}
 
 
 def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
-    """Return the dates of older rows that are retried because of new rows.
+    """Return the dates of older rows that new rows show to be retried.
 
-    A retry may be settled, and archived, after the row that it repeats; usually on the same date.
+    A retry may be settled and archived after the row that it repeats, usually on the same date.
     """
     again = new.where((sf.col("attempts") > 0) & sf.col("meta_id").isNotNull())
     since = again.agg(sf.min(utc_day("published_at")).alias("since")).collect()[0]["since"]
@@ -262,7 +262,7 @@ def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date
 
 
 def rows_of_dates(archive: "DataFrame", dates: Iterable[date]) -> "DataFrame":
-    """Return rows with an event on one of the dates, with ``retried``, without body."""
+    """Return rows with an event on one of the dates, with ``retried`` and without the body."""
     ranges = _ranges(dates)
     rows = archive.drop("body", "batch").where(reduce(or_, (_is_in(*r) for r in ranges)))
     had = rows.where((sf.col("outcome") == "acked") & sf.col("meta_id").isNotNull())
@@ -293,12 +293,12 @@ def _ranges(dates: Iterable[date]) -> list[tuple[int, int]]:
 
 
 def _is_in(first: int, end: int) -> "Column":
-    """Return the condition of any time in [first, end), days, in a form that Parquet can prune."""
+    """Return the condition, prunable by Parquet, that any time is within days [first, end)."""
     low = sf.timestamp_millis(sf.lit(first * DAY_MS))
     high = sf.timestamp_millis(sf.lit(end * DAY_MS))
     return reduce(or_, ((sf.col(time) >= low) & (sf.col(time) < high) for time in TIME_COLUMNS))
 
 
 def keep_dates(table: "DataFrame", dates: Iterable[date]) -> "DataFrame":
-    """Remove rows of other dates, which are incomplete."""
+    """Drop rows of other dates, because those dates are incomplete."""
     return table.where(sf.col("date").isin(*sorted(set(dates))))

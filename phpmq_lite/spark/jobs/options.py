@@ -1,4 +1,4 @@
-"""Options and results of jobs, without pyspark: errors are reported before a JVM starts."""
+"""Options and results of jobs, without pyspark so that errors appear before a JVM starts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobControl:
-    """How a job reports its progress, and whether it should end.
+    """Callbacks through which a job reports its progress and learns whether to stop.
 
-    ``report(phase, done, total)`` receives rows or offsets of a phase; None for an unknown total.
+    ``report(phase, done, total)`` receives rows or offsets of a phase; ``total`` may be unknown.
     ``stop`` returns True to end the job after the current batch; its result has ``is_stopped``.
     """
 
@@ -26,11 +26,11 @@ UNCONTROLLED: Final = JobControl()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """The result of this run, without earlier ones."""
+    """The result of one run, not including earlier runs."""
 
     job: str
     rows: int
-    offset: int | None = None  # of the history, processed up to here
+    offset: int | None = None  # last offset of the history that was processed
     batches: int = 0
     is_stopped: bool = False  # incomplete: run it again
     notes: tuple[str, ...] = ()
@@ -39,18 +39,18 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """Options of every job; ``out`` is a folder, or a URI that Hadoop supports."""
+    """Options common to all jobs; ``out`` is a folder or a URI that Hadoop supports."""
 
-    connection: "SourceConnection | None"  # None: sends no requests to a broker
+    connection: "SourceConnection | None"  # None: the job does not contact a broker
     out: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions(JobOptions):
-    """History to Parquet; another selection of queues and outcomes needs another ``out``."""
+    """Options for archiving; each selection of queues and outcomes needs its own ``out``."""
 
     bodies: bool = False
-    queues: tuple[str, ...] = ()  # empty, without a pattern: all
+    queues: tuple[str, ...] = ()  # all if empty and there is no pattern
     queue_pattern: str | None = None
     outcomes: tuple[str, ...] = ()  # empty: all
     starting_offsets: str = "earliest"
@@ -61,25 +61,25 @@ class ArchiveOptions(JobOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsOptions(JobOptions):
-    """Archive to metrics; empty ``dates`` means those affected by rows since the last run."""
+    """Options for metrics; empty ``dates`` means the dates affected by rows since the last run."""
 
     dates: tuple[date, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactOptions(JobOptions):
-    """Small files of closed dates to few large ones."""
+    """Options for merging the small files of closed dates into a few large ones."""
 
     target_bytes: int = 128 << 20  # per file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(JobOptions):
-    """What to replay. Members of one selection are alternatives; all selections must match.
+    """Options for a replay. Values of one filter are alternatives; all filters must match.
 
-    ``name`` is the name of the stored plan, which a run with the same name continues. None derives
-    it from the selection, so the same selection is sent once; another name sends it again. With
-    ``goes_on`` the selection is that of the stored plan ``name``.
+    ``name`` is the name of the stored plan, which a run with the same name continues. If None, it
+    is derived from the selection, so the same selection is sent only once; another name sends it
+    again. With ``goes_on``, the selection is taken from the stored plan ``name``.
     """
 
     source: Literal["archive", "history"] = "archive"
@@ -102,10 +102,10 @@ class ReplayOptions(JobOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeOptions(JobOptions):
-    """Queue to Parquet; messages are acknowledged after they are written."""
+    """Options for consuming a queue; messages are acknowledged once they are written."""
 
     queue: str
     subscription: str
     max_messages: int = 10_000  # per batch
     max_bytes: int = 64 << 20  # per batch
-    fail_on_data_loss: bool = True  # if claims of the current batch were released manually
+    fail_on_data_loss: bool = True  # fail if claims of this batch were released manually

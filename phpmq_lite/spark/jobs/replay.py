@@ -1,9 +1,9 @@
-"""The job replay: publishes messages of the archive or the history to queues again.
+"""Replay job: publishes messages from the archive or the history to queues again.
 
-A run has a plan, stored under a name: pieces of the selected offsets. Each piece is published in
-one transaction of the broker under its number, so an interrupted run can be repeated: published
-pieces are not published twice. Envelopes lose ``dead_letter`` and get attempts 0, but keep meta.id
-and trace_id; the driver does this piece by piece.
+A run has a plan, stored under a name, that cuts the selected offsets into pieces. Each piece is
+published under its number in one broker transaction, so an interrupted run can be repeated without
+publishing a piece twice. The driver processes one piece at a time: it removes ``dead_letter`` from
+envelopes and sets their attempts to 0, but keeps meta.id and trace_id.
 """
 
 import time
@@ -36,7 +36,7 @@ _REPORT_EVERY: Final = 10_000  # selected rows
 
 
 def transform(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
-    """Select rows: return offset, size, queue (the target), body (null: gone) and ttl_s.
+    """Select rows and return offset, size, target queue, body (null if removed) and ttl_s.
 
     Raises:
         RefusedError: ``bad_where``: Spark does not accept the condition.
@@ -77,11 +77,11 @@ def _select(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
 def run(
     spark: "SparkSession", options: ReplayOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Publish the selection, or count it (``dry_run``); stops between two pieces.
+    """Publish the selection, or only count it (``dry_run``); stop only between two pieces.
 
     Raises:
         RefusedError: ``no_bodies``: none of the selected messages has its body;
-            ``count_differs``: a piece differs from the plan; and the refusals of ``find_plan``.
+            ``count_differs``: a piece differs from the plan; also raised as in ``find_plan``.
     """
     files = open_results(spark, options.out)
     with files.lock("replay"), block_swaps(files):
@@ -107,13 +107,13 @@ def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions
         **connection,
         "includeBody": "true",
         "pushFilters": "true",  # each piece reads only its own rows
-        "failOnDataLoss": "false",  # use what the broker still has; pieces are counted
+        "failOnDataLoss": "false",  # read the rows that remain; pieces are counted
     }
     return spark.read.format("phpmq").options(**given).load()
 
 
 def _count(rows: "DataFrame") -> JobResult:
-    """Count by target queue without publishing or storing anything."""
+    """Count messages by target queue without publishing or storing anything."""
     counts = rows.groupBy("queue").agg(
         sf.count("body").alias("rows"),
         sf.count("*").alias("all"),
@@ -214,13 +214,13 @@ def _describe_end(plan: ReplayPlan, sent: int, now: int) -> tuple[str, ...]:
         return (f"{sent} of {plan.rows} messages were sent; continue with --name {plan.name}",)
     if plan.rows and not now:
         return (
-            f"all {sent} messages of {plan.name} were sent before; another --name sends them again",
+            f"all {sent} messages of {plan.name} were already sent; to repeat, use another --name",
         )
     return ()
 
 
 def _wait_or_stop(until: float, control: JobControl) -> bool:
-    """Wait for a time of the monotonic clock; return True if ``stop`` comes first."""
+    """Wait until a time on the monotonic clock; return True if the job is stopped first."""
     while (left := until - time.monotonic()) > 0:
         if control.stop():
             return True
@@ -234,14 +234,14 @@ def _piece(rows: "DataFrame", first: int, last: int, expected: int) -> "pyarrow.
     if table.num_rows != expected:
         raise RefusedError(
             "count_differs",
-            f"offsets {first} to {last} have {table.num_rows} messages, {expected} were planned: "
-            "create a new plan with another --name",
+            f"offsets {first} to {last} have {table.num_rows} messages, but {expected} were"
+            " planned; create a new plan with another --name",
         )
     return redriven_rows(table)
 
 
 def redriven_rows(piece: "pyarrow.Table") -> "pyarrow.Table":
-    """Return the rows with bodies as sent by a redrive (``docs/guides/envelopes.md``)."""
+    """Return the rows with bodies as a redrive would send them (``docs/guides/envelopes.md``)."""
     import pyarrow
 
     bodies = [redrive_content(body) for body in piece.column("body").to_pylist()]

@@ -1,8 +1,8 @@
-"""Plans of replays: the selection, cut into pieces, under a name. Does not import pyspark.
+"""Replay plans: named selections, cut into pieces. This module does not import pyspark.
 
 A plan is stored before its first message is published. The same selection has the same name, so
-repeating the same command continues it; with relative times the selection differs each time, and a
-run is continued by name.
+repeating a command continues its plan. With relative times, the selection differs each time, so a
+run must be continued by name.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ class ReplayPlan:
     """What to publish, as selected by the first run."""
 
     name: str
-    app_id: str  # the broker's key, unique per plan
+    app_id: str  # key for the broker, unique per plan
     selection: dict[str, Any]
-    pieces: list[list[int]] = field(default_factory=list)  # first, last, rows
+    pieces: list[list[int]] = field(default_factory=list)  # [first offset, last offset, rows]
     without_body: int = 0  # selected, but the body was removed or not archived
 
     @property
@@ -51,13 +51,13 @@ def plan_name(options: ReplayOptions) -> str:
 
 
 def selection_of(options: ReplayOptions) -> dict[str, Any]:
-    """Return what a plan selects and its target, in JSON types."""
+    """Return a plan's selection and target, in JSON types."""
     given: dict[str, Any] = {name: getattr(options, name) for name in _SELECTION}
     return {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
 
 
 def with_planned_selection(plan: ReplayPlan, options: ReplayOptions) -> ReplayOptions:
-    """Return the options with the selection of a plan."""
+    """Return the options with a plan's selection."""
     selection: dict[str, Any] = {
         n: tuple(v) if isinstance(v, list) else v for n, v in plan.selection.items()
     }
@@ -68,8 +68,8 @@ def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None
     """Return the plan that these options continue; None for a new plan.
 
     Raises:
-        RefusedError: ``no_plan``: there is no plan of this name; ``other_plan``: that plan has
-            another selection; ``unfinished_plan``: one with other times is incomplete.
+        RefusedError: ``no_plan``: no plan has this name; ``other_plan``: the plan of this name has
+            another selection; ``unfinished_plan``: a plan with other times is incomplete.
     """
     name = plan_name(options)
     plan = _read(files, name)
@@ -90,7 +90,7 @@ def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None
 
 
 def _refuse_unfinished(files: ResultsFolder, options: ReplayOptions) -> None:
-    """Refuse to repeat an interrupted run with other times, which would send most of it twice."""
+    """Refuse to repeat an interrupted run with other times: most messages would be sent twice."""
     asked = _without_times(selection_of(options))
     for plan in _all(files):
         sent = sent_pieces(files, plan)
@@ -123,7 +123,7 @@ def time_text(at_ms: int) -> str:
 
 
 def sent_pieces(files: ResultsFolder, plan: ReplayPlan) -> int:
-    """Return the number of published pieces; the next one may be published, too."""
+    """Return the number of published pieces; the next one may have been published, too."""
     return int(files.read(results_folder.replay_progress_file(plan.name)) or 0)
 
 
@@ -146,7 +146,7 @@ def cut_pieces(
 ) -> list[list[int]]:
     """Cut ordered (offset, size) pairs into pieces: first offset, last offset, rows.
 
-    A piece has at least one row of any size. Equal offsets stay together.
+    A piece has at least one row, whatever its size. Rows with equal offsets stay together.
     """
     pieces: list[list[int]] = []
     size = 0

@@ -1,7 +1,7 @@
-"""Writes a stream to Parquet: each batch has its own folders and replaces itself if repeated.
+"""Stream writer for Parquet: each batch has its own folders and replaces itself if repeated.
 
-Appending would duplicate the rows of a batch whose commit was lost. A batch's folder contains the
-checkpoint's id, so that a new checkpoint, which counts from 0, overwrites nothing.
+Appending would duplicate the rows of a batch whose commit was lost. A batch's folder name contains
+the checkpoint's id, so that a new checkpoint, which counts from 0, overwrites nothing.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ _POLL_S: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTarget:
-    """Where a stream is written: folder and checkpoint below the root, partitions before batch."""
+    """Where a stream is written: folder, checkpoint, and partition columns before ``batch``."""
 
-    name: str  # of the query and of the reported phase
+    name: str  # of the query and the reported phase
     folder: str
     checkpoint: str
     partitions: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class StreamTarget:
 
 @dataclass(slots=True)
 class StreamResult:
-    """What was written."""
+    """What a stream query has written."""
 
     rows: int = 0
     batches: int = 0
@@ -45,7 +45,7 @@ class StreamResult:
 
 
 class _StoppedError(Exception):
-    """Stops a query before it writes a batch; the next run repeats the batch."""
+    """Raised to stop a query before it writes a batch; the next run repeats the batch."""
 
 
 def batch_name(query: str, batch: int) -> str:
@@ -61,11 +61,11 @@ def write_stream(
     end: int | None = None,
     after: Callable[[int], None] | None = None,
 ) -> StreamResult:
-    """Write all available rows; ``control.stop`` ends it between two batches.
+    """Write all available rows; ``control.stop`` ends the query between two batches.
 
     ``end`` is reported as the total if the source does not provide one. ``after`` is called with
-    the number of each batch that is written, before Spark commits it. Exceptions of Spark pass
-    through.
+    the number of each batch after it is written and before Spark commits it. Spark's exceptions
+    propagate.
     """
     result = StreamResult()
 
@@ -92,7 +92,7 @@ def write_stream(
 
 
 def remove_staged(files: ResultsFolder, folder: str) -> None:
-    """Remove leftovers of killed runs from a folder; no process may be writing to it."""
+    """Remove what killed runs left in a folder; no process may be writing to it."""
     for name in files.names(folder):
         if name.startswith(".spark-staging"):
             files.remove(f"{folder}/{name}")
@@ -101,9 +101,9 @@ def remove_staged(files: ResultsFolder, folder: str) -> None:
 def write_batch(
     batch: "DataFrame", files: ResultsFolder, target: StreamTarget, number: int
 ) -> None:
-    """Write one batch, replacing what it wrote before."""
+    """Write one batch, replacing what an earlier attempt wrote."""
     name = batch_name(query_id(files, target.checkpoint) or "", number)
-    if not target.partitions:  # an empty batch would keep old rows
+    if not target.partitions:  # overwriting with an empty batch would keep old rows
         files.remove(f"{target.folder}/batch={name}")
     (
         batch.withColumn("batch", sf.lit(name))
@@ -115,7 +115,7 @@ def write_batch(
 
 
 def _report_batches(query: "StreamingQuery", result: StreamResult, report: ReportBatch) -> None:
-    """Wait for the end of a query and report its batches."""
+    """Wait until a query ends, and report its batches."""
     seen = -1
     try:
         while True:
@@ -132,7 +132,7 @@ def _report_batches(query: "StreamingQuery", result: StreamResult, report: Repor
 
 
 def _count(query: "StreamingQuery", result: StreamResult, seen: int, report: ReportBatch) -> int:
-    """Count the batches after ``seen``; return the last one."""
+    """Count the batches after ``seen``; return the number of the last one."""
     for progress in query.recentProgress:
         number = progress["batchId"]
         if number <= seen or not progress["numInputRows"]:

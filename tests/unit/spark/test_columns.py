@@ -48,7 +48,7 @@ def test_schema_of_the_caller_must_be_a_selection() -> None:
         columns.check_read_schema(
             StructType([StructField("queu", StringType())]), columns.HISTORY_COLUMNS
         )
-    with pytest.raises(OptionError, match="column 'queue' is string, the schema says bigint"):
+    with pytest.raises(OptionError, match="column 'queue' is string, but the schema says bigint"):
         columns.check_read_schema(
             StructType([StructField("queue", LongType())]), columns.HISTORY_COLUMNS
         )

@@ -97,7 +97,7 @@ def test_defaults_are_kafkas() -> None:
         (
             {"endingOffsets": "5"},
             SourceMode.HISTORY_STREAM,
-            "is for a batch read, this is a stream",
+            "is for a batch read, but this is a stream",
         ),
         (
             {"queue": "a", "queues": "b"},
@@ -109,7 +109,7 @@ def test_defaults_are_kafkas() -> None:
         (
             {"includeBody": "yes"},
             SourceMode.BATCH_READ,
-            "'includeBody' is 'yes', it must be true or",
+            "'includeBody' is 'yes', but it must be true or",
         ),
         ({"startingOffsets": "latest"}, SourceMode.BATCH_READ, "must be earliest or a number"),
         ({"endingOffsets": "earliest"}, SourceMode.BATCH_READ, "must be latest or a number"),
@@ -191,7 +191,7 @@ def test_connection_is_one_of_two() -> None:
 def test_address_without_host_or_port_is_told_before_it_is_used(url: str) -> None:
     with pytest.raises(OptionError) as caught:
         SourceConnection(url)
-    assert str(caught.value) == f"url is {url!r}, it needs a host and a port from 1 to 65535"
+    assert str(caught.value) == f"url is {url!r}, but it needs a host and a port from 1 to 65535"
 
 
 def test_secrets_in_the_wrong_place_are_refused_and_not_shown() -> None:

@@ -1,4 +1,4 @@
-"""Lets Spark find ``format("phpmq")``: it imports ``pyspark_*`` packages for a DefaultSource."""
+"""Entry point for ``format("phpmq")``: Spark imports ``DefaultSource`` from ``pyspark_*``."""
 
 from phpmq_lite.spark.source import PhpmqSource as DefaultSource
 

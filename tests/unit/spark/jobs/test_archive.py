@@ -48,7 +48,7 @@ def test_archive_of_one_history_takes_no_rows_of_another(
     asked = ArchiveOptions(
         connection=SourceConnection("http://a"), out=str(tmp_path), fail_on_data_loss=fails
     )
-    with pytest.raises(RefusedError, match=r"history is new, the archive's in .* old"):
+    with pytest.raises(RefusedError, match=r"history is new, but the archive in .* old"):
         archive.run(None, asked)  # type: ignore[arg-type]  # never reached
 
 
