@@ -51,7 +51,7 @@ __all__ = [
     "validate",
 ]
 
-_MODULES: Final = {  # by module
+_MODULES: Final = {  # module -> names
     "worker_app": ("connect",),
     "codec": ("EnvelopeError", "continue_trace", "decode", "encode", "from_message", "make", "urn"),
     "idempotency": ("IdempotencyDecision", "IdempotencyStore", "SqliteIdempotencyStore"),

@@ -10,7 +10,7 @@ from phpmq_lite.envelopes import indexed_fields, strict_json, validation
 from phpmq_lite.envelopes.validation import EmptyListData
 from phpmq_lite.errors import EnvelopeError as EnvelopeError
 
-POINTER_CHARACTERS: Final = 200  # of a pointer in an error message
+POINTER_CHARACTERS: Final = 200  # maximum length of a pointer in an error message
 
 
 def make(
@@ -43,9 +43,9 @@ def make(
 def from_message(
     message: Any, queue: str = "default", *, inherited_trace_id: str | None = None
 ) -> dict[str, Any]:
-    """Return the envelope of an object with ``get_babel_urn`` and ``to_payload``.
+    """Return an envelope for an object that has ``get_babel_urn`` and ``to_payload``.
 
-    It continues the trace of ``get_babel_trace_id``, if the object has one, else the inherited one.
+    It continues the trace from ``get_babel_trace_id`` if there is one, or else the inherited trace.
 
     Raises:
         EnvelopeError: as in ``make``, or a method is missing.
@@ -89,14 +89,14 @@ _Path = tuple["_Path", object] | None  # the path to the container, and the name
 
 
 def _check_values(root: dict[str, Any]) -> None:
-    """Raise for values without a JSON form or that some parsers cannot read; not recursive."""
+    """Raise for values that JSON cannot represent or some parsers cannot read; not recursive."""
     pending: list[tuple[Any, _Path, int]] = [(root, None, 1)]
     while pending:
         value, path, level = pending.pop()
         if isinstance(value, str):
             _check_surrogates(value, path)
         elif isinstance(value, dict | list | tuple):
-            if level > validation.DEPTH_LIMIT:  # also ends a value that contains itself
+            if level > validation.DEPTH_LIMIT:  # also stops at a value that contains itself
                 raise EnvelopeError(f"{_pointer(path)}: more than {validation.DEPTH_LIMIT} levels")
             for name, item in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(value, dict):
@@ -142,7 +142,7 @@ def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict
     are kept.
 
     Raises:
-        EnvelopeError: the message has the reason of the validation.
+        EnvelopeError: the message contains the reason from the validation.
     """
     from babelqueue.codec import EnvelopeCodec
 
@@ -158,7 +158,7 @@ def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict
 
 
 def urn(envelope: Mapping[str, Any]) -> str:
-    """Return the URN of a decoded envelope: ``job``, else its alias ``urn``, else an empty string.
+    """Return the URN of a decoded envelope: ``job``, its alias ``urn``, or an empty string.
 
     Blank members and members that are not strings are ignored.
 
@@ -179,10 +179,10 @@ _current: ContextVar[str | None] = ContextVar("phpmq_lite_trace_id", default=Non
 
 @contextmanager
 def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
-    """Continue the envelope's trace in publishes within the block, unless they name another.
+    """Continue the envelope's trace when publishing within the block, unless another is given.
 
-    Stored in a context variable: tasks and ``run_coroutine_threadsafe`` inherit it, new threads do
-    not.
+    The trace is stored in a context variable, which tasks and ``run_coroutine_threadsafe`` inherit
+    but new threads do not.
     """
     trace_id = envelope.get("trace_id")
     token = _current.set(trace_id if isinstance(trace_id, str) else None)
@@ -193,5 +193,5 @@ def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
 
 
 def current_trace_id() -> str | None:
-    """Return the ``trace_id`` of the envelope that is being handled; None outside of a handler."""
+    """Return the ``trace_id`` of the envelope that is being handled; None outside a handler."""
     return _current.get()

@@ -18,7 +18,7 @@ _UNSUPPORTED: Final = "unsupported_schema_version"
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class DeadLetterBlock:
-    """The member ``dead_letter`` of a record, in the order of its members."""
+    """The ``dead_letter`` member of a record; its fields are written in this order."""
 
     reason: str  # failed, unknown_urn or poison
     error: str | None = None  # message of the last exception
@@ -26,13 +26,13 @@ class DeadLetterBlock:
     failed_at: int  # Unix ms
     original_queue: str  # where the message failed
     attempts: int  # runs by workers
-    lang: str = "python"  # of the program that gave up
+    lang: str = "python"  # language of the program that gave up
     detail: str | None = None  # exact cause: a verdict's reason, max_deliveries, expired …
     message_id: str | None = None  # wire id of the failed message
 
 
 class _ReadBlock(msgspec.Struct):
-    """The block as other SDKs write it; a number such as 1.0 is ignored."""
+    """The block as other SDKs write it; a block with a number such as 1.0 is ignored."""
 
     reason: str
     original_queue: str
@@ -53,10 +53,10 @@ _RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool = False) -> bytes:
-    """Return the record of a content: the block is added, replaced, or wraps the content.
+    """Return the record for failed content: add or replace the block, or wrap the content.
 
-    With ``keeps_content``, for opaque queues, the content is returned unchanged; so is an
-    unsupported ``schema_version``.
+    The content is returned unchanged with ``keeps_content``, which is for opaque queues, or if its
+    ``schema_version`` is unsupported.
     """
     if keeps_content or block.detail == _UNSUPPORTED:
         return content
@@ -83,13 +83,13 @@ def _encode_block(block: DeadLetterBlock) -> bytes:
 
 
 def _encode_json(value: object) -> bytes:
-    """Encode compact UTF-8; lone surrogates, as in exception messages, become ``?``."""
+    """Encode as compact UTF-8; lone surrogates, as in exception messages, become ``?``."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", "replace")
 
 
 def _members_for_block(content: bytes) -> list[JsonMember] | None:
-    """Return the members if a block can be added; None if the content has to be wrapped."""
+    """Return the members if a block can be added; None if the content must be wrapped."""
     try:
         found = find_members(content)
     except ValueError:
@@ -98,7 +98,7 @@ def _members_for_block(content: bytes) -> list[JsonMember] | None:
 
 
 def _resembles_wrapper(found: list[JsonMember]) -> bool:
-    """Return whether a record with an added block would look like a wrapper to a redrive."""
+    """Return whether a redrive would mistake the record with an added block for a wrapper."""
     names = sorted(member.name for member in found if member.name != "dead_letter")
     return names in (["raw"], ["raw", "raw_encoding"])
 
@@ -114,7 +114,7 @@ def _wrap(content: bytes, block: bytes) -> bytes:
 
 
 def read_block(content: bytes) -> DeadLetterBlock | None:
-    """Return the block of a record; None if it is missing or has other types.
+    """Return a record's block; None if it is missing or its members have the wrong types.
 
     ``reason`` and ``original_queue`` are required; other missing members are 0 or empty.
     """
@@ -142,10 +142,10 @@ def read_block(content: bytes) -> DeadLetterBlock | None:
 
 
 def redrive_content(content: bytes) -> bytes:
-    """Return the content to redrive: no block, attempts 0, unwrapped.
+    """Return the content to redrive: unwrapped, without the block, and with attempts set to 0.
 
-    The content of a wrapper is restored byte for byte; an unsupported ``schema_version`` stays.
-    ``attempts`` changes only if it is an integer: invalid content is not repaired.
+    Wrapped content is restored byte for byte; with an unsupported ``schema_version`` it is kept.
+    ``attempts`` changes only if it is an integer, because invalid content is not repaired.
     """
     try:
         found = find_members(content)
@@ -167,7 +167,7 @@ def redrive_content(content: bytes) -> bytes:
 def with_attempts(content: bytes, attempts: int) -> bytes:
     """Set ``attempts`` if it is an integer, leaving all other bytes unchanged.
 
-    Content that already has the value, or has no integer there, is returned as it is.
+    Content that already has the value, or has no integer there, is returned unchanged.
 
     Raises:
         ValueError: the content is not one JSON object.
@@ -192,7 +192,7 @@ def _is_64_bits(digits: bytes) -> bool:
 
 
 def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:
-    """Return the content of a wrapper; None if it is not a wrapper."""
+    """Return the wrapped content; None if ``content`` is not a wrapper."""
     names = sorted(member.name for member in found)
     if names not in (["dead_letter", "raw"], ["dead_letter", "raw", "raw_encoding"]):
         return None
@@ -202,7 +202,7 @@ def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:
         if member.name != "dead_letter"
     }
     if not all(text.startswith(b'"') for text in texts.values()):
-        return None  # compared as text: int() raises for 5,000 digits
+        return None  # tested as text: int() raises ValueError for 5,000 digits
     values: dict[str, str] = {name: json.loads(text) for name, text in texts.items()}
     raw = values["raw"]
     try:

@@ -1,4 +1,4 @@
-"""The context of a handler: middleware, its own data, an event loop for coroutines."""
+"""What handlers run in: middleware, a copy of the data, and an event loop for coroutines."""
 
 import asyncio
 import inspect
@@ -13,7 +13,7 @@ from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
 
-_CANCEL_S: Final = 5.0  # time for the cleanup of an interrupted coroutine
+_CANCEL_S: Final = 5.0  # time for an interrupted coroutine to clean up
 
 Handler = Callable[..., Any]
 
@@ -22,7 +22,7 @@ Handler = Callable[..., Any]
 class JobContext:
     """The message that is being handled; ``data`` and ``meta`` are members of ``envelope``.
 
-    They belong to this run: changes by a handler do not reach retries and dead-letter records.
+    They belong to this run: a handler's changes do not reach retries or dead-letter records.
     Middleware can pass values in ``extra``.
     """
 
@@ -39,7 +39,7 @@ class JobContext:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The metadata of the producer."""
+        """The producer's metadata."""
         meta: dict[str, Any] = self.envelope["meta"]
         return meta
 
@@ -50,7 +50,7 @@ class JobContext:
 
     @property
     def trace_id(self) -> str:
-        """The trace of the message."""
+        """The trace id of the message."""
         return str(self.envelope["trace_id"])
 
     @property
@@ -61,11 +61,11 @@ class JobContext:
 
 NextHandler = Callable[[JobContext], None]
 Middleware = Callable[[JobContext, NextHandler], None]
-"""``fn(context, next)`` calls ``next(context)`` once, or not at all to count it as handled."""
+"""``fn(context, next)`` calls ``next(context)`` once, or not at all to count the job as handled."""
 
 
 class CurrentJob(Protocol):
-    """Tracks the current job; implemented by the transport."""
+    """Tracker of the current job, implemented by the transport."""
 
     def begin(self) -> JobContext:
         """Record that the handler starts; return its context."""
@@ -80,7 +80,7 @@ class CurrentJob(Protocol):
 class HandlerLoop:
     """An event loop in its own thread, started by the first coroutine.
 
-    It runs between jobs too, so that sessions and pools of handlers stay open.
+    It also runs between jobs, so that handlers' sessions and connection pools stay open.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class HandlerLoop:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Wait for a result; an interruption of the wait cancels the coroutine first."""
+        """Wait for the result; if the wait is interrupted, cancel the coroutine first."""
         ended = threading.Event()
         future = asyncio.run_coroutine_threadsafe(
             _run_and_signal(awaitable, ended), self._started_loop()
@@ -126,7 +126,7 @@ class HandlerLoop:
 
 @dataclass(slots=True)
 class _HandlerExit:
-    """Carries an exception out of the loop that would otherwise stop the loop."""
+    """Carrier for an exception that would otherwise stop the loop."""
 
     error: BaseException
 
@@ -152,9 +152,9 @@ async def _cancel_others() -> None:
 def wrap_handlers(
     app: BabelQueue, current: CurrentJob, middleware: Sequence[Middleware]
 ) -> Iterator[None]:
-    """Wrap every handler of an app in middleware, trace and loop within the block.
+    """Within the block, wrap every handler of an app with middleware, trace and loop.
 
-    Handlers registered later within the block receive the SDK's own arguments.
+    Handlers registered within the block are not wrapped and receive the SDK's own arguments.
     """
     originals = dict(app._handlers)  # the SDK has no public list of handlers
     with closing(HandlerLoop()) as loop:
@@ -185,7 +185,7 @@ def _wrap_handler(
         chain = partial(_step, one, chain)
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
-        """Run the chain on its own data: the SDK encodes its envelope again for a retry."""
+        """Run the chain on a copy, because the SDK encodes its own envelope again for a retry."""
         context = current.begin()
         try:
             with codec.continue_trace(context.envelope):
@@ -206,7 +206,7 @@ def takes_envelope(handler: Handler) -> bool:
     """Return whether a handler takes the whole envelope as a third positional argument."""
     try:
         parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):  # builtins
+    except (TypeError, ValueError):  # some builtins have no signature
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) >= 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

@@ -1,7 +1,7 @@
-"""Handle each envelope once: claim it before the handler, mark it as done afterwards.
+"""Idempotency: each envelope is claimed before its handler runs and marked as done afterwards.
 
-The SDK's store only knows "seen", so two workers that receive the same envelope at the same time
-both handle it. Here the first one claims it, and the second one learns that it is in flight.
+The SDK's store records only "seen", so two workers that receive the same envelope at the same time
+both handle it. Here, the first claims it, and the second learns that it is in flight.
 """
 
 import os
@@ -15,16 +15,16 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
 
-LEASE_S: Final = 300  # a claim of a process that died expires after this
-KEEP_S: Final = 7 * 86_400  # the default retention of the broker's history
+LEASE_S: Final = 300  # after this, the claim of a process that died expires
+KEEP_S: Final = 7 * 86_400  # as long as the broker keeps history by default
 PURGE_ROWS: Final = 1_000  # per transaction, so that other writers do not wait long
-_PURGE_EVERY: Final = 1_000  # claims
+_PURGE_EVERY: Final = 1_000  # claims between two purges
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS claim (
     key TEXT PRIMARY KEY,
-    owner TEXT,               -- of a claim in flight; null if done
-    until_ms INTEGER NOT NULL -- the row has expired afterwards
+    owner TEXT,               -- holder of a claim in flight; null if done
+    until_ms INTEGER NOT NULL -- when the row expires
 ) WITHOUT ROWID
 """
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS claim_until ON claim (until_ms)"
@@ -54,13 +54,13 @@ class IdempotencyDecision(Enum):
 
 @runtime_checkable
 class IdempotencyStore(Protocol):
-    """What a worker requires; keys come from :func:`idempotency_key`."""
+    """The store that a worker requires; keys come from :func:`idempotency_key`."""
 
     def claim(self, key: str) -> IdempotencyDecision:
         """Claim a key for a few minutes, unless it is done or in flight."""
 
     def remember(self, key: str) -> None:
-        """Mark a key as done. Call it before the message is acknowledged."""
+        """Mark a key as done. Call this before the message is acknowledged."""
 
     def forget(self, key: str) -> None:
         """Release this process's claim after a failure; other claims and done keys stay."""
@@ -69,10 +69,10 @@ class IdempotencyStore(Protocol):
 def idempotency_key(
     envelope: Mapping[str, Any], by: Literal["meta.id", "trace_id"] = "meta.id"
 ) -> str | None:
-    """Return the key to claim an envelope by; None if it has none and runs without a claim.
+    """Return the key by which to claim an envelope; None if it has none and needs no claim.
 
-    By ``trace_id``, all envelopes of a trace count as the same: use it only for queues that receive
-    one of each.
+    With ``trace_id``, all envelopes of a trace count as the same, so use it only for queues that
+    receive one envelope per trace.
     """
     meta = envelope.get("meta")
     found = envelope.get("trace_id") if by == "trace_id" else (
@@ -82,7 +82,7 @@ def idempotency_key(
 
 
 class SqliteIdempotencyStore:
-    """Claims in an SQLite file, safe for several threads and processes and after a fork.
+    """Store of claims in an SQLite file, safe for threads, for processes and after a fork.
 
     A key counts as done for ``keep_s``. Times are wall-clock milliseconds, which processes can
     compare. Expired rows are removed from time to time. Each call commits (``synchronous=FULL``),
@@ -106,7 +106,7 @@ class SqliteIdempotencyStore:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0  # process that opened the connection
-        self._owners: dict[str, str] = {}  # by key, of the claims of this process
+        self._owners: dict[str, str] = {}  # key -> owner, for claims of this process
         self._count = 0
 
     def open(self) -> None:
@@ -146,7 +146,7 @@ class SqliteIdempotencyStore:
             connection.execute(_REMEMBER, (key, self._now_ms() + self._keep_ms))
 
     def forget(self, key: str) -> None:
-        """Release a claim of this process, unless it has expired and belongs to another."""
+        """Release this process's claim, unless it expired and another process took it."""
         owner = self._owners.pop(key, None)
         if owner is not None:
             with self._transaction() as connection:
@@ -182,7 +182,7 @@ class SqliteIdempotencyStore:
             yield connection
 
     def _connect(self) -> sqlite3.Connection:
-        if self._connection is None or self._process != os.getpid():  # not across a fork
+        if self._connection is None or self._process != os.getpid():  # a fork must not share it
             connection = open_file(self._path, is_wal=True)
             with transaction(connection):
                 connection.execute(_TABLE)

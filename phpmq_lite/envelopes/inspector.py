@@ -1,4 +1,4 @@
-"""Inspects contents for the broker: index, verdict, dead-letter records and their originals."""
+"""Content inspector for the broker: index, verdict, dead-letter records and their originals."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Indexed, Recor
 from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # or of direction
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # also bidi controls
 _KNOWN: Final = frozenset(validation.REASONS)
 _UNSUPPORTED: Final = "unsupported_schema_version"
 _NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
@@ -23,7 +23,7 @@ class _Meta(msgspec.Struct):
 
 
 class _Origin(msgspec.Struct):
-    """The queue that an envelope was published to."""
+    """The queue to which an envelope was published."""
 
     meta: _Meta | None = None
 
@@ -37,7 +37,7 @@ _DATA: Final = msgspec.json.Decoder(_Data)
 
 
 class BabelQueueInspector:
-    """Implements ``model.EnvelopeInspector``; its methods never raise and may run in a thread.
+    """The ``model.EnvelopeInspector``, whose methods never raise and may run in a thread.
 
     ``schemas`` are the payload schemas by URN; None if there are none.
     """
@@ -64,7 +64,7 @@ class BabelQueueInspector:
         if problem is None and is_checked:
             mismatch = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
             if settings.schema_mode == "quarantine":
-                problem = mismatch  # in the other modes it is only counted
+                problem = mismatch  # other modes only count the mismatch
         if problem is None:
             return EnvelopeInspection(shown)
         return EnvelopeInspection(shown, problem.reason, problem.detail)
@@ -78,7 +78,7 @@ class BabelQueueInspector:
         return schemas.check(urn, {} if is_empty else _data_of(content))
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Return ``unsupported_schema_version`` if that is the verdict; its record has no block."""
+        """Return ``unsupported_schema_version`` if it is the verdict; that record has no block."""
         problem = validation.validate(content).problem
         is_unsupported = problem is not None and problem.reason == _UNSUPPORTED
         return _UNSUPPORTED if is_unsupported else None
@@ -109,11 +109,11 @@ class BabelQueueInspector:
         return RecordSource(block.message_id.encode(), cause, block.error)
 
     def redrive_content(self, content: bytes) -> bytes:
-        """Return the content to redrive: no block, attempts 0, unwrapped."""
+        """Return the content to redrive: unwrapped, without the block and with attempts 0."""
         return dead_letter_record.redrive_content(content)
 
     def origin_queue(self, content: bytes) -> str | None:
-        """Return ``dead_letter.original_queue``, else ``meta.queue``."""
+        """Return ``dead_letter.original_queue``, or ``meta.queue`` if it is missing."""
         block = dead_letter_record.read_block(content)
         if block is not None and block.original_queue:
             return block.original_queue
@@ -125,12 +125,12 @@ class BabelQueueInspector:
 
 
 def _data_of(content: bytes) -> object:
-    """Return ``data`` of a valid content."""
+    """Return ``data`` from valid content."""
     try:
         return _DATA.decode(content).data
-    except (ValueError, RecursionError):  # msgspec accepts fewer numbers
+    except (ValueError, RecursionError):  # msgspec rejects some valid numbers
         pass
     try:
         return json.loads(content)["data"]
     except (ValueError, RecursionError):
-        return None  # which no schema allows
+        return None  # no schema allows None

@@ -1,6 +1,6 @@
-"""Edit members of a JSON object in its bytes without rewriting the others.
+"""Edit members of a JSON object in its bytes without rewriting other members.
 
-All functions take linear time. Offsets are bytes.
+All functions take linear time. Offsets are in bytes.
 """
 
 import json
@@ -16,12 +16,12 @@ _COMMA: Final = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 
 
 class JsonMember(NamedTuple):
-    """A top-level member: byte offsets, ends are exclusive."""
+    """Byte offsets of a top-level member; ends are exclusive."""
 
     name: str
-    start: int  # of the opening quote of its name
+    start: int  # opening quote of the name
     value_start: int
-    end: int  # of its value
+    end: int  # end of the value
 
 
 # Values are only skipped: objects are discarded, numbers are not converted.
@@ -80,7 +80,7 @@ def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _in_bytes(text: str, members: list[JsonMember]) -> list[JsonMember]:
-    """Convert character offsets to byte offsets; encodes each part of the text once."""
+    """Convert character offsets to byte offsets; encode each part of the text only once."""
     characters = 0
     size = 0
 
@@ -99,7 +99,7 @@ def _in_bytes(text: str, members: list[JsonMember]) -> list[JsonMember]:
 def edit_members(
     content: bytes, members: list[JsonMember], changes: Mapping[str, bytes | None]
 ) -> bytes:
-    """Replace members, add them before the last brace, or remove them (None).
+    """Replace members, add them before the last brace, or remove those with value None.
 
     ``members`` is the result of ``find_members``. If a changed name is repeated, the last member
     receives the value and the others are removed, so that every parser reads the new value.

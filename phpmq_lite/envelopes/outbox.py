@@ -1,11 +1,11 @@
-"""The transactional outbox: stores an envelope in the same transaction as the business data.
+"""Transactional outbox: stores an envelope in the same transaction as the business data.
 
 The writer inserts a row into a table of the caller's SQLite database, in the caller's transaction.
 ``outbox_relay.py`` publishes the rows later, byte for byte.
 
-The id of a row, 32 random hex digits, is its publish key: a row that is sent again after a crash is
-stored once, within the broker's window of keys (10 minutes or 100,000 keys by default). Beyond the
-window, delivery is at least once, and the consumer recognizes repeats by ``meta.id``.
+A row's id, 32 random hex digits, is its publish key: a row that is sent again after a crash is
+stored only once if the broker still has the key (by default for 10 minutes or 100,000 keys).
+Otherwise, delivery is at least once, and consumers recognize repeats by ``meta.id``.
 """
 
 import re
@@ -23,17 +23,17 @@ from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import EnvelopeError
 
 TABLE: Final = "phpmq_outbox"
-LEASE_S: Final = 30.0  # after this, another relay takes over the queues of a relay that died
-RETRY_FIRST_S: Final = 5.0  # doubles with each failure of a row
+LEASE_S: Final = 30.0  # after this, another relay takes over a dead relay's queues
+RETRY_FIRST_S: Final = 5.0  # doubles each time the row fails
 RETRY_MAX_S: Final = 300.0
-PURGE_ROWS: Final = 1_000  # per transaction
+PURGE_ROWS: Final = 1_000  # rows per transaction
 ERROR_CHARACTERS: Final = 500
 _ENCODER: Final = ClientSession(1).side  # only encodes, to validate arguments
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS {table} (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, -- order of commits
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, -- commit order
     id TEXT NOT NULL UNIQUE,               -- the receipt key
     queue TEXT NOT NULL,
     body BLOB NOT NULL,
@@ -87,7 +87,7 @@ def check_table_name(table: str) -> str:
     """Return a valid table name.
 
     Raises:
-        ValueError: it contains other characters than letters, digits and underscores.
+        ValueError: it contains characters other than letters, digits and underscores.
     """
     if _IDENTIFIER.fullmatch(table) is None:
         raise ValueError(f"{table!r} is not a valid table name; use letters, digits and _")
@@ -101,7 +101,7 @@ def create_tables(connection: sqlite3.Connection, table: str = TABLE) -> None:
 
 
 def schema(table: str = TABLE) -> tuple[str, ...]:
-    """Return the statements of :func:`create_tables`, for use in your own migrations."""
+    """Return the statements that :func:`create_tables` runs, for your own migrations."""
     text = _SCHEMA.format(table=check_table_name(table))
     return tuple(part.strip() for part in text.split(";\n"))
 
@@ -133,7 +133,7 @@ def _insert(
 
 
 class Outbox:
-    """Writes envelopes into the outbox on the caller's connection, in its transaction.
+    """Writer of outbox rows on the caller's connection, in the caller's transaction.
 
     ::
 
@@ -141,8 +141,8 @@ class Outbox:
             connection.execute("INSERT INTO orders …")
             outbox.publish("urn:babel:orders:created", {"order_id": 1042})
 
-    It neither begins nor commits a transaction. If none is open, ``sqlite3`` begins one that the
-    caller commits; with ``isolation_level=None`` the row is committed at once.
+    It never begins or commits a transaction. If none is open, ``sqlite3`` begins one that
+    the caller commits; with ``isolation_level=None``, the row is committed immediately.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class Outbox:
     ) -> str:
         """Write a new envelope; return its ``meta.id``.
 
-        The arguments are those of ``Producer.publish``; ``ttl_s`` counts from the arrival at the
+        The arguments are those of ``Producer.publish``; ``ttl_s`` counts from arrival at the
         broker.
 
         Raises:
-            EnvelopeError: the envelope is invalid; the message has the JSON pointer.
+            EnvelopeError: the envelope is invalid; the message contains the JSON pointer.
             LocalProtocolError: the queue name or the TTL is invalid.
             sqlite3.Error: the insert failed.
         """
@@ -179,7 +179,7 @@ class Outbox:
     def write(
         self, envelope: Mapping[str, Any], *, queue: str | None = None, ttl_s: int = 0
     ) -> str:
-        """Write an existing envelope to ``queue``, else ``meta.queue``; return the row's id."""
+        """Write an existing envelope to ``queue`` or its ``meta.queue``; return the row's id."""
         statement, values = insert(envelope, queue=queue, ttl_s=ttl_s, table=self._table)
         self._connection.execute(statement, values)
         return values[0]
@@ -203,18 +203,18 @@ class OutboxQueueStatus(NamedTuple):
     waiting: int
     failing: int  # number of rows with an error
     oldest_ms: int  # when the oldest row was written, Unix ms
-    attempts: int  # the maximum of all rows
-    error: str | None  # of the first row that has one
+    attempts: int  # highest number for any row
+    error: str | None  # error of the first row that has one
 
 
 class SqliteOutboxStore:
-    """Implements the SDK's ``OutboxStore``: the SDK's ``Outbox`` writes to it, a relay sends it.
+    """The SDK's ``OutboxStore``, to which the SDK's ``Outbox`` writes and from which a relay sends.
 
     ``save`` runs in the caller's transaction. All other methods are for relays and commit by
     themselves, so a relay needs its own connection (``sqlite_file.open_file``).
 
-    With several relays, each *queue* is leased to one of them for ``lease_s``, renewed on each
-    read, so that the order of the queue is preserved.
+    With several relays, each *queue* is leased to one of them for ``lease_s``; each read
+    renews the lease. This preserves the order of each queue.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class SqliteOutboxStore:
             self._connection.executemany(self._sql(_SENT), [(now_ms, row_id) for row_id in ids])
 
     def mark_failed(self, id: str, error: str, *, delays_row: bool = True) -> None:
-        """Record an error; ``delays_row`` postpones the next attempt of the row by 5 to 300 s."""
+        """Record an error; ``delays_row`` postpones the row's next attempt by 5 to 300 s."""
         values = {
             "id": id, "error": error[:ERROR_CHARACTERS], "delays_row": delays_row,
             "now_ms": self._now_ms(), "first_ms": round(RETRY_FIRST_S * 1_000),
@@ -322,7 +322,7 @@ class SqliteOutboxStore:
         return rows
 
     def release(self) -> None:
-        """Release the leases of this relay, so that others need not wait until they expire."""
+        """Release this relay's leases, so that other relays need not wait until they expire."""
         with transaction(self._connection):
             self._connection.execute(
                 f"DELETE FROM {self._table}_lease WHERE relay = ?",  # noqa: S608 - checked name
@@ -343,7 +343,7 @@ class SqliteOutboxStore:
                 return removed
 
     def status(self) -> list[OutboxQueueStatus]:
-        """Return the unsent rows by queue, in order of name."""
+        """Return the status of unsent rows by queue, ordered by name."""
         cursor = self._connection.execute(self._sql(_STATUS))
         return [OutboxQueueStatus(*row) for row in cursor]
 

@@ -1,15 +1,15 @@
-"""Publishes the rows of an outbox unchanged, with the row's id as key, in order within a queue.
+"""Outbox relay: publishes rows unchanged and in queue order, with the row's id as the key.
 
-The result of a row::
+What happens to a row::
 
     stored                    marked as sent
-    refused by the queue      kept with the reason; the queue pauses for 1 to 30 s, others go on
+    refused by the queue      kept with the reason; the queue pauses for 1 to 30 s, others continue
     invalid, or the broker
-      closes the connection   kept with the error, retried after 5 to 300 s; the others go on
+      closes the connection   kept with the error, retried after 5 to 300 s; other rows continue
     no reply                  kept; the broker is unreachable, and the next pass sends it again
 
-Rows after a failed row overtake it. All others keep the order of their commits within a queue, also
-across crashes of relay and broker and with several relays.
+Rows after a failed row overtake it. All other rows keep their commit order within a queue, even
+if the relay or the broker crashes and with several relays.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 
 BATCH_ROWS: Final = 500  # sent without waiting for a reply
-PAUSE_FIRST_S: Final = 1.0  # of a queue that refuses messages; doubles
+PAUSE_FIRST_S: Final = 1.0  # pause of a queue that refuses messages; doubles
 PAUSE_MAX_S: Final = 30.0
 
 Report = Callable[[OutboxRow, str], None]
@@ -38,7 +38,7 @@ class RelayPass:
 
 
 class Relay:
-    """Sends the unsent rows of a store; for use by one thread.
+    """Sender of the unsent rows in a store, for use by one thread.
 
     ``send`` is ``publish_each`` with its client. ``report`` is called with each failed row and the
     reason. ``now_s`` is monotonic. ``is_stopped`` is checked between batches.
@@ -60,7 +60,7 @@ class Relay:
         self._batch = batch
         self._report = report
         self._is_stopped = is_stopped
-        self._pauses: dict[str, tuple[float, float]] = {}  # by queue: end, duration
+        self._pauses: dict[str, tuple[float, float]] = {}  # queue -> end, duration
 
     def run(self) -> RelayPass:
         """Send due rows until none are left or the broker is unreachable.
@@ -85,7 +85,7 @@ class Relay:
         """Send one batch; return whether the queue accepts more."""
         outcomes = self._send([_keyed_message(row) for row in rows])
         if len(rows) > 1 and any(_is_lost(outcome) for outcome in outcomes):
-            # One row makes the broker close the connection: send each alone to find it.
+            # One row makes the broker close the connection: send rows one by one to find it.
             self._settle(rows, outcomes, result, is_blamed=False)
             lost = [row for row, outcome in zip(rows, outcomes, strict=True) if _is_lost(outcome)]
             return all(self._send_rows(queue, [row], result) for row in lost)
@@ -123,7 +123,7 @@ class Relay:
             self._report(row, str(outcome))
 
     def _pause(self, queue: str) -> None:
-        """Pause a queue, twice as long each time."""
+        """Pause a queue, doubling the pause each time."""
         last_s = self._pauses.get(queue, (0.0, 0.0))[1]
         pause_s = min(max(PAUSE_FIRST_S, 2 * last_s), PAUSE_MAX_S)
         self._pauses[queue] = (self._now_s() + pause_s, pause_s)

@@ -1,8 +1,8 @@
-"""Producers of envelopes: each publish is confirmed and returns the ``meta.id``.
+"""Envelope producers: each publish is confirmed and returns the ``meta.id``.
 
 The publish key is the ``meta.id``, with ``attempts`` appended unless they are 0, so an envelope
-that is sent again after a lost connection or an error is stored once within the broker's window of
-keys. ``publish`` creates a new envelope on each call. To retry yourself, create the envelope once
+that is sent again after a lost connection or an error is stored only once while the broker has the
+key. ``publish`` creates a new envelope on each call. To retry yourself, create the envelope once
 with ``make`` and pass it to ``publish_envelope`` on each attempt.
 """
 
@@ -36,7 +36,7 @@ class PreparedEnvelope(NamedTuple):
     queue: str
     content: bytes
     key: bytes
-    meta_id: str  # empty if it has none
+    meta_id: str  # empty if the envelope has none
 
 
 def envelope_for(
@@ -79,7 +79,7 @@ def envelope_for(
 def prepare_publish(
     envelope: Mapping[str, Any], queue: str | None = None, key: bytes | str | None = None
 ) -> PreparedEnvelope:
-    """Encode an envelope for ``queue``, else for its ``meta.queue``.
+    """Encode an envelope for ``queue``, or for its ``meta.queue`` if none is given.
 
     Raises:
         EnvelopeError: the envelope is invalid, or it has no queue and none was given.
@@ -92,12 +92,12 @@ def prepare_publish(
         raise EnvelopeError("/meta/queue is missing; set it or pass a queue")
     meta_id = meta.get("id") or ""
     attempts = envelope["attempts"]
-    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a retry has another key
+    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a retry needs another key
     return PreparedEnvelope(target, content, receipt_key(content, own, key), meta_id)
 
 
 def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -> bytes:
-    """Return the key of a publish: ``key``, else the identity, else a hash of the content.
+    """Return the publish key: ``key``, or the identity, or a hash of the content.
 
     An identity that is too long is hashed.
 
@@ -107,7 +107,7 @@ def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -
     if key is not None:
         given = key.encode() if isinstance(key, str) else key
         if not 0 < len(given) <= KEY_BYTES:
-            raise ValueError(f"the key is {len(given)} bytes long, the limit is 1 to {KEY_BYTES}")
+            raise ValueError(f"the key is {len(given)} bytes long; it must be 1 to {KEY_BYTES}")
         return given
     own = identity.encode()
     if 0 < len(own) <= KEY_BYTES:
@@ -116,7 +116,7 @@ def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -
 
 
 class Producer:
-    """Publishes envelopes from threads and scripts; for use by one thread at a time.
+    """Producer for threads and scripts; only one thread at a time may use it.
 
     ::
 
@@ -168,7 +168,7 @@ class Producer:
         Args:
             job: the URN, ``urn:babel:<context>:<event>``; or an object with ``get_babel_urn`` and
                 ``to_payload``.
-            data: the payload of the URN; with an object, the queue may be passed here.
+            data: the payload for the URN; with an object, the queue may be passed here.
             queue: replaces the producer's queue.
             trace_id: the trace to continue; default: the object's trace, the trace of the envelope
                 being handled, or a new one.
@@ -191,10 +191,10 @@ class Producer:
         ttl_s: int = 0,
         key: bytes | str | None = None,
     ) -> str:
-        """Publish an existing envelope to ``queue``, else to its ``meta.queue``.
+        """Publish an existing envelope to ``queue``, or to its ``meta.queue`` if none is given.
 
-        An envelope that is published again, after an error or a restart, is stored once within the
-        broker's window of keys. To store it twice on purpose, pass another ``key``. Errors are
+        An envelope that is published again after an error or a restart is stored only once while
+        the broker has its key. To store it twice on purpose, pass another ``key``. Errors are
         those of :meth:`publish`.
         """
         prepared = prepare_publish(envelope, queue, key)
@@ -203,7 +203,7 @@ class Producer:
 
 
 class AsyncProducer:
-    """Publishes envelopes from asyncio; safe for concurrent use by the tasks of one loop.
+    """Producer for asyncio; tasks in one event loop may use it concurrently.
 
     ::
 

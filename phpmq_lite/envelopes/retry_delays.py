@@ -11,10 +11,10 @@ _MOST_DOUBLINGS: Final = 1_000  # a float overflows near 2^1024
 
 @dataclass(slots=True, frozen=True)
 class RetryDelays:
-    """Seconds before the second run, the third and so on.
+    """Seconds to wait before the second run, the third run and so on.
 
     If ``steps`` is set, its last value repeats. Otherwise the delay is ``base_s * multiplier^(n -
-    1)``, at most ``max_s`` (0: unlimited). With jitter it is a random part of that, so that
+    1)``, at most ``max_s`` (0: unlimited). With jitter, it is a random part of that, so that
     messages that failed together do not return together.
     """
 
@@ -27,7 +27,7 @@ class RetryDelays:
     def after(
         self, attempt: int, uniform: Callable[[float, float], float] = random.uniform
     ) -> float:
-        """Return the delay after failure number ``attempt``, counted from 1."""
+        """Return the delay after failure number ``attempt``, starting at 1."""
         if self.steps:
             return self.steps[min(attempt, len(self.steps)) - 1]
         try:

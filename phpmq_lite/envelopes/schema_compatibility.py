@@ -1,6 +1,6 @@
-"""Check whether a new version of a schema breaks consumers of the old one. Pure.
+"""Check whether a new schema version breaks consumers of the old one. Pure functions.
 
-Consumers are upgraded before producers. So payloads that are valid under the old schema must stay
+Consumers are upgraded before producers, so payloads that are valid under the old schema must stay
 valid under the new one, and its guarantees must still hold: fields must not disappear, change their
 type, become required or lose a value. Breaking changes need a new URN.
 
@@ -26,7 +26,7 @@ ChangeLevel = Literal["breaking", "note"]
 
 @dataclass(slots=True, frozen=True)
 class SchemaChange:
-    """A difference; ``pointer`` is that of ``data``, with ``*`` for every item or member."""
+    """A difference; ``pointer`` is relative to ``data``, with ``*`` for every item or member."""
 
     level: ChangeLevel
     pointer: str
@@ -46,7 +46,7 @@ def schema_changes(old: PayloadSchema, new: PayloadSchema) -> tuple[SchemaChange
 
 
 class _Differences:
-    """Compares two schemas and collects the differences."""
+    """Collector of the differences between two schemas."""
 
     def __init__(self) -> None:
         self.changes: list[SchemaChange] = []
@@ -60,29 +60,29 @@ class _Differences:
     def compare(self, old: SchemaRule, new: SchemaRule, at: str) -> None:
         """Compare one location and everything below it."""
         if old is ANYTHING and new is ANYTHING:
-            return  # otherwise it would not end
+            return  # otherwise the comparison would not end
         if old.rejects_all:
             if not new.rejects_all:
-                self._add_note(at, "it is allowed now")
+                self._add_note(at, "it is now allowed")
             return
         if new.rejects_all:
-            self._add_breaking(at, "no value is allowed any more")
+            self._add_breaking(at, "no value is allowed anymore")
             return
         if old.sensitivity != new.sensitivity:
             self._add_note(
                 at,
-                f"{_sensitivity(old)} before, {_sensitivity(new)} now; check encryption",
+                f"it was {_sensitivity(old)} and is now {_sensitivity(new)}; check encryption",
             )
         if old.values is not None:
             self._compare_values(old, old.values, new, at)
             return
         if old.types != new.types:
             self._add_breaking(
-                at, f"it was {type_names(old.types)} and is {type_names(new.types)} now"
+                at, f"it was {type_names(old.types)} and is now {type_names(new.types)}"
             )
-            return  # locations below have another meaning
+            return  # the locations below mean something else
         if new.values is not None:
-            self._add_breaking(at, f"now only allows {_format_values(new.values)}")
+            self._add_breaking(at, f"it now allows only {_format_values(new.values)}")
         self._compare_bounds(old, new, at)
         if old.allows("object"):
             self._compare_members(old, new, at)
@@ -92,14 +92,14 @@ class _Differences:
     def _compare_values(
         self, old: SchemaRule, values: tuple[Any, ...], new: SchemaRule, at: str
     ) -> None:
-        """Compare a location that was limited to a few values by trying each of them."""
+        """Compare a location that allowed only a few values by trying each of them."""
         old_values = [value for value in values if _fits(old, value)]
         lost = [value for value in old_values if not _fits(new, value)]
         if lost:
             self._add_breaking(at, f"no longer allowed: {_format_values(lost)}")
         if new.values is None:
             self._add_note(
-                at, f"it was one of {_format_values(values)} and may have other values now"
+                at, f"it was one of {_format_values(values)} and may now have other values"
             )
         elif not lost and sum(_fits(new, value) for value in new.values) > len(old_values):
             self._add_note(at, f"its values are now {_format_values(new.values)}")
@@ -107,26 +107,26 @@ class _Differences:
     def _compare_bounds(self, old: SchemaRule, new: SchemaRule, at: str) -> None:
         if old.allows("string") and new.min_length != old.min_length:
             add = self._add_breaking if new.min_length > old.min_length else self._add_note
-            add(at, f"its minLength was {old.min_length} and is {new.min_length} now")
+            add(at, f"its minLength was {old.min_length} and is now {new.min_length}")
         if old.allows("integer") and new.minimum != old.minimum:
             is_raised = new.minimum is not None and (
                 old.minimum is None or new.minimum > old.minimum
             )
             add = self._add_breaking if is_raised else self._add_note
-            add(at, f"its minimum was {_or_none(old.minimum)} and is {_or_none(new.minimum)} now")
+            add(at, f"its minimum was {_or_none(old.minimum)} and is now {_or_none(new.minimum)}")
 
     def _compare_members(self, old: SchemaRule, new: SchemaRule, at: str) -> None:
         needed, was_needed = frozenset(new.required), frozenset(old.required)
         for name in new.required:
             if name not in was_needed:
-                was = "optional" if name in old.properties else "not known"
+                was = "optional" if name in old.properties else "unknown"
                 self._add_breaking(
-                    f"{at}/{escape_pointer(name)}", f"it was {was} and is required now"
+                    f"{at}/{escape_pointer(name)}", f"it was {was} and is now required"
                 )
         for name in old.required:
             if name not in needed and name in new.properties:
                 self._add_note(
-                    f"{at}/{escape_pointer(name)}", "it was required and is optional now"
+                    f"{at}/{escape_pointer(name)}", "it was required and is now optional"
                 )
         old_additional, new_additional = old.additional or ANYTHING, new.additional or ANYTHING
         for name, rule in old.properties.items():
@@ -136,7 +136,7 @@ class _Differences:
             elif not rule.rejects_all:
                 self._add_breaking(pointer, "it was removed")
             elif new_additional is not NOTHING:
-                self._add_note(pointer, "it is allowed now")
+                self._add_note(pointer, "it is now allowed")
         for name, rule in new.properties.items():
             if name in old.properties:
                 continue
@@ -150,7 +150,7 @@ class _Differences:
             elif name not in needed:
                 self._add_note(pointer, "it is new and optional")
         if old_additional is ANYTHING and new_additional is NOTHING:
-            self._add_breaking(at, "additional members are rejected now")
+            self._add_breaking(at, "additional members are now rejected")
         else:
             self.compare(old_additional, new_additional, f"{at}/*")
 

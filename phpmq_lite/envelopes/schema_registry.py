@@ -1,7 +1,7 @@
-"""The schema registry: a folder whose ``registry.json`` maps URNs to payload schemas.
+"""Schema registry: a folder whose ``registry.json`` maps URNs to payload schemas.
 
 It has the format of the BabelQueue SDKs: ``{"schemas": [{"urn", "schema", "owner", "status"}]}``,
-where ``schema`` is a file of the folder. ``read_registry`` reads the folder. ``ActiveSchemas``
+where ``schema`` is a file in the folder. ``read_registry`` reads the folder. ``ActiveSchemas``
 keeps the last valid version and reloads the folder when a file changes.
 """
 
@@ -26,7 +26,7 @@ from phpmq_lite.errors import PhpmqError
 
 MANIFEST: Final = "registry.json"
 FILE_BYTES: Final = 1 << 20  # per file
-WATCH_S: Final = 2.0  # interval of checks for changed files
+WATCH_S: Final = 2.0  # interval between checks for changed files
 _VERSION: Final = re.compile(r"[.:]v([0-9]{1,6})")
 _SHOWN_FAULTS: Final = 3
 Stamp = dict[str, tuple[int, int, int]]  # file -> time, size and inode
@@ -51,13 +51,13 @@ class RegisteredSchema:
 
     urn: str
     file: str  # name in the folder
-    schema: PayloadSchema  # of the payloads
+    schema: PayloadSchema  # schema of the payloads
     owner: str = ""
     status: str = ""
 
     @property
     def version(self) -> int:
-        """The N of a URN that ends in ``.vN`` or ``:vN``, else 1."""
+        """The N of a URN that ends in ``.vN`` or ``:vN``; 1 for other URNs."""
         found = _VERSION.search(self.urn)
         return int(found[1]) if found and found.end() == len(self.urn) else 1
 
@@ -68,12 +68,12 @@ class SchemaRegistry:
 
     entries: Mapping[str, RegisteredSchema] = field(default_factory=dict)  # by URN
     faults: tuple[RegistryFault, ...] = ()
-    stamp: Stamp = field(default_factory=dict)  # of the files before they were read
+    stamp: Stamp = field(default_factory=dict)  # taken before the files were read
 
     def check(self, urn: str, data: Any, *, is_on_wire: bool = False) -> EnvelopeProblem | None:
         """Return the first violation in a payload; None also for a URN without a schema.
 
-        ``is_on_wire`` is explained at ``PayloadSchema.check``.
+        ``is_on_wire`` is explained in ``PayloadSchema.check``.
         """
         entry = self.entries.get(urn)
         return None if entry is None else entry.schema.check(data, is_on_wire=is_on_wire)
@@ -99,7 +99,7 @@ def read_registry(folder: Path) -> SchemaRegistry:
     rows = list(_rows(folder, faults))
     stamp = _stamp(folder, {MANIFEST, *(row["schema"] for row in rows)})
     if stamp[MANIFEST] != before[MANIFEST]:
-        stamp = {}  # it changed while it was read, so the next check reads it again
+        stamp = {}  # the folder changed during the read, so the next check reads it again
     read: dict[str, PayloadSchema] = {}
     broken: set[str] = set()
     entries: dict[str, RegisteredSchema] = {}
@@ -118,7 +118,7 @@ def read_registry(folder: Path) -> SchemaRegistry:
 
 
 def read_file(path: Path) -> PayloadSchema:
-    """Read the schema in a file.
+    """Read a schema from a file.
 
     Raises:
         SchemaError: the file cannot be read or is invalid; the pointer is the location.
@@ -134,7 +134,7 @@ def _content(path: Path) -> bytes:
             content = file.read(FILE_BYTES + 1)
     except OSError as error:
         raise SchemaError(error.strerror or str(error)) from None
-    except ValueError as error:  # a NUL in the name
+    except ValueError as error:  # the name contains a NUL
         raise SchemaError(str(error)) from None
     if len(content) > FILE_BYTES:
         raise SchemaError(f"it is larger than {FILE_BYTES} bytes")
@@ -181,7 +181,7 @@ def _urn_error(urn: object, seen: set[str]) -> str:
     if not isinstance(urn, str) or not urn.strip():
         return "the URN of the schema must not be blank"
     if len(urn) >= INDEX_CHARACTERS:
-        return f"it has {len(urn)} characters, the limit is {INDEX_CHARACTERS - 1}"
+        return f"it has {len(urn)} characters; the limit is {INDEX_CHARACTERS - 1}"
     return f"{urn} is already registered" if urn in seen else ""
 
 
@@ -190,7 +190,7 @@ def _file_error(name: object) -> str:
         return "it must be the name of a file in this folder"
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        return f"{name} is outside of the folder"
+        return f"{name} is outside the folder"
     return ""
 
 
@@ -207,7 +207,7 @@ def _stamp(folder: Path, files: Iterable[str]) -> Stamp:
 
 
 def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
-    """Return whether a file of the folder has changed since it was read."""
+    """Return whether a file in the folder has changed since it was read."""
     return _stamp(folder, registry.stamp or [MANIFEST]) != registry.stamp
 
 
@@ -216,7 +216,7 @@ def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
 
 @dataclass(slots=True)
 class ValidationCounts:
-    """Numbers of payloads of one URN that ``passed`` and ``failed`` since the start."""
+    """Numbers of payloads for one URN that ``passed`` and ``failed`` since the start."""
 
     passed: int = 0
     failed: int = 0
@@ -227,13 +227,13 @@ class ActiveSchemas:
     """The active registry; if the folder is None, there are no schemas and every payload passes.
 
     ``check`` and ``is_registered`` may be called from any thread. ``watch`` runs on the event loop
-    and reads in a thread. After an invalid change the previous version stays in use.
+    and reads in a thread. After an invalid change, the previous version stays in use.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.registry = SchemaRegistry()
-        self.faults: tuple[RegistryFault, ...] = ()  # of the latest read
+        self.faults: tuple[RegistryFault, ...] = ()  # from the latest read
         self._read = SchemaRegistry()  # the latest read, valid or not
         self._counts: dict[str, ValidationCounts] = {}
         self._lock = threading.Lock()  # guards the counts
@@ -242,7 +242,7 @@ class ActiveSchemas:
         """Read the folder from disk.
 
         Raises:
-            RegistryError: it is invalid; the previous version stays in use.
+            RegistryError: the folder is invalid; the previous version stays in use.
         """
         if self.folder is None:
             return
@@ -253,10 +253,10 @@ class ActiveSchemas:
         self.registry = read
 
     def refresh(self) -> bool:
-        """Load the folder if a file has changed; return whether it did.
+        """Load the folder if a file has changed; return whether it was loaded.
 
         Raises:
-            RegistryError: it is invalid; the previous version stays in use.
+            RegistryError: the folder is invalid; the previous version stays in use.
         """
         if self.folder is None or not is_changed(self.folder, self._read):
             return False
@@ -268,7 +268,7 @@ class ActiveSchemas:
         on_reload: Callable[[RegistryError | None], None] = lambda _: None,
         every_s: float = WATCH_S,
     ) -> None:
-        """Reload changed files until cancelled; ``on_reload`` receives None, or the error."""
+        """Reload changed files until cancelled; ``on_reload`` receives None or the error."""
         while self.folder is not None:
             await asyncio.sleep(every_s)
             try:
@@ -298,6 +298,6 @@ class ActiveSchemas:
         return problem
 
     def counts(self, urn: str) -> ValidationCounts:
-        """Return a copy of the counts of a URN."""
+        """Return a copy of the counts for a URN."""
         with self._lock:
             return replace(self._counts.get(urn, ValidationCounts()))

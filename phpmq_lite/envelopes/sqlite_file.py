@@ -1,4 +1,4 @@
-"""SQLite files that belong to clients and are shared by several processes."""
+"""Helpers for SQLite files that belong to clients and are shared by several processes."""
 
 import sqlite3
 import time
@@ -14,8 +14,8 @@ _RETRY_S: Final = 0.01
 def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
     """Open a file for reading and writing in autocommit mode with ``synchronous=FULL``.
 
-    ``is_wal`` switches to WAL mode, for files that only we use. Close the connection before a fork,
-    or do not use it afterwards.
+    ``is_wal`` switches to WAL mode, for files that only this package uses. Close the connection
+    before a fork, or do not use it afterwards.
 
     Raises:
         sqlite3.Error: the file is not a database, or is locked for more than 10 s.
@@ -34,7 +34,7 @@ def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to WAL mode; SQLite does not wait for other connections that switch too."""
+    """Switch to WAL mode, waiting for concurrent switches because SQLite does not."""
     deadline = time.monotonic() + BUSY_S
     while True:
         try:
@@ -59,7 +59,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite itself rolls back on a full disk
+        if connection.in_transaction:  # SQLite rolls back by itself if the disk is full
             connection.execute("ROLLBACK")
         raise
 

@@ -1,7 +1,7 @@
 """Strict JSON (RFC 8259) for untrusted bodies.
 
-Objects become tuples of pairs, to preserve repeated members; arrays become lists. Everything takes
-linear time (measured up to 16 MiB in tests/unit/envelopes/test_growth.py).
+Objects become tuples of pairs, to preserve repeated members; arrays become lists. All functions
+take linear time (measured up to 16 MiB in tests/unit/envelopes/test_growth.py).
 """
 
 import json
@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from phpmq_lite.errors import EnvelopeError
 
-DEPTH_LIMIT: Final = 256  # levels; the root is the first
-DIGITS_LIMIT: Final = 4300  # of one integer; the limit of CPython's int()
+DEPTH_LIMIT: Final = 256  # levels, counting the root
+DIGITS_LIMIT: Final = 4300  # digits of one integer, as in CPython's int()
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the last may be unfinished
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the last may be unterminated
 _STEPS: Final = bytes(
     1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256)
-)  # read as signed: 1 and -1
+)  # bytes read as signed: 1 and -1
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITHOUT_LONE: Final = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F])*+", re.DOTALL
 )
-# Map digits to 0, e and E to e, keep +, all else to a space: long numbers become visible.
+# Map digits to 0, e and E to e, + to itself and all else to a space, to find long numbers.
 _NUMBER_SIGNS: Final = bytes(
     48 if byte in b"0123456789" else 101 if byte in b"eE" else 43 if byte == 43 else 32
     for byte in range(256)
@@ -49,7 +49,7 @@ _CHECKED: Final = json.JSONDecoder(
 
 
 def to_bytes(content: object) -> bytes:
-    """Return a body as bytes; a string is encoded as UTF-8, in which lone surrogates stay invalid.
+    """Return a body as bytes; a string is encoded as UTF-8, and lone surrogates stay invalid.
 
     Raises:
         EnvelopeError: the body is neither bytes nor a string.
@@ -77,21 +77,21 @@ def is_too_deep(content: bytes) -> bool:
 def has_long_numbers(content: bytes) -> bool:
     """Return whether a number may exceed the range of a double; strings can cause false positives.
 
-    The numbers of other content are finite and fast to parse, so it can be parsed in C.
+    Numbers in other content are finite and fast to parse, so that content can be parsed in C.
     """
     signs = content.translate(_NUMBER_SIGNS)
     return any(sign in signs for sign in _LONG_NUMBERS)
 
 
 def parse_json(text: str, *, may_overflow: bool) -> Any:
-    """Parse one value. First call ``is_too_deep``, and ``has_long_numbers`` for ``may_overflow``.
+    """Parse one value. Call ``is_too_deep`` first; ``has_long_numbers`` returns ``may_overflow``.
 
     Raises:
-        ValueError: it is not exactly one value, or an integer exceeds ``DIGITS_LIMIT`` digits.
+        ValueError: the text is not exactly one value, or an integer has too many digits.
     """
     try:
         return (_CHECKED if may_overflow else _PLAIN).decode(text)
-    except RecursionError:  # the caller's stack is deep
+    except RecursionError:  # the caller's stack is already deep
         raise ValueError("nested too deeply for the remaining stack") from None
 
 
@@ -113,7 +113,7 @@ def is_finite(value: Any) -> bool:
         elif type(item) is list:
             waiting.extend(item)
         elif type(item) is float:
-            if item - item != 0.0:  # infinite
+            if item - item != 0.0:  # infinite or NaN
                 return False
         elif type(item) is int and item.bit_length() > 1023 and not _fits_double(item):
             return False

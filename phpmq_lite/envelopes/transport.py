@@ -1,4 +1,4 @@
-"""The SDK's transport over PHPMQ, and the events that a worker logs or passes to a hook."""
+"""PHPMQ transport for the SDK, and the events that a worker logs or passes to a hook."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ EventName = Literal[
     "job.released",  # requeued unchanged; reason: unknown_urn, in_flight, shutdown …
     "job.dead_letter",  # failed for good, unknown or malformed: a record was written
     "job.dropped",  # acknowledged unhandled, as configured
-    "job.duplicate",  # handled before, acknowledged without a run
+    "job.duplicate",  # already handled; acknowledged without a run
     "job.warning",  # outdated members of an envelope; once per warning
     "reserve.failed",  # no message could be received; the worker retries
     "process.failed",  # a job could not be settled, or its handler stopped the worker
@@ -56,12 +56,12 @@ def log_event(level: EventLevel, event: str, context: Mapping[str, Any]) -> None
 
 
 ATTEMPTS_LIMIT: Final = 1 << 31
-RELEASE_S: Final = 5.0  # delay of messages that cannot be handled now
+RELEASE_S: Final = 5.0  # delay before messages that cannot be handled now return
 DEAD_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
-QUEUE_BYTES: Final = 255  # maximum with .retry; longer names are retried without a delay
-_SETTLED_LIMIT: Final = 10_000  # message ids
-_ERROR_CHARACTERS: Final = 2_000  # of an exception message in a record
+QUEUE_BYTES: Final = 255  # limit of a name with .retry; longer names are retried without a delay
+_SETTLED_LIMIT: Final = 10_000  # remembered message ids
+_ERROR_CHARACTERS: Final = 2_000  # limit of an exception message in a record
 _TRACEBACK_LINES: Final = 20
 _UNSUPPORTED: Final = "unsupported_schema_version"
 
@@ -73,7 +73,7 @@ class WorkerJob:
     delivery: Delivery
     verdict: Verdict
     attempts: int  # clamped for the attempt limits
-    received_s: float  # monotonic
+    received_s: float  # monotonic time
     claim: str | None = None  # None if the job is not claimed
     is_started: bool = False
     is_handled: bool = False
@@ -87,10 +87,10 @@ class WorkerJob:
 
 
 class PhpmqTransport(Transport):
-    """Feeds an SDK app from a queue, one message at a time on one connection.
+    """Transport that feeds an SDK app from a queue, one message at a time on one connection.
 
-    ``delays`` replaces the app's retry delays. ``must_stop`` is called before each job with False,
-    and with True when the queue is empty; if it returns True, no job follows.
+    ``delays`` replaces the app's retry delays. ``must_stop`` is called with False before each
+    job, and with True when the queue is empty; if it returns True, no job follows.
     """
 
     classifies_poison = True  # the app only receives valid bodies
@@ -123,10 +123,10 @@ class PhpmqTransport(Transport):
         self._now_ms = now_ms
         self._monotonic = monotonic
         self._sleep = sleep
-        self._job: WorkerJob | None = None  # the last one returned by pop
-        # Settled messages, oldest first, to settle them again if that was lost.
+        self._job: WorkerJob | None = None  # the last job returned by pop
+        # Settled messages, oldest first, to settle them again if the settlement was lost.
         self._settled: OrderedDict[str, Settlement] = OrderedDict()
-        self._pause = Backoff(0.5, 10.0)  # after a settlement failed
+        self._pause = Backoff(0.5, 10.0)  # grows after failed settlements
         self._warned: set[tuple[str, str]] = set()
         self._is_unreachable = False
 
@@ -174,9 +174,9 @@ class PhpmqTransport(Transport):
             self._emit_for("warning", "job.dropped", job, reason=reason)
 
     def redeliver(self, message: ReceivedMessage, body: str, delay: float) -> None:
-        """Retry a job if ``attempts`` grew, else requeue it unchanged."""
+        """Retry a job if ``attempts`` grew; otherwise requeue it unchanged."""
         job = _job_of(message)
-        if job.is_handled:  # the shutdown timeout expired just as its handler returned
+        if job.is_handled:  # the shutdown timeout expired just as the handler returned
             self.ack(message)
             return
         self._finish_claim(job, is_done=False)
@@ -193,7 +193,7 @@ class PhpmqTransport(Transport):
             self._emit_for("info", "job.released", job, reason="shutdown")
 
     def dead_letter(self, message: ReceivedMessage, queue: str, body: str) -> None:
-        """Publish the dead-letter record of a job, then settle it."""
+        """Publish a job's dead-letter record, then settle the job."""
         job = _job_of(message)
         self._finish_claim(job, is_done=False)
         sent = json.loads(body)
@@ -209,10 +209,10 @@ class PhpmqTransport(Transport):
             self._finish_claim(job, is_done=False)
             self.link.close(is_tidy=False)
 
-    # -- the context of handlers
+    # -- handler context
 
     def begin(self) -> JobContext:
-        """Record that the handler of the last job starts; return its own copy of the data."""
+        """Record that the last job's handler starts; return the handler's own copy of the data."""
         job = self._job
         if job is None:
             raise RuntimeError("no message is being handled")
@@ -227,7 +227,7 @@ class PhpmqTransport(Transport):
             self._job.is_handled = True
 
     def failed(self, error: BaseException) -> None:
-        """Record the exception of the handler."""
+        """Record the exception that the handler raised."""
         job = self._job
         if job is None:
             return
@@ -242,7 +242,7 @@ class PhpmqTransport(Transport):
         while True:
             if self.must_stop(False):
                 return None
-            # Wait for the full time after malformed messages too: "none" must mean an empty queue.
+            # Wait for the full time even after malformed messages: None must mean an empty queue.
             delivery = self.link.receive(queue, timeout_s)
             self._is_unreachable = False
             if delivery is None:
@@ -255,11 +255,11 @@ class PhpmqTransport(Transport):
     def _validate(self, delivery: Delivery) -> ReceivedMessage | None:
         """Return a message that can be handled; settle all others."""
         how = self._settled.get(delivery.message_id)
-        if how is not None:  # its settlement was lost with a connection
+        if how is not None:  # the settlement was lost with a connection
             self.link.settle(delivery, how)
             self.emit(
                 "info", "job.duplicate", delivery.queue,
-                message_id=delivery.message_id, reason="settled before",
+                message_id=delivery.message_id, reason="already settled",
             )  # fmt: skip
             return None
         self.jobs += 1
@@ -275,7 +275,7 @@ class PhpmqTransport(Transport):
         if not self._may_run(job):
             return None
         self._job = job
-        # The SDK counts on from these attempts.
+        # The SDK continues counting from these attempts.
         content = dead_letter_record.with_attempts(delivery.body, attempts)
         return ReceivedMessage(content.decode(), delivery.queue, job)
 
@@ -287,12 +287,12 @@ class PhpmqTransport(Transport):
         )
         if key is None:
             return True
-        # The key has the queue's name, because copies on several queues may share one store.
+        # The key includes the queue, because copies in several queues may share one store.
         key = f"{job.delivery.queue}\0{key}"
         decision = self.idempotency_store.claim(key)
         if decision is IdempotencyDecision.DONE:
             self._settle(job, Settlement.ACK)
-            self._emit_for("info", "job.duplicate", job, reason="handled before")
+            self._emit_for("info", "job.duplicate", job, reason="already handled")
         elif decision is IdempotencyDecision.IN_FLIGHT:
             self._run_or_requeue(job, lambda: self._release(job, self._release_s, "in_flight"))
         else:
@@ -323,7 +323,7 @@ class PhpmqTransport(Transport):
         self._emit_for("warning", "job.released", job, delay_s=delay_s, reason=reason)
 
     def _publish_copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
-        """Publish the copy for a later run, under a key that stores it once, then acknowledge."""
+        """Publish a copy for a later run, under a key that prevents duplicates; acknowledge."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
         if delay_s > 0 and len((queue + RETRY_SUFFIX).encode()) <= QUEUE_BYTES:
             self.link.publish(queue + RETRY_SUFFIX, content, ceil(delay_s), key)
@@ -358,9 +358,9 @@ class PhpmqTransport(Transport):
     ) -> None:
         """Publish the record, wait for the receipt, then settle the message as dead.
 
-        The broker writes the record if we do not: for an unsupported version, whose bytes must not
-        change, and if the content is too long with its block. Messages of a dead-letter queue get
-        none.
+        The broker writes the record if this method does not: for an unsupported version, whose
+        bytes must not change, and if the content with its block is too long. Messages in a
+        dead-letter queue get no record.
         """
         writes_record = block.detail != _UNSUPPORTED and not job.delivery.queue.endswith(
             DEAD_SUFFIX
@@ -397,7 +397,7 @@ class PhpmqTransport(Transport):
                 self._settled.popitem(last=False)
 
     def _remaining_ttl_s(self, job: WorkerJob) -> int:
-        """Return the remaining time to live, at least 1; 0 never expires."""
+        """Return the remaining time to live, at least 1 s; 0 means no expiration."""
         if not job.delivery.ttl_s:
             return 0
         return max(1, ceil(job.delivery.ttl_s - (self._monotonic() - job.received_s)))
@@ -406,7 +406,7 @@ class PhpmqTransport(Transport):
         """Run ``action``; if it fails, requeue the message after an increasing pause."""
         try:
             action()
-        except Exception as error:  # a full queue, a lost connection: the SDK's loop must continue
+        except Exception as error:  # full queue, lost connection: the SDK's loop must continue
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
             if not job.is_settled:
                 self._sleep(self._pause.next_s())
@@ -415,7 +415,7 @@ class PhpmqTransport(Transport):
             self._pause.reset()
 
     def _finish_claim(self, job: WorkerJob, *, is_done: bool) -> None:
-        """Release or complete the claim of a job; errors of the store do not prevent settling."""
+        """Release or complete a job's claim; errors from the store do not prevent settling."""
         if self.idempotency_store is None or job.claim is None:
             return
         key, job.claim = job.claim, None
@@ -424,7 +424,7 @@ class PhpmqTransport(Transport):
                 self.idempotency_store.remember(key)
             else:
                 self.idempotency_store.forget(key)
-        except Exception as error:  # a store provided by the user may raise anything
+        except Exception as error:  # a user's store may raise anything
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
 
     # -- events
@@ -436,7 +436,7 @@ class PhpmqTransport(Transport):
             self.emit("error", "reserve.failed", queue, reason=_format_error(error))
 
     def emit(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
-        """Pass an event to the hook, without the members that are None; log its exceptions."""
+        """Pass an event to the hook without values that are None; log exceptions from the hook."""
         known = {name: value for name, value in context.items() if value is not None}
         try:
             self.hook(level, event, {"queue": queue} | known)
@@ -470,7 +470,7 @@ def _clamped(attempts: int | None) -> int:
 
 
 def _attempts_in(body: str, otherwise: int) -> int:
-    """Return ``attempts`` of the body that the SDK would send again."""
+    """Return ``attempts`` from the body that the SDK would send again."""
     found = json.loads(body).get("attempts")
     return found if type(found) is int else otherwise
 
@@ -481,12 +481,12 @@ def _format_error(error: BaseException) -> str:
 
 
 def _describe_error(error: BaseException | None) -> dict[str, Any]:
-    """Describe the exception of a handler, with the end of its traceback."""
+    """Describe a handler's exception, with the end of its traceback."""
     if error is None:
         return {"reason": "unknown_urn"}
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and _is_internal(frames):
-        frames = frames.tb_next  # skip frames of the SDK and of this package
+        frames = frames.tb_next  # skip frames in the SDK and in this package
     lines = traceback.format_exception(type(error), error, frames, limit=-_TRACEBACK_LINES)
     return {"reason": "failed", "error": _format_error(error), "exception": "".join(lines)}
 

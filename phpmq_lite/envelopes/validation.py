@@ -1,4 +1,4 @@
-"""Validate envelopes: whether one is valid, and why not. Pure; any bytes have a verdict."""
+"""Validation of envelopes, with the reason if one is invalid. Pure; any bytes have a verdict."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from phpmq_lite.model import Indexed
 
 EmptyListData = Literal["php", "never", "always"]  # when ``data: []`` is accepted as ``{}``
 
-REASONS: Final = (  # of layers A and B; the first that applies
+REASONS: Final = (  # for layers A and B; the first that applies is reported
     "poison",
     "too_deep",
     "missing_meta",
@@ -36,9 +36,9 @@ REASONS: Final = (  # of layers A and B; the first that applies
     "invalid_attempts",
     "schema_mismatch",
 )
-CONVENTION: Final = "convention"  # a hint of lint about the URN, never an error
-DEPTH_LIMIT: Final = strict_json.DEPTH_LIMIT  # levels
-LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # that a producer may name
+CONVENTION: Final = "convention"  # a hint from lint about the URN, never an error
+DEPTH_LIMIT: Final = strict_json.DEPTH_LIMIT  # nesting levels
+LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # values of meta.lang
 OUTDATED: Final = (  # (container, name): consumers drop them, producers must not write them
     ("", "timestamp"),
     ("meta", "max_retries"),
@@ -75,8 +75,8 @@ _NESTED: Final = {
 _WANTED: Final = {"text": "a string", "integer": "an integer", "object": "an object"}
 _URN: Final = re.compile(r"urn:babel:[a-z0-9]+(?:[._-][a-z0-9]+)*:[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _CLASS: Final = re.compile(r"\\|^[A-Z]\w*(?:::\w+)*$")
-_SHOWN_CHARACTERS: Final = 80  # of a URN in a hint
-_Pairs = tuple[tuple[str, Any], ...]  # an object, repeated members included
+_SHOWN_CHARACTERS: Final = 80  # limit of a URN in a hint
+_Pairs = tuple[tuple[str, Any], ...]  # an object, including repeated members
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,7 +84,7 @@ class EnvelopeProblem:
     """A violation of a rule."""
 
     reason: str  # one of REASONS, or a reason of layer C
-    detail: str  # for people: "attempts is true, not an integer"
+    detail: str  # readable: "attempts is true, not an integer"
     pointer: str = ""  # RFC 6901; empty for the whole document
 
 
@@ -95,11 +95,11 @@ class Verdict:
     problem: EnvelopeProblem | None  # None: a consumer can handle it
     index: IndexedFields | None  # None: not a JSON object
     is_tolerated: bool = False  # ``data: []`` was read as ``{}``
-    warnings: tuple[str, ...] = ()  # outdated members, a job of another type
+    warnings: tuple[str, ...] = ()  # outdated members or a job that is not a string
 
 
 class _Body:
-    """A body that is one strict JSON object; the last of repeated members counts."""
+    """A body that is one strict JSON object; the last one of repeated members counts."""
 
     __slots__ = ("has_long_numbers", "last", "meta", "pairs", "tolerates_empty_list")
 
@@ -133,7 +133,7 @@ class _Body:
 
 
 def _read(content: bytes, mode: EmptyListData) -> _Body | EnvelopeProblem:
-    """Parse a body without looking at types: reasons 1, 2 and the first part of 3."""
+    """Parse a body without checking types: reasons 1, 2 and the first part of 3."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -153,7 +153,7 @@ def _read(content: bytes, mode: EmptyListData) -> _Body | EnvelopeProblem:
 
 
 def _describe(value: Any) -> str:
-    """Describe a value for people; long values by their type."""
+    """Describe a value in readable form; name only the type of long values."""
     if value is None:
         return "null"
     if type(value) is bool:
@@ -205,7 +205,7 @@ def _has_text(value: Any) -> TypeGuard[str]:
 
 
 def _is_text_missing(value: Any) -> bool:
-    """Return whether a value is null, missing or blank; other types are errors of layer A."""
+    """Return whether a value is null, missing or blank; other types are layer A errors."""
     return value is None or (type(value) is str and is_blank(value))
 
 
@@ -216,7 +216,7 @@ def _layer_a(body: _Body) -> Iterator[EnvelopeProblem]:
 
 
 def _layer_b(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield what a consumer cannot handle, except wrong types (layer A)."""
+    """Yield problems that a consumer cannot handle, except wrong types (layer A)."""
     last = body.last
     version = body.meta.get("schema_version")
     if last.get("meta") is None:
@@ -248,10 +248,10 @@ def _warnings(body: _Body) -> tuple[str, ...]:
     found = []
     job = last.get("job")
     if "job" in last and type(job) is not str:
-        found.append(f"/job is {_describe(job)}, not a string: ignored")
+        found.append(f"/job is {_describe(job)}, not a string, and is ignored")
     if "urn" in last and _has_text(job):
         found.append("/urn is ignored in favor of /job")
-    found.extend(f"{pointer} is outdated: ignored" for pointer in _outdated(body))
+    found.extend(f"{pointer} is outdated and ignored" for pointer in _outdated(body))
     return tuple(found)
 
 
@@ -278,9 +278,9 @@ def validate(content: bytes | str, empty_list_data: EmptyListData = "php") -> Ve
 def lint(
     content: bytes | str, empty_list_data: EmptyListData = "php"
 ) -> tuple[EnvelopeProblem, ...]:
-    """Return all problems, including those of producers (layer C); empty if there are none.
+    """Return all problems, including violations of producer rules (layer C).
 
-    The last may be ``CONVENTION``, which is only a hint.
+    The last problem may be ``CONVENTION``, which is only a hint.
 
     Raises:
         EnvelopeError: the body is neither bytes nor a string.
@@ -292,7 +292,7 @@ def lint(
 
 
 def _layer_c(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield rules that only producers must follow."""
+    """Yield violations of rules that only producers must follow."""
     last, meta = body.last, body.meta
     job = last.get("job")
     if not _has_text(job):
@@ -342,7 +342,7 @@ def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[EnvelopeProblem]:
 
 
 def _repeated(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield known members that are repeated; the last counts, but parsers differ."""
+    """Yield known members that are repeated; the last one counts, but other parsers may differ."""
     for prefix, pairs, known in (
         ("", body.pairs, _TOP.keys() | {"job", "urn"}),
         ("/meta", body.last.get("meta"), _NESTED["meta"].keys()),
@@ -370,18 +370,18 @@ def _convention(body: _Body) -> Iterator[EnvelopeProblem]:
     elif not urn.startswith("urn:babel:"):
         why = "does not begin with urn:babel:"
     else:
-        why = "has another form"
+        why = "has a different form"
     shown = urn if len(urn) <= _SHOWN_CHARACTERS else f"{urn[:_SHOWN_CHARACTERS]}…"
     yield EnvelopeProblem(
         CONVENTION,
         f"{shown} {why}; the convention is urn:babel:<context>:<event> in lowercase,"
-        " dots inside the event, as urn:babel:orders:invoice.requested",
+        " with dots inside the event, such as urn:babel:orders:invoice.requested",
         f"/{name}",
     )
 
 
 def _is_uuid(text: str) -> bool:
-    """Return whether the text is a UUID in the form of RFC 9562; UUID() accepts more forms."""
+    """Return whether the text is a UUID as in RFC 9562; ``UUID()`` accepts other forms, too."""
     try:
         return str(UUID(text)) == text.lower()
     except ValueError:
@@ -417,7 +417,7 @@ _decode = msgspec.json.Decoder(_Envelope).decode
 
 
 def fast_verdict(content: bytes) -> Indexed | None:
-    """Return the indexed fields of a usual, valid envelope; None if ``validate`` must decide."""
+    """Return the indexed fields of a valid, common envelope; None if ``validate`` must decide."""
     try:
         envelope = _decode(content)
     except (ValueError, RecursionError):
@@ -436,8 +436,8 @@ def fast_verdict(content: bytes) -> Indexed | None:
 
 
 def _is_plain(content: bytes) -> bool:
-    """Return whether the content has nothing that msgspec accepts but ``strict_json`` rejects."""
-    if b"\\" in content and b"\\u" in content:  # the first test takes a tenth of the second
+    """Return whether the content is free of what msgspec accepts but ``strict_json`` rejects."""
+    if b"\\" in content and b"\\u" in content:  # the first test is ten times as fast
         return False
     return len(content) <= _SHORT_BYTES or not (
         strict_json.is_too_deep(content) or strict_json.has_long_numbers(content)

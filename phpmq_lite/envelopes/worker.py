@@ -1,4 +1,4 @@
-"""Run an app on a queue until a limit, a signal or ``stop``: ``phpmq-lite worker``."""
+"""The loop of ``phpmq-lite worker``: runs an app on a queue until a limit, a signal or ``stop``."""
 
 import logging
 import os
@@ -24,18 +24,18 @@ class WorkerLimits:
 
     max_jobs: int = 0
     max_runtime_s: float = 0.0
-    memory_bytes: int = 0  # resident
+    memory_bytes: int = 0  # resident size
     stop_when_empty: bool = False
-    parent: int = 0  # process id; the worker stops when that process has ended
+    parent: int = 0  # process id; the worker stops when that process has exited
 
     def reached(self, jobs: int, runtime_s: float) -> str | None:
-        """Return the limit that is reached: jobs, runtime, memory or orphaned; or None."""
+        """Return the limit that was reached (jobs, runtime, memory or orphaned), or None."""
         if self.max_jobs and jobs >= self.max_jobs:
             return "jobs"
         if self.max_runtime_s and runtime_s >= self.max_runtime_s:
             return "runtime"
         if self.memory_bytes:
-            size = resident_bytes() or peak_resident_bytes()  # only Linux has the current value
+            size = resident_bytes() or peak_resident_bytes()  # only Linux reports the current size
             if size >= self.memory_bytes:
                 return "memory"
         if self.parent and os.getppid() != self.parent:
@@ -43,7 +43,7 @@ class WorkerLimits:
         return None
 
 
-RESERVE_S = 1.0  # wait for a message; limits and signals are checked in between
+RESERVE_S = 1.0  # wait for a message; limits and signals are checked after each wait
 _ENCODER: Final = ClientSession(1).side  # only encodes, to validate names
 
 
@@ -67,17 +67,17 @@ def run_worker(
     handle_signals: bool = True,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> WorkerOutcome:
-    """Handle messages of a queue until a limit or a signal, then close the connection.
+    """Handle messages from a queue until a limit or a signal, then close the connection.
 
     Args:
-        app: created by ``connect``, or any app of the SDK together with a ``transport``.
+        app: created by ``connect``, or any SDK app together with a ``transport``.
         queue: replaces the app's queue.
         transport: replaces the app's transport.
         limits: checked between two jobs.
         reserve_timeout_s: how long to wait for a message; ``stop_when_empty`` stops after one
             wait without a message.
-        drop_exhausted: run even if the app has dead letters disabled, and drop failed messages.
-        middleware: runs outside the app's middleware.
+        drop_exhausted: run even if dead letters are disabled in the app, and drop failed messages.
+        middleware: wraps the app's own middleware.
         handle_signals: handle SIGTERM and SIGINT, if this is the main thread.
         monotonic: clock in seconds, for ``limits.max_runtime_s``.
 
@@ -137,7 +137,7 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
 
 
 class _RunLimits:
-    """Checks the limits of one run, and stops the SDK's loop at the first one reached."""
+    """Checker of one run's limits, which stops the SDK's loop at the first one reached."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _RunLimits:
         return self._transport.jobs - self._jobs_before
 
     def must_stop(self, is_empty: bool) -> bool:
-        """Stop the loop if a limit is reached, or the queue is empty and that is a limit."""
+        """Stop the loop if a limit is reached, including an empty queue if that is a limit."""
         if is_empty:
             reason = "empty" if self._limits.stop_when_empty else None
         else:

@@ -1,4 +1,4 @@
-"""``connect(url)`` returns the SDK's app on the PHPMQ transport, with safe defaults."""
+"""The SDK's app on the PHPMQ transport, created by ``connect(url)`` with safe defaults."""
 
 import inspect
 import ssl as tls
@@ -35,8 +35,8 @@ STRATEGIES: Final[tuple[Unknown, ...]] = get_args(Unknown)
 class App(BabelQueue):
     """The SDK's app: ``handler``, ``register``, ``publish``, ``consume``, ``stop``; adds ``use``.
 
-    Envelopes are validated before they are published, and the broker confirms them. Created by
-    :func:`connect`.
+    Envelopes are validated before they are published, and the broker confirms them. Use
+    :func:`connect` to create an app.
     """
 
     transport: PhpmqTransport
@@ -48,8 +48,8 @@ class App(BabelQueue):
                 f"on_unknown_urn is {self.on_unknown_urn!r}; choose one of {STRATEGIES}"
             )
         if self.max_attempts < 1:
-            raise ValueError(f"max_attempts is {self.max_attempts}, the minimum is 1")
-        self.middleware: list[Middleware] = []  # the first is the outermost
+            raise ValueError(f"max_attempts is {self.max_attempts}; the minimum is 1")
+        self.middleware: list[Middleware] = []  # outermost first
 
     def use(self, middleware: Middleware) -> Middleware:
         """Wrap all handlers in a middleware, inside the existing ones; also a decorator.
@@ -57,7 +57,7 @@ class App(BabelQueue):
         Raises:
             TypeError: ``middleware`` is ``async def``.
         """
-        if inspect.iscoroutinefunction(middleware):  # it would block the handlers' loop
+        if inspect.iscoroutinefunction(middleware):  # would block the handlers' loop
             raise TypeError(f"middleware {middleware!r} is async; use a plain function")
         self.middleware.append(middleware)
         return middleware
@@ -97,18 +97,18 @@ class App(BabelQueue):
         """Publish an envelope; return its ``meta.id`` once the broker has stored it.
 
         ``job`` is a URN with its ``data``, or an object with ``get_babel_urn`` and ``to_payload``;
-        then the second argument may be the queue::
+        in which case the second argument may be the queue::
 
             app.publish("urn:babel:users:registered", {"user_id": 42}, "emails")
             app.publish(UserRegistered(42), "emails")
 
-        Inside a handler the envelope continues the trace of the current one, unless the job or
+        Inside a handler, the envelope continues the current envelope's trace, unless the job or
         ``trace_id`` names another.
 
         Raises:
             EnvelopeError: the envelope is invalid; nothing was sent. The message names the member.
             PublishRefusedError: the broker refused it.
-            ConnectionLostError, TimeoutError: no receipt within 30 s; it may be stored.
+            ConnectionLostError, TimeoutError: no receipt within 30 s; the envelope may be stored.
         """
         envelope = producer.envelope_for(job, data, queue or None, self.queue, trace_id=trace_id)
         made = producer.prepare_publish(envelope)
@@ -160,20 +160,20 @@ def connect(
     Args:
         url: ``phpmq://HOST:PORT``, ``phpmqs://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
         queue: default for publishing and consuming.
-        max_attempts: runs of one message, including the first; then it is dead-lettered.
-        backoff: seconds before each retry, the last one repeats; or :class:`RetryDelays`.
+        max_attempts: runs per message, including the first, before it is dead-lettered.
+        backoff: seconds before each retry, of which the last repeats; or :class:`RetryDelays`.
         on_unknown_urn: what to do with a URN without a handler, one of ``STRATEGIES``.
-        release_delay_s: delay of ``release``, and of messages that another worker is handling.
+        release_delay_s: delay for ``release`` and for messages that another worker is handling.
         dead_letter: False drops failed messages, except malformed ones.
         dead_letter_queue: replaces ``<queue>.dlq``; configure the same name in the broker.
-        shutdown_timeout_s: time for a handler after SIGTERM; then its message is requeued.
+        shutdown_timeout_s: time a handler has after SIGTERM before its message is requeued.
         idempotency_store: handles each envelope once, for as long as the store remembers it.
         idempotency_by: the member that identifies an envelope.
         empty_list_data: when ``data: []`` is accepted as ``{}``.
         credit: messages held at a time, including the current one.
-        hook: receives worker events, see :data:`EventHook`.
+        hook: receives worker events; see :data:`EventHook`.
         ssl: for TLS with a private certificate authority.
-        max_content: longest body in bytes; must match the broker's ``limits.max_content``.
+        max_content: maximum body size in bytes; must match the broker's ``limits.max_content``.
 
     Raises:
         ValueError: the URL, the strategy or a number is invalid.

@@ -1,4 +1,4 @@
-"""A worker's connection: reconnects with increasing delays and loses no settlement."""
+"""A worker's connection, which reconnects with increasing delays and loses no settlement."""
 
 import secrets
 import threading
@@ -12,8 +12,8 @@ from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 
-PUBLISH_TIMEOUT_S: Final = 30.0  # a publish is retried for this long over lost connections
-_CLOSE_TIMEOUT_S: Final = 1.0  # on close, to send outstanding settlements
+PUBLISH_TIMEOUT_S: Final = 30.0  # how long a publish is retried over lost connections
+_CLOSE_TIMEOUT_S: Final = 1.0  # time on close to send outstanding settlements
 
 
 class Settlement(Enum):
@@ -25,9 +25,9 @@ class Settlement(Enum):
 
 
 class WorkerConnection:
-    """Receives messages, publishes with receipts and settles; for one call at a time.
+    """Connection to receive, publish and settle messages, for one call at a time.
 
-    ``client`` must not reconnect automatically. After a loss the next call connects again, 0.1 to
+    ``client`` must not reconnect automatically. After a loss, the next call reconnects 0.1 to
     10 s after the last attempt. Acknowledgements and dead letters that could not be sent go first
     on the next connection. At most ``credit`` messages are held per queue.
     """
@@ -43,7 +43,7 @@ class WorkerConnection:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if credit < 1:
-            raise ValueError(f"the credit is {credit}, the minimum is 1")
+            raise ValueError(f"the credit is {credit}; the minimum is 1")
         self.client = client
         self.credit = credit
         self._publish_timeout_s = publish_timeout_s
@@ -51,32 +51,32 @@ class WorkerConnection:
         self._monotonic = monotonic
         self._sleep = sleep
         self._windows: dict[str, ConsumedQueue] = {}
-        self._next_connect_at = 0.0  # earliest time to connect, monotonic
+        self._next_connect_at = 0.0  # earliest monotonic time to connect
         self._lock = threading.RLock()  # a handler may publish from the handlers' event loop
 
     # -- connecting
 
     def _ensure_connected(self, timeout_s: float) -> None:
-        """Ensure a connection; raise ConnectionLostError if that fails or is not due in time."""
+        """Connect if necessary; raise ConnectionLostError if that fails or is not due in time."""
         if self.client.is_connected:
             return
         self._forget_windows()
         wait_s = self._next_connect_at - self._monotonic()
         if wait_s > timeout_s:
             self._sleep(max(0.0, timeout_s))
-            raise ConnectionLostError(f"{self.client.target} is away")
+            raise ConnectionLostError(f"{self.client.target} is not connected")
         if wait_s > 0:
             self._sleep(wait_s)
         self._next_connect_at = self._monotonic() + self._backoff.next_s()
         self.client.open()
 
     def _forget_windows(self) -> None:
-        """Forget the messages of a lost connection: the broker has requeued them."""
+        """Forget the messages held on a lost connection, because the broker has requeued them."""
         for window in self._windows.values():
             self.client.session.stop_consuming(window)
         self._windows.clear()
 
-    # -- what a worker does
+    # -- worker operations
 
     def receive(self, queue: str, timeout_s: float) -> Delivery | None:
         """Return the next message, or None after ``timeout_s``.
@@ -105,12 +105,12 @@ class WorkerConnection:
         return window
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
-        """Publish a message and wait for its receipt; it is stored once over lost connections.
+        """Publish a message and wait for its receipt; it is stored once despite lost connections.
 
         Raises:
             PublishRefusedError: the broker refused it.
             LocalProtocolError: the queue name, the body or the TTL is invalid.
-            ConnectionLostError, TimeoutError: no receipt within 30 s; it may be stored.
+            ConnectionLostError, TimeoutError: no receipt within 30 s; the message may be stored.
         """
         key = key or secrets.token_hex(16).encode()
         until = self._monotonic() + self._publish_timeout_s
@@ -144,7 +144,7 @@ class WorkerConnection:
                 try:
                     self.client.send_now(frame)
                 except ConnectionLostError:
-                    pass  # as if it had been lost before
+                    pass  # same as if the connection had been lost earlier
                 else:
                     return
             if how is not Settlement.REQUEUE:
@@ -157,22 +157,22 @@ class WorkerConnection:
             if window is not None:
                 frame = self.client.session.stop_consuming(window)
                 if self.client.is_connected:
-                    with suppress(ConnectionLostError):  # the broker has requeued them then
+                    with suppress(ConnectionLostError):  # then the broker has requeued them
                         self.client.send_now(frame)
 
     def close(self, *, is_tidy: bool = True) -> None:
         """Send outstanding settlements and close. Safe to call twice.
 
-        With ``is_tidy`` held messages are returned first, which charges no delivery. Otherwise the
-        broker charges one delivery to the oldest held message, as is right for one that ended its
-        worker. Outstanding settlements get one more attempt to connect.
+        With ``is_tidy``, held messages are returned first, which charges no delivery. Otherwise,
+        the broker charges one delivery to the oldest held message, as it should if that message
+        crashed the worker. Outstanding settlements get one more attempt to connect.
         """
         if is_tidy:
             for queue in list(self._windows):
                 self.return_messages(queue)
         with self._lock:
             if self.client.session.late_settlements and not self.client.is_connected:
-                with suppress(ConnectionLostError):  # the broker dispatches those messages again
+                with suppress(ConnectionLostError):  # the broker then redelivers the messages
                     self._ensure_connected(_CLOSE_TIMEOUT_S)
             self._forget_windows()
             if self.client.is_connected:

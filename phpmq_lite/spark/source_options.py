@@ -368,7 +368,7 @@ class _OptionParser:
             )
         if "" in found:
             raise OptionError(
-                f"option 'queues' is {text!r}, which is a JSON list with an empty name"
+                f"option 'queues' is {text!r}, a JSON list of names that has an empty name"
             )
         return tuple(dict.fromkeys(found))
 

@@ -54,7 +54,7 @@ def problem(schema: Any, data: Any, *, is_on_wire: bool = False) -> tuple[str, s
         ),
         (
             {"order_id": 1, "note": "ü"},
-            ("/data/note", "has 1 characters, the minimum is 2"),
+            ("/data/note", "has 1 characters; the minimum is 2"),
         ),
         (
             {"order_id": 1, "note": 1},

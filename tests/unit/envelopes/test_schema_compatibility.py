@@ -40,11 +40,11 @@ def without_property(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("new", "pointer", "words"),
     [
-        (OLD | {"required": ["id", "note"]}, "/data/note", "was optional and is required"),
-        (OLD | {"required": ["id", "new"]}, "/data/new", "was not known and is required"),
+        (OLD | {"required": ["id", "note"]}, "/data/note", "was optional and is now required"),
+        (OLD | {"required": ["id", "new"]}, "/data/new", "was unknown and is now required"),
         (without_property("note"), "/data/note", "removed"),
-        (with_property("id", {"type": "string"}), "/data/id", "was an integer and is a string"),
-        (with_property("id", {"minimum": 1}), "/data/id", "is anything now"),
+        (with_property("id", {"type": "string"}), "/data/id", "was an integer and is now a string"),
+        (with_property("id", {"minimum": 1}), "/data/id", "is now anything"),
         (with_property("id", {"type": ["integer", "null"], "minimum": 1}), "/data/id", "or null"),
         (with_property("kind", {"enum": ["a"]}), "/data/kind", 'no longer allowed: "b"'),
         (
@@ -62,9 +62,9 @@ def without_property(name: str) -> dict[str, Any]:
         (
             with_property("note", {"type": "string", "minLength": 2, "enum": ["xx"]}),
             "/data/note",
-            'only allows "xx"',
+            'allows only "xx"',
         ),
-        (OLD | {"additionalProperties": False}, "/data", "additional members are rejected"),
+        (OLD | {"additionalProperties": False}, "/data", "additional members are now rejected"),
         (OLD | {"additionalProperties": {"type": "string"}}, "/data/*", "was anything"),
         (
             with_property("lines", {"type": "array", "items": {"type": "object"}}),
@@ -74,7 +74,7 @@ def without_property(name: str) -> dict[str, Any]:
         (
             with_property("lines", {"type": "array", "items": {"type": "string"}}),
             "/data/lines/*",
-            "is a string now",
+            "is now a string",
         ),
         (with_property("note", False), "/data/note", "no value is allowed"),
         (with_property("new", False), "/data/new", "no longer allowed"),
@@ -93,15 +93,15 @@ def test_what_breaks_is_named(new: Any, pointer: str, words: str) -> None:
     ("new", "pointer", "words"),
     [
         (with_property("new", {"type": "string"}), "/data/new", "new and optional"),
-        (OLD | {"required": []}, "/data/id", "optional now"),
+        (OLD | {"required": []}, "/data/id", "now optional"),
         (with_property("kind", {"enum": ["a", "b", "c"]}), "/data/kind", '"c"'),
-        (with_property("kind", {"type": "string"}), "/data/kind", "may have other values now"),
-        (with_property("id", {"type": "integer"}), "/data/id", "minimum was 1 and is none"),
-        (with_property("note", {"type": "string"}), "/data/note", "minLength was 2 and is 0"),
+        (with_property("kind", {"type": "string"}), "/data/kind", "may now have other values"),
+        (with_property("id", {"type": "integer"}), "/data/id", "minimum was 1 and is now none"),
+        (with_property("note", {"type": "string"}), "/data/note", "minLength was 2 and is now 0"),
         (
             with_property("id", {"type": "integer", "minimum": 1, "x-gdpr-sensitive": True}),
             "/data/id",
-            "sensitive now",
+            "is now sensitive",
         ),
     ],
 )

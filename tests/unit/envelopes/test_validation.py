@@ -195,15 +195,15 @@ def test_poison_is_indexed_where_it_can_be_read() -> None:
 def test_warnings_name_the_members() -> None:
     content = body(job="5", urn='"urn:a"', timestamp="1", meta='{"schema_version":1,"ts":2}')
     assert validate(content).warnings == (
-        "/job is 5, not a string: ignored",
-        "/timestamp is outdated: ignored",
-        "/meta/ts is outdated: ignored",
+        "/job is 5, not a string, and is ignored",
+        "/timestamp is outdated and ignored",
+        "/meta/ts is outdated and ignored",
     )
 
 
 def test_warning_never_repeats_a_long_value() -> None:
     warnings = validate(body(job="9" * 4000, urn='"urn:a"')).warnings
-    assert warnings == ("/job is an integer beyond 64 bits, not a string: ignored",)
+    assert warnings == ("/job is an integer beyond 64 bits, not a string, and is ignored",)
 
 
 def test_lint_has_nothing_to_say_about_a_good_envelope() -> None:
@@ -248,8 +248,8 @@ def test_lint_finds_what_a_producer_owes(content: bytes, expected: list[str]) ->
         ("Users::Registered", "looks like a class name"),
         ("users.registered", "does not begin with urn:babel:"),
         ("urn:babel:Orders:Created", "has capital letters"),
-        ("urn:babel:orders", "has another form"),
-        ("urn:babel:orders:created:twice", "has another form"),
+        ("urn:babel:orders", "has a different form"),
+        ("urn:babel:orders:created:twice", "has a different form"),
         ("x" * 1_000, "x" * 80 + "… does not begin"),
     ],
 )
