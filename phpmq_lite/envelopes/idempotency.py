@@ -48,7 +48,7 @@ class IdempotencyDecision(Enum):
     """What to do with an envelope."""
 
     RUN = "run"  # claimed: handle it, then remember or forget it
-    DONE = "done"  # handled before: acknowledge it
+    DONE = "done"  # already handled: acknowledge it
     IN_FLIGHT = "in flight"  # another worker is handling it: release it with a delay
 
 

@@ -67,7 +67,7 @@ def to_bytes(content: object) -> bytes:
 
 
 def is_too_deep(content: bytes) -> bool:
-    """Return whether more than ``DEPTH_LIMIT`` brackets are open at once, in any bytes."""
+    """Return whether more than ``DEPTH_LIMIT`` brackets are open at once; accept any bytes."""
     if content.count(b"[") + content.count(b"{") <= DEPTH_LIMIT:
         return False
     steps = _STRING.sub(b"", content).translate(_STEPS, _NO_BRACKETS)

@@ -323,7 +323,7 @@ class PhpmqTransport(Transport):
         self._emit_for("warning", "job.released", job, delay_s=delay_s, reason=reason)
 
     def _publish_copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
-        """Publish a copy for a later run, under a key that prevents duplicates; acknowledge."""
+        """Publish a deduplicated copy for a later run, then acknowledge the message."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
         if delay_s > 0 and len((queue + RETRY_SUFFIX).encode()) <= QUEUE_BYTES:
             self.link.publish(queue + RETRY_SUFFIX, content, ceil(delay_s), key)

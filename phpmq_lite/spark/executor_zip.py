@@ -10,7 +10,7 @@ from typing import Final
 from phpmq_lite import __version__
 
 _PACKAGES: Final = ("phpmq_lite", "pyspark_phpmq")  # the second registers format("phpmq")
-_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # not needed there
+_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # unused by executors
 _DATE: Final = (1980, 1, 1, 0, 0, 0)  # earliest zip date; a fixed one keeps builds identical
 
 

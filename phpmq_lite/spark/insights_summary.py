@@ -171,7 +171,7 @@ class MetricTables:
         return rows.where(sf.col("date") >= sf.lit((now - timedelta(days=days)).date()))
 
     def queues(self) -> list[Item]:
-        """Return 24-hour figures by queue, from the archive as percentiles cannot be summed."""
+        """Return 24-hour figures by queue, from the archive: percentiles cannot be summed."""
         if not self._files.files(results_folder.ARCHIVE):
             return []
         since_ms = self._now_ms - _DAY_MS

@@ -182,7 +182,7 @@ class PipelineClient:
     # -- publishing
 
     def stage(self, token: str, stream: bytes, rows: int) -> int:
-        """Store rows under a token without publishing them; return how many the broker read.
+        """Store rows under a token without publishing them; return how many rows the broker read.
 
         The request is not retried after a lost connection, because a token can be used only once.
         """

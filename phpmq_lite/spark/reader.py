@@ -182,7 +182,7 @@ class FilteringHistoryReader(HistoryReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Apply filters that narrow the range, queues or outcomes; return the rest for Spark."""
+        """Apply filters that narrow the range, queues or outcomes; return the others."""
         return [each for each in filters if not self._apply_filter(each)]
 
     def _apply_filter(self, condition: Filter) -> bool:

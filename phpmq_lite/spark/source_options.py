@@ -100,7 +100,7 @@ class SourceConnection:
     local master, because SQLite over a network file system is unsafe.
 
     Raises:
-        OptionError: ``url`` or ``path`` is missing, both are set, or a value is invalid.
+        OptionError: neither or both of ``url`` and ``path`` are set, or a value is invalid.
     """
 
     url: str | None = None

@@ -91,7 +91,7 @@ def test_filters_are_left_to_spark_when_not_asked_for(
         ({"subscribe": "orders"}, "'subscribe' is from Kafka; use queue or queues"),
         ({"columns": "ofset"}, "no column 'ofset': did you mean 'offset'"),
         ({"mode": "queue", "queue": "work", "subscription": "s"}, "a batch read cannot consume"),
-        ({"maxOffsetsPerTrigger": 5}, "is for a stream read of the history, but this is a batch read"),
+        ({"maxOffsetsPerTrigger": 5}, "is for a stream read of the history, but this"),
         ({"startingOffsets": 102}, "offset 102 is beyond the next offset 101"),
     ],
 )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class JobControl:
     """Callbacks through which a job reports its progress and learns whether to stop.
 
-    ``report(phase, done, total)`` receives rows or offsets of a phase; ``total`` may be unknown.
+    ``report(phase, done, total)`` receives rows or offsets; ``total`` is None if unknown.
     ``stop`` returns True to end the job after the current batch; its result has ``is_stopped``.
     """
 
