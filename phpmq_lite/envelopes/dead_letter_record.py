@@ -144,7 +144,7 @@ def read_block(content: bytes) -> DeadLetterBlock | None:
 def redrive_content(content: bytes) -> bytes:
     """Return the content to redrive: unwrapped, without the block, and with attempts set to 0.
 
-    Wrapped content is restored byte for byte; with an unsupported ``schema_version`` it is kept.
+    Wrapped content is restored byte for byte. Unsupported schema versions are left unchanged.
     ``attempts`` changes only if it is an integer, because invalid content is not repaired.
     """
     try:

@@ -1,4 +1,4 @@
-"""What handlers run in: middleware, a copy of the data, and an event loop for coroutines."""
+"""Execution of handlers: middleware, a copy of the data, and an event loop for coroutines."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ Handler = Callable[..., Any]
 class JobContext:
     """The message that is being handled; ``data`` and ``meta`` are members of ``envelope``.
 
-    They belong to this run: a handler's changes do not reach retries or dead-letter records.
+    The data belongs to this run: a handler's changes do not reach retries or dead-letter records.
     Middleware can pass values in ``extra``.
     """
 
