@@ -1,8 +1,8 @@
-"""One definition of a page and its API call, or of an API call alone.
+"""A page and its API call defined together, or an API call alone.
 
-``run`` checks, loads or acts. The page renders what it returns, or redirects with a message after
-an action; the API call returns it as JSON. Both yield ordinary rows of the route table. The
-annotations of ``run`` name the models of its input and its output.
+``run`` validates, loads or acts. The page renders its result, or redirects with a message after an
+action; the API call returns the result as JSON. Both become ordinary rows of the route table. The
+annotations of ``run`` name its input and output models.
 """
 
 from collections.abc import Awaitable, Callable, Collection
@@ -24,61 +24,61 @@ from phpmq_lite.admin.base.route import BODY_BYTES, VALUES, Handler, Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
 
-_AS_TYPED: Final = frozenset({"password", "queue", "target"})  # leading and trailing spaces count
-_LINES: Final = frozenset({"queues"})  # a list, one item a line
+_AS_TYPED: Final = frozenset({"password", "queue", "target"})  # outer spaces are significant
+_LINES: Final = frozenset({"queues"})  # lists, one item per line
 
 
 @dataclass(slots=True, frozen=True)
 class Page:
-    """The page of a resource: a template, or a form that acts.
+    """A resource's page: a template, or a form that performs an action.
 
-    ``values`` returns what only the page shows. ``done`` returns the message after an action and
-    the page to show next, unless the form names one. ``again`` shows the form with its error.
+    ``values`` returns additional values for the template. ``done`` returns the message after an
+    action and the next page, unless the form names one. ``again`` shows the form with its error.
     """
 
     path: str
     name: str
-    template: str = ""  # "": a form
+    template: str = ""  # empty for a form
     values: Callable[[web.Request, Any, Any], Awaitable[dict[str, Any]]] | None = None
     done: Callable[[web.Request, Any, Any], tuple[FlashMessage | str, str]] | None = None
     again: Callable[[web.Request, Form, Problem], Awaitable[web.Response]] | None = None
-    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # to confirm
+    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # confirmations
     needs_reason: bool = False
 
 
 @dataclass(slots=True, frozen=True)
 class Api:
-    """The API call of a resource."""
+    """A resource's API call."""
 
     method: str
     path: str
     name: str
     status: int = 200
-    cli: str | None = None  # the command that uses it
-    query: type[BaseModel] | None = None  # of a GET; None: it has no parameters
+    cli: str | None = None  # the command that makes this call
+    query: type[BaseModel] | None = None  # parameters of a GET, if it has any
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Resource:
     """A page and its API call.
 
-    The second parameter of ``run`` is read from the query string of the page, or from the form and
-    the JSON body of an action; a DELETE has no body, its input is the defaults. ``view`` makes a
-    ``view_model`` of the result of ``run``, if ``view_model.of`` does not.
+    The second parameter of ``run`` is read from the page's query string, or from an action's form
+    or JSON body. A DELETE has no body, so it uses the defaults. ``view`` converts the result of
+    ``run`` to a ``view_model``; without it, ``view_model.of`` does.
     """
 
     run: Callable[[web.Request, Any], Awaitable[Any]]  # its docstring begins with the summary
     role: Role
     page: Page
     api: Api
-    view_model: Any = None  # None: ``run`` returns it
+    view_model: Any = None  # None: ``run`` returns the model
     view: Callable[[web.Request, Any], BaseModel] | None = None
-    audit: str | None = None  # of an action
+    audit: str | None = None  # the name of an action in the audit
     body: int = BODY_BYTES
     values: int = VALUES
 
     def routes(self) -> tuple[Route, Route]:
-        """Return the rows of the page and of the API call."""
+        """Return the routes of the page and the API call."""
         page, api, (model, output) = self.page, self.api, input_and_output(self.run)
         method, show = ("GET", self.show_page) if page.template else ("POST", self.submit_form)
         is_get = api.method == "GET"
@@ -110,7 +110,7 @@ class Resource:
         return await render_form(request, page.template, None, query=query, found=found, **more)
 
     async def submit_form(self, request: web.Request) -> web.StreamResponse:
-        """Act on a form; redirect with a message, or show the form again with its error."""
+        """Perform a form's action and redirect with a message, or show the form with its error."""
         page, form = self.page, await read_form(request)
         try:
             if page.typed is not None:
@@ -134,7 +134,7 @@ class Resource:
         raise web.HTTPSeeOther(own_path_or(form.raw("next"), to))
 
     async def call_api(self, request: web.Request) -> web.StreamResponse:
-        """Answer with JSON, or with JSON lines or CSV if the query asks for them."""
+        """Respond with JSON, or with JSON lines or CSV if the query asks for them."""
         model = self.api.query
         if self.api.method != "GET":
             model, _ = input_and_output(self.run)
@@ -164,10 +164,10 @@ def api_route(
     status: int = 200,
     **more: Any,
 ) -> Route:
-    """Return the row of an API call that has no page; ``more`` are fields of ``Route``.
+    """Return the route of an API call that has no page; ``more`` are fields of ``Route``.
 
-    The second parameter of ``run``, if it has one, is read from the query string of a GET, else
-    from the JSON body.
+    The second parameter of ``run``, if it has one, is read from the query string of a GET,
+    otherwise from the JSON body.
     """
     model, output = input_and_output(run)
 
@@ -186,7 +186,7 @@ def api_route(
 
 @cache
 def input_and_output(run: Callable[..., Awaitable[Any]]) -> tuple[type[BaseModel] | None, Any]:
-    """Return the models of the second parameter and of the result; None for none."""
+    """Return the models of the second parameter and the result, or None where there is no model."""
     _, *inputs, output = get_type_hints(run).values()
     models = [model for model in inputs if isinstance(model, type) and issubclass(model, BaseModel)]
     return (models[0] if models else None), (None if output is type(None) else output)
@@ -201,7 +201,7 @@ async def _read_input(request: web.Request, method: str, model: type[BaseModel] 
 
 
 def view_response(view: Any, format_: str = "json", status: int = 200) -> web.Response:
-    """Return a view as JSON, or a list as JSON lines or CSV; no content for None."""
+    """Return a view as JSON, or a list as JSON lines or CSV; None becomes an empty response."""
     if view is None:
         return web.Response(status=status)
     if format_ in ("jsonl", "csv"):
@@ -215,7 +215,7 @@ def _item_model(list_model: Any) -> Any:
 
 
 def bind_action(handler: Callable[..., Awaitable[Any]], action: Any, summary: str) -> Handler:
-    """Return the handler of one action; ``summary`` describes it in the reference."""
+    """Return the handler for one action; ``summary`` describes it in the reference."""
     bound = partial(handler, action=action)
     bound.__doc__ = summary
     return bound
@@ -224,7 +224,7 @@ def bind_action(handler: Callable[..., Awaitable[Any]], action: Any, summary: st
 async def render_form(
     request: web.Request, template: str, problem: Problem | None, **values: Any
 ) -> web.Response:
-    """Render the page of a form; after a refusal with its status, headers and error."""
+    """Render a form's page; after a refusal, with the problem's status, headers and text."""
     status = problem.status if problem else 200
     response = await render_page(request, template, status=status, problem=problem, **values)
     response.headers.update(problem.headers if problem else {})
@@ -232,13 +232,13 @@ async def render_form(
 
 
 def check_reason(form: Form) -> None:
-    """Refuse a form without a reason.
+    """Reject a form without a reason.
 
     Raises:
         Problem: 422.
     """
     if not form.reason():
-        raise Problem(422, "invalid", "Enter a reason for the audit. Nothing was changed.",
+        raise Problem(422, "invalid", "Enter a reason for the audit log. Nothing was changed.",
                       field="reason", bound="1 character or more")  # fmt: skip
 
 
@@ -246,12 +246,12 @@ def read_form_model(form: Form, model: type[BaseModel]) -> Any:
     """Read a form into a model; empty fields count as absent.
 
     Raises:
-        ValidationError: a value is out of its bounds.
-        Problem: as ``Form.ttl_s``.
+        ValidationError: a value is out of bounds.
+        Problem: see ``Form.ttl_s``.
     """
     values: dict[str, Any] = {}
     for name in model.model_fields:
-        if name == "ttl_s":  # a number with its unit
+        if name == "ttl_s":  # a number and its unit
             values[name] = form.ttl_s()
         elif name in _LINES and not form.texts(name, 1):
             continue

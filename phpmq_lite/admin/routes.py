@@ -1,4 +1,4 @@
-"""The table of all routes of pages and API."""
+"""The route table of the pages and the API."""
 
 from collections.abc import Callable
 from typing import Final
@@ -85,12 +85,12 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 
 def route_paths() -> dict[str, str]:
-    """Return the path of each route by its name, to build URLs."""
+    """Return each route's path by its name, to build URLs."""
     return {route.name: route.path for route in ROUTES}
 
 
 def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route], Handler]) -> None:
-    """Add all routes below the base path, and at the root too, for a proxy that strips it."""
+    """Add all routes below the base path, and also at the root for a proxy that strips it."""
     for prefix in dict.fromkeys((base_path, "")):
         for route in ROUTES:
             for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
@@ -100,4 +100,4 @@ def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route]
 
 
 async def _defer_continue(_request: web.Request) -> None:
-    """Send no 100 Continue yet: the reader of the body sends it after all checks."""
+    """Do not send 100 Continue yet: the body's reader sends it after all checks."""

@@ -274,7 +274,7 @@ async def test_users_are_made_changed_and_removed_on_their_pages(home: BrokerFix
             False,
         )
         assert (await me.post("/users", password=PASSWORD, **new)).location == "/users"
-        assert "ben can log in now" in (await me.get("/users")).text
+        assert "ben can now log in" in (await me.get("/users")).text
         assert (await me.post("/users", password=PASSWORD, **new)).status == 409
         assert (await me.post("/users/ben/rights", role="operator", queues="")).status == 303
         assert (await me.post("/users/ben/password", password=OTHER)).status == 303

@@ -320,7 +320,7 @@ async def test_import_that_ends_half_way_has_stored_the_beginning(site: HttpSite
     ]
     status, answer = await site.api("POST", "/import", {"messages": lines})
     assert (status, answer["code"]) == (409, "queue_full")
-    assert "The first 121 messages were stored before" in answer["detail"]
+    assert "The first 121 messages had already been stored" in answer["detail"]
     assert [await site.ready(name) for name in ("room", "full", "new")] == [31, 30, 30]
     [row] = await site.audit("message.import")
     assert (row["count"], row["result"]) == (121, "queue_full")

@@ -1,1 +1,1 @@
-"""Handlers of pages and of the API, one module per resource."""
+"""Handlers for the pages and the API, one module per resource."""

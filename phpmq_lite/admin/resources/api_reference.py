@@ -22,18 +22,18 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 PREFIX: Final = "/api/v1"
 _REF: Final = "#/components/schemas/{model}"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
-_PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # path segment -> what it is
-    "q": ("Name of a queue; write one more ~ before a name of dots only or with a leading ~.",
+_PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # path segment -> its description
+    "q": ("Queue name; put a ~ before a name that starts with ~ or consists only of dots.",
           {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
     "id": ("Message id.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}),
-    "client": ("Number of a client.", {"type": "integer", "minimum": 0}),
-    "job": ("Number of a bulk job.", {"type": "integer", "minimum": 0}),
-    "n": ("Number of a session.", {"type": "integer", "minimum": 0}),
+    "client": ("Client number.", {"type": "integer", "minimum": 0}),
+    "job": ("Bulk job number.", {"type": "integer", "minimum": 0}),
+    "n": ("Session number.", {"type": "integer", "minimum": 0}),
     "name": ("Name of a user or an API token.", {"type": "string", "minLength": 1}),
     "token": ("Undo token that an action returned.", {"type": "string", "minLength": 1}),
-    "trace": ("Trace id of envelopes, encoded like the name of a queue.",
+    "trace": ("Trace id from envelopes, encoded like a queue name.",
               {"type": "string", "minLength": 1}),
-    "urn": ("URN of a schema, encoded like the name of a queue.",
+    "urn": ("URN of a schema, encoded like a queue name.",
             {"type": "string", "minLength": 1}),
 }  # fmt: skip
 _PROBLEM: Final[dict[str, Any]] = {
@@ -42,14 +42,14 @@ _PROBLEM: Final[dict[str, Any]] = {
     "properties": {
         "type": {
             "type": "string",
-            "description": "the page of the documentation about it",
+            "description": "documentation page about this error",
         },
-        "title": {"type": "string", "description": "the status in words, such as Not Found"},
+        "title": {"type": "string", "description": "the status as a phrase, such as Not Found"},
         "status": {"type": "integer", "description": "the HTTP status of the response"},
-        "code": {"type": "string", "description": "stable name for programs"},
-        "detail": {"type": "string", "description": "explanation in words"},
-        "field": {"type": "string", "description": "invalid input, if there is one"},
-        "bound": {"type": "string", "description": "allowed values of that input"},
+        "code": {"type": "string", "description": "stable error code for programs"},
+        "detail": {"type": "string", "description": "human-readable explanation"},
+        "field": {"type": "string", "description": "name of the invalid input, if any"},
+        "bound": {"type": "string", "description": "allowed values for that input"},
         "request_id": {"type": "string", "description": "id in the log and in X-Request-Id"},
     },
     "required": ["title", "status", "code", "detail", "request_id"],
@@ -57,7 +57,7 @@ _PROBLEM: Final[dict[str, Any]] = {
 _KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Publish key: repeating the request with it returns the first ids.",
+    "description": "Publish key: repeating the request with the same key returns the original ids.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 64},
 }
 
@@ -75,7 +75,7 @@ def build_document(routes: Iterable[Route], version: str, server: str) -> dict[s
         "info": {
             "title": "PHPMQ Lite",
             "version": version,
-            "description": "Everything that the pages can do.  Times are Unix milliseconds.",
+            "description": "Every operation of the admin pages.  Times are Unix milliseconds.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": server}],
@@ -87,7 +87,7 @@ def build_document(routes: Iterable[Route], version: str, server: str) -> dict[s
                 "token": {"type": "http", "scheme": "bearer",
                           "description": "An API token: phpmq_…"},
                 "session": {"type": "apiKey", "in": "header", "name": "X-CSRF-Token",
-                            "description": "CSRF token of the session, together with its cookie."},
+                            "description": "The session's CSRF token, sent with its cookie."},
             },
         },
     }  # fmt: skip
@@ -113,7 +113,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             str(route.status): _response(route, schemas),
             "default": {
-                "description": "A problem.",
+                "description": "An error.",
                 "content": {
                     "application/problem+json": {"schema": {"$ref": _REF.format(model="Problem")}}
                 },
@@ -193,12 +193,12 @@ def _generate_schema(shape: Any, mode: JsonSchemaMode) -> dict[str, Any]:
 _JSON: Final = "application/json"
 _SAMPLES: Final = {"q": "orders", "id": "0000000000000001" + "7b3f" * 4}
 _ANY_TEXT: Final = "…"
-_NO_BOUND: Final = 1 << 50  # such a bound only prevents an overflow: do not show it
+_NO_BOUND: Final = 1 << 50  # Do not show a bound that only prevents an overflow.
 
 
 @dataclass(slots=True, frozen=True)
 class ApiField:
-    """One field of a request or response."""
+    """A field of a request or response."""
 
     name: str
     type: str
@@ -208,7 +208,7 @@ class ApiField:
 
 @dataclass(slots=True, frozen=True)
 class ApiCall:
-    """One call, as the reference page shows it."""
+    """An API call, as the reference page shows it."""
 
     tag: str
     anchor: str
@@ -222,14 +222,14 @@ class ApiCall:
     takes: list[ApiField]
     takes_text: str  # description of the body
     gives: list[ApiField]
-    response: str  # status, and the model or the content type
+    response: str  # status -> the model or content type
     curl: str
 
 
 def group_calls(
     routes: Iterable[Route], document: dict[str, Any], base: str
 ) -> list[tuple[str, list[ApiCall]]]:
-    """Return the calls by tag; ``document`` is OpenAPI, ``base`` the URL of ``/api/v1``."""
+    """Group the calls in an OpenAPI document by tag; ``base`` is the URL of ``/api/v1``."""
     described = [route for route in routes if route.path.startswith(PREFIX + "/")]
     calls = [_call(route, document, base) for route in sorted(described, key=lambda r: tag_of(r))]
     return [(tag, list(some)) for tag, some in groupby(calls, key=lambda call: call.tag)]
@@ -269,7 +269,7 @@ def _response_fields(content: tuple[str, dict[str, Any]]) -> str:
 
 
 def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]:
-    """Return the fields of a schema that is an object or a list of objects."""
+    """Return the fields of a schema for an object or a list of objects."""
     whole = _resolved(schema, schemas)
     needed = whole.get("required", [])
     return [
@@ -279,7 +279,7 @@ def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]
 
 
 def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the object schema of an object or a list of objects."""
+    """Return the object schema, also if the schema is a list of such objects."""
     if "$ref" in schema:
         found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
         return found
@@ -291,7 +291,7 @@ def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """Return the type in one or two words."""
+    """Describe the type in one or two words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "enum" in schema:
@@ -306,7 +306,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _number_bounds(schema: dict[str, Any]) -> str:
-    """Return the bounds of a number."""
+    """Describe the bounds of a number."""
     least, most = schema.get("minimum"), schema.get("maximum")
     if most is not None and most >= _NO_BOUND:
         most = None
@@ -318,7 +318,7 @@ def _number_bounds(schema: dict[str, Any]) -> str:
 
 
 def _query(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """Return a query string with the required parameters; ``TOKEN`` stands for any text."""
+    """Return a query string with the required parameters; ``TOKEN`` is a placeholder."""
     needed: dict[str, Any] = {}
     for p in operation.get("parameters", []):
         if p["in"] == "query" and p["required"]:

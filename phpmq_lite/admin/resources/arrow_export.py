@@ -34,10 +34,10 @@ MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
 def need_arrow() -> None:
-    """Refuse the request if pyarrow is missing; importing it would block the loop for 0.3 s.
+    """Reject the request if pyarrow is missing, without importing it, which blocks for 0.3 s.
 
     Raises:
-        Problem: 501, naming the extra.
+        Problem: 501; the detail names the extra to install.
     """
     if find_spec("pyarrow") is None:
         raise Problem(
@@ -47,27 +47,27 @@ def need_arrow() -> None:
 
 
 OFFSET_MAX: Final = 1 << 62
-# Without the reader accepting anything.  Other slow clients get 30 s, but Spark's tasks read while
-# their sink writes: a task that waits for a lock or a commit stalls for longer, and cutting it off
-# fails its job.  Meanwhile other exports wait, at most ``WHOLE_S``.
+# Longest time in which the reader accepts no data.  Other clients get 30 s, but a Spark task reads
+# while its sink writes: waiting for a lock or a commit can take longer, and a disconnect would
+# fail the job.  Other exports wait meanwhile, at most ``WHOLE_S``.
 STALLED_S: Final = 300.0
-WHOLE_S: Final = 600.0  # for an export, without our own pauses; longer ranges are read in parts
+WHOLE_S: Final = 600.0  # limit for an export, without our own pauses; split longer ranges
 RETRY_S: Final = 1  # Retry-After while all exports are busy
-NAMES: Final = 1_000  # queues in one request
+NAMES: Final = 1_000  # most queues in one request
 
 _log = get_logger(__name__)
 
 
 class ExportBoundsInput(QueryModel):
-    """The reader and its position, both or neither, and a time to look up."""
+    """A reader and its position (both or neither), and a time to look up."""
 
-    reader: str = Field("", max_length=255, description="name for the pages; empty: record nothing")
+    reader: str = Field("", max_length=255, description="reader to record; empty: record nothing")
     position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
     at_ms: int | None = Field(
         None,
         ge=0,
         le=OFFSET_MAX,
-        description="return the last offset settled before this time, Unix ms; null: none",
+        description="look up the last offset settled before this time, Unix ms; null: none",
     )
     queues: Literal["0", "1"] = Field("0", description="1: include the names of all queues")
 
@@ -75,16 +75,16 @@ class ExportBoundsInput(QueryModel):
 class ExportBoundsView(BaseModel):
     """The extent of the history; another ``history_id`` means another history."""
 
-    history_id: str = Field(description="history that the offsets belong to")
-    lo: int = Field(description="above it no row is missing, except deleted messages")
+    history_id: str = Field(description="id of the history that the offsets belong to")
+    lo: int = Field(description="after this offset no row is missing, except deleted messages")
     hi: int = Field(description="last offset of the history; 0: none")
-    lo_deleted: int = Field(description="above it no row is missing, deleted messages included")
-    offset: int | None = Field(description="last one settled before at_ms, or lo; null: no at_ms")
+    lo_deleted: int = Field(description="after this offset no row, deleted or not, is missing")
+    offset: int | None = Field(description="last offset before at_ms, or lo; null: no at_ms")
     queues: list[str] | None = Field(description="names of all queues; null: not requested")
 
 
 class RangeInput(QueryModel):
-    """Rows, ``lo`` exclusive and ``hi`` inclusive, and their columns."""
+    """The rows after ``lo`` up to and including ``hi``, and the columns to return."""
 
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
     hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset; may exceed the history")
@@ -92,7 +92,7 @@ class RangeInput(QueryModel):
         default=[], max_length=NAMES, description="name of a queue; repeatable"
     )
     queues: str = Field("", max_length=100_000, description="comma-separated queues; empty: all")
-    pattern: str = Field("", max_length=LONGEST_NAME, description="glob of queue names; empty: all")
+    pattern: str = Field("", max_length=LONGEST_NAME, description="queue name glob; empty: all")
     outcomes: str = Field(
         "",
         max_length=100,
@@ -107,7 +107,7 @@ class RangeInput(QueryModel):
 
 
 class ClaimsInput(QueryModel):
-    """Claims, ``lo`` exclusive and ``hi`` inclusive."""
+    """The claims after ``lo`` up to and including ``hi``."""
 
     subscription: SubscriptionName
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
@@ -115,7 +115,7 @@ class ClaimsInput(QueryModel):
 
 
 async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBoundsView:
-    """Return the offsets of the history, and store the position of a reader."""
+    """Return the history's first and last offsets, and store a reader's position."""
     context = context_of(request)
     stored = StoredPipeline(context.readers)
     bounds = await stored.history_bounds()
@@ -127,7 +127,7 @@ async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBo
         names = [name for name in await stored.queue_names() if may_use(request, name)]
     if asked.reader and asked.position is not None:
         reader, position = asked.reader, asked.position
-        # This GET writes, so no page of another site may make a browser send it.
+        # This GET writes, so another site must not be able to make a browser send it.
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
         await context.engine.run(queue_operations.record_reader, reader, position)
@@ -135,7 +135,7 @@ async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBo
 
 
 async def stream_history(request: web.Request) -> web.StreamResponse:
-    """Stream settled messages of a range of offsets as Arrow; a header contains their number."""
+    """Stream the settled messages in an offset range as Arrow; a header contains their number."""
     query = dict(request.query) | {"queue": request.query.getall("queue", [])}
     asked = RangeInput.model_validate({key: value for key, value in query.items() if value})
     names = [*filter(None, asked.queue), *filter(None, asked.queues.split(","))]
@@ -158,14 +158,14 @@ async def stream_history(request: web.Request) -> web.StreamResponse:
 
 
 async def stream_claims(request: web.Request) -> web.StreamResponse:
-    """Stream the messages that a subscription holds as Arrow, in the order of its claims."""
+    """Stream the messages that a subscription holds as Arrow, in the order they were claimed."""
     asked = read_query(request, ClaimsInput)
     check_text(asked.subscription, "subscription")
     wanted = {"of": "claims", **asked.model_dump(), "allowed": identity_of(request).queues}
     return await _export(request, wanted)
 
 
-# -- the stream
+# -- streaming
 
 
 async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamResponse:
@@ -186,7 +186,7 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
         exports.ends["busy"] += 1
         headers = {"Retry-After": str(RETRY_S)}
         raise Problem(503, "busy", f"{error}.".capitalize(), headers=headers) from None
-    if is_whole:  # free the slot before the reader sees the end
+    if is_whole:  # free the slot before the reader sees the end of the stream
         await response.write_eof()
     return response
 
@@ -222,7 +222,7 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Run
         end, reason = "left", repr(error)
     except Exception as error:  # from the export process
         reason = repr(error)
-    finally:  # also after a cancellation
+    finally:  # also after cancellation
         context_of(request).exports.ends[end] += 1
         if end != "whole" and request.transport is not None:
             request.transport.abort()

@@ -1,4 +1,4 @@
-"""The audit: page and API."""
+"""The audit log: page and API."""
 
 import json
 from collections.abc import Container, Iterable
@@ -22,15 +22,15 @@ from phpmq_lite.storage.read.messages import is_message_id
 RESULTS: Final = ("done", "refused", "running", "cancelled", "interrupted")
 SPANS: Final = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000}
 
-_NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # their targets are names
+_NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # targets are names
 
 
 class AuditQuery(ListQuery):
-    """Filters of the audit, newest first; ``span`` and ``since`` both apply."""
+    """Filters for the audit log, newest first; ``span`` and ``since`` both apply."""
 
     actor: str | None = Field(None, max_length=200, description="user, token, local or control")
     action: str | None = Field(
-        None, max_length=100, description="queue.purge, or queue for all that begin with it"
+        None, max_length=100, description="queue.purge, or queue for all actions on queues"
     )
     result: str | None = Field(
         None, max_length=100, description="done, running, …, or refused for all refusals"
@@ -41,7 +41,7 @@ class AuditQuery(ListQuery):
     upto: datetime | None = Field(None, description="before this time; UTC without a zone")
 
     def filter(self, now_ms: int) -> AuditFilter:
-        """Return the filter of the queries."""
+        """Return the filter for the database queries."""
         starts = [_ms(self.since)] if self.since else []
         if self.span:
             starts.append(now_ms - SPANS[self.span])
@@ -56,7 +56,7 @@ class AuditQuery(ListQuery):
 
     @property
     def scope(self) -> str:
-        """Name the list for its cursors; the moment that ``span`` means moves on."""
+        """Return the cursors' scope; it contains ``span`` itself, because its start time moves."""
         parts = (
             self.actor,
             self.action,
@@ -75,25 +75,25 @@ def _ms(at: datetime) -> int:
 
 
 class AuditView(ResponseModel):
-    """One row of the audit."""
+    """A row of the audit log."""
 
-    audit_id: int = Field(description="number of the audit row")
+    audit_id: int = Field(description="number of the row")
     at: int = Field(validation_alias="at_ms", description="when it happened, Unix ms")
     actor: str = Field(description="user or token; local or control: the broker's machine")
     source: str = Field(description="ui, http or cli")
     address: str = Field(description="host or host:port; unix or control: the broker's machine")
     action: str = Field(description="what was done, such as queue.purge or message.delete")
-    target: str = Field(description="object of the action: queue, message id, user, …")
+    target: str = Field(description="target of the action: queue, message id, user, …")
     count: int = Field(description="number of messages, queues or other objects affected")
-    reason: str = Field(description="reason for the audit")
+    reason: str = Field(description="reason given for the action")
     result: str = Field(description="done, running, cancelled, interrupted or a refusal's code")
     detail: str = Field(description="JSON, such as settings before and after; may be empty")
-    request_id: str = Field(description="id in the log and in the X-Request-Id header")
+    request_id: str = Field(description="request id in the log and in the X-Request-Id header")
 
 
 @dataclass(slots=True, frozen=True)
 class AuditListPage:
-    """A page of the audit with cursors to its neighbours."""
+    """A page of the audit log with cursors to the adjacent pages."""
 
     rows: list[AuditRow]
     next: str | None = None
@@ -102,7 +102,7 @@ class AuditListPage:
 
 
 async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListPage:
-    """List who did what, the newest first; refusals are rows too.
+    """List who did what, newest first, including refused actions.
 
     Callers limited to some queues see only their own rows.
     """
@@ -123,12 +123,12 @@ async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListP
     return AuditListPage(found.rows, older, newer, found.searched_to)
 
 
-# -- how a row is shown
+# -- rendering of rows
 
 
 @dataclass(slots=True, frozen=True)
 class SettingChange:
-    """One setting before and after; None: it did not exist."""
+    """A setting's values before and after the change; None if it did not exist."""
 
     name: str
     before: str | None
@@ -137,17 +137,17 @@ class SettingChange:
 
 @dataclass(slots=True, frozen=True)
 class AuditRowText:
-    """A row with its texts for the page."""
+    """A row with its texts on the page."""
 
     row: AuditRow
-    level: str  # class of its result: good, warn, bad or none
-    link: tuple[str, dict[str, str]] | None  # route and its values
+    level: str  # CSS class of the result: good, warn, bad or none
+    link: tuple[str, dict[str, str]] | None  # route name and its parameters
     changes: list[SettingChange]
-    detail: str  # everything but lists of changes
+    detail: str  # all details except setting changes
 
 
 def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[AuditRowText]:
-    """Prepare rows for the page; ``queues`` has the names of those that there are."""
+    """Prepare rows for the page; ``queues`` contains the names of existing queues."""
     return [
         AuditRowText(
             row,
@@ -168,7 +168,7 @@ def result_class(result: str) -> str:
 
 
 def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, str]] | None:
-    """Return the URL of the target of a row; None if it has no page."""
+    """Return the URL of a row's target, or None if the target has no page."""
     if is_message_id(row.target):
         return "message", {"id": row.target}
     if row.target in queues and not row.action.startswith(_NO_QUEUES):
@@ -177,7 +177,7 @@ def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, s
 
 
 def read_changes(detail: str) -> list[SettingChange]:
-    """Read the settings before and after from the detail; empty if it has other content."""
+    """Read the changed settings from a row's detail; empty if it contains none."""
     try:
         changes = json.loads(detail) if detail else {}
     except ValueError:
@@ -211,7 +211,7 @@ async def _values(request: web.Request, query: AuditQuery, listed: AuditListPage
 
 
 def _actions(request: web.Request) -> list[str]:
-    """Return all audit names and their groups."""
+    """Return all action names and their groups."""
     names = {route.audit for route in context_of(request).routes if route.audit}
     groups = {name.partition(".")[0] for name in names if "." in name}
     return sorted(names | groups)

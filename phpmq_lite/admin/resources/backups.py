@@ -26,17 +26,17 @@ from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.storage.backup.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.integrity.scrub import ScrubRound, ScrubState
 
-WAIT_S: Final = 20.0  # for a backup to finish; the client asks again after that
+WAIT_S: Final = 20.0  # longest wait for a backup to finish; after that the client polls
 
 
 class BackupView(BaseModel):
-    """One backup, with the figures of its database."""
+    """A backup, with the figures of its database."""
 
     id: str = Field(description="name of the backup: its start time, such as 20261231T235959Z")
     made_at: int = Field(description="when it began, Unix ms")
     took_ms: int = Field(description="duration, ms")
-    version: str = Field(description="version of the broker")
-    schema_version: int = Field(description="schema version of its database")
+    version: str = Field(description="broker version")
+    schema_version: int = Field(description="schema version of the database")
     sha256: str = Field(description="SHA-256 of the database file, in hex")
     bytes: int = Field(description="size of the database file in the backup, bytes")
     queues: int = Field(description="number of queues")
@@ -44,7 +44,7 @@ class BackupView(BaseModel):
     settled: int = Field(description="number of settled messages")
     bodies: int = Field(description="number of stored bodies")
     last_seq: int = Field(description="last seq that was assigned")
-    last_offset: int = Field(description="last offset of its history")
+    last_offset: int = Field(description="last offset of the history")
     path: str | None = Field(None, description="folder on the broker's machine; null: hidden")
 
 
@@ -52,36 +52,36 @@ class BackupsView(ListPage[BackupView]):
     """All backups, newest first."""
 
     is_running: bool = Field(description="true: a backup is being made")
-    made: str | None = Field(description="last backup since the broker started; null: none")
-    error: str | None = Field(description="why the last backup failed; null: it did not")
+    made: str | None = Field(description="last backup made since the broker started; null: none")
+    error: str | None = Field(description="why the last backup failed; null: it succeeded")
 
 
 class ScrubRoundView(ResponseModel):
-    """One check of all bodies."""
+    """One scrub, which checks all bodies."""
 
     began_at: int = Field(description="when it began, Unix ms")
     ended_at: int = Field(description="when it ended, Unix ms; 0: not yet")
     bodies: int = Field(description="bodies checked so far")
     bytes: int = Field(description="size of the bodies checked so far, bytes")
-    bad_alive: int = Field(description="damaged live bodies; those not held are settled as dead")
+    bad_alive: int = Field(description="damaged live bodies; settled as dead unless held")
     bad_settled: int = Field(description="damaged bodies of settled messages")
     seqs: list[int] = Field(
-        validation_alias="named", description="seq of messages with damaged bodies, at most 100"
+        validation_alias="named", description="seqs of messages with damaged bodies, at most 100"
     )
 
 
 class ScrubView(BaseModel):
-    """Progress and findings of the scrub."""
+    """The scrub's progress and findings."""
 
     is_running: bool = Field(description="true: a scrub is running")
     now: ScrubRoundView | None = Field(description="running scrub; null: none")
     last: ScrubRoundView | None = Field(description="last completed scrub; null: none yet")
     structure_at: int = Field(description="last check of pages and indexes, Unix ms; 0: never")
-    structure: list[str] = Field(description="problems of pages and indexes; empty: none found")
+    structure: list[str] = Field(description="problems found in pages and indexes; empty: none")
 
 
 def maintenance_of(context: Context) -> Maintenance:
-    """Return the maintenance of the database.
+    """Return the object that maintains the database.
 
     Raises:
         Problem: 503 before the broker is ready.
@@ -92,7 +92,7 @@ def maintenance_of(context: Context) -> Maintenance:
 
 
 async def list_backups(request: web.Request) -> BackupsView:
-    """List the backups, the newest first."""
+    """List the backups, newest first."""
     check_all_queues(request, "see the backups")
     return await _listed(maintenance_of(context_of(request)))
 
@@ -111,7 +111,7 @@ async def make_backup(request: web.Request) -> web.StreamResponse:
 
 
 async def begin_backup(request: web.Request) -> None:
-    """Start a backup, with its audit row."""
+    """Start a backup and write its audit row."""
     check_all_queues(request, "make a backup")
     care = maintenance_of(context_of(request))
     await care.backups.start_after(_audit_writer(request, "backup"))
@@ -136,7 +136,7 @@ def _backup_out(backup: Backup) -> BackupView:
 
 
 async def get_scrub(request: web.Request) -> ScrubView:
-    """Return the progress and the findings of the scrub."""
+    """Return the scrub's progress and findings."""
     view = scrub_view(maintenance_of(context_of(request)))
     if identity_of(request).queues:
         for one in (view.now, view.last):
@@ -154,7 +154,7 @@ async def start_scrub(request: web.Request, _asked: None) -> ScrubView:
 
 
 async def stop_scrub(request: web.Request, _asked: None) -> ScrubView:
-    """Stop the check that is running."""
+    """Stop the running scrub."""
     check_all_queues(request, "stop the scrub")
     care = maintenance_of(context_of(request))
     await care.scrub.stop(_audit_writer(request, "scrub"))
@@ -168,7 +168,7 @@ def _audit_writer(request: web.Request, target: str) -> Callable[[], Awaitable[N
 
 
 def scrub_view(care: Maintenance) -> ScrubView:
-    """Return the view of the scrub."""
+    """Return the API view of the scrub."""
     state = care.scrub.state
     return ScrubView(
         is_running=care.scrub.is_working,
@@ -184,7 +184,7 @@ _SCRUB: Final = "/api/v1/scrub"
 
 
 async def show_backups(request: web.Request) -> web.StreamResponse:
-    """Backups and the scrub of this broker."""
+    """Show the backups and the scrub."""
     check_all_queues(request, "see the backups")
     context = context_of(request)
     care = maintenance_of(context)
@@ -200,17 +200,17 @@ async def show_backups(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_backup(request: web.Request) -> web.StreamResponse:
-    """Start a backup. The page shows it when it is complete."""
+    """Start a backup. The page lists it once it is complete."""
     context = context_of(request)
     await begin_backup(request)
     context.sessions.store_message(
-        request, "The backup has started. It appears here when it is complete."
+        request, "The backup has started. It appears here once it is complete."
     )
     raise web.HTTPSeeOther(context.urls.to("backups"))
 
 
 async def download_backup(request: web.Request) -> web.StreamResponse:
-    """Download the database of a backup: all messages, and the hashes of passwords and tokens."""
+    """Download a backup's database: all messages, and the hashes of passwords and tokens."""
     check_all_queues(request, "download a backup")
     name = request.match_info["n"]
     context = context_of(request)
@@ -225,7 +225,7 @@ async def download_backup(request: web.Request) -> web.StreamResponse:
 
 
 def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
-    """Return the facts about backups."""
+    """Return the backup facts for the page."""
     settings, made = context.settings.backups, care.backups
     if made.error is not None:
         last = [SystemFact("Last backup", "failed", made.error, "bad")]
@@ -250,7 +250,7 @@ def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
 
 
 def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
-    """Return the facts about the scrub."""
+    """Return the scrub facts for the page."""
     state, settings = care.scrub.state, context.settings.scrub
     found = [_faults(state)]
     if state.is_under_way:

@@ -40,30 +40,30 @@ from phpmq_lite.storage.read.audit import BulkJobRow
 
 
 class BulkJobView(ResponseModel):
-    """A bulk job; ``skipped`` counts by reason, ``undo`` is a token for POST /undo/{token}."""
+    """A bulk job; ``undo`` is a token for POST /undo/{token}."""
 
     job: int = Field(
         validation_alias="number", description="job number, which is the number of its audit row"
     )
     action: str = Field(description="requeue, release, move, place (undoes a move), delete, …")
-    what: str = Field(description="search or queue that selects the messages")
+    what: str = Field(description="search or queue that selected the messages")
     total: int | None = Field(description="number of selected messages; null: no longer known")
     done: int = Field(description="messages changed so far")
     skipped: dict[str, int] = Field(description="messages skipped so far, by reason")
-    state: str = Field(description="running, done, cancelled or stopped; interrupted: by a restart")
+    state: str = Field(description="running, done, cancelled, stopped, or interrupted by a restart")
     started_at: int = Field(description="when it began, Unix ms")
     ended_at: int | None = Field(description="when it ended, Unix ms; null: running or unknown")
-    error: str | None = Field(None, description="why it stopped early; null: it did not")
+    error: str | None = Field(None, description="why the job stopped early; null: it did not")
     undo: UndoToken = None
 
     @classmethod
     def of_job(cls, job: BulkJob) -> Self:
-        """Return the view of a job in memory."""
+        """Return the view of a job that is in memory."""
         return cls.of(job, action=str(job.order.action), what=job.order.what)
 
     @classmethod
     def of_row(cls, number: int, row: BulkJobRow) -> Self:
-        """Return the view of a job that is only in the audit."""
+        """Return the view of a job that only the audit log still contains."""
         return cls(
             job=number,
             action=row.action.rpartition(".")[2],
@@ -78,7 +78,7 @@ class BulkJobView(ResponseModel):
 
 
 def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
-    """Return the page after a bulk job started: ``to`` if it is done, else its progress."""
+    """Return the page to show next: ``to`` if the job is already done, else its progress."""
     context = context_of(request)
     progress = context.urls.to("bulk-job", job=job.number, next=to)
     if job.state is BulkJobState.RUNNING or not to:
@@ -88,7 +88,7 @@ def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
 
 
 async def show_job(request: web.Request) -> web.StreamResponse:
-    """One bulk job: its progress, and the messages it skipped, with the reasons."""
+    """Show a bulk job: its progress, and the messages it skipped with the reasons."""
     context = context_of(request)
     number = job_number(request)
     found = find_job(request, number)
@@ -125,7 +125,7 @@ async def submit_undo(request: web.Request) -> web.StreamResponse:
 
 
 async def live_bulk(request: web.Request, argument: str, _ids: object) -> dict[str, Any]:
-    """Return the live values of the page of a bulk job."""
+    """Return the live values for a bulk job's page."""
     context = context_of(request)
     found = find_job(request, int(argument)) if argument.isdecimal() else None
     if found is None:
@@ -149,7 +149,7 @@ def _time_left(seconds: float | None) -> str:
 
 
 class BulkInput(StrictInput):
-    """The action on a selection."""
+    """The action to perform on a selection."""
 
     token: str = Field(min_length=1, max_length=100, description="token of the selection")
     action: Literal["requeue", "release", "move", "delete", "redrive", "restore"] = Field(
@@ -167,11 +167,11 @@ class BulkInput(StrictInput):
     rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null: no limit")
     reason: AuditReason = ""
     confirm: str | None = Field(
-        None, max_length=300, description="one of the selection's to_confirm"
+        None, max_length=300, description="one of the selection's to_confirm values"
     )
 
     def to_request(self) -> bulk.BulkRequest:
-        """Return the request of this input."""
+        """Return this input as a request."""
         options = ActionOptions(
             ttl_s=self.ttl_s,
             target=self.target,
@@ -182,18 +182,18 @@ class BulkInput(StrictInput):
 
 
 async def start_job(request: web.Request, asked: BulkInput) -> BulkJobView:
-    """Act on a selection in the background. Its token is the idempotency key."""
+    """Act on a selection in the background. The selection's token is the idempotency key."""
     job = await bulk.apply_to_selection(request, asked.token, asked.to_request())
     return BulkJobView.of_job(job)
 
 
 async def find_jobs(request: web.Request, _query: FormatQuery) -> list[BulkJob]:
-    """List the bulk jobs of the last hour."""
+    """List the bulk jobs from the last hour."""
     return visible_jobs(request)
 
 
 async def get_job(request: web.Request) -> BulkJobView:
-    """Return the progress of a bulk job; from before a restart, its audit row."""
+    """Return a bulk job's progress, or its audit row if the broker has restarted since."""
     number = job_number(request)
     found = find_job(request, number)
     if found is not None:
@@ -202,7 +202,7 @@ async def get_job(request: web.Request) -> BulkJobView:
 
 
 async def cancel_job(request: web.Request, _asked: EmptyInput) -> BulkJobView:
-    """Cancel a bulk job before its next slice. What is done stays done."""
+    """Cancel a bulk job before its next slice. Completed changes are kept."""
     if find_job(request, job_number(request)) is None:
         return await get_job(request)
     return BulkJobView.of_job(_cancel(request))

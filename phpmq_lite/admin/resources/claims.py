@@ -1,4 +1,4 @@
-"""Claims of a subscription (``docs/guides/pipeline.md``)."""
+"""Claims held by a subscription (``docs/guides/pipeline.md``)."""
 
 from typing import Final
 
@@ -31,7 +31,7 @@ from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.consumers import StoredPipeline, SubscriptionRow
 
-CLAIM_MAX: Final = 100_000  # messages in one call
+CLAIM_MAX: Final = 100_000  # most messages in one call
 CLAIM_BYTES: Final = 1 << 30
 NUMBER_MAX: Final = (1 << 63) - 1
 
@@ -41,11 +41,11 @@ class _ClaimsInput(StrictInput):
 
 
 class ClaimInput(_ClaimsInput):
-    """The claim to make; open claims after ``after`` are returned before new ones."""
+    """Messages to claim; open claims after ``after`` are returned before new ones."""
 
     queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="name of the queue")
     max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX, description="maximum number of messages")
-    max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES, description="size of the bodies, bytes")
+    max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES, description="maximum size of all bodies")
     after: int | None = Field(
         None,
         ge=0,
@@ -62,7 +62,7 @@ class ClaimView(BaseModel):
 
 
 class SubscriptionQuery(QueryModel):
-    """The subscription to read."""
+    """The subscription to query."""
 
     subscription: SubscriptionName
 
@@ -82,7 +82,7 @@ class SubscriptionView(ResponseModel):
 
 
 class AckInput(_ClaimsInput):
-    """Claims to settle: all up to and including ``upto``."""
+    """The claims to settle: all up to and including ``upto``."""
 
     upto: int = Field(ge=0, le=NUMBER_MAX, description="last claim to settle, inclusive")
 
@@ -94,7 +94,7 @@ class AckView(BaseModel):
 
 
 class ReleaseInput(_ClaimsInput):
-    """The subscription whose claims are released; ``forget`` also deletes it."""
+    """The subscription whose claims to release; ``forget`` also deletes it."""
 
     forget: bool = Field(False, description="true: also delete the subscription")
 
@@ -121,12 +121,12 @@ async def claim_messages(request: web.Request, asked: ClaimInput) -> ClaimView:
 
 
 async def get_subscription(request: web.Request, query: SubscriptionQuery) -> SubscriptionView:
-    """Return the progress of a subscription."""
+    """Return a subscription's progress."""
     return SubscriptionView.of(await find_subscription(request, query.subscription))
 
 
 async def ack_claimed(request: web.Request, asked: AckInput) -> AckView:
-    """Settle claims as acked; a repeated call settles nothing."""
+    """Settle claims as acked. Repeating the call has no effect."""
     context = context_of(request)
     entry = audit_entry(request, target=asked.subscription)
     await _check_subscription(request, asked.subscription)
@@ -147,7 +147,7 @@ async def release_claimed(request: web.Request, asked: ReleaseInput) -> ReleaseV
 
 
 async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
-    """Return a subscription as it is stored.
+    """Return a subscription as stored.
 
     Raises:
         Problem: 404 if there is none, 403 if the caller may not use its queue.
@@ -161,7 +161,7 @@ async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
 
 
 async def _check_subscription(request: web.Request, name: str) -> None:
-    """Refuse a subscription whose queue the caller may not use, and an invalid name.
+    """Reject an invalid name, and a subscription whose queue the caller may not use.
 
     It is read only for callers limited to some queues, because reading costs a row per claim.
     """
@@ -176,7 +176,7 @@ async def _find(request: web.Request, name: str) -> SubscriptionRow | None:
 
 
 def _check_right(request: web.Request, row: SubscriptionRow) -> None:
-    """Refuse a subscription of a foreign queue, without its name: the caller named none.
+    """Reject a subscription whose queue the caller may not use, without revealing its name.
 
     Raises:
         Problem: 403.
@@ -192,11 +192,11 @@ def _check_right(request: web.Request, row: SubscriptionRow) -> None:
 _CLAIMS: Final = "/api/v1/pipeline/claims"
 
 
-# -- claims
+# -- release of claims
 
 
 async def show_release_form(request: web.Request, name: str, queue: str) -> web.StreamResponse:
-    """Ask before the messages of a subscription are released; ``queue``: the page to return to."""
+    """Ask before a subscription's messages are released; then return to the page of ``queue``."""
     context = context_of(request)
     if not identity_of(request).role.may(Role.OPERATOR):
         raise Problem(403, "role", "Releasing claims requires the role operator.",
@@ -208,13 +208,13 @@ async def show_release_form(request: web.Request, name: str, queue: str) -> web.
     ask = Confirmation(
         title=title, button=title, queue=row.name, is_danger=True,
         text="The claimed messages return to their places in the queue, for other consumers. A "
-        "query that still works on them is not notified: what it has written stays written, and "
-        "the messages are delivered a second time.",
+        "query that is still processing them is not notified: its output is kept, and the "
+        "messages are delivered a second time.",
         url=urls.to("insights-release"), back=to, crumbs=[("Claims", to)],
         hidden=[("subscription", row.name)],
         fields=[("check_field", (
-            "forget", "Forget the subscription, too",
-            "Its numbers start again at the next claim; older checkpoints become invalid.",
+            "forget", "Also forget the subscription",
+            "Claim numbers start over with the next claim, and older checkpoints become invalid.",
         ))],
         typed=confirmation.texts_to_type(context.settings, row.count, [row.name]),
     )  # fmt: skip

@@ -52,19 +52,19 @@ from phpmq_lite.server.frame_recorder import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
-SHOWN: Final = 200  # open connections on the page
+SHOWN: Final = 200  # most open connections on the page
 _SCOPE: Final = "closed clients"
 
 
 class ClientsPageQuery(ListQuery):
-    """Filter of connections, and the page of closed ones."""
+    """The filter for connections, and the page of closed ones."""
 
     queue: str = Field("", max_length=LONGEST_NAME)
     state: Literal["open", "closed", "errors"] = "open"
 
 
 async def show_clients(request: web.Request) -> web.StreamResponse:
-    """The connections that are open, or ended within the last day."""
+    """Show open connections, or those that ended within the last day."""
     context, query = context_of(request), read_query(request, ClientsPageQuery)
     closed: list[ClientRow] = []
     next_: str | None = None
@@ -91,14 +91,14 @@ async def show_clients(request: web.Request) -> web.StreamResponse:
 
 
 def list_consuming(request: web.Request, queue: str = "") -> list[ClientStatus]:
-    """Return the open connections, or those that consume a queue."""
+    """Return the open connections, or only those that consume a given queue."""
     return [c for c in status_of(request).clients if not queue or queue in c.queues]
 
 
 async def read_closed_page(
     request: web.Request, cursor: str | None, limit: int
 ) -> tuple[list[ClientRow], str | None]:
-    """Return connections that ended within a day, newest first, and the cursor to older ones."""
+    """Return connections closed within the last day, newest first, and a cursor to older ones."""
     context = context_of(request)
     before = responses.pair_in(responses.decode_cursor(_SCOPE, cursor))
     since_ms = context.now_ms() - connections.CLOSED_MS
@@ -112,7 +112,7 @@ async def read_closed_page(
 async def live_clients(
     request: web.Request, _argument: str, ids: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return the live values of the list of open connections."""
+    """Return the live values for the list of open connections."""
     query = read_query(request, ClientsPageQuery)
     asked = frozenset(ids)
     shown: dict[str, str] = {}
@@ -134,7 +134,7 @@ async def live_clients(
 
 
 class ClientPageQuery(QueryModel):
-    """Optional parts of a connection's page."""
+    """The optional parts of a connection's page."""
 
     confirm: Literal["disconnect"] | None = None
     process: Literal["1"] | None = None
@@ -142,15 +142,15 @@ class ClientPageQuery(QueryModel):
 
 @dataclass(slots=True, frozen=True)
 class _RecordingPosition(FeedState):
-    """How far viewers have seen a recording."""
+    """How much of a recording the viewers have seen."""
 
-    began_at: int  # Unix ms; tells recordings apart
+    began_at: int  # Unix ms; identifies the recording
     count: int
     missed: int
 
 
 async def show_client(request: web.Request) -> web.StreamResponse:
-    """One connection: what it holds, how it speaks, its last frames."""
+    """Show a connection: its held messages, its protocol and its last frames."""
     context, query = context_of(request), read_query(request, ClientPageQuery)
     number = parse_client_number(request.match_info["client"])
     row = await find_client(request, number)
@@ -212,7 +212,7 @@ def _frames(request: web.Request, recorder: FrameRecorder | None) -> list[dict[s
 
 
 async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values of the page of a connection, and its new frames."""
+    """Return the live values and the new frames for a connection's page."""
     context, number = context_of(request), parse_client_number(argument)
     look = await connections.take_snapshot(request, number, is_watching=True)
     status = find_client_status(request, number)
@@ -233,7 +233,7 @@ async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]
 def _new_frames(
     request: web.Request, context: Context, recorder: FrameRecorder | None
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the frames since the last evaluation of this feed, and how many were dropped."""
+    """Return the frames since this feed was last evaluated, and how many were dropped."""
     if recorder is None:
         return [], 0
     key = request[FEED]
@@ -253,15 +253,15 @@ def _new_frames(
     return rows, recorder.count - count - len(rows) + recorder.skipped - missed
 
 
-# -- what the buttons do
+# -- actions
 
 
 async def submit_label(request: web.Request) -> web.StreamResponse:
-    """Label an address or a network; an empty label removes it."""
+    """Label an address or network; an empty text removes the label."""
     context, form = context_of(request), await read_form(request)
     name = connections.read_label_name(form.text("name", 64))
     if name is None:
-        raise Problem(422, "invalid", "Enter an address or a network.", field="name",
+        raise Problem(422, "invalid", "Enter an address or network.", field="name",
                       bound="10.0.0.7, 10.0.0.0/24 or unix")  # fmt: skip
     text = form.text("label", connections.LABEL_MAX)
     entry = audit_entry(request, target=name)
@@ -278,42 +278,42 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
 
 
 class ClientsQuery(BaseModel):
-    """Filter of connections."""
+    """The filter for connections."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: Literal["open", "closed"] = Field("open", description="closed: in the last 24 hours")
     queue: str = Field(
-        "", max_length=LONGEST_NAME, description="open only: consumers of this queue"
+        "", max_length=LONGEST_NAME, description="only with state open: consumers of this queue"
     )
     limit: LimitParameter = 50  # closed
     cursor: str | None = Field(
-        None, max_length=200, description="closed only: next of the previous page"
+        None, max_length=200, description="only with state closed: next from the previous page"
     )
 
 
 class ConsumedView(BaseModel):
-    """A connection's consumption of one queue."""
+    """A queue that a connection consumes."""
 
     credit: int = Field(description="maximum number of unacknowledged messages")
-    held: int = Field(description="messages of the queue that it holds")
+    held: int = Field(description="messages from the queue that the connection holds")
 
 
 class ConnectionView(ResponseModel):
-    """A connection; a closed one has its stored fields only."""
+    """A connection; a closed one has only its stored fields."""
 
     client: int = Field(description="number of the connection")
     kind: str = Field(description="tcp, tls, unix; admin interface: ui, http, cli")
     address: str = Field(description="host or host:port; unix or control: the broker's machine")
     label: str = Field(description="label of its address or network; empty: none")
     state: Literal["open", "closed"] = Field(description="open or closed")
-    opened_at: int = Field(description="when it began, Unix ms")
+    opened_at: int = Field(description="when it opened, Unix ms")
     closed_at: int | None = Field(
         None, description="when it closed, Unix ms; null: open or unknown"
     )
-    reason: str | None = Field(None, description="why it closed; null: open, or not known")
-    framing: str | None = Field(description="framing: compact or line; null: not known yet")
-    revision: str | None = Field(description="ttl, or legacy without TTL; null: not known yet")
+    reason: str | None = Field(None, description="why it closed; null: open or unknown")
+    framing: str | None = Field(description="framing: compact or line; null: not yet known")
+    revision: str | None = Field(description="ttl, or legacy without TTL; null: not yet known")
     queues: dict[str, ConsumedView] = Field(
         {}, description="consumed queues; empty: none or closed"
     )
@@ -323,12 +323,12 @@ class ConnectionView(ResponseModel):
     bytes_in: int | None = Field(None, description="bytes received; null: closed")
     bytes_out: int | None = Field(None, description="bytes sent; null: closed")
     paused_reason: str | None = Field(
-        None, description="why reading is paused: memory, disk, queue, …; null: it is not"
+        None, description="why reading is paused: memory, disk, queue, …; null: not paused"
     )
 
     @classmethod
     def of_client(cls, client: ClientStatus | ClientRow, label: str) -> Self:
-        """Return the view of an open connection, or of the row of a closed one."""
+        """Return the view of an open connection, or of a closed one's row."""
         if isinstance(client, ClientRow):
             return cls.of(client, label=label, state="closed")
         return cls.of(
@@ -355,19 +355,19 @@ class HeldMessageView(ResponseModel):
 class ConnectionDetailView(ConnectionView):
     """A connection with the messages it holds."""
 
-    held: list[HeldMessageView] = Field([], description="up to 50 messages it holds, oldest first")
+    held: list[HeldMessageView] = Field([], description="up to 50 held messages, oldest first")
     held_total: int = Field(0, description="number of messages it holds")
 
 
 class DisconnectedView(BaseModel):
-    """The result of a disconnect."""
+    """The result of closing a connection."""
 
     client: int = Field(description="number of the connection")
     returned: int = Field(description="messages returned to their positions")
 
 
 async def list_clients(request: web.Request, query: ClientsQuery) -> ListPage[ConnectionView]:
-    """List connections that are open, or ended within the last 24 hours."""
+    """List open connections, or those that ended within the last 24 hours."""
     if query.state == "open":
         return await _connections_view(request, list_consuming(request, query.queue))
     rows, next_ = await read_closed_page(request, query.cursor, query.limit)
@@ -398,7 +398,7 @@ async def get_client(request: web.Request) -> ConnectionDetailView:
 
 
 async def disconnect_client(request: web.Request, asked: ActionInput) -> DisconnectedView:
-    """Close a connection. The messages that it holds return to their places."""
+    """Close a connection. The messages it holds return to their places."""
     context = context_of(request)
     number = parse_client_number(request.match_info["client"])
     entry = audit_entry(request, target=str(number), reason=asked.reason)

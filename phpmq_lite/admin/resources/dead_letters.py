@@ -47,19 +47,19 @@ class DeadLettersPageQuery(FormatQuery):
 
 
 class DeadLetterGroupsQuery(DeadLettersPageQuery):
-    """How many records to group, as JSON."""
+    """How many records to group, for the API."""
 
     format: OutputFormat = "json"
 
 
 class DeadLetterGroupView(ResponseModel):
-    """Records with the same original queue, URN, reason and cause."""
+    """The records that share an original queue, URN, reason and cause."""
 
-    queue: str = Field(description="dead-letter queue that contains them")
-    origin: str | None = Field(description="queue of the originals; null: not recorded")
+    queue: str = Field(description="dead-letter queue that contains the records")
+    origin: str | None = Field(description="queue they came from; null: not recorded")
     urn: EnvelopeUrn
-    reason: str | None = Field(description="why they were dead-lettered; null: not known")
-    cause: str | None = Field(description="the worker's error, numbers and ids as *; null: none")
+    reason: str | None = Field(description="why they were dead-lettered; null: unknown")
+    cause: str | None = Field(description="worker's error, with * for numbers and ids; null: none")
     count: int = Field(validation_alias="records", description="number of records")
     bytes: int = Field(validation_alias="size", description="total size of the bodies, bytes")
     first_at: int = Field(description="when the first record arrived, Unix ms")
@@ -71,19 +71,19 @@ class DeadLetterGroupView(ResponseModel):
     arrivals: list[int] = Field(
         validation_alias="bars",
         default_factory=list,
-        description="records of the last 7 days per 6 hours",
+        description="records that arrived in each 6 hours of the last 7 days",
     )
     sample_id: str = Field(description="message id of the newest record")
     q: str = Field(description="search that finds these records")
 
     @classmethod
     def of_group(cls, group: DeadLetterGroup) -> Self:
-        """Return the view of a group with the search that finds its records."""
+        """Return the view of a group, with the search that finds its records."""
         return cls.of(group, q=str(group_search(group)))
 
 
 class DeadLetterGroupsView(ListPage[DeadLetterGroupView]):
-    """All groups, newest first; counts are those of the records read."""
+    """All groups, newest first; the counts cover only the records read."""
 
     looked: int = Field(description="records read")
     total: int = Field(description="records in all dead-letter queues")
@@ -95,7 +95,7 @@ SPARK_HEIGHT: Final = 24
 
 
 async def find_groups(request: web.Request, query: DeadLettersPageQuery) -> DeadLetterPage:
-    """Group dead-letter records by queue, URN, reason and cause, the newest group first."""
+    """Group dead-letter records by queue, URN, reason and cause, newest group first."""
     context = context_of(request)
     return await DeadLetterGroups(context.readers).groups(
         context.now_ms(),
@@ -122,7 +122,7 @@ async def _values(request: web.Request, _query: object, found: DeadLetterPage) -
 
 
 def read_arrivals(group: DeadLetterGroup) -> str:
-    """Return the points of the small chart of arrivals; empty if there are no recent ones."""
+    """Return the data points for the sparkline of arrivals; empty if none are recent."""
     bars = group.bars
     top = max(bars)
     if not top:
@@ -141,48 +141,48 @@ GROUPS: Final = Resource(
 )  # fmt: skip
 
 
-PLAN_MAX: Final = 10_000  # oldest records that a plan covers
+PLAN_MAX: Final = 10_000  # a plan covers at most this many of the oldest records
 
 
 class RedriveInput(StrictInput):
-    """Target, time to live and rate of a redrive."""
+    """The target, time to live and rate of a redrive."""
 
     target: RedriveTarget = None
     ttl_s: TtlSeconds = None
     limit: int | None = Field(
-        None, ge=1, le=1 << 50, description="only the oldest, at most this many; null: all"
+        None, ge=1, le=1 << 50, description="redrive at most this many, oldest first; null: all"
     )
     rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null: all at once")
-    q: str = Field("", max_length=1_000, description="search: only records that match; empty: all")
-    dry_run: bool = Field(False, description="true: only return what would happen")
+    q: str = Field("", max_length=1_000, description="only records that match; empty: all")
+    dry_run: bool = Field(False, description="true: only return what the redrive would do")
 
 
 class RedrivePlanView(BaseModel):
-    """The result of a dry run, in messages."""
+    """The result of a dry run, as numbers of messages."""
 
     targets: dict[str, int] = Field(description="records that would be published again, by queue")
     quarantined: dict[str, int] = Field(
-        description="of these, would be dead-lettered again, by reason"
+        description="of these, those that would be dead-lettered again, by reason"
     )
     skipped: dict[str, int] = Field(description="records that would be skipped, by reason")
 
 
 class RedrivenView(BaseModel):
-    """Records redriven; with a rate or a search, so far, and the ``job`` that continues.
+    """The records redriven so far; with a rate or a search, ``job`` redrives the remaining ones.
 
     ``bypassed`` is always false: messages carry no mark that they were published again.
     """
 
     redriven: int = Field(description="records published again so far")
-    job: int | None = Field(None, description="bulk job that continues; null: all done")
-    plan: RedrivePlanView | None = Field(None, description="result of a dry run; null: not one")
+    job: int | None = Field(None, description="bulk job that redrives the rest; null: all done")
+    plan: RedrivePlanView | None = Field(None, description="result of a dry run; null: no dry run")
     bypassed: bool = Field(
         False, description="always false: messages carry no mark that they were published again"
     )
 
 
 async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenView:
-    """Send the records of a queue back to it, or to a target; with or without ``.dlq``."""
+    """Publish a queue's dead letters again, to it or to a target; ``.dlq`` is optional."""
     context = context_of(request)
     name = dead_letter_queues.dead_letter_queue_of(
         status_of(request).queues, queue_name_of(request)
@@ -208,11 +208,11 @@ async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenVi
 
 
 def _further(q: str) -> SearchQuery:
-    """Read a search among the records of a queue; it names neither queue nor state."""
+    """Parse a search among a queue's records, which must not contain queue: or state:."""
     query = parse_search(q)
     if query.of("queue") or query.of("state"):
         raise Problem(
-            422, "bad_query", "The search is among the ready records of the queue.",
+            422, "bad_query", "The search covers only the queue's ready records.",
             field="q", bound="neither queue: nor state:",
         )  # fmt: skip
     return query

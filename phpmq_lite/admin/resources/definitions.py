@@ -1,4 +1,4 @@
-"""Export and import the settings of queues and the saved items."""
+"""Export and import of queue settings and saved items."""
 
 from collections.abc import Callable
 from json import dumps
@@ -24,12 +24,12 @@ from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_wri
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
-VALUES_MAX: Final = 500_000  # in JSON; 10,000 queues with all of their settings have 250,000
-DETAIL_MAX: Final = 10_000  # characters of names in the audit
+VALUES_MAX: Final = 500_000  # JSON values; 10,000 queues with all of their settings have 250,000
+DETAIL_MAX: Final = 10_000  # most characters of names in the audit row
 
 
 class DefinitionsInput(StrictInput):
-    """Definitions to store; others stay unchanged."""
+    """The definitions to store; all other definitions stay unchanged."""
 
     queues: dict[str, SettingsInput] = Field(
         default={}, max_length=QUEUES_MAX, description="settings by queue"
@@ -41,21 +41,21 @@ class DefinitionsInput(StrictInput):
         default={}, max_length=SAVED_MAX, description="saved searches"
     )
     templates: dict[str, JsonValue] = Field(
-        default={}, max_length=SAVED_MAX, description="templates of the Publish page"
+        default={}, max_length=SAVED_MAX, description="templates for the Publish page"
     )
 
 
 class DefinitionsView(BaseModel):
-    """Settings of queues that differ from the default, labels, views, templates."""
+    """Queue settings that differ from the defaults, and labels, views and templates."""
 
     queues: dict[str, dict[str, JsonValue]] = Field(description="changed settings by queue")
     labels: dict[str, JsonValue] = Field(description="labels by address or network")
     views: dict[str, JsonValue] = Field(description="saved searches")
-    templates: dict[str, JsonValue] = Field(description="templates of the Publish page")
+    templates: dict[str, JsonValue] = Field(description="templates for the Publish page")
 
 
 async def export_definitions(request: web.Request) -> DefinitionsView:
-    """Return the settings of all queues, and labels, views and templates."""
+    """Export the settings of all queues, and labels, views and templates."""
     own = await _own_settings(context_of(request))
     kinds = {
         member: {row.name: row.content for row in await saved_items.visible_items(request, kind)}
@@ -66,7 +66,7 @@ async def export_definitions(request: web.Request) -> DefinitionsView:
 
 
 async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
-    """Return the own settings of each queue, read between two batches."""
+    """Return each queue's own settings, read between two batches."""
 
     def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         rows = (queue.row for queue in core.state.queues.values())
@@ -76,7 +76,7 @@ async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
 
 
 async def import_definitions(request: web.Request, asked: DefinitionsInput) -> DefinitionsView:
-    """Import definitions, all or none. Each named queue gets exactly these settings."""
+    """Import all definitions or none. Each named queue gets exactly the given settings."""
     context = context_of(request)
     queues = {name: settings.changes() for name, settings in asked.queues.items()}
     for name, settings in queues.items():
@@ -96,7 +96,7 @@ async def import_definitions(request: web.Request, asked: DefinitionsInput) -> D
         for name, content in _checked(member, getattr(asked, member)).items()
     ]
     await _check_saved(request, asked)
-    queue_operations.check_rows(rows)  # the batch refuses everything before it changes anything
+    queue_operations.check_rows(rows)  # the batch checks everything before it changes anything
 
     def run(core: Broker, reply: Reply) -> None:
         core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
@@ -112,14 +112,14 @@ async def import_definitions(request: web.Request, asked: DefinitionsInput) -> D
 
 
 async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
-    """Refuse views and templates that the caller's queues do not allow to change."""
+    """Reject changes to views and templates that the caller's queue limits forbid."""
     for member in ("views", "templates"):
         for name, content in getattr(asked, member).items():
             await saved_items.check_item_change(request, _KINDS[member], name, content or {})
 
 
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
-    """Refuse dead-letter queues that form a cycle, before any change."""
+    """Reject dead-letter queues that form a cycle, before any change."""
     named = {
         name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
     } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}

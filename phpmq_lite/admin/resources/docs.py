@@ -1,4 +1,4 @@
-"""The documentation at ``/docs/``: the pages of this version, for reading offline."""
+"""The documentation at ``/docs/``: this version's pages, readable offline."""
 
 import asyncio
 from typing import Annotated, Final
@@ -15,13 +15,13 @@ from phpmq_lite.admin.views.rendering import render_page
 
 
 class DocsQuery(BaseModel):
-    """The query of the index: words to look for in titles and headings."""
+    """The words to look for in titles and headings."""
 
     q: Annotated[str, StringConstraints(strip_whitespace=True, max_length=200)] = ""
 
 
 async def docs(request: web.Request) -> web.Response:
-    """Show the index of the documentation, or the titles and headings that match ``q``."""
+    """Show the documentation index, or the titles and headings that match ``q``."""
     context = context_of(request)
     query = read_query(request, DocsQuery)
     if not query.q:
@@ -33,7 +33,7 @@ async def docs(request: web.Request) -> web.Response:
 
 
 async def docs_page(request: web.Request) -> web.Response:
-    """Show a page of the documentation, or one of its pictures."""
+    """Show a documentation page, or return one of its images."""
     context = context_of(request)
     name = f"{request.match_info['section']}/{request.match_info['page']}"
     section, _, file = name.partition("/")
@@ -46,7 +46,7 @@ async def docs_page(request: web.Request) -> web.Response:
 
 
 async def docs_moved(request: web.Request) -> web.Response:
-    """Redirect from an old or short address to the page."""
+    """Redirect an old or short address to its page."""
     return await _redirect_renamed(context_of(request), request.match_info.get("page", INDEX))
 
 
@@ -60,7 +60,7 @@ async def _render(request: web.Request, context: Context, name: str) -> web.Resp
 async def _redirect_renamed(context: Context, name: str) -> web.Response:
     target = await asyncio.to_thread(context.docs.moved_to, name)
     if target is None:
-        raise Problem(404, "unknown_page", f"The documentation has no page {name!r}.")
+        raise Problem(404, "unknown_page", f"The documentation has no page named {name!r}.")
     raise web.HTTPSeeOther(context.urls.docs(target))
 
 

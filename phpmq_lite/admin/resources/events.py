@@ -1,4 +1,4 @@
-"""Live updates as a stream of events or by polling."""
+"""Live updates, as an event stream or by polling."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ from phpmq_lite.admin.resources.tail import live_tail
 
 TopicEvaluator = Callable[[web.Request, str, tuple[int, ...]], Awaitable[FeedData]]
 
-# Name, or the part before the colon -> the function, and whether it has an argument.
+# Topic, or its part before the colon -> the function, and whether it takes an argument.
 TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
     "overview": (live_overview, False),
     "queues": (live_queues, False),
@@ -43,7 +43,7 @@ TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
 
 
 def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
-    """Return the function that evaluates a topic for a request, each time with current figures.
+    """Return the function that evaluates a topic with the current figures for a request.
 
     Raises:
         Problem: 422 if the topic is unknown.
@@ -65,12 +65,12 @@ def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> Eva
 
 
 PING_S: Final = 15.0
-SEND_S: Final = 30.0  # for a browser to accept an event
+SEND_S: Final = 30.0  # longest time for a browser to accept an event
 RETRY_MS: Final = 3_000
 
 
 class LiveQuery(QueryModel):
-    """The topic, with the filter of its page."""
+    """The topic, with its page's filter."""
 
     topic: str = Field(
         min_length=1,
@@ -81,30 +81,30 @@ class LiveQuery(QueryModel):
         "",
         pattern=r"^[0-9]{0,18}(,[0-9]{1,18})*$",
         max_length=4_000,
-        description="comma-separated numbers of the rows that the page shows",
+        description="comma-separated numbers of the rows on the page",
     )
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The rows, in order."""
+        """The row numbers, in order."""
         return tuple(sorted({int(number) for number in self.ids.split(",") if number}))
 
 
 class LivePollQuery(LiveQuery):
-    """The topic, and the last response."""
+    """The topic, and the previous response."""
 
-    after: str = Field("", max_length=100, description="id of the previous response; empty: all")
+    after: str = Field("", max_length=100, description="id of the previous response; empty: none")
 
 
 class LiveView(BaseModel):
-    """What changed; unchanged members are missing."""
+    """What has changed; unchanged members are missing."""
 
-    id: str = Field(description="pass it as after in the next call, or as Last-Event-ID")
+    id: str = Field(description="id to pass as after in the next call, or as Last-Event-ID")
     shown: dict[str, str | None] | None = Field(
         None, description="texts by field; missing: unchanged"
     )
     points: dict[str, str | None] | None = Field(
-        None, description="chart lines by field; missing: unchanged"
+        None, description="points of the chart lines by field; missing: unchanged"
     )
     new: int | None = Field(None, description="number of rows not in ids; missing: unchanged")
     says: str | None = Field(None, description="text for screen readers; missing: unchanged")
@@ -115,7 +115,7 @@ class LiveView(BaseModel):
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
-    """Stream what changes as server-sent events, at most one a second; 204: poll instead."""
+    """Stream changes as server-sent events, at most one per second; 204: poll instead."""
     context, asked = context_of(request), read_query(request, LiveQuery)
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
@@ -150,7 +150,7 @@ def _text(update: FeedUpdate) -> str:
 
 
 async def poll_changes(request: web.Request) -> web.StreamResponse:
-    """Return the changes since the last call, for pages without a stream."""
+    """Return the changes since the previous call, for pages without a stream."""
     context, asked = context_of(request), read_query(request, LivePollQuery)
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)

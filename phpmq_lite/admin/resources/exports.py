@@ -1,4 +1,4 @@
-"""Export all messages that match a search, as a stream."""
+"""Streaming export of all messages that match a search."""
 
 import asyncio
 import csv
@@ -34,8 +34,8 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
 PAGE_ROWS: Final = 100
-PAGE_BYTES: Final = 1 << 20  # of bodies read at once; one body may be larger
-_TIMES: Final = 5  # copies of a body in memory while it is written: bytes, text, JSON, line
+PAGE_BYTES: Final = 1 << 20  # total size of bodies read at once; a single body may exceed it
+_TIMES: Final = 5  # copies of a body in memory while it is being written: bytes, text, JSON, line
 
 
 MessageWithBody = tuple[MessageRow, bytes | None]
@@ -44,28 +44,28 @@ _log = get_logger(__name__)
 
 
 class ExportInput(QueryModel):
-    """Filter and format of an export."""
+    """The filter and format of an export."""
 
     q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
     format: Literal["jsonl", "csv"] = Field("jsonl", description="JSON lines or CSV")
 
 
 class ExportView(ResponseModel):
-    """One line of an export, as ``import`` accepts it.
+    """A line of an export, which ``import`` accepts.
 
-    The last line of JSON lines is ``{"complete": true, "count": n}``.
+    The last line of a JSON lines export is ``{"complete": true, "count": n}``.
     """
 
     id: MessageId = Field(validation_alias="message_id")
     queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
     state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
-    content: str | None = Field(description="body, as encoding says; null: no longer stored")
+    content: str | None = Field(description="the encoded body; null: no longer stored")
     encoding: str = Field(description="how content is encoded")
     ttl_s: int = Field(description="seconds to live, as published; 0: never expires")
     published_at: int = Field(description="when it was published, Unix ms")
-    deadline_at: int | None = Field(description="when its TTL ends, Unix ms; null: never")
-    settled_at: int | None = Field(description="Unix ms; null: live")
-    reason: str | None = Field(description="further detail of the outcome; null: none")
+    deadline_at: int | None = Field(description="when it expires, Unix ms; null: never")
+    settled_at: int | None = Field(description="when it was settled, Unix ms; null: live")
+    reason: str | None = Field(description="more about the outcome; null: nothing")
     deliveries: Deliveries
     size: BodySize
     urn: EnvelopeUrn
@@ -85,10 +85,10 @@ class ExportView(ResponseModel):
 
 
 async def export_messages(request: web.Request) -> web.StreamResponse:
-    """Export all messages that match, oldest first; the count comes first, as a header.
+    """Export all messages that match, oldest first; a header contains their number.
 
-    A message that retention removes during the export is missing from the lines and from their
-    count.
+    A message that retention removes during the export is missing from the lines and from the
+    count in the last line.
     """
     context, asked = context_of(request), read_query(request, ExportInput)
     frozen = await context.search.freeze(parse_search(asked.q), queues=allowed_queues(request))
@@ -106,7 +106,7 @@ async def export_messages(request: web.Request) -> web.StreamResponse:
         return response
     try:
         await _write_all(request, response, frozen.seqs, frozen.is_complete, is_csv=is_csv)
-    except Exception as error:  # not logged: the search may contain parts of bodies
+    except Exception as error:  # do not log the search: it may contain parts of bodies
         if not is_quiet("export_broken"):
             _log.warning("export_broken", reason=repr(error)[:200])
         abort_response(request)
@@ -143,7 +143,7 @@ def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
 async def _messages(
     context: Context, hold: MemoryReservation, seqs: "array[int]"
 ) -> AsyncIterator[list[MessageWithBody]]:
-    """Yield rows with bodies, page by page below a fixed bound; ``hold`` has memory for one."""
+    """Yield rows with bodies in pages of bounded size; ``hold`` reserves memory for one page."""
     for at in range(0, len(seqs), PAGE_ROWS):
         rows = await context.reader.rows(seqs[at : at + PAGE_ROWS].tolist())
         taken: list[MessageRow] = []
@@ -165,7 +165,7 @@ async def _with_bodies(context: Context, rows: list[MessageRow]) -> list[Message
 
 
 async def _write(hold: MemoryReservation, response: web.StreamResponse, data: bytes) -> None:
-    """Write in pieces, each with a timeout."""
+    """Write the data in pieces, each with a timeout."""
     for at in range(0, len(data), PIECE_BYTES):
         await send_piece(response, data[at : at + PIECE_BYTES])
         hold.move(PIECE_BYTES)

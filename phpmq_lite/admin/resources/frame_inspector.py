@@ -1,4 +1,4 @@
-"""Frames and protocol errors of connections."""
+"""Frames and protocol errors on connections."""
 
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -27,7 +27,7 @@ from phpmq_lite.server.frame_recorder import FramePiece, ProtocolErrorRecord, Re
 def frame_row(
     recorded: RecordedFrame, began_at: int, may_see: Callable[[str], bool]
 ) -> dict[str, Any]:
-    """Return the row of a frame; line n of ``meaning`` explains line n of ``bytes``."""
+    """Return a frame's row; line n of ``meaning`` explains line n of ``bytes``."""
     frame = recorded.frame
     row: dict[str, Any] = {
         "id": f"{began_at}.{recorded.number}",
@@ -51,19 +51,19 @@ def _line(raw: bytes, cut: int) -> str:
 
 
 def format_bytes(raw: bytes) -> str:
-    """Format bytes in one line: visible text unchanged, all else as escapes."""
+    """Format bytes on one line: visible text unchanged, everything else escaped."""
     return formats.escape_hidden(raw.decode(errors="backslashreplace"))
 
 
 def frame_filter(request: web.Request) -> Callable[[str], bool]:
-    """Return a function that says whether the caller may see frames of a queue."""
+    """Return a predicate: may the caller see frames for a given queue?"""
     if not identity_of(request).queues:
         return lambda _name: True
     return lambda name: may_use(request, name)
 
 
 def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
-    """Return the row of a protocol error, without bytes for callers limited to some queues."""
+    """Return a protocol error's row, without bytes for callers limited to some queues."""
     got = format_bytes(bad.found) if is_whole else ""
     return {
         "at": bad.at_ms,
@@ -81,7 +81,7 @@ def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
 
 
 def list_protocol_errors(request: web.Request, client: int | None = None) -> list[dict[str, Any]]:
-    """Return the last protocol errors, newest first, of one connection or of all."""
+    """Return the last protocol errors on one connection or all connections, newest first."""
     is_whole = not identity_of(request).queues
     errors = context_of(request).engine.figures.inspector.errors
     return [
@@ -91,21 +91,21 @@ def list_protocol_errors(request: web.Request, client: int | None = None) -> lis
     ]
 
 
-FRAME_CHARACTERS: Final = 4_000  # a URL may have 8 KiB, and most bytes are escaped in it
+FRAME_CHARACTERS: Final = 4_000  # a URL has at most 8 KiB, and most bytes need escaping
 
 
 class FramePageQuery(QueryModel):
-    """The bytes to explain; the command line explains longer ones."""
+    """The bytes to explain; longer frames need the command line."""
 
     frame: str = Field("", max_length=FRAME_CHARACTERS)
     encoding: frame_explanation.Encoding = "auto"
 
 
 async def show_frame(request: web.Request) -> web.StreamResponse:
-    """An explanation of pasted bytes: packets, revision, framing and effect."""
+    """Explain pasted bytes: packets, revision, framing and effect."""
     query = read_query(request, FramePageQuery)
     found, error = None, ""
-    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # line ends as browsers send them
+    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # browsers send CRLF
     if pasted:
         try:
             data = frame_explanation.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)
@@ -116,49 +116,49 @@ async def show_frame(request: web.Request) -> web.StreamResponse:
 
 
 class FramePieceView(BaseModel):
-    """Bytes of a frame and their meaning."""
+    """A part of a frame and its meaning."""
 
-    bytes: str = Field(description="bytes in hex; at most 256 of a body")
+    bytes: str = Field(description="bytes in hex; at most 256 from a body")
     cut: int = Field(description="bytes omitted from this part")
     meaning: str = Field(description="meaning of the bytes, in words")
 
 
 class FrameView(BaseModel):
-    """One frame."""
+    """A recorded frame."""
 
-    number: int = Field(description="number of the frame in the recording, from 1")
+    number: int = Field(description="number of the frame in the recording, starting at 1")
     at: int = Field(description="when it happened, Unix ms")
     direction: Literal["in", "out"] = Field(description="in: from the client; out: to the client")
     kind: str = Field(description="publish, consume, dispatch, acknowledge, receipt, …")
-    queue: str | None = Field(description="queue in the frame; null: none, or you may not see it")
+    queue: str | None = Field(description="queue in the frame; null: none or hidden")
     size: int = Field(description="bytes on the wire, including line breaks")
     pieces: list[FramePieceView] = Field(description="bytes by packet and field; empty: hidden")
 
 
 class ProtocolErrorView(BaseModel):
-    """A protocol error and its position."""
+    """A protocol error and where it occurred."""
 
     at: int = Field(description="when it happened, Unix ms")
     code: str = Field(description="violated rule of the protocol, such as bad-header")
-    detail: str = Field(description="explanation in words")
+    detail: str = Field(description="explanation of the error")
     offset: int = Field(description="bytes received before the error")
-    expected: str = Field(description="what was expected there, in words")
-    got: str = Field(description="bytes from the error on; empty: not recorded or hidden")
+    expected: str = Field(description="what was expected instead")
+    got: str = Field(description="bytes starting at the error; empty: not recorded or hidden")
 
 
 class FramesView(BaseModel):
-    """The last frames of a connection and its protocol errors."""
+    """A connection's last frames and protocol errors."""
 
     began_at: int | None = Field(
         description="when the recording began, Unix ms; null: no recording"
     )
-    missed: int = Field(description="frames that were not recorded because too many arrived")
-    frames: list[FrameView] = Field(description="last frames, oldest first, at most 50")
+    missed: int = Field(description="number of frames not recorded because too many arrived")
+    frames: list[FrameView] = Field(description="last 50 frames, oldest first")
     errors: list[ProtocolErrorView] = Field(description="protocol errors, newest first")
 
 
 async def list_frames(request: web.Request) -> FramesView:
-    """Return the last frames of a connection. The first call starts the recording."""
+    """Return a connection's last frames. The first call starts the recording."""
     number = parse_client_number(request.match_info["client"])
     await find_client(request, number)
     look = await connections.take_snapshot(request, number, is_watching=True)

@@ -1,4 +1,4 @@
-"""Settled messages of all queues, and the trash."""
+"""Settled messages from all queues, and the trash."""
 
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -43,7 +43,7 @@ HistoryOutcome = Literal["acked", "expired", "dead", "deleted"]
 
 
 class HistoryFilter(QueryModel):
-    """Filter of settled messages; times without a zone are UTC."""
+    """The filter for settled messages; times without a zone are UTC."""
 
     queue: str = Field("", max_length=LONGEST_NAME, description="only this queue; empty: all")
     outcome: HistoryOutcome | None = Field(None, description="only messages with this outcome")
@@ -60,7 +60,7 @@ class HistoryFilter(QueryModel):
 
 
 class HistoryInput(HistoryFilter):
-    """Filter of settled messages; without an offset the newest ones."""
+    """The filter for settled messages; without an offset, the newest are listed."""
 
     after_offset: int | None = Field(
         None, ge=0, le=OFFSET_MAX, description="only messages after this offset, oldest first"
@@ -73,20 +73,20 @@ class HistoryInput(HistoryFilter):
 
 
 class HistoryView(ListPage[MessageView]):
-    """Settled messages; continue with the ``offset`` of the last one."""
+    """A page of settled messages; continue with the last message's ``offset``."""
 
-    next: None = Field(None, description="always null: continue with the offset of the last item")
-    lowest: int | None = Field(description="first offset of the history; null: it is empty")
-    highest: int | None = Field(description="last offset of the history; null: it is empty")
+    next: None = Field(None, description="always null: continue with the last item's offset")
+    lowest: int | None = Field(description="first offset in the history; null: it is empty")
+    highest: int | None = Field(description="last offset in the history; null: it is empty")
     searched_to: int | None = Field(
-        description="where the time limit was reached; null: not reached"
+        description="offset at which the search reached its time limit; null: not reached"
     )
 
 
 async def list_history(request: web.Request, asked: HistoryInput) -> HistoryView:
-    """List settled messages by their offset, of one queue or outcome if asked."""
+    """List settled messages by offset, optionally from one queue or with one outcome."""
     if asked.after_offset is not None and asked.before_offset is not None:
-        raise Problem(422, "invalid", "after_offset or before_offset, not both.",
+        raise Problem(422, "invalid", "Give after_offset or before_offset, not both.",
                       field="before_offset")  # fmt: skip
     queue_id = queue_id_of(request, asked.queue)
     found = await context_of(request).reader.history(
@@ -103,13 +103,13 @@ async def list_history(request: web.Request, asked: HistoryInput) -> HistoryView
 
 
 class HistoryPageQuery(HistoryFilter, ListQuery):
-    """Filter and page of settled messages, and the span of the chart."""
+    """The filter and page of settled messages, and the chart's time span."""
 
-    span: Literal["1h", "24h", "7d", "30d"] = "1h"  # of the chart
+    span: Literal["1h", "24h", "7d", "30d"] = "1h"  # the chart's time span
 
 
 async def show_history(request: web.Request) -> web.StreamResponse:
-    """Settled messages of all queues, newest first."""
+    """Show settled messages from all queues, newest first."""
     query = read_query(request, HistoryPageQuery)
     since, until = parse_time(query.since, "since"), parse_time(query.until, "until")
     listed = await _listed(request, query, since, until)
@@ -135,14 +135,14 @@ async def show_history(request: web.Request) -> web.StreamResponse:
 
 
 def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
-    """Return whether an index covers the list by time: it shows all queues or one of them."""
+    """Return whether the list shows all queues or just one, so that an index orders it by time."""
     return bool(query.queue) or allowed_queues(request) is None
 
 
 async def _draw_chart(
     request: web.Request, query: HistoryPageQuery, chosen: history_chart.ChosenPeriod
 ) -> history_chart.HistoryChart | None:
-    """Return the chart; None if the caller may not see all of its messages."""
+    """Return the chart, or None if the caller may not see all of its messages."""
     if not _is_one(request, query) or not status_of(request).queues:
         return None
     context, span = context_of(request), history_chart.SPANS[query.span]
@@ -155,7 +155,7 @@ async def _listed(
     request: web.Request, query: HistoryPageQuery, since: int | None, until: int | None
 ) -> MessagePage:
     if not _is_one(request, query):
-        # No index covers several queues together, so the search scans.
+        # No index covers several queues at once, so the search scans the rows.
         states = (query.outcome,) if query.outcome else history_chart.OUTCOMES
         found = await read_search_page(request, states_search(states), query.cursor, query.limit)
         searched = found.searched if found.is_cut else None
@@ -176,13 +176,13 @@ def _field(at_ms: int | None) -> str:
 
 
 class TrashPageQuery(ListQuery):
-    """A page of the trash, optionally of one queue."""
+    """A page of the trash, optionally for one queue."""
 
     queue: str = Field("", max_length=LONGEST_NAME)
 
 
 async def show_trash(request: web.Request) -> web.StreamResponse:
-    """Deleted messages that can be restored, newest first."""
+    """Show deleted messages that can be restored, newest first."""
     query = read_query(request, TrashPageQuery)
     queues = allowed_queues(request)
     if query.queue:

@@ -1,4 +1,4 @@
-"""Import messages: all lines are checked before one is stored."""
+"""Message import, which checks all lines before it stores the first."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,20 +34,20 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.queue_settings import LONGEST_NAME
 
-SLICE: Final = 500  # messages stored at once
-IMPORT_MAX: Final = 100_000  # in one request
-VALUES_MAX: Final = 10 * IMPORT_MAX  # of JSON in a document; lines are read one by one
+SLICE: Final = 500  # most messages stored at once
+IMPORT_MAX: Final = 100_000  # most messages in one request
+VALUES_MAX: Final = 10 * IMPORT_MAX  # most JSON values in a document; lines are read one by one
 LINE_VALUES_MAX: Final = 10_000
-_ROW_BYTES: Final = 250  # of a queued message, without its body
-STORED: Final = "X-Stored-Count"  # header of a refusal: messages stored before it
+_ROW_BYTES: Final = 250  # memory for a queued message without its body, bytes
+STORED: Final = "X-Stored-Count"  # header of an error: messages stored before it
 
 ImportedMessage = tuple[bytes, int | None]
-ImportLine = tuple[str, ImportedMessage]  # name of the queue, message
+ImportLine = tuple[str, ImportedMessage]  # queue name, message
 ImportRun = tuple[str, list[ImportedMessage]]
 
 
 class ImportedInput(PublishInput):
-    """One message; other members of an export are ignored."""
+    """A message to import; other members of an export are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -55,13 +55,13 @@ class ImportedInput(PublishInput):
 
 
 class ImportInput(StrictInput):
-    """Messages to store, in this order.
+    """The messages to store, in this order.
 
     Exports are accepted too: ``application/x-ndjson``, one message per line.
     """
 
     messages: list[ImportedInput] = Field(
-        max_length=IMPORT_MAX, description="messages to store, in order"
+        max_length=IMPORT_MAX, description="messages to store, in this order"
     )
 
 
@@ -72,10 +72,10 @@ class ImportView(BaseModel):
 
 
 async def import_messages(request: web.Request) -> web.StreamResponse:
-    """Store messages of an export at the end of their queues; nothing if a line is invalid.
+    """Store exported messages at the end of their queues, or nothing if a line is invalid.
 
-    They are stored in the order of the lines. If a queue refuses one, for example because it is
-    full, those before it stay: the response has their number in the header ``X-Stored-Count``.
+    Messages are stored in the order of the lines. If a queue rejects one, for example because it
+    is full, the messages before it are kept; the header ``X-Stored-Count`` has their number.
     """
     context = context_of(request)
     raw = await read_body(request)
@@ -87,7 +87,7 @@ async def import_messages(request: web.Request) -> web.StreamResponse:
 
 
 def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list[ImportLine]:
-    names: dict[str, str] = {}  # so that 100,000 lines of one queue share its name
+    names: dict[str, str] = {}  # so that 100,000 lines for one queue share one string
     return [
         (names.setdefault(queue, queue), message)
         for queue, message in (
@@ -98,9 +98,9 @@ def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list
 
 
 def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
-    """Return the number of messages, and an iterator over them.
+    """Return the number of messages and an iterator over them.
 
-    Lines are parsed one at a time, so that only one is in memory.
+    Lines are parsed one at a time, so that only one parsed line is in memory.
     """
     found: Iterable[object]
     if request.content_type == JSON_LINES:
@@ -109,19 +109,19 @@ def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
     else:
         document = read_json(raw, VALUES_MAX)
         if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
-            raise Problem(422, "invalid", "There is no list of messages.", field="messages")
+            raise Problem(422, "invalid", "The list of messages is missing.", field="messages")
         found = document["messages"]
         count = len(document["messages"])
     if count > IMPORT_MAX:
         raise Problem(
-            422, "invalid", f"There are {count} messages.", field="messages",
+            422, "invalid", f"The import contains {count} messages.", field="messages",
             bound=f"at most {IMPORT_MAX}",
         )  # fmt: skip
     return count, found
 
 
 def _texts(raw: bytearray) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers."""
+    """Yield the non-blank lines with their numbers."""
     at, number = 0, 0
     while at < len(raw):
         end = raw.find(b"\n", at)
@@ -138,13 +138,13 @@ def _json(line: bytes, number: int) -> object:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise Problem(
-            422, "malformed", f"Line {number} is not JSON: {error}. Nothing was stored.",
+            422, "malformed", f"Line {number} is not valid JSON: {error}. Nothing was stored.",
             field=str(number),
         ) from None  # fmt: skip
 
 
 def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
-    """Yield the messages, without the last line of an export."""
+    """Yield the messages, without an export's last line."""
     for number, line in enumerate(found, 1):
         if isinstance(line, dict) and "complete" in line and "queue" not in line:
             if line["complete"] is not True or number != count:
@@ -157,7 +157,7 @@ def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
 
 
 def problem_with(line: object) -> str | None:
-    """Raise the problem of an invalid line."""
+    """Raise the problem for an invalid line."""
     try:
         check_queue_name(ImportedInput.model_validate(line).queue)
     except (ValidationError, Problem) as error:
@@ -191,7 +191,7 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
 
 
 async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
-    """Store in the order of the lines, so that a prefix of them is stored if it stops."""
+    """Store messages in the order of the lines, so that a failure leaves a prefix stored."""
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):
@@ -203,7 +203,7 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
                 raise
             await _close_row(context, entry, error.code)
             raise Problem(
-                409, error.code, f"{error}. The first {stored} messages were stored before.",
+                409, error.code, f"{error}. The first {stored} messages had already been stored.",
                 field="queue", headers={STORED: str(stored)},
             ) from error  # fmt: skip
     return stored
@@ -219,10 +219,10 @@ def _group_by_queue(lines: Sequence[ImportLine]) -> list[ImportRun]:
 def _publish(
     core: Broker, reply: Callable[[int], None], entry: AuditEntry, runs: Sequence[ImportRun]
 ) -> None:
-    """Store the first runs in one batch, at least one; replies with the number of messages.
+    """Store the first runs, at least one, in one batch; reply with the number of messages.
 
-    The batch ends before a run that is refused, and before a run that may be validated in the
-    background: the following runs would be stored before it, so it begins a call of its own.
+    The batch ends before a run that is rejected, and before a run that may be validated in the
+    background: later runs would be stored before it, so it starts a call of its own.
     """
     count = 0
     for queue, messages in runs:
@@ -243,11 +243,11 @@ def _publish(
 
 
 def _counted(reply: Reply, result: Any) -> None:
-    reply(len(result) if isinstance(result, Published) else result)  # refusals pass unchanged
+    reply(len(result) if isinstance(result, Published) else result)  # pass errors on unchanged
 
 
 def _ignore_reply(result: Any) -> None:
-    """Ignore the reply of a run, which the reply of its batch counts."""
+    """Ignore a run's reply; the batch's reply counts its messages."""
 
 
 async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:

@@ -1,4 +1,4 @@
-"""Results of the pipeline: page and API."""
+"""Pipeline results: page and API."""
 
 import asyncio
 from collections.abc import Sequence
@@ -45,12 +45,12 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 
 
 async def put_summary(request: web.Request) -> web.StreamResponse:
-    """Replace the summary that the Insights page shows; at most 2 MiB of version 1."""
+    """Replace the summary on the Insights page; it must be version 1 and at most 2 MiB."""
     context, identity = context_of(request), identity_of(request)
     if identity.queues:
         raise Problem(
-            403, "foreign_queue", f"The summary is about all queues; {identity.actor!r} may not "
-            "use them all.", bound=", ".join(identity.queues),
+            403, "foreign_queue", f"The summary covers all queues, but {identity.actor!r} may not "
+            "use all of them.", bound=", ".join(identity.queues),
         )  # fmt: skip
     raw = bytes(await read_body(request))
     try:
@@ -63,9 +63,9 @@ async def put_summary(request: web.Request) -> web.StreamResponse:
 
 
 async def get_summary(request: web.Request) -> web.StreamResponse:
-    """Return the summary in the form that PUT accepts, limited to the caller's queues.
+    """Return the summary in the format that PUT accepts, limited to the caller's queues.
 
-    All callers get the same members; those that ``PipelineSummary`` does not name are left out.
+    All callers get the same members; members unknown to ``PipelineSummary`` are omitted.
     """
     try:
         summary = await visible_summary(request)
@@ -77,10 +77,10 @@ async def get_summary(request: web.Request) -> web.StreamResponse:
 
 
 async def visible_summary(request: web.Request) -> PipelineSummary | None:
-    """Return the part of the summary that the caller may see; None if there is none.
+    """Return the part of the summary that the caller may see, or None if no summary is stored.
 
     Raises:
-        BadSummaryError: it cannot be read, or is invalid.
+        BadSummaryError: the summary cannot be read, or is invalid.
     """
     context = context_of(request)
     summary = await context.summaries.read()
@@ -90,8 +90,8 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
     return await asyncio.to_thread(visible_to, summary, lambda name: may_use(request, name), known)
 
 
-ROWS: Final = 200  # of a table on the page; the other formats have all
-OLD_MS: Final = 26 * 3_600_000  # longer than between two daily runs
+ROWS: Final = 200  # most rows of a table on the page; the other formats contain all rows
+OLD_MS: Final = 26 * 3_600_000  # longer than the time between two daily runs
 
 InsightsTab = Literal[
     "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"
@@ -99,7 +99,7 @@ InsightsTab = Literal[
 
 
 class InsightsPageQuery(QueryModel):
-    """The tab, queue and span; ``release`` asks before claims are released."""
+    """The tab, queue and time span; ``release`` asks before claims are released."""
 
     tab: InsightsTab = "charts"
     span: Literal["24h", "30d"] = "24h"
@@ -110,14 +110,14 @@ class InsightsPageQuery(QueryModel):
 
 @dataclass(slots=True, frozen=True)
 class FoundSummary:
-    """The visible part of the summary; ``error`` says why there is none."""
+    """The visible part of the summary; if it cannot be used, ``error`` says why."""
 
     summary: PipelineSummary | None
     error: str = ""
 
 
 async def show_insights(request: web.Request) -> web.StreamResponse:
-    """Show the throughput of the queues over a day and a month, as the pipeline computed it."""
+    """Show the queues' throughput over a day and a month, as computed by the pipeline."""
     query = read_query(request, InsightsPageQuery)
     if query.release:
         return await show_release_form(request, query.release, query.queue)
@@ -177,7 +177,7 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
 async def _rows(
     request: web.Request, query: InsightsPageQuery, found: FoundSummary
 ) -> Sequence[BaseModel]:
-    """Return all rows of a tab, in the order of the page."""
+    """Return all rows of a tab, in page order."""
     if query.tab == "claims":
         return await read_claims(request)
     if query.tab == "readers":
@@ -205,7 +205,7 @@ def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[Bas
 
 
 def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> dict[str, Any]:
-    """Return the age of the summary, the lag of its jobs, and problems."""
+    """Return the summary's age, the lag of its jobs, and any problems."""
     is_foreign = bool(summary.history_id) and summary.history_id != bounds.history_id
     done = None if is_foreign else summary.archive.offset
     return {
@@ -223,7 +223,7 @@ def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> 
 
 
 def _commands(request: web.Request, context: Context) -> list[copy_snippets.Snippet]:
-    """Return the commands that create a first summary, with the browser's address of the broker."""
+    """Return the commands that create a first summary, with the address the browser used."""
     base = copy_snippets.http_address(request.scheme, request.host, context.urls.base_path)
     return copy_snippets.pipeline_snippets(base, needs_token=identity_of(request).kind != "local")
 

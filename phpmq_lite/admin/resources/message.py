@@ -48,48 +48,48 @@ from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
 
 
 class BodyInput(QueryModel):
-    """How to return the body; without ``download`` at most 64 KiB as JSON."""
+    """How to return the body: without ``download``, as JSON with at most 64 KiB."""
 
-    download: str | None = Field(None, description="any value: the whole body as a file")
+    download: str | None = Field(None, description="any value: return the whole body as a file")
 
 
 class ProblemView(BaseModel):
-    """One problem of an envelope."""
+    """A problem in an envelope."""
 
-    reason: str = Field(description="poison, missing_meta, …, or the rule of the producer schema")
-    detail: str = Field(description="explanation in words")
-    pointer: str = Field(description="JSON pointer into the envelope; empty: all of it")
+    reason: str = Field(description="poison, missing_meta, …, or a rule of the producer schema")
+    detail: str = Field(description="explanation of the problem")
+    pointer: str = Field(description="JSON pointer into the envelope; empty: the whole envelope")
 
     @classmethod
     def of(cls, problem: validation.EnvelopeProblem) -> Self:
-        """Return the view of a problem; long texts are cut."""
+        """Return the view of a problem; long texts are truncated."""
         cut = envelope_card.shorten
         return cls(reason=problem.reason, detail=cut(problem.detail), pointer=cut(problem.pointer))
 
 
 class BlockView(BaseModel):
-    """The ``dead_letter`` block of a record."""
+    """A record's ``dead_letter`` block."""
 
     reason: str = Field(description="failed, unknown_urn or poison")
     detail: str | None = Field(
-        description="verdict's reason, max_deliveries, expired, …; null: none"
+        description="reason of the verdict, max_deliveries, expired, …; null: none"
     )
-    error: str | None = Field(description="last error of the handler; null: none")
+    error: str | None = Field(description="the handler's last error; null: none")
     exception: str | None = Field(description="class of the exception; null: none")
-    failed_at: int = Field(description="when it failed, Unix ms")
-    original_queue: str = Field(description="queue in which it failed")
-    attempts: int = Field(description="attempts of the worker")
-    lang: str = Field(description="language of the worker, such as python")
-    message_id: str | None = Field(description="id of the original; null: not recorded")
+    failed_at: int = Field(description="when the message failed, Unix ms")
+    original_queue: str = Field(description="queue in which the message failed")
+    attempts: int = Field(description="attempts that the worker made")
+    lang: str = Field(description="the worker's language, such as python")
+    message_id: str | None = Field(description="id of the original message; null: not recorded")
 
 
 class EnvelopeView(BaseModel):
-    """An envelope and its verdict; for a record, of what a redrive would send."""
+    """An envelope and its verdict; for a dead letter, those of the message a redrive would send."""
 
     urn: EnvelopeUrn
     trace_id: TraceId
     meta_id: str | None = Field(description="meta.id of the envelope; null: none")
-    attempts: int | None = Field(description="attempts in the envelope; null: none")
+    attempts: int | None = Field(description="attempts counted in the envelope; null: none")
     lang: str | int | float | None = Field(description="meta.lang as written; null: missing")
     queue: str | int | float | None = Field(description="meta.queue as written; null: missing")
     created_at: str | int | float | None = Field(
@@ -98,16 +98,16 @@ class EnvelopeView(BaseModel):
     schema_version: str | int | float | None = Field(
         description="meta.schema_version; null: missing"
     )
-    reason: str | None = Field(description="why the envelope is rejected; null: it is accepted")
+    reason: str | None = Field(description="why the envelope is rejected; null: accepted")
     tolerated: bool = Field(description="true: data: [] was read as {}")
     warnings: list[str] = Field(description="warnings, such as outdated members")
-    problems: list[ProblemView] = Field(description="the verdict's problem first")
+    problems: list[ProblemView] = Field(description="problems, the reason for the verdict first")
     more_problems: int = Field(description="number of further problems that were omitted")
-    dead_letter: BlockView | None = Field(description="block of a dead-letter record; null: none")
+    dead_letter: BlockView | None = Field(description="dead_letter block of the record; null: none")
 
     @classmethod
     def of(cls, card: envelope_card.EnvelopeCard) -> Self:
-        """Return the view of an envelope card."""
+        """Return the API view of an envelope card."""
         block = None
         if card.block is not None:
             block = BlockView.model_validate(asdict(card.block))
@@ -135,12 +135,12 @@ class MessageDetailView(MessageView):
     """A message with its envelope."""
 
     envelope: EnvelopeView | None = Field(
-        None, description="null: not an envelope, over 1 MiB, or its body is no longer stored"
+        None, description="null: not an envelope, larger than 1 MiB, or no longer stored"
     )
 
 
 async def get_message(request: web.Request) -> MessageDetailView:
-    """Return one message, live or settled, without its body, with the verdict on its envelope."""
+    """Return a live or settled message without its body, with the verdict on its envelope."""
     context = context_of(request)
     row = await find_message(request, context)
     card = await envelope_card.card_of(request, context, row, await context.reader.body(row))
@@ -150,7 +150,7 @@ async def get_message(request: web.Request) -> MessageDetailView:
 
 
 async def list_events(request: web.Request) -> ListPage[EventView]:
-    """List the exceptional events of a message."""
+    """List a message's exceptional events."""
     context = context_of(request)
     row = await find_message(request, context)
     rows = await context.reader.events(row.seq)
@@ -158,7 +158,7 @@ async def list_events(request: web.Request) -> ListPage[EventView]:
 
 
 async def get_body(request: web.Request) -> web.StreamResponse:
-    """Return the body of a message: ``content`` with its ``encoding``, or as a download."""
+    """Return a message's body: ``content`` with its ``encoding``, or as a download."""
     context = context_of(request)
     row = await find_message(request, context)
     if "download" in request.query:
@@ -170,7 +170,7 @@ async def get_body(request: web.Request) -> web.StreamResponse:
 
 
 async def download_body(request: web.Request) -> web.StreamResponse:
-    """Return the whole body as a download; a damaged body has .damaged in its file name.
+    """Return the whole body as a download; the file name of a damaged body contains .damaged.
 
     The header ``Repr-Digest`` contains its SHA-256.
     """
@@ -193,13 +193,13 @@ def _no_body(row: MessageRow) -> Problem:
     return Problem(410, "gone_body", f"The body of {row.message_id} is no longer stored.")
 
 
-RELATIVES: Final = 20  # messages shown in the life of one
-_ROUNDS: Final = 4  # of following their links
+RELATIVES: Final = 20  # most messages shown in the life of one message
+_ROUNDS: Final = 4  # time limit for following links
 _DELETIONS: Final = ("message.delete", "message.act")
 
 
 class MessagePageQuery(QueryModel):
-    """How to show a message; ``q`` is the search that found it."""
+    """How to show a message; ``q`` is the search that found the message."""
 
     view: Literal["tree", "pretty", "raw", "hex"] | None = None
     q: str = Field("", max_length=QUERY_CHARACTERS)
@@ -207,7 +207,7 @@ class MessagePageQuery(QueryModel):
 
 
 async def show_message(request: web.Request) -> web.StreamResponse:
-    """One message: facts, body, life."""
+    """Show a message: its facts, body and life."""
     context = context_of(request)
     query, row = read_query(request, MessagePageQuery), await find_message(request, context)
     if query.format != "html":
@@ -246,7 +246,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
 
 
 async def _life(request: web.Request, context: Context, row: MessageRow) -> MessageLife:
-    """Follow the links of a message to others: restore, redrive, edit, dead letter; bounded."""
+    """Follow a message's links (restore, redrive, edit, dead letter) within fixed limits."""
     allowed = allowed_queues(request)
     rows = {row.seq: row}
     links: dict[tuple[int, str, str], LinkRow] = {}
@@ -269,7 +269,7 @@ async def _life(request: web.Request, context: Context, row: MessageRow) -> Mess
 async def _neighbours(
     request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
 ) -> tuple[MessageRow | None, MessageRow | None]:
-    """Return the neighbours in the search that found the message."""
+    """Return the messages next to this one in the search that found it."""
     if not query.q:
         return None, None
     try:
@@ -284,7 +284,7 @@ async def _neighbours(
 
 
 async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
-    """Return the audit row of the deletion, if the audit names the message itself."""
+    """Return the deletion's audit row, if the audit log names this message."""
     if row.state != State.DELETED:
         return None
     last = await AuditLog(context.readers).last_of(row.message_id)
@@ -292,7 +292,7 @@ async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
 
 
 def _snippets_of(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
-    """Return code that publishes the message again; nothing for large or missing bodies."""
+    """Return code that publishes the message again; empty for large or missing bodies."""
     if body is None or not body.is_whole or body.size > COPY_BYTES or row.queue is None:
         return ()
     context = context_of(request)

@@ -1,4 +1,4 @@
-"""Requeue, release, move, delete, redrive, restore and erase messages."""
+"""The message actions: requeue, release, move, delete, redrive, restore and erase."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,11 +39,11 @@ from phpmq_lite.model import State
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.messages import MessageRow
 
-# -- rows selected on a list
+# -- messages selected in a list
 
 
 async def submit_action(request: web.Request) -> web.StreamResponse:
-    """Act on the messages selected on a list."""
+    """Act on the messages selected in a list."""
     context, form = context_of(request), await read_form(request)
     action = read_action(form)
     ids = list(dict.fromkeys(form.texts("id", single_message.AT_ONCE_MAX)))
@@ -84,7 +84,7 @@ def _target_of(ids: list[str]) -> str:
 
 
 class TtlInput(ActionInput):
-    """The new time to live of a message."""
+    """A message's new time to live."""
 
     ttl_s: int | None = Field(
         None, ge=0, le=TTL_MAX_S, description="seconds to live; 0: forever; null: unchanged"
@@ -94,7 +94,7 @@ class TtlInput(ActionInput):
 class MoveInput(ActionInput):
     """The queue to move a message to."""
 
-    target: str = Field(min_length=1, max_length=LONGEST_NAME, description="the queue to move to")
+    target: str = Field(min_length=1, max_length=LONGEST_NAME, description="queue to move it to")
     create: bool = Field(False, description="move: create the target queue if it does not exist")
 
 
@@ -105,7 +105,7 @@ class DeleteInput(ActionInput):
 
 
 class RedriveOneInput(ActionInput):
-    """Target queue and time to live of a dead-letter record that is redriven."""
+    """The target queue and time to live for redriving a dead-letter record."""
 
     ttl_s: TtlSeconds = None
     target: RedriveTarget = None
@@ -113,7 +113,7 @@ class RedriveOneInput(ActionInput):
 
 @dataclass(slots=True, frozen=True)
 class ActionDefinition:
-    """One action on a message: its input, and the texts of its confirmation page."""
+    """An action on a message: its input and the texts of its confirmation page."""
 
     input_model: type[ActionInput]
     summary: str
@@ -124,7 +124,7 @@ class ActionDefinition:
 
 
 def _restore_fields(row: MessageRow, now_ms: int) -> list[FormField]:
-    found: list[FormField] = [("ttl_field", ("its old deadline",))]
+    found: list[FormField] = [("ttl_field", ("the previous deadline",))]
     if row.deadline_at is not None and row.deadline_at <= now_ms:
         found.append(("warning", ("Its deadline has passed. Enter a new time to live.",)))
     return found
@@ -142,8 +142,8 @@ def _redrive_fields(row: MessageRow, _now_ms: int) -> list[FormField]:
 def _delete_fields(row: MessageRow, _now_ms: int) -> list[FormField]:
     if row.state != State.DISPATCHED:
         return []
-    help_ = "Its acknowledgement will be ignored."
-    return [("check_field", ("dispatched", "Delete it although a consumer holds it", help_, True))]
+    help_ = "The consumer's acknowledgement will be ignored."
+    return [("check_field", ("dispatched", "Delete it even if a consumer holds it", help_, True))]
 
 
 ACTIONS: Final = {
@@ -152,10 +152,10 @@ ACTIONS: Final = {
         "The message moves to the end of its queue and keeps its id. If a consumer holds it, that "
         "consumer loses it: its acknowledgement is ignored once another consumer holds the "
         "message.",
-        "message requeue", lambda _row, _now: [("ttl_field", ("it keeps its deadline",))],
+        "message requeue", lambda _row, _now: [("ttl_field", ("the deadline stays the same",))],
     ),
     Action.RELEASE: ActionDefinition(
-        ActionInput, "Return a dispatched message to its place in the queue.",
+        ActionInput, "Return a dispatched message to its place in its queue.",
         "The message returns to its place in the queue. The consumer that holds it may still "
         "acknowledge it until another consumer holds it.", "message release",
     ),
@@ -183,7 +183,7 @@ ACTIONS: Final = {
         "history.", "message restore", _restore_fields,
     ),
     Action.ERASE: ActionDefinition(
-        ActionInput, "Erase the body of a settled message permanently. Its row stays.",
+        ActionInput, "Permanently erase the body of a settled message. The row is kept.",
         "The body is removed permanently; the row with its times stays in the history. Use this "
         "for secrets that were sent by mistake. Nothing restores the body, but backups made "
         "before still contain it.", is_danger=True,
@@ -192,7 +192,7 @@ ACTIONS: Final = {
 
 
 async def show_form(request: web.Request, action: Action) -> web.StreamResponse:
-    """Ask before an action on one message."""
+    """Ask for confirmation of an action on one message."""
     definition, is_erase = ACTIONS[action], action is Action.ERASE
     context = context_of(request)
     urls, row = context.urls, await find_message(request, context)
@@ -217,7 +217,7 @@ async def _typed(request: web.Request) -> list[str]:
 def _response(
     request: web.Request, _asked: ActionInput, view: ActionResultView
 ) -> tuple[FlashMessage, str]:
-    """Return what was done, with a link to the message or to the new one."""
+    """Return what was done, with a link to the message or its new copy."""
     urls, seq = context_of(request).urls, int(view.id[:16], 16)
     text = f"Message #{seq} {flash_messages.DONE[Action(view.action)]}."
     there = urls.to("message", id=view.new_id or view.id)

@@ -1,4 +1,4 @@
-"""Pages of messages, live or settled, and their API models."""
+"""Pages of live or settled messages, and their API models."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,35 +47,35 @@ class MessageView(ResponseModel):
     id: MessageId = Field(validation_alias="message_id")
     queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
     state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
-    seq: int = Field(description="number in order of arrival, never reused")
-    position: int = Field(description="place in the queue; lower positions are dispatched first")
+    seq: int = Field(description="number in order of arrival; never reused")
+    position: int = Field(description="position in the queue; lower positions are dispatched first")
     published_at: int = Field(description="when it was published, Unix ms")
     first_dispatched_at: int | None = Field(description="Unix ms; null: never dispatched")
     last_dispatched_at: int | None = Field(description="Unix ms; null: never dispatched")
     settled_at: int | None = Field(description="Unix ms; null: live")
     ttl_s: int | None = Field(description="seconds to live, as published; null: never expires")
-    deadline_at: int | None = Field(description="when its TTL ends, Unix ms; null: never")
+    deadline_at: int | None = Field(description="when it expires, Unix ms; null: never")
     deliveries: Deliveries
     size: BodySize
     urn: EnvelopeUrn
     trace_id: TraceId
     meta_id: str | None = Field(description="meta.id of the envelope; null: none")
-    attempts: int | None = Field(description="attempts in the envelope; null: none")
+    attempts: int | None = Field(description="attempts counted in the envelope; null: none")
     publisher: str | None = Field(
         validation_alias="publisher_address",
-        description="address of the publisher; null: no longer known",
+        description="the publisher's address; null: no longer known",
     )
     holder: str | None = Field(description="address of the consumer that holds it; null: none")
-    reason: str | None = Field(description="further detail of the outcome; null: none")
-    offset: int | None = Field(description="number in the history; null: live")
+    reason: str | None = Field(description="more about the outcome; null: nothing")
+    offset: int | None = Field(description="offset in the history; null: live")
     origin: str | None = Field(
-        validation_alias="source_queue", description="queue of a dead letter's original; null: none"
+        validation_alias="source_queue", description="queue a dead letter came from; null: none"
     )
     origin_id: str | None = Field(
         validation_alias="source_id", description="id of a dead letter's original; null: none"
     )
     origin_reason: str | None = Field(
-        validation_alias="source_reason", description="why it was dead-lettered; null: was not"
+        validation_alias="source_reason", description="why it was dead-lettered; null: it was not"
     )
     preview: str = Field(description="beginning of the body on one line; hex if it is not UTF-8")
 
@@ -99,9 +99,9 @@ class EventView(ResponseModel):
 
 
 class BodyView(BaseModel):
-    """A body: ``content`` is text if it is UTF-8, else base64."""
+    """A body; ``content`` is text if the body is UTF-8, otherwise base64."""
 
-    content: str = Field(description="body or its beginning, as encoding says")
+    content: str = Field(description="the body or its beginning, encoded as encoding says")
     encoding: str = Field(description="how content is encoded")
     size: int = Field(description="size of the whole body, bytes")
     is_whole: bool = Field(description="false: content is only the beginning of the body")
@@ -115,16 +115,16 @@ class BodyView(BaseModel):
 
 @dataclass(slots=True, frozen=True)
 class MessagePage:
-    """A page of messages and cursors to its neighbours."""
+    """A page of messages, with cursors to the adjacent pages."""
 
     rows: Sequence[MessageRow]
     next: str | None = None
     previous: str | None = None
-    searched: int | None = None  # offsets searched, if the time limit was reached
+    searched: int | None = None  # number of offsets searched, if the time limit was reached
 
 
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
-    """Return a page of a queue in order, with cursors."""
+    """Return a page of a queue's messages in order, with cursors."""
     scope = f"messages {queue_id} {query.state}"
     cursor = responses.decode_cursor(scope, query.cursor)
     place = responses.position_in(cursor)
@@ -147,7 +147,7 @@ async def read_history_page(
 ) -> MessagePage:
     """Return a page of settled messages, newest first, with cursors.
 
-    ``since`` and ``until`` (exclusive) bound when they were settled, Unix ms.
+    ``since`` (inclusive) and ``until`` (exclusive) limit when they were settled, Unix ms.
     """
     scope = f"history {queue_id} {query.outcome} {since} {until}"
     cursor = responses.decode_cursor(scope, query.cursor)
@@ -167,7 +167,7 @@ async def read_history_page(
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """A page of a search: ``searched`` of about ``total`` messages so far, all if ``is_done``."""
+    """A page of search results, after ``searched`` of about ``total`` messages."""
 
     query: SearchQuery
     rows: Sequence[MessageRow]
@@ -186,7 +186,7 @@ class SearchPage:
 async def read_search_page(
     request: web.Request, query: SearchQuery, cursor: str | None, limit: int
 ) -> SearchPage:
-    """Return a page of matching messages, newest first, from queues that the caller may see."""
+    """Return a page of matching messages, newest first, from the caller's visible queues."""
     context, allowed = context_of(request), allowed_queues(request)
     scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
     found = await context.search.page(
@@ -203,7 +203,7 @@ async def read_search_page(
 
 
 async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow]) -> frozenset[int]:
-    """Return the seqs of acked rows whose attempt failed, as far as their traces show it."""
+    """Return the seqs of acked rows whose attempt failed, as far as their traces show."""
     traces = {
         row.trace_id
         for row in rows
@@ -218,7 +218,7 @@ async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow])
 
 
 def describe_searched(found: SearchPage) -> str:
-    """Return how far a search went: ``Searched 412,000 of about 2.1 million, newest first.``."""
+    """Describe how far a search went: ``Searched 412,000 of about 2.1 million, newest first``."""
     return (
         f"Searched {formats.format_number(found.searched)} of about "
         f"{format_about(found.total)}, newest first."
@@ -226,7 +226,7 @@ def describe_searched(found: SearchPage) -> str:
 
 
 def format_about(count: int) -> str:
-    """Write a large count roughly: ``2.1 million``, ``412,000``."""
+    """Format a large count approximately: ``2.1 million``, ``412,000``."""
     if count >= 999_500:
         return f"{count / 1e6:.1f}".removesuffix(".0") + " million"
     digits = max(0, len(str(count)) - 3)
@@ -234,12 +234,12 @@ def format_about(count: int) -> str:
 
 
 def messages_view(rows: Iterable[MessageRow], next_: str | None = None) -> ListPage[MessageView]:
-    """Return the view of a page of messages."""
+    """Return the API view of a page of messages."""
     return ListPage[MessageView](items=[MessageView.of_row(row) for row in rows], next=next_)
 
 
 async def list_queue_messages(request: web.Request, query: MessagesQuery) -> ListPage[MessageView]:
-    """List the messages of a queue in order, without their bodies."""
+    """List a queue's messages in order, without their bodies."""
     queue_id = require_queue(request).queue_id
     listed = await read_messages_page(context_of(request), query, queue_id)
     return messages_view(listed.rows, listed.next)

@@ -1,4 +1,4 @@
-"""The overview: the broker at a glance, and what needs attention."""
+"""The overview page: the broker at a glance, and what needs attention."""
 
 from typing import Any, Final, Literal
 
@@ -28,13 +28,13 @@ NOTICES_SHOWN: Final = 8
 
 
 class OverviewPageQuery(QueueQuery):
-    """What the overview shows."""
+    """The options of the overview page."""
 
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
 
 async def show_overview(request: web.Request) -> web.StreamResponse:
-    """The broker at a glance, with what needs attention and its fullest queues."""
+    """Show the broker at a glance, what needs attention, and the fullest queues."""
     context, query = context_of(request), _query(request)
     status, now_ms = status_of(request), context.now_ms()
     ages = await read_oldest_ready(context, status.queues)
@@ -68,7 +68,7 @@ def _query(request: web.Request) -> OverviewPageQuery:
 
 
 async def _charts(request: web.Request, key: str) -> dict[str, Any]:
-    """Return the charts of all queues, if the caller may see all of them."""
+    """Return the charts for all queues, if the caller may see all of them."""
     context, span = context_of(request), SPANS[key]
     if allowed_queues(request) is not None or not status_of(request).queues:
         return {"charts": (), "table": None, "span": span}
@@ -84,7 +84,7 @@ async def _charts(request: web.Request, key: str) -> dict[str, Any]:
 async def live_overview(
     request: web.Request, _argument: str, ids: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return the live values of the overview; ``ids`` are the queues shown."""
+    """Return the live values for the overview; ``ids`` are the queues shown."""
     context, status = context_of(request), status_of(request)
     ages = await read_oldest_ready(context, status.queues)
     shown = queue_list.overview_tiles(status, ages, context.now_ms())

@@ -1,4 +1,4 @@
-"""Registered payload schemas, and the compatibility check of a new version."""
+"""Registered payload schemas, and the compatibility check for a new version."""
 
 import json
 from dataclasses import dataclass
@@ -34,18 +34,18 @@ from phpmq_lite.envelopes.payload_schema import (
 from phpmq_lite.envelopes.schema_compatibility import SchemaChange, schema_changes
 from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCounts
 
-DOCUMENT_BYTES: Final = 1 << 20  # of a schema that is compared
+DOCUMENT_BYTES: Final = 1 << 20  # largest schema that is compared
 
 
 class SchemaFieldView(ResponseModel):
-    """One payload field in a schema."""
+    """A payload field in a schema."""
 
     path: str = Field(description="path in the payload, such as lines[].sku")
-    types: str = Field(description="allowed types, in words")
+    types: str = Field(description="allowed types")
     required: bool = Field(
-        validation_alias="is_required", description="true: its parent must contain it"
+        validation_alias="is_required", description="true: the parent object must contain it"
     )
-    limits: str = Field(description="bounds of its values, in words; empty: none")
+    limits: str = Field(description="bounds of its values; empty: none")
     sensitive: str | None = Field(
         validation_alias="sensitivity",
         description="x-gdpr-sensitive; empty: true; null: not marked",
@@ -54,22 +54,22 @@ class SchemaFieldView(ResponseModel):
 
 
 class SchemaView(ResponseModel):
-    """A registered schema; counts are since the start, null if you may only see some queues."""
+    """A registered schema; its counts are hidden from callers limited to some queues."""
 
     urn: str = Field(description="URN of the schema")
     version: int = Field(description="N if the URN ends in .vN or :vN, otherwise 1")
     file: str = Field(description="file in the schema folder")
     owner: str = Field(description="team or person responsible for the schema")
     status: str = Field(description="status in the registry; usually empty")
-    fields: list[SchemaFieldView] = Field(description="payload fields in the schema")
-    unchecked: list[str] = Field(description="JSON pointers of unchecked schema keywords")
+    fields: list[SchemaFieldView] = Field(description="payload fields that the schema describes")
+    unchecked: list[str] = Field(description="JSON pointers to unchecked schema keywords")
     passed: int | None = Field(description="accepted since the broker started; null: hidden")
     failed: int | None = Field(description="rejected since the broker started; null: hidden")
-    last_failure: str | None = Field(description="last rejection; null: none or hidden")
+    last_failure: str | None = Field(description="last rejection's error; null: none or hidden")
 
     @classmethod
     def of_entry(cls, entry: RegisteredSchema, tally: ValidationCounts | None) -> Self:
-        """Return the view of a schema of the registry."""
+        """Return the view of a registered schema."""
         last = tally.last if tally else None
         return cls.of(
             entry,
@@ -82,7 +82,7 @@ class SchemaView(ResponseModel):
 
 
 class SchemasView(ListPage[SchemaView]):
-    """All registered schemas by URN."""
+    """All registered schemas, ordered by URN."""
 
     faults: list[str] = Field(description="errors in the schema folder; empty: none")
 
@@ -90,7 +90,7 @@ class SchemasView(ListPage[SchemaView]):
 class SchemaDetailView(SchemaView):
     """A registered schema with its document."""
 
-    document: Any = Field(description="JSON Schema as in the file")
+    document: Any = Field(description="the JSON Schema from the file")
 
 
 class SchemaCheckInput(BaseModel):
@@ -98,15 +98,15 @@ class SchemaCheckInput(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    document: Any = Field(None, description="the schema: an object, true or false")
+    document: Any = Field(None, description="the new schema: an object, true or false")
 
 
 class SchemaChangeView(ResponseModel):
-    """One difference between the registered and the new schema."""
+    """A difference between the registered and the new schema."""
 
     level: str = Field(description="breaking or note")
     pointer: str = Field(description="JSON pointer into the envelope, such as /data/lines/*/sku")
-    detail: str = Field(description="explanation in words")
+    detail: str = Field(description="explanation of the difference")
 
 
 class SchemaCheckView(BaseModel):
@@ -114,18 +114,18 @@ class SchemaCheckView(BaseModel):
 
     urn: str = Field(description="URN of the schema")
     compatible: bool = Field(description="true: it can replace the registered schema")
-    changes: list[SchemaChangeView] = Field(description="differences, breaking ones first")
-    unchecked: list[str] = Field(description="JSON pointers of unchecked schema keywords")
+    changes: list[SchemaChangeView] = Field(description="differences, breaking changes first")
+    unchecked: list[str] = Field(description="JSON pointers to unchecked schema keywords")
 
 
 class SchemasPageQuery(FormatQuery):
-    """The format of the list, and the URN in the form."""
+    """The format of the list, and the URN selected in the form."""
 
     urn: str = ""
 
 
 async def find_schemas(request: web.Request, _query: SchemasPageQuery) -> SchemasView:
-    """List the URNs that have a schema, with their fields and the results of validation."""
+    """List the URNs that have a schema, with their fields and validation results."""
     return SchemasView(
         items=list_registered(request),
         faults=[str(fault) for fault in context_of(request).schemas.faults],
@@ -133,19 +133,19 @@ async def find_schemas(request: web.Request, _query: SchemasPageQuery) -> Schema
 
 
 def list_registered(request: web.Request) -> list[SchemaView]:
-    """Return the registered URNs by name, with what the caller may see."""
+    """Return the registered schemas by URN, with the counts that the caller may see."""
     entries = context_of(request).schemas.registry.entries
     return [SchemaView.of_entry(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
 
 
 def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
-    """Return the validation counts, which cover all queues, for callers who may see all queues."""
+    """Return the validation counts if the caller may see all queues, because they cover all."""
     is_limited = allowed_queues(request) is not None
     return None if is_limited else context_of(request).schemas.counts(urn)
 
 
 def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
-    """Return the schema that is registered for a URN.
+    """Return the schema registered for a URN.
 
     Raises:
         Problem: 404 if there is none.
@@ -159,14 +159,14 @@ def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
 async def compare_schemas(
     request: web.Request, entry: RegisteredSchema, content: bytes
 ) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
-    """Compare a new version with the registered one, in a thread.
+    """Compare a new version with the registered one in a thread.
 
     Raises:
-        Problem: 413 if it is too long, 422 if it is not a schema.
+        Problem: 413 if it is too large, 422 if it is not a schema.
     """
     if len(content) > DOCUMENT_BYTES:
         raise Problem(
-            413, "too_large", f"The schema is {len(content)} bytes.", field="document",
+            413, "too_large", f"The schema is {len(content)} bytes long.", field="document",
             bound=f"at most {DOCUMENT_BYTES} bytes",
         )  # fmt: skip
 
@@ -187,7 +187,7 @@ async def compare_schemas(
 
 
 async def get_schema(request: web.Request) -> SchemaDetailView:
-    """Return the schema of a URN, with the document itself."""
+    """Return a URN's schema, including the document itself."""
     entry = find_registered(request, path_name(request, "urn"))
     shown = SchemaView.of_entry(entry, _tally(request, entry.urn))
     return SchemaDetailView(**dict(shown), document=entry.schema.document)
@@ -212,13 +212,13 @@ async def check_schema(request: web.Request, given: SchemaCheckInput) -> SchemaC
 _PATH: Final = "/api/v1/schemas"
 
 
-SHOWN: Final = 500  # URNs on the page; JSON has all
+SHOWN: Final = 500  # most URNs on the page; JSON contains all
 SHOWN_CHANGES: Final = 200
 
 
 @dataclass(slots=True)
 class SchemaCheckForm:
-    """The content of the form and its result."""
+    """The form's content and result."""
 
     urn: str = ""
     document: str = ""

@@ -1,4 +1,4 @@
-"""Publish and edit messages: form, templates, API."""
+"""Publishing and editing messages: form, templates and API."""
 
 import asyncio
 from collections import Counter
@@ -51,9 +51,9 @@ from phpmq_lite.storage.read.messages import MessageRow
 
 
 class PublishInput(StrictInput):
-    """One message to publish."""
+    """A message to publish."""
 
-    content: str = Field(description="body, as encoding says")
+    content: str = Field(description="body, encoded as encoding says")
     encoding: Literal["utf-8", "base64"] = Field("utf-8", description="how content is encoded")
     ttl_s: TtlSeconds = None
 
@@ -72,27 +72,27 @@ PUBLISH_LIST: Final = TypeAdapter(list[PublishInput])
 
 
 class EditInput(PublishInput):
-    """A new message that replaces an old one."""
+    """A new message based on an existing one."""
 
     queue: str | None = Field(
-        None, min_length=1, max_length=LONGEST_NAME, description="queue; null: the same"
+        None, min_length=1, max_length=LONGEST_NAME, description="queue; null: the same queue"
     )
     reason: AuditReason = ""
 
 
 class PublishedView(BaseModel):
-    """Ids in the order of the request; ``cursor`` waits for later messages."""
+    """The new messages' ids; GET /wait accepts ``cursor`` to wait for later messages."""
 
     ids: list[str] = Field(description="message ids, in the order of the request")
-    cursor: str = Field(description="for after of GET /wait: later messages")
-    # id -> reason of messages that the queue dead-lettered at once as invalid envelopes
-    quarantined: dict[str, str] = Field({}, description="dead letters among them: reason by id")
+    cursor: str = Field(description="after parameter for GET /wait, to wait for later messages")
+    # id -> reason, for messages dead-lettered on arrival because their envelopes are invalid
+    quarantined: dict[str, str] = Field({}, description="dead-lettered on arrival: reason by id")
 
 
 async def publish_messages(request: web.Request) -> web.StreamResponse:
-    """Store one message, or an array of them all or none; 201 after the commit.
+    """Store one message, or all messages of an array or none; 201 after the commit.
 
-    A repeated Idempotency-Key stores nothing and returns the first response.
+    A request that repeats an Idempotency-Key stores nothing and gets the original response.
     """
     context, name = context_of(request), queue_name_of(request)
     check_queue_name(name)
@@ -108,7 +108,7 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     for at, (body, _) in enumerate(pieces):
         check_size(context, body, f"{at}.content")
     entry = audit_entry(request, target=name)
-    before = await WaitPosition.now(context.readers)  # first, so that no event is missed
+    before = await WaitPosition.now(context.readers)  # read first, so that no event is missed
     ids = await context.engine.run(publishing.publish, entry, name, pieces, key=key)
     cursor = before.after(ids).text
     out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
@@ -122,33 +122,33 @@ def _key_of(request: web.Request) -> bytes | None:
     key = text.encode(errors="surrogateescape")
     if not 1 <= len(key) <= KEY_BYTES:
         raise Problem(
-            422, "invalid", f"The key is {len(key)} bytes.", field="Idempotency-Key",
+            422, "invalid", f"The key is {len(key)} bytes long.", field="Idempotency-Key",
             bound=f"1 to {KEY_BYTES} bytes",
         )  # fmt: skip
     return key
 
 
 def check_size(context: Context, body: bytes, field: str) -> None:
-    """Refuse content that is too large for a message.
+    """Reject content that is too large for a message.
 
     Raises:
-        Problem: 413, naming the limit.
+        Problem: 413; the detail names the limit.
     """
     limit = int(context.settings.limits.max_content)
     if len(body) > limit:
         raise Problem(
-            413, "too_large", f"{field} is {len(body)} bytes, the limit is {limit}.",
+            413, "too_large", f"{field} is {len(body)} bytes; the limit is {limit}.",
             field=field, bound=f"{limit} bytes",
         )  # fmt: skip
 
 
 async def edit_message(request: web.Request, asked: EditInput) -> ActionResultView:
-    """Publish a changed copy of a message. The original stays unchanged."""
+    """Publish an edited copy of a message. The original stays unchanged."""
     context = context_of(request)
     row = await find_message(request, context)
     name = asked.queue or row.queue
     if name is None:
-        raise Problem(422, "invalid", "Its queue no longer exists. Enter a queue.", field="queue")
+        raise Problem(422, "invalid", "The queue no longer exists. Enter a queue.", field="queue")
     check_queue_name(name)
     check_queue_right(request, name)
     body = asked.body()
@@ -162,15 +162,15 @@ async def edit_message(request: web.Request, asked: EditInput) -> ActionResultVi
     return ActionResultView(id=row.message_id, action="edit", new_id=ids[0], undo=token)
 
 
-TOTAL_MAX: Final = 64 << 20  # bytes of all copies
-JUDGED_MAX: Final = 100  # copies checked before publishing, if they differ
-EDIT_MAX: Final = 1 << 20  # bytes of a body that can be edited in the form
+TOTAL_MAX: Final = 64 << 20  # largest total size of all copies, bytes
+JUDGED_MAX: Final = 100  # most differing copies checked before publishing
+EDIT_MAX: Final = 1 << 20  # largest body that can be edited in the form, bytes
 _KEPT: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "urn", "data", "template")
 
 
 @dataclass(slots=True)
 class PublishForm:
-    """The content of the form, kept if it cannot be published."""
+    """The form's content, shown again if the message cannot be published."""
 
     queue: str = ""
     body: str = ""
@@ -181,13 +181,13 @@ class PublishForm:
     fill: bool = True
     urn: str = ""
     data: str = ""
-    template: str = ""  # name to save it under
+    template: str = ""  # name to save the template under
     anyway: bool = False  # publish even if the queue or a schema rejects it
     create: str = ""  # the queue to create
-    code: str = ""  # why it was not published
-    checked: str = ""  # result of "Check"
-    card: envelope_card.EnvelopeCard | None = None  # what "Check" found in an envelope
-    errors: dict[str, str] = field(default_factory=dict)  # field -> what is wrong
+    code: str = ""  # error code if it was not published
+    checked: str = ""  # result of the check
+    card: envelope_card.EnvelopeCard | None = None  # verdict on the envelope
+    errors: dict[str, str] = field(default_factory=dict)  # field -> error
 
 
 def _draft_of(form: Form) -> PublishForm:
@@ -201,14 +201,14 @@ def _draft_of(form: Form) -> PublishForm:
 
 
 async def show_publish_form(request: web.Request) -> web.StreamResponse:
-    """Write a message, from nothing or from a template."""
+    """Show the form for a new message, empty or filled from a template."""
     asked = request.query
     draft = PublishForm(queue=asked.get("queue", ""))
     name = asked.get("template", "")
     if name:
         saved = await saved_items.visible_item(request, "template", name)
         if saved is None:
-            raise Problem(404, "unknown_template", f"There is no template {name!r}.")
+            raise Problem(404, "unknown_template", f"There is no template named {name!r}.")
         draft = _from_template(name, saved.content, draft.queue)
     return await _show(request, draft)
 
@@ -240,7 +240,7 @@ async def _show(
     )  # fmt: skip
 
 
-# -- what its buttons do
+# -- actions of the form
 
 
 async def submit_publish(request: web.Request) -> web.StreamResponse:
@@ -289,7 +289,7 @@ async def _publish(
     if count > 1 and form.file("file") is None:
         await memory_hold_of(request).grow(min(len(draft.body) * count, TOTAL_MAX))
     ttl_s = form.ttl_s()
-    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # up to 1,000 copies
+    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # may be 1,000 copies
     queue = find_queue(request, name)
     if queue is None and draft.create != name:
         raise Problem(
@@ -313,12 +313,12 @@ async def _publish(
 
 
 def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
-    """Refuse envelopes that the queue would quarantine, and data that its schema rejects.
+    """Reject envelopes that the queue would quarantine, and data that the schema rejects.
 
-    The queue itself validates large bodies, and those after the first ``JUDGED_MAX``.
+    Large bodies, and those after the first ``JUDGED_MAX``, are only validated by the queue.
 
     Raises:
-        Problem: 422 with the reason.
+        Problem: 422; the detail names the reason.
     """
     settings = None if queue is None else queue.settings
     policy = "observe" if settings is None else settings.payload_policy
@@ -349,13 +349,13 @@ def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence
                 envelope_card.shorten(mismatch.detail),
             )
             raise Problem(
-                422, MISMATCH, f"The schema of {urn} does not allow its data: {MISMATCH}, {why}.",
+                422, MISMATCH, f"The data does not match the schema for {urn}: {MISMATCH}, {why}.",
                 field="envelope",
             )  # fmt: skip
 
 
 def _bodies(context: Context, form: Form, draft: PublishForm, count: int) -> Sequence[bytes]:
-    """Return the bodies to store, within the bounds of each and of all together."""
+    """Return the bodies to store, after checking each size and the total size."""
     file = form.file("file")
     if file is not None:
         content = file.content
@@ -372,19 +372,19 @@ def _bodies(context: Context, form: Form, draft: PublishForm, count: int) -> Seq
 
 
 def _check_total(size: int, count: int) -> None:
-    """Refuse copies that are too large together, before creating them."""
+    """Reject copies whose total size is too large, before creating them."""
     total = size * count
     if count > 1 and total > TOTAL_MAX:
         raise Problem(
             413, "too_large",
-            f"{formats.format_number(count)} messages of that size are "
-            f"{formats.format_size(total)} in all.",
+            f"{formats.format_number(count)} messages of this size take "
+            f"{formats.format_size(total)} in total.",
             field="count", bound=formats.format_size(TOTAL_MAX),
         )  # fmt: skip
 
 
 def _after(request: web.Request, draft: PublishForm) -> str:
-    """Return to the form, because people often publish several messages."""
+    """Return the URL of the form, because people often publish several messages."""
     return context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
 
 
@@ -414,7 +414,7 @@ async def _check_draft(request: web.Request, draft: PublishForm, made: bytes) ->
 
 
 async def _wrap(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
-    """Write the envelope into the body, to be checked and published."""
+    """Write the envelope into the body, ready to be checked and published."""
     audit_entry(request, target=draft.queue[:LONGEST_NAME]).result = "checked"
     draft.body = message_draft.envelope_text(draft.urn, draft.data, draft.queue)
     draft.kind, draft.fill = "json", True
@@ -437,7 +437,7 @@ async def _save(request: web.Request, draft: PublishForm, row: MessageRow | None
     content |= {"count": draft.count, "fill": draft.fill}
     if len(draft.body) > EDIT_MAX:
         raise Problem(
-            413, "too_large", "A template is at most 1 MiB.", field="body",
+            413, "too_large", "A template must not exceed 1 MiB.", field="body",
             bound=formats.format_size(EDIT_MAX),
         )  # fmt: skip
     entry = audit_entry(request, target=name)
@@ -463,7 +463,7 @@ async def submit_template_removal(request: web.Request) -> web.StreamResponse:
 
 
 async def show_edit_form(request: web.Request) -> web.StreamResponse:
-    """Write a new message based on an old one, which stays unchanged."""
+    """Show the form for a new message based on an existing one, which stays unchanged."""
     context = context_of(request)
     row = await find_message(request, context)
     body = await context.reader.whole_body(row) if row.size <= EDIT_MAX else None
@@ -482,7 +482,7 @@ async def show_edit_form(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_edit(request: web.Request) -> web.StreamResponse:
-    """Publish a message based on an old one; the two are linked."""
+    """Publish a message based on an existing one, and link the two."""
     form = await read_form(request)
     row = await find_message(request, context_of(request))
     return await _attempt(request, form, row)

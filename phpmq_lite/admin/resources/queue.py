@@ -1,4 +1,4 @@
-"""One queue: its page with all tabs, its settings, its API."""
+"""A queue: its page with all tabs, its settings and its API."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -64,7 +64,7 @@ QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settin
 
 
 class QueuePageQuery(MessagesQuery, SettledQuery):
-    """The tab and filter of a queue's page."""
+    """The tab and filters of a queue's page."""
 
     tab: QueueTab = "messages"
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
@@ -72,16 +72,16 @@ class QueuePageQuery(MessagesQuery, SettledQuery):
 
 @dataclass(slots=True, frozen=True)
 class QueueConsumer:
-    """One consumer of a queue and the messages it holds."""
+    """A queue's consumer and the messages it holds."""
 
     client: ClientStatus
     credit: int
     held: int
-    holding: ConsumerLoad | None  # as stored; None: nothing
+    holding: ConsumerLoad | None  # from the database; None: holds nothing
 
 
 async def show_queue(request: web.Request) -> web.StreamResponse:
-    """One queue: its figures, and one of its parts."""
+    """Show a queue: its figures and the selected tab."""
     query = read_query(request, QueuePageQuery)
     status = require_queue(request)
     if query.format != "html":
@@ -97,7 +97,7 @@ async def render_queue_page(
     http_status: int = 200,
     **values: Any,
 ) -> web.Response:
-    """Render the page; ``values`` extend the values of its tab."""
+    """Render the page; ``values`` supplement the values of the tab."""
     context, queues = context_of(request), status_of(request).queues
     ages = await read_oldest_ready(context, [status])
     figures = queue_list.queue_figures(
@@ -129,7 +129,7 @@ def _warning(queue: QueueStatus) -> str:
 
 
 async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
-    """Read the data of the part that is shown."""
+    """Read the data for the selected tab."""
     context = context_of(request)
     if query.tab == "consumers":
         claims = [one for one in await read_claims(request) if one.queue == status.name]
@@ -148,12 +148,12 @@ async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus
 
 
 def _records(request: web.Request, queue: QueueStatus) -> QueueStatus | None:
-    """Return the dead-letter queue of a queue; None if there is none."""
+    """Return a queue's dead-letter queue, or None if it does not exist."""
     return find_queue(request, dead_letter_queue_of(status_of(request).queues, queue.name))
 
 
 async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, int, str]]:
-    """Count recently quarantined messages: reason, messages, a search for them."""
+    """Return recently quarantined messages as rows of reason, count and search."""
     if queue.settings.payload_policy != "envelope" and not any(
         reason in REASONS for reason in queue.deaths
     ):
@@ -173,7 +173,7 @@ def _fields(
     typed: Mapping[str, str] | None = None,
     error: tuple[str, str] = ("", ""),
 ) -> Any:
-    """Return the fields of the settings form, with what was typed and the error of a field."""
+    """Return the fields of the settings form, with the values entered and any error."""
     defaults = context_of(request).settings.queues.model_dump()
     home = find_queue(request, home_of(queue.name) or "")
     return queue_settings_form.form_fields_of(queue, defaults, typed, error, home=home)
@@ -190,7 +190,7 @@ async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatu
 
 
 def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
-    """Return the search that finds all messages of the list, to act on all of them."""
+    """Return the search for all messages in the list, to act on all of them."""
     if not rows:
         return ""
     if query.tab == "history":
@@ -199,7 +199,7 @@ def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageR
 
 
 async def _consuming(request: web.Request, queue: QueueStatus) -> list[QueueConsumer]:
-    """Return the consumers of a queue, those that have held a message longest first."""
+    """Return a queue's consumers, the one that has held a message longest first."""
     consumers = queue_list.consumers_of(status_of(request), queue.name)
     if not consumers:
         return []
@@ -242,7 +242,7 @@ def _forecast(request: web.Request, queue: QueueStatus) -> str:
 
 
 async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values of the head of a queue's page."""
+    """Return the live values for the header of a queue's page."""
     context, status = context_of(request), find_queue(request, argument)
     if status is None:
         raise not_found("queue", argument)
@@ -256,7 +256,7 @@ async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...])
 
 
 async def submit_settings(request: web.Request) -> web.StreamResponse:
-    """Change the settings of a queue, or reset one to its default."""
+    """Change a queue's settings, or reset one to its default."""
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     defaults = context.settings.queues.model_dump()
     home = find_queue(request, home_of(queue.name) or "")
@@ -293,10 +293,10 @@ def _describe_changes(changes: Mapping[str, Any]) -> str:
 async def _again(
     request: web.Request, queue: QueueStatus, form: Form, field: str, text: str
 ) -> web.StreamResponse:
-    """Show the form as entered, with the error at its field.
+    """Show the form as entered, with the error next to its field.
 
     Raises:
-        Problem: 422 if the page has no such field; nothing was changed.
+        Problem: 422 if the form does not contain the field; nothing was changed.
     """
     if field not in KINDS:
         raise Problem(422, "bad_setting", f"{field} {text}", field=field)
@@ -309,13 +309,13 @@ async def _again(
 
 
 class QueueDetailView(QueueView):
-    """A queue with its live figures and settings."""
+    """A queue with its current figures and settings."""
 
-    settings: SettingsView = Field(description="settings, including the broker's defaults")
+    settings: SettingsView = Field(description="settings in force, including the broker's defaults")
 
 
 async def get_queue(request: web.Request) -> web.StreamResponse:
-    """Return one queue with its settings. The ETag is that of the settings."""
+    """Return a queue with its settings. The ETag identifies the version of the settings."""
     context = context_of(request)
     status = require_queue(request)
     out = await _detail(context, status)
@@ -331,7 +331,7 @@ async def _detail(context: Context, status: QueueStatus) -> QueueDetailView:
 
 
 async def configure_queue(request: web.Request) -> web.StreamResponse:
-    """Change settings of a queue; with If-Match, only if they are unchanged since."""
+    """Change a queue's settings; with If-Match, only if they have not changed since."""
     context, name = context_of(request), require_queue(request).name
     changes = (await read_json_model(request, SettingsInput)).changes()
     check_forward_right(request, changes.get("on_expire"))
@@ -347,12 +347,12 @@ async def configure_queue(request: web.Request) -> web.StreamResponse:
 
 
 def settings_etag(settings: dict[str, Any]) -> str:
-    """Return the ETag of a set of settings."""
+    """Return the ETag for a set of settings."""
     return f'"{sha256(dumps(settings, sort_keys=True).encode()).hexdigest()[:16]}"'
 
 
 def check_etag(request: web.Request, name: str) -> Callable[[Broker], None]:
-    """Return the check of If-Match, which runs in the batch of the change."""
+    """Return the If-Match check, which runs in the same batch as the change."""
     given = request.headers.get("If-Match")
 
     def check(core: Broker) -> None:
@@ -362,7 +362,7 @@ def check_etag(request: web.Request, name: str) -> Callable[[Broker], None]:
         if known not in {tag.strip() for tag in given.split(",")}:
             raise RefusedError(
                 "stale",
-                f"the settings of {name!r} have changed; their ETag is {known} now",
+                f"the settings of {name!r} have changed; their ETag is now {known}",
             )
 
     return check

@@ -1,4 +1,4 @@
-"""Create, remove, pause, purge, move and redrive a queue."""
+"""The queue actions: create, remove, pause, purge, move and redrive."""
 
 import json
 from typing import Final, Literal
@@ -61,38 +61,38 @@ async def submit_test_message(request: web.Request) -> web.StreamResponse:
     raise web.HTTPSeeOther(context.urls.to("message", id=ids[0]))
 
 
-# -- pages that ask first
+# -- confirmation pages
 
 _TARGET: Final = ("target_field", ("To the queue", True))
 _RECORDS_TARGET: Final = (
     "target_field",
-    ("To another queue", False, "Empty: the queue where each was dead-lettered."),
+    ("To another queue", False, "Empty: the queue where each record was dead-lettered."),
 )
 _LATER: Final = "Messages that arrive after this page was opened are not included."
-# Action -> the description in the reference, the text and the fields of its form.
+# Action -> its description in the reference, and the text and fields of its form.
 _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
     "purge": (
-        "Ask before the messages of a queue are deleted.",
-        "They are settled as deleted and stay in the history for the retention time. Undo "
+        "Ask for confirmation before a queue's messages are deleted.",
+        "The messages are settled as deleted and stay in the history for the retention time. Undo "
         f"restores them. {_LATER}",
         (("limit_field", ("messages",)),),
     ),
     "move": (
-        "Ask for the queue to move all ready messages to.",
-        "Ready messages move to the end of the other queue, in their order. They keep their ids. "
+        "Ask which queue to move all ready messages to.",
+        "Ready messages move to the end of the other queue, in order, and keep their ids. "
         f"{_LATER}",
         (_TARGET, ("create_field", ()), ("limit_field", ("messages",))),
     ),
     "redrive": (
-        "Ask before the dead letters of a queue are redriven.",
+        "Ask for confirmation before a queue's dead letters are redriven.",
         "Each record is published again, at the end of the queue where it was dead-lettered, and "
-        "is then deleted. Records that a client published here itself stay.",
+        "then deleted. Messages that a client published directly to this queue stay.",
         (_RECORDS_TARGET, ("ttl_field", ("the queue's default",)), ("rate_field", ()),
          ("limit_field", ("records",))),
     ),
     "remove": (
-        "Ask before an empty queue is removed.",
-        "A queue can be removed if it is empty, not pinned and has no consumers. Its settings are "
+        "Ask for confirmation before an empty queue is removed.",
+        "A queue can be removed if it is empty, not pinned and without consumers. Its settings are "
         "removed with it; its history stays for the retention time. The next message published "
         "to this name creates the queue again.",
         (),
@@ -103,7 +103,7 @@ _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
 async def show_form(request: web.Request, action: str) -> web.StreamResponse:
     """Show the form of an action on a whole queue.
 
-    It contains ``upto``, the number of the last message: later messages are not included.
+    Its field ``upto`` is the seq of the last message, so that later messages are not included.
     """
     context, queue = context_of(request), require_queue(request)
     urls = context.urls
@@ -112,8 +112,8 @@ async def show_form(request: web.Request, action: str) -> web.StreamResponse:
     count = source.ready if source is not None else 0
     _, text, fields = _ASKS[action]
     if action == "purge" and queue.dispatched:
-        label = f"Also the {formats.format_number(queue.dispatched)} that consumers hold now"
-        help_ = "Their acknowledgements will be ignored."
+        label = f"Also delete the {formats.format_number(queue.dispatched)} held by consumers"
+        help_ = "The consumers' acknowledgements will be ignored."
         fields = (*fields, ("check_field", ("dispatched", label, help_)))
     verb = "Delete" if action == "purge" else action.capitalize()
     noun = "record" if action == "redrive" else "message"
@@ -140,7 +140,7 @@ async def show_form(request: web.Request, action: str) -> web.StreamResponse:
 
 
 async def submit_form(request: web.Request, action: Action) -> web.StreamResponse:
-    """Act on the messages of a queue that were there when its form was opened."""
+    """Act on the messages that were in the queue when its form was opened."""
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     is_delete, source = action is Action.DELETE, queue
     if action is Action.REDRIVE:
@@ -161,18 +161,18 @@ async def submit_form(request: web.Request, action: Action) -> web.StreamRespons
 
 
 class PauseInput(StrictInput):
-    """The side of a queue to pause or resume."""
+    """What to pause or resume: delivery or publishing."""
 
     side: Literal["delivery", "publishing", "publish"] = Field(
-        "delivery", description="delivery or publishing; publish means publishing"
+        "delivery", description="delivery or publishing; publish is a synonym of publishing"
     )
 
 
 class CreatedView(BaseModel):
-    """A queue that exists now."""
+    """A queue that was created or already existed."""
 
     queue: str = Field(description="name of the queue")
-    is_new: bool = Field(description="false: the queue existed already")
+    is_new: bool = Field(description="false: the queue already existed")
 
 
 class PurgeInput(StrictInput):
@@ -180,7 +180,7 @@ class PurgeInput(StrictInput):
 
     dispatched: bool = Field(False, description="true: include messages held by consumers")
     limit: int | None = Field(
-        None, ge=1, le=1 << 50, description="only the oldest, at most this many; null: all"
+        None, ge=1, le=1 << 50, description="delete at most this many, oldest first; null: all"
     )
 
 
@@ -191,15 +191,15 @@ class PurgedView(BaseModel):
 
 
 class PausedView(BaseModel):
-    """The state of one side of a queue."""
+    """Whether delivery or publishing is paused."""
 
     queue: str = Field(description="name of the queue")
-    side: str = Field(description="delivery or publishing; publish means publishing")
+    side: str = Field(description="delivery or publishing; publish is a synonym of publishing")
     paused: bool = Field(description="true: paused")
 
 
 async def create_queue(request: web.Request) -> web.StreamResponse:
-    """Create a queue: 201, or 200 if it exists."""
+    """Create a queue: 201, or 200 if it already exists."""
     context, name = context_of(request), queue_name_of(request)
     await read_json_model(request, EmptyInput)
     check_queue_name(name)
@@ -229,7 +229,7 @@ def _removed(request: web.Request, _asked: None, _view: None) -> tuple[str, str]
 
 
 async def purge_queue(request: web.Request, asked: PurgeInput) -> PurgedView:
-    """Settle the messages of a queue as deleted, or only the oldest."""
+    """Settle a queue's messages as deleted: all, or only the oldest."""
     context, name = context_of(request), require_queue(request).name
     count = await context.engine.run(
         queue_operations.purge, audit_entry(request, target=name), name,
@@ -239,12 +239,12 @@ async def purge_queue(request: web.Request, asked: PurgeInput) -> PurgedView:
 
 
 async def pause_queue(request: web.Request, asked: PauseInput) -> PausedView:
-    """Pause delivery or publishing of a queue. A restart keeps it paused."""
+    """Pause a queue's delivery or publishing. A restart does not resume it."""
     return await _set_paused(request, asked, is_paused=True)
 
 
 async def resume_queue(request: web.Request, asked: PauseInput) -> PausedView:
-    """Resume delivery or publishing of a queue."""
+    """Resume a queue's delivery or publishing."""
     return await _set_paused(request, asked, is_paused=False)
 
 
@@ -276,11 +276,11 @@ ROUTES: Final = (
               bind_action(submit_form, action, summary), audit)
         for name, action, audit, summary in (
             ("purge", Action.DELETE, "queue.purge",
-             "Delete the messages of a queue, or only the oldest."),
+             "Delete a queue's messages: all, or only the oldest."),
             ("move", Action.MOVE, "queue.move",
-             "Move the ready messages of a queue to the end of another queue."),
+             "Move a queue's ready messages to the end of another queue."),
             ("redrive", Action.REDRIVE, "dead.redrive",
-             "Redrive the dead-letter records of a queue, with an optional rate."),
+             "Redrive a queue's dead-letter records, with an optional rate limit."),
         )
     ),
     Route(

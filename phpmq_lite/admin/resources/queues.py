@@ -1,4 +1,4 @@
-"""The list of queues, and actions on the selected ones."""
+"""The list of queues, and actions on selected queues."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,25 +39,25 @@ from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
 
 class QueueView(ResponseModel):
-    """A queue with its live figures."""
+    """A queue with its current figures."""
 
     queue_id: int = Field(description="number of the queue")
     name: str = Field(description="name")
     ready: int = Field(description="ready messages")
     dispatched: int = Field(description="messages held by consumers")
     dead: int = Field(description="records in its dead-letter queue; 0 for a dead-letter queue")
-    bytes: int = Field(description="size of the bodies of its live messages, bytes")
+    bytes: int = Field(description="total size of the live messages' bodies, bytes")
     oldest_ready_at: int | None = Field(
-        description="when its first ready message was published; null: none"
+        description="when the first ready message was published; null: none"
     )
-    oldest_age_s: float | None = Field(description="age of its first ready message; null: none")
+    oldest_age_s: float | None = Field(description="age of the first ready message; null: none")
     published_per_s: PerSecond = Field(description="messages published per second")
     dispatched_per_s: PerSecond = Field(description="messages dispatched per second")
     acked_per_s: PerSecond = Field(description="messages acknowledged per second")
     consumers: int = Field(description="number of consumers")
-    credit: int = Field(description="messages that its consumers can accept now")
-    delivery_paused: bool = Field(description="true: nothing is dispatched to consumers")
-    publishing_paused: bool = Field(description="true: publishing is refused")
+    credit: int = Field(description="messages that the consumers can accept now")
+    delivery_paused: bool = Field(description="true: no messages are dispatched")
+    publishing_paused: bool = Field(description="true: messages are rejected")
 
     @classmethod
     def of_status(cls, queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) -> Self:
@@ -71,7 +71,7 @@ class QueueView(ResponseModel):
 
 
 async def find_queues(request: web.Request, query: QueueQuery) -> QueuePage:
-    """List queues with their live figures."""
+    """List queues with their current figures."""
     queues = status_of(request).queues
     return make_queue_page(queues, await read_oldest_ready(context_of(request), queues), query)
 
@@ -91,7 +91,7 @@ async def _values(request: web.Request, query: QueueQuery, listed: QueuePage) ->
 
 
 def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
-    """Return code for the first steps, with the real addresses, while there is no queue."""
+    """Return code for the first steps, with the broker's addresses, while there are no queues."""
     if status.queues:
         return []
     host, port = tcp_address(status.listeners, host_name(request.host))
@@ -102,23 +102,23 @@ def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
 
 
 def read_figures(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
-    """Return the values of the table, by queue_id and column."""
+    """Return the table's values by queue_id and column."""
     return {q.status.queue_id: queue_list.queue_figures(q, now_ms) for q in listed}
 
 
 def read_trends(context: Context, listed: Iterable[ListedQueue]) -> dict[int, str]:
-    """Return the points of each queue's small chart."""
+    """Return the data points for each queue's sparkline."""
     return {q.status.queue_id: trends.read_spark(context, q.status.queue_id) for q in listed}
 
 
 def queues_view(request: web.Request, listed: QueuePage) -> ListPage[QueueView]:
-    """Return the view of a page of queues."""
+    """Return the API view of a page of queues."""
     now_ms = context_of(request).now_ms()
     items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in listed.queues]
     return ListPage[QueueView](items=items, next=listed.next)
 
 
-# -- live
+# -- live updates
 
 
 def read_live_rows(
@@ -127,7 +127,7 @@ def read_live_rows(
     ages: Mapping[int, int],
     ids: Collection[int],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the values and the small charts of the rows shown."""
+    """Return the values and sparklines for the rows shown."""
     asked, now_ms = frozenset(ids), context.now_ms()
     shown: dict[str, str] = {}
     points: dict[str, str] = {}
@@ -141,7 +141,7 @@ def read_live_rows(
 
 
 async def live_queues(request: web.Request, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values of the list of queues; ``ids`` are those shown."""
+    """Return the live values for the list of queues; ``ids`` are the queues shown."""
     context, status = context_of(request), status_of(request)
     query = read_query(request, QueueQuery)
     ages = await read_oldest_ready(context, status.queues)
@@ -167,7 +167,7 @@ _ACTIONS: Final = (*_TURNS, "purge", "remove")
 
 
 async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
-    """Act on the queues selected on the list."""
+    """Act on the queues selected in the list."""
     context, form = context_of(request), await read_form(request)
     action = form.text("action", 40)
     if action not in _ACTIONS:
@@ -181,7 +181,7 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
     entry = audit_entry(request, target=_quote_names(names), reason=form.reason())
     entry.action = "selection.make" if action == "purge" else f"queue.{action}"
-    if action == "purge":  # requires its preview
+    if action == "purge":  # requires a preview
         selection = await bulk.freeze_selection(request, _ready_in(names))
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=selection.token, action="delete", next=to)
@@ -214,7 +214,7 @@ def _count(number: int) -> str:
 async def pause_queues(
     context: Context, entry: AuditEntry, names: Sequence[str], side: str, is_paused: bool
 ) -> None:
-    """Pause or resume a side of several queues, in one transaction."""
+    """Pause or resume delivery or publishing of several queues in one transaction."""
 
     def run(core: Broker, reply: Reply) -> None:
         known = [name for name in names if name in core.state.queues]
@@ -230,7 +230,7 @@ async def pause_queues(
 async def remove_queues(
     context: Context, entry: AuditEntry, names: Sequence[str]
 ) -> tuple[int, list[str]]:
-    """Remove those queues that are empty; return their number, and why others stay."""
+    """Remove the empty queues; return their number, and why the other queues were kept."""
     done, refused = 0, []
     for name in names:
         try:
@@ -244,7 +244,7 @@ async def remove_queues(
 
 
 def ignore_reply(_answer: object) -> None:
-    """Ignore the reply of one of several operations in a batch."""
+    """Ignore the reply to one of several operations in a batch."""
 
 
 ROUTES: Final = (

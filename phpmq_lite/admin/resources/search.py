@@ -1,4 +1,4 @@
-"""Search page and API, completions, saved views."""
+"""The search page and API, completions and saved views."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
 class SearchFieldQuery(BaseModel):
-    """The text of the search field."""
+    """The text in the search field."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -42,7 +42,7 @@ class SearchFieldQuery(BaseModel):
 
 
 class SearchPageInput(ListQuery):
-    """Page and format of a search."""
+    """The page and format of a search."""
 
     format: OutputFormat = "json"
 
@@ -54,25 +54,25 @@ class SearchInput(SearchPageInput):
 
 
 class FoundMessagesView(ListPage[MessageView]):
-    """A page of a search, newest first.
+    """A page of search results, newest first.
 
-    A search stops at a time limit: continue with ``next``, even if there are no items yet.
+    A search stops at a time limit. Continue with ``next``, even if no items were found yet.
     """
 
-    searched: int = Field(description="messages searched so far, approximately")
-    total: int = Field(description="messages to search, approximately")
+    searched: int = Field(description="approximate number of messages searched so far")
+    total: int = Field(description="approximate number of messages to search")
     complete: bool = Field(description="true: all messages were searched")
 
 
 async def search_messages(request: web.Request, asked: SearchInput) -> FoundMessagesView:
-    """Search alive and settled messages, newest first, without their bodies."""
+    """Search live and settled messages, newest first; bodies are not returned."""
     return found_messages(
         await messages.read_search_page(request, parse_search(asked.q), asked.cursor, asked.limit)
     )
 
 
 def found_messages(found: messages.SearchPage) -> FoundMessagesView:
-    """Return the view of a page of a search."""
+    """Return the API view of a page of search results."""
     return FoundMessagesView(
         items=[MessageView.of_row(row) for row in found.rows],
         next=found.next,
@@ -93,14 +93,14 @@ class SearchPageQuery(ListQuery):
 
 @dataclass(slots=True, frozen=True)
 class SearchChip:
-    """A term of the search, and the search without it."""
+    """A search term, and the search without that term."""
 
     text: str
     without: str
 
 
 async def show_search(request: web.Request) -> web.StreamResponse:
-    """Messages that match a search, alive and settled, newest first."""
+    """Show the live and settled messages that match a search, newest first."""
     asked = read_query(request, SearchPageQuery)
     text = asked.q.strip()
     if asked.format != "html":
@@ -157,9 +157,9 @@ async def _page(
 
 
 def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozenset()) -> list[str]:
-    """Return the actions that apply to at least one of these messages, harmless first.
+    """Return the actions that apply to at least one of these messages, harmless actions first.
 
-    ``others`` are queues of dead-letter records that settings name.
+    ``others`` are the dead-letter queues named by settings.
     """
     states = {State(row.state).name.lower() for row in rows}
     is_record = any(row.is_alive and _is_record(row, others) for row in rows)
@@ -190,7 +190,7 @@ async def submit_view(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_search(request: web.Request) -> web.StreamResponse:
-    """Redirect from the search field to a message, a queue or the matching messages."""
+    """Redirect to the message, queue or list of matches for the text in the search field."""
     context, query = context_of(request), read_query(request, SearchFieldQuery)
     text = query.q.strip()
     if is_message_id(text.lower()):
@@ -201,23 +201,23 @@ async def submit_search(request: web.Request) -> web.StreamResponse:
 
 
 COMPLETIONS: Final = 20
-_PATHS: Final = 500  # considered
+_PATHS: Final = 500  # most that are considered
 
 
 class CompletionsInput(QueryModel):
-    """The text of the search field up to the caret."""
+    """The text in the search field, up to the caret."""
 
-    q: str = Field("", max_length=2_000, description="text of the search field up to the caret")
+    q: str = Field("", max_length=2_000, description="text in the search field, up to the caret")
 
 
 class CompletionsView(BaseModel):
-    """Completions of the last word, most likely first."""
+    """Completions for the last word, most likely first."""
 
-    items: list[str] = Field(description="completions of the last word, most likely first")
+    items: list[str] = Field(description="completions for the last word, most likely first")
 
 
 async def list_completions(request: web.Request, asked: CompletionsInput) -> CompletionsView:
-    """Complete the last word of a search: qualifiers, queues, states, URNs, paths in bodies."""
+    """Complete the last word of a search: qualifiers, queues, states, URNs and paths in bodies."""
     word = asked.q.rpartition(" ")[2]
     start = "-" if word.startswith("-") else ""
     name, colon, value = word.removeprefix("-").partition(":")
@@ -232,7 +232,7 @@ async def list_completions(request: web.Request, asked: CompletionsInput) -> Com
 
 
 async def _values(request: web.Request, name: str) -> list[str]:
-    """Return the values of a qualifier, quoted if needed."""
+    """Return a qualifier's values, quoted where necessary."""
     if name == "state":
         return list(STATES)
     if name == "verdict":
@@ -246,7 +246,7 @@ async def _values(request: web.Request, name: str) -> list[str]:
 
 
 async def _paths(request: web.Request) -> list[str]:
-    """Return the JSON paths seen recently; none for callers limited to some queues."""
+    """Return recently seen JSON paths; empty for callers limited to some queues."""
     if allowed_queues(request) is not None:
         return []
     rows = await context_of(request).search.newest_contents()

@@ -1,4 +1,4 @@
-"""The preview of a selection before bulk work."""
+"""Selections of messages, previewed before a bulk action."""
 
 from typing import Final, Self
 
@@ -31,8 +31,8 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
-PLANNED: Final = 500  # records that a plan covers
-_NEEDS: Final = {  # action -> the states that it accepts; harmless actions first
+PLANNED: Final = 500  # most records that a plan covers
+_NEEDS: Final = {  # action -> the states it accepts; harmless actions first
     Action.REQUEUE: {"ready", "dispatched"},
     Action.RELEASE: {"dispatched"},
     Action.MOVE: {"ready"},
@@ -43,7 +43,7 @@ _NEEDS: Final = {  # action -> the states that it accepts; harmless actions firs
 
 
 async def submit_selection(request: web.Request) -> web.StreamResponse:
-    """Select the messages that match a search, and show them before acting."""
+    """Select the messages that match a search, and show the selection before acting."""
     context, form = context_of(request), await read_form(request)
     to, action = own_path_or(form.raw("next"), ""), form.text("action", 40)
     selection = await bulk.freeze_selection(request, parse_search(form.text("q")), action)
@@ -53,7 +53,7 @@ async def submit_selection(request: web.Request) -> web.StreamResponse:
 
 
 async def show_selection(request: web.Request) -> web.StreamResponse:
-    """The messages of a selection, and the possible actions."""
+    """Show the messages in a selection, and the possible actions."""
     context = context_of(request)
     found = bulk.find_selection(request, request.match_info["token"])
     fitting = possible_actions(found, dead_letter_queues_named(status_of(request).queues))
@@ -73,7 +73,7 @@ async def show_selection(request: web.Request) -> web.StreamResponse:
 async def _plan(
     request: web.Request, selection: MessageSelection, action: str
 ) -> tuple[bulk.RedrivePlan | None, int]:
-    """Return what a redrive of the first records would do, and their number."""
+    """Return what a redrive would do with the first records, and how many records that covers."""
     if action != Action.REDRIVE:
         return None, 0
     seqs = selection.frozen.seqs[:PLANNED]
@@ -82,13 +82,13 @@ async def _plan(
         check_queue_name(target)
         check_queue_right(request, target, "target")
     options = ActionOptions(target=target, queues=allowed_queues(request))
-    # The preview is not audited, but the operation needs an entry.
+    # The plan is not audited, but the operation requires an audit entry.
     entry = AuditEntry(identity_of(request).actor, "ui", request.remote or "", "dead.redrive")
     return await bulk.plan_redrive(context_of(request), entry, seqs, options), len(seqs)
 
 
 def _fits(selection: MessageSelection, action: str) -> int:
-    """Count the messages that an action accepts; held messages need a checkbox."""
+    """Count the messages that an action accepts; deleting held messages needs a checkbox."""
     states = {"ready"} if action == Action.DELETE else _NEEDS.get(Action(action), set())
     return sum(selection.frozen.by_state.get(state, 0) for state in states)
 
@@ -96,9 +96,9 @@ def _fits(selection: MessageSelection, action: str) -> int:
 def possible_actions(
     selection: MessageSelection, others: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """Return the possible actions on a selection: action -> its verb.
+    """Return the possible actions on a selection, with their verbs.
 
-    ``others`` are queues of dead-letter records that settings name.
+    ``others`` are the dead-letter queues named by settings.
     """
     frozen = selection.frozen
     states = {state for state, count in frozen.by_state.items() if count}
@@ -110,13 +110,13 @@ def possible_actions(
 
 
 def fitting_actions(states: set[str], *, may_redrive: bool) -> list[Action]:
-    """Return the actions on messages in these states, the harmless ones first."""
+    """Return the actions for messages in these states, harmless actions first."""
     fitting = [action for action, needed in _NEEDS.items() if needed & states]
     return [action for action in fitting if may_redrive or action is not Action.REDRIVE]
 
 
 def read_action(form: Form) -> Action:
-    """Return the action on several messages that a form asks for.
+    """Return the bulk action that a form requests.
 
     Raises:
         Problem: 422 if there is no such action.
@@ -128,7 +128,7 @@ def read_action(form: Form) -> Action:
 
 
 async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
-    """Act on a selection. Submitting the form again leads to the same job."""
+    """Act on a selection. Submitting the form again redirects to the same job."""
     form = await read_form(request)
     action = read_action(form)
     asked = bulk.BulkRequest(
@@ -140,9 +140,9 @@ async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
 
 
 class SelectionInput(StrictInput):
-    """The search that selects messages; without ``state:`` only live ones."""
+    """The search that selects messages; without ``state:``, only live messages."""
 
-    q: str = Field(max_length=1_000, description="search; without state: only live messages")
+    q: str = Field(max_length=1_000, description="search; without state:, only live messages match")
 
 
 class SelectionView(ResponseModel):
@@ -151,29 +151,29 @@ class SelectionView(ResponseModel):
     token: str = Field(description="token for POST /bulk, valid for ten minutes")
     q: str = Field(description="the search, as it was parsed")
     count: int = Field(description="number of selected messages")
-    is_complete: bool = Field(description="false: more messages match than fit")
+    is_complete: bool = Field(description="false: too many messages match for one selection")
     oldest: int | None = Field(
-        validation_alias="oldest_at", description="oldest time of publishing, Unix ms; null: empty"
+        validation_alias="oldest_at", description="oldest publish time, Unix ms; null: empty"
     )
     newest: int | None = Field(
-        validation_alias="newest_at", description="newest time of publishing, Unix ms; null: empty"
+        validation_alias="newest_at", description="newest publish time, Unix ms; null: empty"
     )
     bytes: int = Field(validation_alias="size", description="total size of the bodies, bytes")
-    held: int = Field(description="of these, held by consumers")
-    expired: int = Field(description="of these, settled after their deadline")
+    held: int = Field(description="number of messages held by consumers")
+    expired: int = Field(description="number of settled messages past their deadline")
     leaves_history: int = Field(description="deleted messages that leave the history to make room")
     by_queue: dict[str, int] = Field(description="number of messages by queue")
     by_state: dict[str, int] = Field(description="number of messages by state")
     by_urn: dict[str, int] = Field(description="messages by URN; ~other: all further URNs")
-    samples: list[MessageView] = Field(description="first, middle and last message")
+    samples: list[MessageView] = Field(description="the first, middle and last message")
     to_confirm: list[str] = Field(description="accepted values of confirm; empty: not needed")
-    expires_at: int = Field(description="when it expires, Unix ms")
+    expires_at: int = Field(description="when the selection expires, Unix ms")
 
     @classmethod
     def of_selection(
         cls, selection: MessageSelection, to_confirm: tuple[str, ...], leaves_history: int
     ) -> Self:
-        """Return the view of a frozen selection."""
+        """Return the API view of a selection."""
         return cls.of(
             selection.frozen,
             token=selection.token,
@@ -192,7 +192,7 @@ async def create_selection(request: web.Request, asked: SelectionInput) -> Selec
 
 
 async def get_selection(request: web.Request) -> SelectionView:
-    """Return a selection, for the user who made it."""
+    """Return a selection to the user who created it."""
     return await _view_of(request, bulk.find_selection(request, request.match_info["token"]))
 
 

@@ -1,4 +1,4 @@
-"""Login, setup, logout, own account, all sessions."""
+"""Login, setup, logout, the user's own account, and all sessions."""
 
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from phpmq_lite.storage.read.accounts import LoginSession, User
 
 
 async def show_login(request: web.Request) -> web.StreamResponse:
-    """Ask for name and password."""
+    """Ask for the name and password."""
     goal = request.query.get("next", "")
     if identity_of(request).kind == "user":
         raise web.HTTPSeeOther(goal if is_own_path(goal) else _home(request))
@@ -47,7 +47,7 @@ async def _login_page(
 
 
 async def submit_login(request: web.Request) -> web.StreamResponse:
-    """Log in: start a session."""
+    """Check the name and password, and start a session."""
     name = (await read_form_field(request, "name")).strip()
     is_kept = await read_form_field(request, "keep") == "yes"
     try:
@@ -64,7 +64,7 @@ async def submit_login(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_logout(request: web.Request) -> web.StreamResponse:
-    """End this session."""
+    """End the current session."""
     context = context_of(request)
     login = request.get(LOGIN)
     if login is not None:
@@ -79,7 +79,7 @@ def _home(request: web.Request) -> str:
 
 
 async def show_setup(request: web.Request) -> web.StreamResponse:
-    """Ask for the set-up token and the first admin, while there are no users."""
+    """Ask for the set-up token and the first admin's account, while there are no users."""
     _check_open(request)
     return await _setup_page(request, "admin")
 
@@ -105,7 +105,7 @@ async def _setup_page(
 
 
 async def submit_setup(request: web.Request) -> web.StreamResponse:
-    """Create the first admin and log in."""
+    """Create the first admin and log them in."""
     _check_open(request)
     name = (await read_form_field(request, "name")).strip()
     password = await read_form_field(request, "password")
@@ -126,7 +126,7 @@ async def submit_setup(request: web.Request) -> web.StreamResponse:
 async def _redirect_in_new_session(
     request: web.Request, user: User, page: str, text: str
 ) -> web.Response:
-    """Start a session of the user, and show a message on its first page."""
+    """Start a session for the user, and show a message on its first page."""
     context = context_of(request)
     cookie = await users.start_session(request, user)
     response = redirect_with_session(context.urls.to(page))
@@ -136,16 +136,16 @@ async def _redirect_in_new_session(
 
 
 class SessionView(ResponseModel):
-    """One login session."""
+    """A login session."""
 
     id: int = Field(validation_alias="session_id", description="number of the session")
     user: str = Field(description="name of the user")
     created_at: int = Field(description="when it was created, Unix ms")
     seen_at: int = Field(description="when it was last used, Unix ms; up to five minutes late")
-    expires_at: int = Field(description="when it ends at the latest, Unix ms")
+    expires_at: int = Field(description="when it expires at the latest, Unix ms")
     address: str = Field(description="host or host:port; unix or control: the broker's machine")
     agent: str = Field(description="User-Agent of the browser")
-    is_own: bool = Field(description="true: the session of this request")
+    is_own: bool = Field(description="true: this request belongs to the session")
 
 
 def _view(request: web.Request, session: LoginSession) -> SessionView:
@@ -157,7 +157,7 @@ def _view(request: web.Request, session: LoginSession) -> SessionView:
 
 
 async def find_sessions(request: web.Request, _query: FormatQuery) -> list[LoginSession]:
-    """List the sessions, the most recently used first."""
+    """List the sessions, most recently used first."""
     context = context_of(request)
     return context.auth.accounts.open_sessions(context.now_ms())
 
@@ -199,7 +199,7 @@ RESOURCES: Final = (
 
 
 async def show_account(request: web.Request, problem: Problem | None = None) -> web.StreamResponse:
-    """Your account: password and sessions."""
+    """Show the user's own account: password and sessions."""
     context = context_of(request)
     user = users.user_of(request)
     return await render_form(
@@ -214,7 +214,7 @@ async def show_account(request: web.Request, problem: Problem | None = None) -> 
 
 
 async def submit_own_password(request: web.Request) -> web.StreamResponse:
-    """Change your own password. Your other sessions end; this one continues under a new id."""
+    """Change the user's own password and end their other sessions; this one gets a new id."""
     try:
         new = await read_form_field(request, "password")
         users.check_same(new, await read_form_field(request, "again"))
@@ -227,7 +227,7 @@ async def submit_own_password(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_own_session_end(request: web.Request) -> web.StreamResponse:
-    """End one of your other sessions."""
+    """End another session of the same user."""
     context = context_of(request)
     session = context.auth.accounts.session_numbered(users.parse_id(request))
     if session.user_id != users.user_of(request).user_id:

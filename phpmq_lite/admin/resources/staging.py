@@ -1,4 +1,4 @@
-"""Rows staged by Spark tasks, published in one transaction (``docs/guides/pipeline.md``)."""
+"""Rows that Spark tasks stage, to publish them in one transaction (``docs/guides/pipeline.md``)."""
 
 import asyncio
 import struct
@@ -40,24 +40,24 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.read_connections import read_owner
 
-ROWS_MAX: Final = 100_000  # of a token, and of a publish
-SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # other batches run after each
+ROWS_MAX: Final = 100_000  # most rows under one token, and in one publish call
+SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # other batches run between slices
 SLICE_BYTES: Final = 256 << 10
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _COLUMNS: Final = ("body", "queue", "ttl_s")
 _BROKEN: Final = (ArithmeticError, LookupError, OSError, ValueError, struct.error)
-_COMPRESSION: Final = 10  # slot of RecordBatch.compression: Message.fbs of Arrow
+_COMPRESSION: Final = 10  # slot of RecordBatch.compression in Arrow's Message.fbs
 
 
 class UploadedRows(NamedTuple):
-    """The checked rows of a stream; ``bytes`` is the size of the bodies."""
+    """The checked rows of a stream; ``bytes`` is the total size of their bodies."""
 
     batches: list[Any]  # pyarrow.RecordBatch
     rows: int
     bytes: int
 
     def chunks(self) -> Iterator[list[staging.StagedRow]]:
-        """Yield the rows in order, as many at a time as the broker accepts in one slice."""
+        """Yield the rows in order, in chunks that the broker accepts as one slice."""
         for batch in self.batches:
             at = 0
             while at < batch.num_rows:
@@ -68,7 +68,7 @@ class UploadedRows(NamedTuple):
 
 
 def _rows_that_fit(bodies: Any) -> int:
-    """Count the first bodies that make a slice: more than one only below its bound."""
+    """Return how many of the first bodies fit into a slice; at least one always does."""
     import pyarrow.compute as pc
 
     sizes: Iterator[int] = accumulate(pc.binary_length(bodies).to_pylist())
@@ -78,15 +78,15 @@ def _rows_that_fit(bodies: Any) -> int:
 def read_rows(
     raw: bytes | bytearray, content_max: int, check_right: Callable[[str], None]
 ) -> UploadedRows:
-    """Read and check a whole stream; ``check_right`` is called once for each queue.
+    """Read and check a whole stream; call ``check_right`` once for each queue.
 
     Raises:
-        Problem: 422 naming the column or the bound, 413 for too many rows or too large a body.
+        Problem: 422 naming the column or bound, 413 for too many rows or a body that is too large.
     """
     import pyarrow as pa
 
     if not raw.endswith(_END):
-        raise _bad("The Arrow stream does not end with its end mark; it was cut off.")
+        raise _bad("The Arrow stream is truncated: its end-of-stream marker is missing.")
     try:
         _check_plain(pa, raw)
         with pa.ipc.open_stream(pa.py_buffer(raw)) as reader:
@@ -98,13 +98,13 @@ def read_rows(
 
 
 def _batches(pa: Any, reader: Any) -> list[Any]:
-    """Read the batches that have rows; 64 MiB hold 290,000 empty ones, which take 3 KiB each."""
+    """Read the non-empty batches; 64 MiB can contain 290,000 empty ones, which take 3 KiB each."""
     batches, rows = [], 0
     for batch in reader:
         batch.validate(full=True)
         rows += batch.num_rows
         if rows > ROWS_MAX:
-            raise Problem(413, "too_large", f"The stream has {rows} rows or more.", field="body",
+            raise Problem(413, "too_large", f"The stream has at least {rows} rows.", field="body",
                           bound=f"at most {ROWS_MAX} rows")  # fmt: skip
         if batch.num_rows:
             batches.append(_arrange_columns(pa, batch))
@@ -112,16 +112,16 @@ def _batches(pa: Any, reader: Any) -> list[Any]:
 
 
 def _check_plain(pa: Any, raw: bytes | bytearray) -> None:
-    """Refuse compressed batches and dictionaries before anything is unpacked."""
+    """Reject compressed batches and dictionaries before anything is unpacked."""
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(raw)):
         if message.type == "dictionary":
-            raise _bad("The Arrow stream has dictionaries.", bound="plain columns")
+            raise _bad("The Arrow stream contains dictionaries.", bound="plain columns")
         if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
             raise _bad("The Arrow stream is compressed.", bound="no compression")
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Return whether the flatbuffer of a record batch names a codec."""
+    """Return whether a record batch's flatbuffer names a codec."""
     message = struct.unpack_from("<I", metadata)[0]
     header = _member(metadata, message, 8)
     if header is None:
@@ -131,7 +131,7 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def _member(buffer: bytes, table: int, slot: int) -> int | None:
-    """Return the position of a member of a flatbuffer's table; None if it is absent."""
+    """Return the position of a member in a flatbuffer table, or None if it is absent."""
     entries = table - struct.unpack_from("<i", buffer, table)[0]
     if entries < 0 or slot >= struct.unpack_from("<H", buffer, entries)[0]:
         return None
@@ -148,20 +148,20 @@ def _check_schema(pa: Any, schema: Any) -> None:
     }
     for name in schema.names:
         if name not in takes:
-            raise _bad(f"The column {name!r} is not known.", name, ", ".join(_COLUMNS))
+            raise _bad(f"The column {name!r} is unknown.", name, ", ".join(_COLUMNS))
         if schema.names.count(name) > 1:
             raise _bad(f"The column {name!r} appears twice.", name, "once")
         type_ = schema.field(name).type
         if not any(is_right(type_) for is_right in takes[name]):
             bound = {"body": "binary or string", "queue": "string", "ttl_s": "int64"}[name]
-            raise _bad(f"The column {name!r} is {type_}.", name, bound)
+            raise _bad(f"The column {name!r} has type {type_}.", name, bound)
     for name in ("body", "queue"):
         if name not in schema.names:
-            raise _bad(f"There is no column {name!r}.", name, "body, queue and perhaps ttl_s")
+            raise _bad(f"The column {name!r} is missing.", name, "body, queue and optionally ttl_s")
 
 
 def _arrange_columns(pa: Any, batch: Any) -> Any:
-    """Put the columns into the order of ``_COLUMNS``, in our types."""
+    """Return the columns in the order of ``_COLUMNS``, converted to our types."""
     ttl = (
         batch.column("ttl_s").cast(pa.int64())
         if "ttl_s" in batch.schema.names
@@ -187,7 +187,7 @@ def _checked(
         body, queue, ttl = batch.columns
         for name, column in (("body", body), ("queue", queue)):
             if column.null_count:
-                raise _bad(f"The column {name!r} has {column.null_count} nulls.", name, "no null")
+                raise _bad(f"The column {name!r} has {column.null_count} nulls.", name, "no nulls")
         lengths = pc.binary_length(body)
         longest = pc.max(lengths).as_py() or 0
         if longest > content_max:
@@ -197,7 +197,7 @@ def _checked(
         queues |= set(pc.unique(queue).to_pylist())
         bounds = pc.min_max(ttl).as_py()
         if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= TTL_MAX_S:
-            raise _bad(f"The column 'ttl_s' goes from {bounds['min']} to {bounds['max']}.",
+            raise _bad(f"The column 'ttl_s' ranges from {bounds['min']} to {bounds['max']}.",
                        "ttl_s", f"0 to {TTL_MAX_S}, or null")  # fmt: skip
     for name in sorted(queues):
         check_queue_name(name)
@@ -209,11 +209,11 @@ def _bad(text: str, field: str | None = None, bound: str | None = None) -> Probl
     return Problem(422, "bad_arrow", text, field=field, bound=bound)
 
 
-STAGE_BYTES: Final = 64 << 20  # of a token, as sent
-TOKENS_MAX: Final = 10_000  # in one call
-TOKENS_BYTES: Final = 4 << 20  # of such a call
+STAGE_BYTES: Final = 64 << 20  # largest upload for one token, as sent
+TOKENS_MAX: Final = 10_000  # most tokens in one call
+TOKENS_BYTES: Final = 4 << 20  # largest body of such a call
 ROW_COUNT: Final = "X-Row-Count"
-_SLOT_S: Final = 30.0  # waiting for a slot
+_SLOT_S: Final = 30.0  # longest wait for a slot
 
 
 class StageQuery(QueryModel):
@@ -221,8 +221,8 @@ class StageQuery(QueryModel):
 
     token: str = Field(
         pattern="^[!-~]{1,128}$",
-        description="random name of these rows for the publish call, 1 to 128 characters, used "
-        "once",
+        description="random name of these rows for the publish call, 1 to 128 characters; use "
+        "it only once",
     )
 
 
@@ -248,54 +248,54 @@ class PublishStagedInput(StrictInput):
 
 
 class PublishStagedView(ResponseModel):
-    """The number of published messages; ``repeated``: this version was published before."""
+    """The number of published messages, and whether the version was already published."""
 
     published: int = Field(description="number of published messages")
     repeated: bool = Field(
         validation_alias="is_repeated", description="true: already published; nothing was stored"
     )
     quarantined: int = Field(0, description="of these, dead-lettered by their queue's rules")
-    remaining: int = Field(0, description="messages left to publish: repeat the same call")
+    remaining: int = Field(0, description="messages left to publish; if not 0, repeat the call")
     resumed: bool = Field(
         False,
         validation_alias="is_resumed",
-        description="true: published the rows of an earlier call",
+        description="true: the call published rows from an earlier call",
     )
 
 
 class AppIdsQuery(QueryModel):
-    """A page of app_ids."""
+    """A page of the list of app_ids."""
 
     limit: int = Field(100, ge=1, le=1_000, description="maximum number of items")
-    cursor: str = Field("", max_length=2_000, description="for after of GET /wait: later messages")
+    cursor: str = Field("", max_length=2_000, description="next from the previous page")
 
 
 class AppIdView(BaseModel):
     """An app_id with its owner."""
 
     app_id: str = Field(description="name of the publisher")
-    owner: str | None = Field(description="user or token NAME; null: the next publisher")
+    owner: str | None = Field(description="user or token NAME; null: the next to publish")
     version: int = Field(description="highest published version")
     at_ms: int = Field(description="when that version was published, Unix ms")
-    rows: int = Field(description="number of messages of that version")
+    rows: int = Field(description="number of messages in that version")
 
 
 class TransferInput(StrictInput):
     """The new owner of an app_id."""
 
     app_id: AppIdParameter
-    owner: str | None = Field(description="user or token NAME; null: the next publisher")
+    owner: str | None = Field(description="user or token NAME; null: the next to publish")
 
 
 class TransferView(BaseModel):
     """The owner of an app_id."""
 
     app_id: str = Field(description="name of the publisher")
-    owner: str | None = Field(description="user or token NAME; null: the next publisher")
+    owner: str | None = Field(description="user or token NAME; null: the next to publish")
 
 
 class UnstageInput(StrictInput):
-    """Tokens to drop; unknown ones are ignored."""
+    """The tokens to drop; unknown tokens are ignored."""
 
     tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
 
@@ -307,9 +307,9 @@ class UnstageView(BaseModel):
 
 
 async def stage_rows(request: web.Request) -> web.StreamResponse:
-    """Stage rows under a token: an Arrow IPC stream of body, queue and perhaps ttl_s.
+    """Stage rows under a token: an Arrow IPC stream of body, queue and optionally ttl_s.
 
-    A header ``X-Row-Count`` is compared.  Nothing is published before ``publish`` names the token.
+    A header ``X-Row-Count`` must match.  Nothing is published until ``publish`` names the token.
     """
     need_arrow()
     context, token = context_of(request), read_query(request, StageQuery).token
@@ -323,7 +323,7 @@ async def stage_rows(request: web.Request) -> web.StreamResponse:
         )
         if expected not in (None, upload.rows):
             raise Problem(
-                422, "row_count", f"The stream has {upload.rows} rows, but {expected}. "
+                422, "row_count", f"The stream has {upload.rows} rows instead of {expected}. "
                 "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
             )  # fmt: skip
         await _store(context, entry, token, upload)
@@ -345,7 +345,7 @@ def _row_count(request: web.Request) -> int | None:
 
 @asynccontextmanager
 async def _slot(context: Context) -> AsyncIterator[None]:
-    """Occupy one of the slots for uploads that are checked and stored; users take turns."""
+    """Occupy a slot for checking and storing an upload; users take turns."""
     owner = read_owner.get()
     try:
         async with asyncio.timeout(_SLOT_S):
@@ -381,7 +381,7 @@ def _next(chunks: Iterator[list[StagedRow]]) -> list[StagedRow] | None:
 
 
 async def publish_staged(request: web.Request, asked: PublishStagedInput) -> PublishStagedView:
-    """Publish all rows of some tokens in one transaction, once per app_id and version."""
+    """Publish all rows staged under the tokens in one transaction, once per app_id and version."""
     entry = audit_entry(request, target=asked.app_id, detail=f"version {asked.version}")
     done = await context_of(request).engine.run(
         staging.publish_staged, entry, asked.app_id, asked.version, asked.tokens,
@@ -391,7 +391,7 @@ async def publish_staged(request: web.Request, asked: PublishStagedInput) -> Pub
 
 
 async def drop_staged(request: web.Request, asked: UnstageInput) -> UnstageView:
-    """Drop tokens that are not published."""
+    """Drop tokens that are not published yet, with their rows."""
     context = context_of(request)
     entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
     count = await context.engine.run(staging.unstage, entry, asked.tokens, writer=_writer(request))
@@ -404,7 +404,7 @@ def _writer(request: web.Request) -> StageWriter:
 
 
 async def list_app_ids(request: web.Request, asked: AppIdsQuery) -> ListPage[AppIdView]:
-    """List the app_ids, under which each version is published once, with their owners."""
+    """List the app_ids with their owners. Each version of an app_id is published only once."""
     check_all_queues(request, "see every app_id")
     cursor = responses.decode_cursor("app_ids", asked.cursor)
     after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""

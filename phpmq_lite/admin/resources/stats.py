@@ -1,4 +1,4 @@
-"""Figures of the broker, now and over time."""
+"""The broker's figures, now and over time."""
 
 from typing import Any, Final, Literal
 
@@ -22,20 +22,20 @@ from phpmq_lite.storage.read.rollups import ALL
 class StatsView(ResponseModel):
     """The current state of the broker."""
 
-    version: str = Field(description="version of the broker")
-    started_at: int = Field(description="when it began, Unix ms")
+    version: str = Field(description="broker version")
+    started_at: int = Field(description="when the broker started, Unix ms")
     is_ready: bool = Field(description="true: the broker accepts messages")
     is_draining: bool = Field(description="true: the broker is stopping")
     step: str = Field(description="starting, migrating, recovering, …, ready or draining")
-    publishing_stopped: str | None = Field(description="why publishing has stopped; null: not")
+    publishing_stopped: str | None = Field(description="why publishing is stopped; null: it is not")
     storing_stopped: str | None = Field(description="why nothing can be stored; null: it can")
     queues: int = Field(description="number of queues")
-    ready: int = Field(description="ready messages, without dead-letter records")
+    ready: int = Field(description="ready messages, excluding dead-letter records")
     dispatched: int = Field(description="messages held by consumers")
     dead: int = Field(description="records in all dead-letter queues")
     published_per_s: PerSecond = Field(description="messages published per second")
     acked_per_s: PerSecond = Field(description="messages acknowledged per second")
-    consumers: int = Field(description="consumers, counted per queue")
+    consumers: int = Field(description="consumers, counted once per consumed queue")
     clients: int = Field(description="open connections")
     disk_free_bytes: int = Field(description="free space on the data folder's disk, bytes")
     disk_bytes: int = Field(description="size of the data folder's disk, bytes")
@@ -44,14 +44,14 @@ class StatsView(ResponseModel):
 
 
 class StatsHistoryQuery(QueryModel):
-    """The queue and the period."""
+    """The queue and period to return."""
 
     queue: str = Field("", max_length=LONGEST_NAME, description="empty: all queues together")
     span: Literal["1h", "24h", "7d", "30d"] = Field("1h", description="period: 1h, 24h, 7d or 30d")
 
 
 class PointView(ResponseModel):
-    """One step of the history; null: not measured."""
+    """A step of the history; null: not measured."""
 
     at: int = Field(description="start of the step, Unix ms")
     published_per_s: float = Field(description="messages published per second")
@@ -62,20 +62,20 @@ class PointView(ResponseModel):
     expired_per_s: float = Field(description="messages expired per second")
     dead_per_s: float = Field(description="messages dead-lettered per second")
     deleted_per_s: float = Field(description="messages deleted per second")
-    ready: int = Field(description="maximum of ready messages")
-    dispatched: int = Field(description="maximum of dispatched messages")
-    bytes: int = Field(description="maximum size of the live bodies, bytes")
+    ready: int = Field(description="maximum number of ready messages")
+    dispatched: int = Field(description="maximum number of dispatched messages")
+    bytes: int = Field(description="maximum total size of the live bodies, bytes")
     oldest_age_ms: int | None = Field(
         description="maximum age of the first ready message; null: none"
     )
-    wait_p50_ms: int | None = Field(description="publish to dispatch, ms: median; null: none")
-    wait_p95_ms: int | None = Field(description="publish to dispatch, ms: p95; null: none")
-    hold_p50_ms: int | None = Field(description="dispatch to end, ms: median; null: none")
-    hold_p95_ms: int | None = Field(description="dispatch to end, ms: p95; null: none")
+    wait_p50_ms: int | None = Field(description="from publish to dispatch, median; null: none")
+    wait_p95_ms: int | None = Field(description="from publish to dispatch, p95; null: none")
+    hold_p50_ms: int | None = Field(description="from dispatch to settling, median; null: none")
+    hold_p95_ms: int | None = Field(description="from dispatch to settling, p95; null: none")
 
 
 class StatsHistoryView(BaseModel):
-    """The history of a queue, or of all together, without steps in which the broker did not run."""
+    """The history for one queue or all queues, without steps in which the broker did not run."""
 
     queue: str | None = Field(description="name of the queue; null: all queues together")
     span: str = Field(description="period: 1h, 24h, 7d or 30d")
@@ -86,7 +86,7 @@ class StatsHistoryView(BaseModel):
 
 
 async def get_stats(request: web.Request) -> StatsView:
-    """Return the current figures of the broker."""
+    """Return the broker's current figures."""
     context, status = context_of(request), status_of(request)
     sums = queue_list.sum_totals(status)
     disk = await measure_disk(context.readers.path)
@@ -112,7 +112,7 @@ async def get_stats(request: web.Request) -> StatsView:
 
 
 async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> StatsHistoryView:
-    """Return the figures of a queue, or of all queues, over the last hour, day, week or month."""
+    """Return the figures for one queue or all queues over the last hour, day, week or month."""
     queue_id, span = _queue_id(request, query.queue), SPANS[query.span]
     trend = await trends.read_trend(context_of(request), queue_id, span, with_times=True)
     points = [
@@ -131,15 +131,15 @@ async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> S
 
 
 def _queue_id(request: web.Request, name: str) -> int:
-    """Return the number of the queue in the query.
+    """Return the queue_id for the queue in the query.
 
     Raises:
-        Problem: 404 if there is none, 403 for all queues if the caller is limited to some.
+        Problem: 404 if it does not exist, 403 for all queues if the caller is limited to some.
     """
     if not name:
         if allowed_queues(request) is not None:
             raise Problem(
-                403, "foreign_queue", "Only users of all queues can see their totals.",
+                403, "foreign_queue", "Only users with access to all queues can see the totals.",
                 field="queue",
             )  # fmt: skip
         return ALL

@@ -1,4 +1,4 @@
-"""Health, settings in force, starts, log, clock, listeners, drain."""
+"""The system: health, effective settings, starts, log, clock, listeners and draining."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ from phpmq_lite.storage.integrity.startup import Start, StoredStarts
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database
 from phpmq_lite.writes import DismissStartReport
 
-COUNTED: Final = 1_000_000  # messages that would expire; more are not counted
+COUNTED: Final = 1_000_000  # stop counting the messages that would expire at this number
 ClockDecision = Literal["expire", "keep"]
 
 
@@ -49,7 +49,7 @@ class ClockView(BaseModel):
     last_jump_ms: int = Field(description="last clock change, ms; negative: set back; 0: none")
     doubt_ms: int = Field(description="downtime or clock step to decide on, ms; 0: none")
     would_expire: int | None = Field(
-        description="messages that expire if it counts; null: nothing to decide"
+        description="messages that expire if this time counts; null: nothing to decide"
     )
 
 
@@ -59,11 +59,11 @@ class ClockDecisionInput(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     decision: ClockDecision = Field(description="expire: the time counts; keep: it does not")
-    reason: str = Field("", description="reason for the audit")
+    reason: str = Field("", description="reason for the audit log")
 
 
 async def read_clock(context: Context) -> ClockView:
-    """Read the clock, and count the messages that expire if the downtime counts."""
+    """Read the clock, and count the messages that will expire if the downtime counts."""
     status = context.engine.summary()
     doubt_ms, would_expire = status.clock_doubt_ms, None
     if doubt_ms:
@@ -80,15 +80,15 @@ async def read_clock(context: Context) -> ClockView:
 
 
 async def get_clock(request: web.Request) -> ClockView:
-    """Return the state of the clock, and whether a decision about it is needed."""
+    """Return the state of the clock, and whether it needs a decision."""
     return await read_clock(context_of(request))
 
 
 async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> ClockView:
-    """Decide whether a clock that was far ahead at a start is right: whether the time counts."""
+    """Decide whether a clock that was far ahead at startup is right, so that the time counts."""
     identity = identity_of(request)
     if identity.queues:
-        raise Problem(403, "foreign_queue", "Only a user of all queues may decide this.",
+        raise Problem(403, "foreign_queue", "Only users with access to all queues may decide this.",
                       bound=", ".join(identity.queues))  # fmt: skip
     entry = audit_entry(request, target=asked.decision, reason=asked.reason[:1_000])
     await context_of(request).engine.decide_clock(entry, is_right=asked.decision == "expire")
@@ -102,15 +102,15 @@ _DECIDED: Final = {
 
 
 class SettingView(BaseModel):
-    """One setting in force."""
+    """A setting in force."""
 
     setting: str = Field(description="name, such as limits.credit")
-    value: Any = Field(description="value; sizes in bytes, secrets masked")
-    text: str = Field(description="value as written in an environment variable")
-    default: str = Field(description="default, written like text")
+    value: Any = Field(description="value; sizes are in bytes, secrets are masked")
+    text: str = Field(description="value as it would be written in an environment variable")
+    default: str = Field(description="default, in the same notation as text")
     source: str = Field(description="flag, environment NAME, file PATH, … or default")
     help: str = Field(description="what the setting does")
-    bounds: str = Field(description="allowed values, in words; empty: any value of its type")
+    bounds: str = Field(description="allowed values; empty: any value of the type")
 
 
 async def list_settings(request: web.Request, _query: JsonFormatQuery) -> ListPage[SettingView]:
@@ -135,14 +135,14 @@ def settings_in_force(request: web.Request) -> list[SettingView]:
     ]
 
 
-DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # what SIGTERM does
-LINES_SHOWN: Final = 200  # of the log, unless all are requested
+DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # does the same as SIGTERM
+LINES_SHOWN: Final = 200  # most log lines shown, unless all are requested
 
 _ADMIN_TABS: Final = ("settings", "log")
 
 
 class SystemPageQuery(QueryModel):
-    """The tab of the page."""
+    """The tab of the page and its filters."""
 
     tab: Literal["health", "settings", "starts", "log"] = "health"
     level: Literal["debug", "info", "warning", "error"] = "debug"
@@ -151,7 +151,7 @@ class SystemPageQuery(QueryModel):
 
 
 async def show_system(request: web.Request) -> web.StreamResponse:
-    """The broker itself: health, versions, storage, limits, settings, starts and the log."""
+    """Show the broker itself: health, versions, storage, limits, settings, starts and the log."""
     query = read_query(request, SystemPageQuery)
     if query.confirm == "drain":
         _need_admin(request, "drain the broker")
@@ -239,9 +239,9 @@ async def _log(_request: web.Request, query: SystemPageQuery) -> dict[str, Any]:
 
 
 async def read_restart_report(request: web.Request) -> system_view.RestartReport | None:
-    """Return the report of the last start, for the overview; None after it was dismissed.
+    """Return the report on the last start for the overview; None once it was dismissed.
 
-    The first start has no report, nor has one that could not be read.
+    The first start has no report, and neither has a start that could not be read.
     """
     try:
         found = await StoredStarts(context_of(request).readers).newest(1)
@@ -253,13 +253,13 @@ async def read_restart_report(request: web.Request) -> system_view.RestartReport
 
 
 def _seen_by(request: web.Request, report: system_view.RestartReport) -> system_view.RestartReport:
-    """Return the report without queues that the caller may not see."""
+    """Return the report without the queues that the caller may not see."""
     expired = [(name, count) for name, count in report.expired if may_use(request, name)]
     return replace(report, expired=expired)
 
 
 async def submit_dismissal(request: web.Request) -> web.StreamResponse:
-    """Dismiss the report of a start: hide it from the overview."""
+    """Dismiss the report on a start, which hides it from the overview."""
     context = context_of(request)
     number = await read_form_field(request, "start")
     if not number.isascii() or not number.isdecimal() or len(number) > 15:
@@ -287,11 +287,11 @@ async def _ask_to_drain(request: web.Request) -> web.Response:
     clients, held = len(status.clients), status.held
     ask = Confirmation(
         title="Drain and stop the broker", button="Drain and stop the broker", is_danger=True,
-        text="The broker accepts and dispatches nothing new, waits up to 5 s for acknowledgements, "
-        "stores everything and ends its process, as after SIGTERM. Whatever started it decides "
-        f"whether it starts again. {format_number(clients)} "
+        text="The broker stops accepting and dispatching messages, waits up to 5 s for "
+        "acknowledgements, stores everything and exits, as after SIGTERM. Whatever started it "
+        f"decides whether it starts again. {format_number(clients)} "
         f"{plural(clients, 'connection is', 'connections are')} open; consumers hold "
-        f"{format_number(held)} {plural(held, 'message', 'messages')}. Messages that they do not "
+        f"{format_number(held)} {plural(held, 'message', 'messages')}. Messages they do not "
         "acknowledge return to their places.",
         url=context.urls.to("system-drain"), back=to, crumbs=[("System", to)],
         typed=[_word(context)], reason="required",
@@ -300,7 +300,7 @@ async def _ask_to_drain(request: web.Request) -> web.Response:
 
 
 async def submit_drain(request: web.Request) -> web.StreamResponse:
-    """Drain the broker and end its process, as SIGTERM does."""
+    """Drain and stop the broker, as SIGTERM does."""
     _need_admin(request, "drain the broker")
     context = context_of(request)
     form = await read_form(request)
@@ -308,23 +308,23 @@ async def submit_drain(request: web.Request) -> web.StreamResponse:
     check_reason(form)
     stop = request.app.get(DRAIN)
     if stop is None:
-        raise Problem(503, "no_drain", "This broker cannot be stopped from here.")
+        raise Problem(503, "no_drain", "This broker cannot be stopped from the admin interface.")
     entry = audit_entry(request, target="broker", reason=form.reason())
     await context.engine.run(queue_operations.record_only, entry, 1)
     context.sessions.store_message(
-        request, "The broker is draining: it accepts nothing new and stops soon."
+        request, "The broker is draining: it accepts no new messages and will stop soon."
     )
     stop()
     raise web.HTTPSeeOther(context.urls.to("system"))
 
 
 def _word(context: Context) -> str:
-    """Return the word to type: the name of the environment, if it has one."""
+    """Return the text to type as confirmation: the environment's name, if it has one."""
     return context.settings.ui.environment.strip() or "drain"
 
 
 def _is_admin(request: web.Request) -> bool:
-    """Return whether the caller is an admin of all queues, as the log and a drain concern all."""
+    """Return whether the caller is an admin of all queues, which the log and a drain concern."""
     identity = identity_of(request)
     return identity.role.may(Role.ADMIN) and not identity.queues
 
@@ -340,17 +340,17 @@ def _need_admin(request: web.Request, what: str) -> None:
 
 
 class ListenerView(BaseModel):
-    """An open listener; a wildcard stands for every address of the broker's machine."""
+    """An open listener; a wildcard means every address of the broker's machine."""
 
     address: str = Field(description="HOST:PORT, or unix:PATH")
     transport: Literal["tcp", "tls", "unix"] = Field(description="plain TCP, TLS or a Unix socket")
-    has_ttl: bool = Field(description="false: for clients of the older revision")
+    has_ttl: bool = Field(description="false: for clients that use the older revision")
 
 
 class ListenersView(ListPage[ListenerView]):
-    """All open listeners, those of the older revision last."""
+    """All open listeners, those for the older revision last."""
 
-    content_bytes: int = Field(description="longest body, limits.max_content")
+    content_bytes: int = Field(description="largest body in bytes, limits.max_content")
 
 
 async def list_listeners(request: web.Request) -> ListenersView:

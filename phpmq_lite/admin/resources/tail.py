@@ -26,11 +26,11 @@ from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.activity import MessageEvent, MessagePreview, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
 
-ROWS_PER_S: Final = 100  # shown per second
-LOOKUPS_MAX: Final = 1_000  # messages per second whose queue is read from the database
-PENDING_MAX: Final = 5_000  # events kept between two reads
-PREVIEWS_MAX: Final = 20_000  # messages whose preview is kept
-IDLE_S: Final = 15.0  # the tail stops if it is not read for this long
+ROWS_PER_S: Final = 100  # most rows shown per second
+LOOKUPS_MAX: Final = 1_000  # most messages per second whose queue is read from the database
+PENDING_MAX: Final = 5_000  # most events kept between two reads
+PREVIEWS_MAX: Final = 20_000  # most messages whose preview is kept
+IDLE_S: Final = 15.0  # the tail stops if nobody reads it for this long
 PREVIEW_BYTES: Final = 480
 
 KINDS: Final = (
@@ -43,13 +43,13 @@ _OUTCOMES: Final[dict[int, str]] = {
     State.DEAD: "dead",
     State.DELETED: "delete",
 }
-_OWN_EVENT: Final = {"redriven"}  # reasons of deletions that have an event of their own
+_OWN_EVENT: Final = {"redriven"}  # deletion reasons that have their own event
 _MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # detail: "orders to mail"
 
 
 @dataclass(slots=True, frozen=True)
 class TailEvent:
-    """One event of a message; ``preview`` is None if it must be read from the database."""
+    """A message's event; ``preview`` is None if it must be read from the database."""
 
     kind: str
     at_ms: int  # Unix ms
@@ -60,10 +60,10 @@ class TailEvent:
 
 
 class QueueTail(FeedState):
-    """The events of one queue's messages.  Call ``take_events`` about once a second.
+    """The events of one queue's messages.  Call ``take_events`` about once per second.
 
-    ``tap(function)`` calls ``function`` with every batch after its commit, and returns a function
-    that ends this.
+    ``tap(function)`` makes the engine call ``function`` with every batch after its commit, and
+    returns a function that removes it.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class QueueTail(FeedState):
         self._tap = tap
         self._activity = activity
         self._pending: deque[TailEvent] = deque()
-        self._dropped = 0  # events above ``PENDING_MAX``
+        self._dropped = 0  # events dropped because ``PENDING_MAX`` was reached
         # by seq; None: the message is in another queue
         self._previews: OrderedDict[int, MessagePreview | None] = OrderedDict()
         self._remove: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self) -> None:
-        """Start to collect events, or continue; call it again within ``IDLE_S``, or it stops."""
+        """Start or continue collecting events, until not called again for ``IDLE_S``."""
         if self._remove is None:
             self._remove = self._tap(self.record_batch)
         if self._timer is not None:
@@ -95,7 +95,7 @@ class QueueTail(FeedState):
         self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.stop)
 
     def stop(self) -> None:
-        """Stop collecting, and discard the events that were not taken."""
+        """Stop collecting, and discard events that were not taken."""
         if self._remove is not None:
             self._remove()
             self._remove = None
@@ -110,7 +110,7 @@ class QueueTail(FeedState):
     # -- called by the engine after each commit
 
     def record_batch(self, batch: Batch) -> None:
-        """Collect the events of a batch, without reading the database."""
+        """Collect a batch's events without reading the database."""
         contents = batch.bodies
         for at, message in enumerate(batch.created):
             is_ours = message.queue_id == self.queue_id
@@ -141,7 +141,7 @@ class QueueTail(FeedState):
                     self._add_if_ours(TailEvent(kind, batch.wall_ms, seq, reason or ""))
 
     def _record_copied(self, copied: CopiedRows, at_ms: int) -> None:
-        """Count messages that Spark published; the last ones are read from the database later."""
+        """Count messages published by Spark; the latest are read from the database later."""
         count = copied.counts.get(self.queue_id, 0)
         self._dropped += count  # take_events() subtracts the messages that it finds
         if count:
@@ -150,7 +150,7 @@ class QueueTail(FeedState):
                     self._pending.append(TailEvent("publish", at_ms, seq, "", copied.publisher))
 
     def _preview_of(self, message: Message) -> MessagePreview | None:
-        """Return and remember the preview of a message, None if it is in another queue."""
+        """Return and cache a message's preview, or None if the message is in another queue."""
         if message.queue_id != self.queue_id:
             self._remember(message.seq, None)
             return None
@@ -187,7 +187,7 @@ class QueueTail(FeedState):
     # -- called by the feed
 
     async def take_events(self) -> tuple[list[TailEvent], int]:
-        """Return the events since the last call, in order, and how many were dropped."""
+        """Return the events since the previous call, in order, and how many were dropped."""
         self.listen()
         pending, self._pending = self._pending, deque()
         missed, self._dropped = self._dropped, 0
@@ -217,13 +217,13 @@ def _delivery(message: Message) -> str:
 
 
 def _read_events(events: list[Any]) -> Iterator[TailEvent]:
-    """Read the flat list of a batch: seq, at_ms, kind, detail."""
+    """Parse a batch's flat list of seq, at_ms, kind and detail."""
     for at in range(0, len(events), 4):
         seq, at_ms, kind, detail = events[at : at + 4]
         yield TailEvent(str(kind), at_ms, seq, detail or "")
 
 
-# -- rows of the page
+# -- rows on the page
 
 
 def tail_row(
@@ -231,7 +231,7 @@ def tail_row(
 ) -> dict[str, Any]:
     """Return a row of the page, with hidden characters escaped; ``names`` are by client number.
 
-    The id is the same whether it comes from a batch or from the database.
+    A row's id is the same whether the event comes from a batch or from the database.
     """
     preview = event.preview
     row: dict[str, Any] = {
@@ -256,7 +256,7 @@ def tail_row(
 
 
 def _clock(at_ms: int) -> str:
-    """Write the time of day (UTC); the title of the page's ``<time>`` has the date."""
+    """Format the time of day (UTC); the title of the page's ``<time>`` contains the date."""
     at = datetime.fromtimestamp(at_ms / 1_000, UTC)
     return at.strftime("%H:%M:%S.") + f"{at_ms % 1_000:03}"
 
@@ -272,7 +272,7 @@ def _text(event: TailEvent, names: Mapping[int, str]) -> str:
 
 
 def is_wanted(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
-    """Return whether a row matches a filter: one of the kinds, and the text anywhere in it."""
+    """Return whether a row matches a filter: it has one of the kinds and contains the text."""
     if kinds and row["kind"] not in kinds:
         return False
     if not text:
@@ -282,12 +282,12 @@ def is_wanted(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
     return any(wanted in value.casefold() for value in shown)
 
 
-ROWS_SHOWN: Final = 100  # stored events on the page
+ROWS_SHOWN: Final = 100  # most stored events on the page
 _LATEST: Final = 1 << 62
 
 
 class TailPageQuery(QueryModel):
-    """Filter of events: kinds, and a text in the row."""
+    """The filter for events: kinds, and a text in the row."""
 
     kind: tuple[str, ...] = ()
     q: str = Field("", max_length=200)
@@ -297,18 +297,18 @@ class TailPageQuery(QueryModel):
     def _is_known(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
         for kind in kinds:
             if kind not in KINDS:
-                raise ValueError(f"{kind[:40]!r} is none of {', '.join(KINDS)}")
+                raise ValueError(f"{kind[:40]!r} is not one of {', '.join(KINDS)}")
         return kinds
 
 
 def _query_of(request: web.Request) -> TailPageQuery:
-    """Read the filter; ``kind`` can be repeated, and can list several with commas."""
+    """Read the filter; ``kind`` may be repeated, and may contain a comma-separated list."""
     kinds = [kind for text in request.query.getall("kind", []) for kind in text.split(",") if kind]
     return TailPageQuery(kind=tuple(dict.fromkeys(kinds)), q=request.query.get("q", ""))
 
 
 async def show_tail(request: web.Request) -> web.StreamResponse:
-    """Show the latest events of a queue's messages, and new ones live."""
+    """Show the latest events of a queue's messages, and new events live."""
     queue, query = require_queue(request), _query_of(request)
     request[FEED] = feed_key(request, f"tail:{queue.name}")
     if len(context_of(request).live.states) < STREAMS:
@@ -327,7 +327,7 @@ async def show_tail(request: web.Request) -> web.StreamResponse:
 
 
 async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the events of a queue's messages since the last evaluation of this feed."""
+    """Return the events of a queue's messages since this feed was last evaluated."""
     queue, query = find_queue(request, argument), _query_of(request)
     if queue is None:
         raise not_found("queue", argument)
@@ -339,7 +339,7 @@ async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) 
 
 
 def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
-    """Return the tail of a feed; create a new one if it has stopped."""
+    """Return a feed's tail; create a new one if the tail has stopped."""
     context, key = context_of(request), request[FEED]
     kept = context.live.states
     known = kept.get(key)
@@ -371,7 +371,7 @@ async def _rows(request: web.Request, events: Iterable[TailEvent]) -> list[dict[
 
 
 async def _stored_events(context: Context, queue: QueueStatus) -> list[TailEvent]:
-    """Return the last known events of a queue's messages, newest first."""
+    """Return the last stored events of a queue's messages, newest first."""
     alive, history, stored = await asyncio.gather(
         context.reader.messages(queue.queue_id, before=_LATEST, limit=ROWS_SHOWN),
         context.reader.history(queue_id=queue.queue_id, limit=ROWS_SHOWN),

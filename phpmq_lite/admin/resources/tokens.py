@@ -33,7 +33,7 @@ class TokenInput(StrictInput):
     )
     queues: Globs = Field([], description="globs of the visible queues; empty: all")
     expires_at: int | None = Field(
-        None, gt=0, le=_LATEST_MS, description="Unix milliseconds; null: never"
+        None, gt=0, le=_LATEST_MS, description="when it expires, Unix ms; null: never"
     )
 
 
@@ -46,14 +46,14 @@ class TokenView(ResponseModel):
     created_at: int = Field(description="when it was created, Unix ms")
     created_by: str = Field(description="user who created it")
     expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
-    last_used_at: int | None = Field(description="Unix ms; null: never")
+    last_used_at: int | None = Field(description="when it was last used, Unix ms; null: never")
 
 
 class NewTokenView(BaseModel):
     """A new token with its secret, which is not stored."""
 
     name: str = Field(description="name")
-    token: str = Field(description="the token, phpmq_…; it is shown only once")
+    token: str = Field(description="the token, phpmq_…, which is shown only once")
     expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
 
 
@@ -64,7 +64,7 @@ async def find_tokens(request: web.Request, _query: FormatQuery) -> list[ApiToke
 
 
 async def create_token(request: web.Request, asked: TokenInput) -> NewTokenView:
-    """Create a token. The response contains its secret, which is shown only once."""
+    """Create a token. The response contains the secret, which is shown only once."""
     token, secret = await users.add_token(
         request, asked.name, asked.role, asked.queues, asked.expires_at
     )
@@ -72,7 +72,7 @@ async def create_token(request: web.Request, asked: TokenInput) -> NewTokenView:
 
 
 async def revoke_token(request: web.Request, _asked: None) -> TokenView:
-    """Revoke a token. The next call with it is rejected."""
+    """Revoke a token. Calls that use it are rejected immediately."""
     token = context_of(request).auth.accounts.token_named(path_name(request, "name"))
     await users.remove_token(request, token)
     return TokenView.of(token)
@@ -87,7 +87,7 @@ async def _values(request: web.Request, _query: object, _found: object) -> dict[
 
 
 async def submit_token(request: web.Request) -> web.StreamResponse:
-    """Create a token, and show its secret once."""
+    """Create a token, and show the secret once."""
     form, made = await read_form(request), None
     problem: Problem | None = None
     try:

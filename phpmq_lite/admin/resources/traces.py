@@ -1,4 +1,4 @@
-"""One trace over all queues."""
+"""A trace across all queues."""
 
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ TRACE_CHARACTERS: Final = 512
 
 
 def trace_id_in(request: web.Request) -> str:
-    """Return the trace id in the path.
+    """Return the trace id from the path.
 
     Raises:
         Problem: 404 if it is not a valid trace id.
@@ -36,14 +36,14 @@ def trace_id_in(request: web.Request) -> str:
 
 
 class TracePageQuery(SearchPageInput):
-    """A page of a trace."""
+    """A page of a trace's messages."""
 
     limit: int = LIMIT_MAX
     format: OutputFormat = "html"
 
 
 async def find_trace(request: web.Request, asked: TracePageQuery) -> messages.SearchPage:
-    """List the messages of a trace over all queues, newest first."""
+    """List a trace's messages across all queues, newest first."""
     query = traces_search(trace_id_in(request))
     limit = min(asked.limit, LIMIT_MAX)
     return await messages.read_search_page(request, query, asked.cursor, limit)

@@ -34,7 +34,7 @@ class UserInput(StrictInput):
 
 
 class UserChangeInput(StrictInput):
-    """Changes to a user; missing members stay.  All sessions of the user end."""
+    """Changes to a user; missing members stay unchanged.  All of the user's sessions end."""
 
     password: SecretStr | None = Field(None, description="12 to 1024 characters; null: unchanged")
     role: RoleName | None = Field(None, description="viewer, operator or admin; null: unchanged")
@@ -48,7 +48,7 @@ class UserView(ResponseModel):
     role: str = Field(description="viewer, operator or admin")
     queues: list[str] = Field(description="globs of the visible queues; empty: all")
     created_at: int = Field(description="when it was created, Unix ms")
-    last_login_at: int | None = Field(description="Unix ms; null: never")
+    last_login_at: int | None = Field(description="time of the last login, Unix ms; null: never")
 
 
 async def find_users(request: web.Request, _query: FormatQuery) -> list[User]:
@@ -65,12 +65,12 @@ async def create_user(request: web.Request, asked: UserInput) -> UserView:
 
 
 async def find_user(request: web.Request, _query: None) -> User:
-    """Return one user."""
+    """Return a user."""
     return users.visible_user(request, path_name(request, "name"))
 
 
 async def change_user(request: web.Request, asked: UserChangeInput) -> UserView:
-    """Change the password, role or queues of a user. All sessions of the user end."""
+    """Change a user's password, role or queues. All of the user's sessions end."""
     user = _named(request)
     password = None if asked.password is None else asked.password.get_secret_value()
     globs = asked.queues
@@ -81,7 +81,7 @@ async def change_user(request: web.Request, asked: UserChangeInput) -> UserView:
 
 
 async def remove_user(request: web.Request, asked: ActionInput) -> UserView:
-    """Remove a user. All sessions of the user end."""
+    """Remove a user. All of the user's sessions end."""
     user = _named(request)
     await users.remove_user(request, user, asked.reason)
     return UserView.of(user)
@@ -92,7 +92,7 @@ def _named(request: web.Request) -> User:
 
 
 def account_values(request: web.Request, form: Form | None = None) -> dict[str, Any]:
-    """Return what the forms of users and tokens show, with what was entered."""
+    """Return the values for the user and token forms, including what was entered."""
     fields = ("name", "role", "queues", "days")
     return {
         "form": {} if form is None else {name: form.raw(name) for name in fields},
@@ -129,8 +129,8 @@ async def _user_page_again(request: web.Request, _form: Form, problem: Problem) 
 def _changed(request: web.Request, asked: UserChangeInput, user: UserView) -> tuple[str, str]:
     to = context_of(request).urls.to("user", name=user.name)
     if not audit_entry(request).detail:
-        return f"Nothing was changed: {user.name} is {user.role} already.", to
-    what = "has a new password" if asked.password is not None else f"is {user.role} now"
+        return f"Nothing was changed: {user.name} is already {user.role}.", to
+    what = "has a new password" if asked.password is not None else f"is now {user.role}"
     return f"{user.name} {what} and has to log in again.", to
 
 
@@ -155,7 +155,7 @@ RESOURCES: Final = (
         run=create_user, role=Role.ADMIN, audit="user.add",
         page=Page(
             "/users", "user-add", again=_list_again,
-            done=lambda request, _asked, user: (f"{user.name} can log in now.", request.path),
+            done=lambda request, _asked, user: (f"{user.name} can now log in.", request.path),
         ),
         api=Api("POST", _PATH, "api-user-add", status=201, cli="user create"),
     ),

@@ -1,4 +1,4 @@
-"""Wait for a message without polling."""
+"""Waiting for a message without polling."""
 
 import asyncio
 from collections import Counter
@@ -27,8 +27,8 @@ from phpmq_lite.storage.read.read_connections import Readers, read_owner
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
-_APART_S: Final = 0.02  # between two looks of one wait, however often it is woken
-_LOOKS_PER_S: Final = 200  # of all waits
+_APART_S: Final = 0.02  # least time between two reads for one wait, however often it is woken
+_LOOKS_PER_S: Final = 200  # most reads per second for all waits together
 _SCOPE: Final = "wait"
 
 WaitCondition = Literal["published", "settled"]
@@ -37,19 +37,19 @@ TapBatches = Callable[[Callable[[Batch], None]], Callable[[], None]]
 
 @dataclass(slots=True, frozen=True)
 class WaitPosition:
-    """A point in time: the last assigned seq, and the last offset of the history."""
+    """A point in time: the last assigned seq and the last offset in the history."""
 
     seq: int
     offset: int
 
     @classmethod
     async def now(cls, readers: Readers) -> Self:
-        """Return the position after everything that is stored now."""
+        """Return the position after everything stored so far."""
         return cls(*await RecentActivity(readers).ends())
 
     @classmethod
     def read(cls, text: str | None) -> Self | None:
-        """Read a cursor; None for none.
+        """Parse a cursor; return None if there is no cursor.
 
         Raises:
             Problem: 422 if it is malformed.
@@ -58,32 +58,32 @@ class WaitPosition:
         return None if place is None else cls(*place)
 
     def after(self, ids: Iterable[str]) -> "WaitPosition":
-        """Return the position after these new messages, before their later events."""
+        """Return the position after these new messages but before their later events."""
         return replace(self, seq=max((int(one[:16], 16) for one in ids), default=self.seq))
 
     @property
     def text(self) -> str:
-        """The cursor, opaque."""
+        """The opaque cursor."""
         return responses.encode_cursor(_SCOPE, "after", [self.seq, self.offset])
 
 
 @dataclass(slots=True)
 class MessageWait:
-    """One wait: its condition, its start, and the visible queues."""
+    """A wait: its condition, its start and the visible queues."""
 
     query: SearchQuery
     until: WaitCondition
     mark: WaitPosition
-    queues: Callable[[], frozenset[int] | None]  # read again each time
+    queues: Callable[[], frozenset[int] | None]  # evaluated before each read
     search: Search
     tails: RecentActivity
     is_over: Callable[[], bool]
-    apart_s: Callable[[], float] = lambda: _APART_S  # between two looks
+    apart_s: Callable[[], float] = lambda: _APART_S  # time between two reads
 
     async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
-        """Return the first match, None after that time; ``mark`` is after the messages read.
+        """Return the first match, or None at the timeout; ``mark`` moves past the messages read.
 
-        It reads at least once, and stops early only if ``is_over``.
+        Read at least once, and stop early only if ``is_over`` returns True.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
@@ -100,7 +100,7 @@ class MessageWait:
                 return await self._read_match(ends_at) if woken.is_set() else None
 
     async def _read_match(self, ends_at: float) -> MessageRow | None:
-        """Read on to the first match, or to the end; after ``ends_at`` one slice."""
+        """Read up to the first match or the end; after ``ends_at``, read one slice only."""
         while places := await self._next():
             rows = await self.search.matches(self.query, list(places), self.queues())
             if rows:
@@ -113,7 +113,7 @@ class MessageWait:
         return None
 
     async def _next(self) -> dict[int, int]:
-        """Return the next messages: seq -> its position, a seq or an offset."""
+        """Return the next messages: seq -> position, which is a seq or an offset."""
         if self.until == "published":
             return {seq: seq for seq in await self.tails.published_after(self.mark.seq)}
         settled = await self.tails.settled_after(self.mark.offset)
@@ -127,25 +127,25 @@ class MessageWait:
 
 
 def read_interval_s(hub: LiveFeeds) -> float:
-    """Return the time between two reads of a wait; it grows with the number of waits."""
+    """Return the time between two reads for a wait; it grows with the number of waits."""
     return max(_APART_S, len(hub.waits) / _LOOKS_PER_S)
 
 
 @asynccontextmanager
 async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio.Event]:
-    """Return an event that is set by each commit with new or settled messages, and by the stop.
+    """Return an event set by each commit with new or settled messages, and when the broker stops.
 
     Raises:
-        Problem: 429 if too many are waiting.
+        Problem: 429 if too many requests are waiting.
     """
     owner, owners = read_owner.get(), Counter(hub.waits.values())
     if not has_room(owners[owner], owners.total(), 1, WAITS):
         hub.waits_refused += 1
         raise Problem(
             429, "too_many_waits",
-            f"{owners.total()} requests wait already, {owners[owner]} of them yours. Try again in a"
-            " moment.",
-            bound=f"{WAITS} at once, a quarter more for users with few",
+            f"{owners.total()} requests are already waiting, {owners[owner]} of them yours. Try"
+            " again in a moment.",
+            bound=f"{WAITS} at once; a quarter more for users with few waits",
             headers={"Retry-After": "5"},
         )  # fmt: skip
     woken = asyncio.Event()
@@ -170,7 +170,7 @@ CURSOR: Final = "X-Cursor"
 
 
 class WaitQuery(BaseModel):
-    """The condition to wait for."""
+    """The messages to wait for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -178,7 +178,7 @@ class WaitQuery(BaseModel):
     after: str | None = Field(
         None,
         max_length=200,
-        description="cursor of a publish, or X-Cursor of a response; empty: wait for new "
+        description="cursor from a publish, or X-Cursor from a response; empty: wait for new "
         "messages only",
     )
     until: WaitCondition = Field("published", description="what to wait for: published or settled")
@@ -186,9 +186,9 @@ class WaitQuery(BaseModel):
 
 
 async def wait_for_message(request: web.Request) -> web.StreamResponse:
-    """Return the first matching message after a cursor as soon as it is stored, or 204.
+    """Return the first matching message after a cursor once it is stored, or 204 at the timeout.
 
-    Both responses have the cursor to continue from in the header ``X-Cursor``.
+    Either way, the header ``X-Cursor`` contains the cursor to continue from.
     """
     context, asked = context_of(request), read_query(request, WaitQuery)
     query, after = queries.parse_search(asked.q), WaitPosition.read(asked.after)
@@ -214,7 +214,7 @@ async def wait_for_message(request: web.Request) -> web.StreamResponse:
 
 
 def _queues(request: web.Request) -> frozenset[int] | None:
-    forget_status(request)  # a queue may have been made since
+    forget_status(request)  # a queue may have been created since
     return allowed_queues(request)
 
 

@@ -110,7 +110,7 @@ def test_too_many_rows_are_refused_with_the_bound(monkeypatch: pytest.MonkeyPatc
 
 def test_reading_ends_with_the_first_row_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "ROWS_MAX", 3)
-    with pytest.raises(Problem, match="4 rows or more"):
+    with pytest.raises(Problem, match="at least 4 rows"):
         read(stream(GOOD, GOOD, GOOD))
 
 
