@@ -28,7 +28,7 @@ async def test_user_logs_in_where_they_wanted_to_go_and_signs_out(
     await expect(page.get_by_text("No login")).to_have_count(0)
     await page.locator("details.menu summary").click()
     await expect(page.locator(".who-is")).to_contain_text("admin")
-    await page.get_by_role("button", name="Sign out").click()
+    await page.get_by_role("button", name="Log out").click()
     await page.goto(guarded.url("/queues"))
     await expect(page.get_by_role("heading", name=re.compile("Log in"))).to_be_visible()
     assert troubles == []

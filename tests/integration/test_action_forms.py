@@ -213,7 +213,7 @@ async def test_preview_has_a_form_for_each_action(site: HttpSite, action: str) -
     assert f'name="action" value="{action}"' in page.text
     fits = {"requeue": 2, "release": 1, "move": 1, "delete": 1, "redrive": 1, "restore": 1}[action]
     assert f"{action.capitalize()} {fits} message" in page.text
-    assert f"{3 - fits} of them have another state and are skipped" in page.text
+    assert f"{3 - fits} of these messages are in another state and are skipped" in page.text
 
 
 async def test_preview_of_nothing_says_so(site: HttpSite) -> None:
@@ -246,7 +246,7 @@ async def test_long_work_shows_its_progress_and_is_cancelled(site: HttpSite) -> 
     where = await _preview(site, "queue:orders", "delete")
     path = where.partition("?")[0] + "/apply"
     page = await site.submit(path, action="delete", rate="5", next="/queues/orders")
-    for text in ("Delete 50 messages", "<progress", "Running", "Cancel after this slice"):
+    for text in ("Delete 50 messages", "<progress", "Running", "Cancel after the current slice"):
         assert text in page.text
     number = (await site.ok("GET", "/bulk"))["items"][0]["job"]
     await site.submit(f"/bulk/{number}/cancel", next="/queues/orders")
@@ -306,7 +306,7 @@ async def test_purge_takes_held_messages_on_purpose(site: HttpSite) -> None:
         await anext(consumer)
         await site.post("/queues/orders/pause", side="delivery")
         page = await site.get("/queues/orders/purge")
-        assert "Also the 1 that consumers hold now" in page.text
+        assert "Also delete the 1 held by consumers" in page.text
         await site.submit("/queues/orders/purge", confirm="orders")
         assert (await site.ok("GET", "/queues/orders"))["dispatched"] == 1
         await site.submit("/queues/orders/purge", confirm="orders", dispatched="yes")

@@ -205,7 +205,7 @@ async def test_process_of_a_peer_on_this_machine_is_found(
 ) -> None:
     number = await client_number(browser)
     _, page = await browser.get(f"/clients/{number}")
-    assert str(os.getpid()) not in page.split("Show its process")[0]
+    assert str(os.getpid()) not in page.split("Show the client's process")[0]
     _, page = await browser.get(f"/clients/{number}?process=1")
     assert f"<dd>{os.getpid()} <code" in page
 

@@ -75,7 +75,7 @@ async def test_list_shows_what_matches_and_how_to_see_more(site: HttpSite) -> No
     assert "orders.</span>us" in page.text
     assert ">mail<" not in page.text
     page = await site.get("/queues?q=zzz&has=paused")
-    assert "No queue matches" in page.text
+    assert "No queues match" in page.text
     assert 'href="/queues?has=paused"' in page.text
 
 

@@ -59,7 +59,7 @@ async def test_page_lists_urns_with_version_and_fields(site: HttpSite) -> None:
 async def test_page_without_a_folder_says_how_to_begin(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data") as site:
         text = visible_text((await site.get("/schemas")).text)
-        assert "No schemas are known" in text
+        assert "No schema folder is set" in text
         assert "phpmq-lite schema check" in text
         assert "envelopes.schemas" in text
         assert (await site.ok("GET", "/schemas"))["items"] == []
