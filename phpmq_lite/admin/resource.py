@@ -73,7 +73,7 @@ class Resource:
     api: Api
     view_model: Any = None  # None: ``run`` returns the model
     view: Callable[[web.Request, Any], BaseModel] | None = None
-    audit: str | None = None  # the name of an action in the audit
+    audit: str | None = None  # the action's name in the audit log
     body: int = BODY_BYTES
     values: int = VALUES
 

@@ -70,7 +70,7 @@ async def test_held_message_is_released_or_deleted_on_purpose(site: HttpSite) ->
 async def test_restored_message_is_shown(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     await site.submit(f"/messages/{ids[0]}/delete", next="/queues/orders")
-    assert "old deadline" in (await site.get(f"/messages/{ids[0]}/restore")).text
+    assert "previous deadline" in (await site.get(f"/messages/{ids[0]}/restore")).text
     done = await site.post(f"/messages/{ids[0]}/restore", ttl="5", ttl_unit="min")
     assert done.location is not None
     assert done.location != f"/messages/{ids[0]}"

@@ -80,7 +80,7 @@ async def test_card_of_a_record_has_its_block_and_where_it_goes(site: HttpSite) 
 
 async def test_card_tells_an_envelope_that_lies_elsewhere(site: HttpSite) -> None:
     [away] = await site.publish("mail", envelope())
-    assert "<code>meta.queue</code> says" in (await site.get(f"/messages/{away}")).text
+    assert "<code>meta.queue</code> names" in (await site.get(f"/messages/{away}")).text
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_trace_puts_retries_together_over_queues(site: HttpSite) -> None:
     page = await site.get(f"/trace/{TRACE}")
     assert page.text.count(">retried</span>") == 1
     assert page.text.count(">dead letter</span>") == 1
-    assert "Envelopes have no parent" in page.text
+    assert "Envelopes do not name a parent" in page.text
     assert page.text.count('<rect class="ready"') == 8  # in its lane, and in its row
     assert "retried once, a dead letter" in page.text
     items = (await site.ok("GET", f"/traces/{TRACE}"))["items"]

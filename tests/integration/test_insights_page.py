@@ -97,7 +97,7 @@ async def test_accepted_gaps_are_shown(site: HttpSite) -> None:
     await leave(site)
     said = text_of((await site.get("/insights")).text)
     assert "Messages are missing from the archive. Retention removed up to 65 messages" in said
-    assert "Each gap was accepted, the newest" in said
+    assert "Each gap was accepted, the latest" in said
     assert "(offsets 11 to 70)" in said
     said = text_of((await site.get("/insights?tab=jobs")).text)
     assert "11 to 70 60" in said

@@ -229,7 +229,7 @@ async def test_copies_are_numbered(site: HttpSite) -> None:
         ({"kind": "base64", "body": "?"}, 422, "not base64"),
         ({"count": "1001"}, 422, "count is not an integer in that range"),
         ({"count": "0"}, 422, "count is not an integer in that range"),
-        ({"count": "1000", "body": "x" * 70_000, "kind": "text"}, 413, "66.8 MiB in all"),
+        ({"count": "1000", "body": "x" * 70_000, "kind": "text"}, 413, "66.8 MiB in total"),
         ({"ttl": "-1"}, 422, "ttl is not an integer in that range"),
         ({"queue": ""}, 422, "Enter a queue"),
         ({"queue": "a\x00b"}, 422, "control character"),
@@ -309,7 +309,7 @@ async def test_edited_message_is_unchanged_unless_edited(site: HttpSite, body: s
     ids = await site.publish("orders", body)
     page = await site.get(f"/messages/{ids[0]}/edit")
     shown = re.search(r'<textarea class="code editor".*?>\n(.*?)</textarea>', page.text, flags=re.S)
-    kind = re.search(r'<option value="(\w+)" selected>(?:JSON|text|base64)', page.text)
+    kind = re.search(r'<option value="(\w+)" selected>(?:JSON|Text|Base64)', page.text)
     assert shown is not None
     assert kind is not None
     typed = unescape(shown[1]).replace("\n", "\r\n")  # as browsers send it

@@ -222,7 +222,7 @@ class ApiCall:
     takes: list[ApiField]
     takes_text: str  # description of the body
     gives: list[ApiField]
-    response: str  # status -> the model or content type
+    response: str  # status, and the model or content type
     curl: str
 
 

@@ -34,7 +34,7 @@ MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
 def need_arrow() -> None:
-    """Reject the request if pyarrow is missing, without importing it, which blocks for 0.3 s.
+    """Reject the request if pyarrow is missing. Importing it would block the loop for 0.3 s.
 
     Raises:
         Problem: 501; the detail names the extra to install.

@@ -194,7 +194,7 @@ def _no_body(row: MessageRow) -> Problem:
 
 
 RELATIVES: Final = 20  # most messages shown in the life of one message
-_ROUNDS: Final = 4  # time limit for following links
+_ROUNDS: Final = 4  # most rounds of following links
 _DELETIONS: Final = ("message.delete", "message.act")
 
 
