@@ -51,7 +51,7 @@ _access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")
 def record_response(request: web.Request, response: web.StreamResponse, seconds: float) -> None:
     """Count a response, and log it if ``log.access`` is set.
 
-    The line contains the path without its query, because searches are private.
+    The log line omits the query string, because searches are private.
     """
     context = context_of(request)
     route = request.get(ROUTE_NAME, "other")
@@ -84,16 +84,16 @@ def create_app(
     sources: Mapping[str, str] | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> web.Application:
-    """Create the application. The caller runs it, and closes ``readers`` after it.
+    """Create the application.  The caller runs it, and closes ``readers`` afterwards.
 
     Args:
-        engine: figures and operations; used from the first request on.
-        readers: opened on first use, so not before the database exists.
+        engine: live figures and operations; first used by the first request.
+        readers: opened on first use, when the database exists.
         settings: all settings of the broker, which the system page shows.
         version: shown on every page and in the metrics.
-        is_ready: until it returns True, only health checks are answered.
-        sources: where each setting comes from.
-        now_ms: Unix milliseconds; ages on pages refer to it.
+        is_ready: until it returns True, only early routes such as health checks are served.
+        sources: source of each setting's value.
+        now_ms: current time in Unix milliseconds, from which pages compute ages.
     """
     folder = templates_folder()
     static = rendering.StaticFiles(folder / "static")
@@ -134,13 +134,13 @@ def create_app(
 
 
 async def _stop(app: web.Application) -> None:
-    """End streams and waits, which would keep the server from stopping, and bulk jobs."""
+    """End bulk jobs, and streams and waiting requests, which would delay the server's stop."""
     app[CONTEXT].live.close()
     await app[CONTEXT].actions.jobs.close()
 
 
 async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
-    """Write the counts of refused logins once a minute; close the auth services at the end."""
+    """Write the counts of refused logins once a minute; finally close the auth services."""
     context = app[CONTEXT]
 
     async def count() -> None:
@@ -163,7 +163,7 @@ async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
 
 @web.middleware
 async def _see_through_proxies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Use the request as the browser sent it to a trusted proxy; note its start and end."""
+    """Restore the request that the browser sent to a trusted proxy; record its start and end."""
     trusted = context_of(request).settings.admin.trusted_proxies
     connection = connection_of(request)
     if connection is None:
@@ -177,7 +177,7 @@ async def _see_through_proxies(request: web.Request, handler: Handler) -> web.St
 
 @web.middleware
 async def _send_in_pieces(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Send a large response in pieces; release the memory of the request at its end."""
+    """Send a large response in pieces; finally release the request's memory."""
     try:
         return await send_response(request, await handler(request))
     finally:
@@ -186,7 +186,7 @@ async def _send_in_pieces(request: web.Request, handler: Handler) -> web.StreamR
 
 @web.middleware
 async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Assign an id to the request, measure its time and count the response."""
+    """Assign a request id, measure the duration and count the response."""
     request[REQUEST_ID] = token_hex(8)
     started = time.perf_counter()
     response = await handler(request)
@@ -210,7 +210,7 @@ async def _guard_host(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def _answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn exceptions into responses, without their details."""
+    """Turn exceptions into responses that reveal no internal details."""
     try:
         return await handler(request)
     except web.HTTPRedirection as redirection:
@@ -235,7 +235,7 @@ async def _problem_response(request: web.Request, problem: Problem) -> web.Respo
         return rendering.problem_json(request, problem)
     try:
         return await rendering.problem_page(request, problem)
-    except Exception:  # rendering the error page failed, too
+    except Exception:  # the error page could not be rendered either
         _log_failure("problem_page_failed", request)
         return rendering.problem_json(request, problem)
 
@@ -260,7 +260,7 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _guarded(route: Route) -> Handler:
-    """Wrap a handler in the checks of its route, so that no handler can forget them."""
+    """Wrap a handler in its route's checks, so that no handler can forget them."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE_NAME], request[ROUTE] = route.name, route
@@ -285,9 +285,9 @@ def _check_request(request: web.Request, route: Route) -> None:
 
 
 async def _write(request: web.Request, route: Route) -> web.StreamResponse:
-    """Check a change, make it and write its audit row, also if it is refused.
+    """Check and make a change; write its audit row even if it is refused.
 
-    Reads with an audit name are recorded, too.
+    Also handles reads that have an audit name.
     """
     entry = begin_entry(request, route, request[REQUEST_ID])
     try:
@@ -296,7 +296,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
             await middleware.check_change(request, route)
         return await route.handler(request)
     except web.HTTPRedirection:
-        if not route.is_writing:  # a redirect to the login
+        if not route.is_writing:  # redirected to the login
             entry.result = "login"
         raise
     except Exception as error:
@@ -309,7 +309,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
 
 
 def _log_action(entry: AuditEntry) -> None:
-    """Log each change; refused ones are rate-limited, because strangers can cause them."""
+    """Log a change; log lines about refusals are rate-limited, because anyone can cause them."""
     if entry.result in ("done", "running") or not is_quiet("action_refused"):
         _log.info(
             "action",

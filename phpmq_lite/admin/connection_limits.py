@@ -1,4 +1,4 @@
-"""Limits on the number and the slowness of connections to the admin."""
+"""Limits on the number of admin connections, and timeouts for slow ones."""
 
 import asyncio
 from collections import Counter, deque
@@ -19,22 +19,22 @@ BODY: Final = "body took too long to arrive"
 ANSWER: Final = "response was not read"
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _INTERVAL_S: Final = 1.0
-_REST_EACH_S: Final = 0.002  # between reads of refused bodies, over all connections
+_REST_EACH_S: Final = 0.002  # interval between reads of refused bodies, across all connections
 _log = get_logger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
 class SlowClientTimeouts:
-    """How long a peer may take, in seconds."""
+    """Timeouts for slow peers, in seconds."""
 
-    head_s: float = 10.0  # to the first byte, and from it to the end of the head
+    head_s: float = 10.0  # until the first byte, and from there to the end of the headers
     body_s: float = 30.0
-    body_bytes_per_s: int = 8 << 10  # longer at this rate or above
-    answer_s: float = 30.0  # without progress; streams have their own bounds
+    body_bytes_per_s: int = 8 << 10  # a body at this rate or faster gets more time
+    answer_s: float = 30.0  # without progress; streams have their own timeouts
 
 
 class ConnectionLimits:
-    """All connections of the admin.  ``run`` closes the slow ones."""
+    """All connections to the admin.  ``run`` closes slow ones."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class ConnectionLimits:
     ) -> None:
         self.gate = gate
         self.timeouts = patience or SlowClientTimeouts()
-        self.ended: Counter[str] = Counter()  # for being slow, by reason
+        self.ended: Counter[str] = Counter()  # slow connections closed, by reason
         self.open: set[LimitedConnection] = set()
-        self._paused: deque[LimitedConnection] = deque()  # with the rest of a refused body
+        self._paused: deque[LimitedConnection] = deque()  # hold data of a refused body
         self._trusted = tuple(trusted)
 
     @classmethod
@@ -58,7 +58,7 @@ class ConnectionLimits:
         return cls(gate, settings.admin.trusted_proxies)
 
     def name_of(self, host: str | None) -> str | None:
-        """Return the address to count; None if many share it, as behind a proxy."""
+        """Return the address to count; None if many clients share it, as behind a proxy."""
         address = None if host is None else parse_address(host)
         is_trusted = address is not None and any(
             address.version == network.version and address in network for network in self._trusted
@@ -80,9 +80,9 @@ class ConnectionLimits:
                 limited.end(is_told=reason != ANSWER and limited.has_begun)
 
     def resume_in_turn(self, limited: "LimitedConnection") -> None:
-        """Resume reading a connection in turn: one waiting connection reads every 2 ms.
+        """Queue a connection to resume reading; one queued connection reads every 2 ms.
 
-        Without it, 95 connections that sent refused bodies delayed a batch by 60 ms.
+        Without this limit, 95 connections that sent refused bodies delayed a batch by 60 ms.
         """
         if not self._paused:
             asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
@@ -102,9 +102,9 @@ class ConnectionLimits:
 
 
 class LimitedConnection(asyncio.Protocol):
-    """One connection; ``inner`` is its aiohttp protocol.
+    """One connection, which passes its data to ``inner``, an aiohttp protocol.
 
-    Without ``is_counted`` it needs no place: the control socket is not limited.
+    Without ``is_counted``, it does not count toward the limits, as for the control socket.
     """
 
     def __init__(
@@ -117,18 +117,18 @@ class LimitedConnection(asyncio.Protocol):
         self._name: str | None = None
         self._is_admitted = False
         self._transport: asyncio.Transport
-        self._began_at: float | None = None  # start of a request that no handler has yet
-        self._bytes = 0  # bytes since then
-        self._request: web.BaseRequest | None = None  # requests that a handler has
-        self._is_refused = False  # the rest of a refused body is arriving
-        self._rest: list[bytes] = []  # data of such a body, which aiohttp gets in turn
+        self._began_at: float | None = None  # start of a request not yet in a handler
+        self._bytes = 0  # bytes received since then
+        self._request: web.BaseRequest | None = None  # the request that a handler processes
+        self._is_refused = False  # whether the remainder of a refused body is arriving
+        self._rest: list[bytes] = []  # held data of a refused body, passed on in turn
         self._progress = WriteProgress()
-        self._stuck_at: float | None = None  # last progress of a waiting response
+        self._stuck_at: float | None = None  # last progress of an unsent response
 
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or close it."""
+        """Accept the connection, or close it if a limit is reached."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._name = self._limits.name_of(peer[0] if isinstance(peer, tuple) else None)
@@ -157,7 +157,7 @@ class LimitedConnection(asyncio.Protocol):
         if self._began_at is None:
             self._began_at = self._loop.time()
         self._bytes += len(data)
-        # Data must not overtake data that is kept back, even if it is wanted again.
+        # New data must not overtake held data, even if the handler reads the body again.
         if (self._is_refused or self._rest) and not self._transport.is_closing():
             self._transport.pause_reading()
             if not self._rest:
@@ -183,7 +183,7 @@ class LimitedConnection(asyncio.Protocol):
     # -- called by the application
 
     def take(self, request: web.BaseRequest) -> None:
-        """Record that a handler has this request; its body may still be arriving."""
+        """Record that a handler has received this request; its body may still be arriving."""
         self._request = request
         self._is_refused = False
 
@@ -196,14 +196,14 @@ class LimitedConnection(asyncio.Protocol):
     # -- called by ConnectionLimits
 
     def resume_reading(self) -> None:
-        """Pass on the data that was kept back, and resume reading."""
+        """Pass on the held data, and resume reading."""
         rest, self._rest = b"".join(self._rest), []
         if rest and not self._transport.is_closing():
-            self._transport.resume_reading()  # before aiohttp, which may pause it again
+            self._transport.resume_reading()  # first, because aiohttp may pause it again
             self._inner.data_received(rest)
 
     def slow_reason(self, now_s: float) -> str | None:
-        """Return why the connection must close now, or None."""
+        """Return why the connection is too slow and must be closed, or None."""
         timeouts, request = self._limits.timeouts, self._request
         if request is None and self._is_stuck(now_s):
             return ANSWER
@@ -228,7 +228,7 @@ class LimitedConnection(asyncio.Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Return whether a byte arrived that no handler has received."""
+        """Return whether any byte of an unanswered request has arrived."""
         return self._bytes > 0
 
     def end(self, *, is_told: bool) -> None:

@@ -1,4 +1,4 @@
-"""Bind the control socket and the addresses of the admin.  Imports nothing heavy."""
+"""Binding of the control socket and the admin's addresses, without heavy imports."""
 
 import os
 import socket
@@ -16,18 +16,18 @@ _BACKLOG: Final = 128  # connections waiting to be accepted
 async def bind_sockets(
     stack: AsyncExitStack, addresses: Iterable[str], control: Path
 ) -> list[socket.socket]:
-    """Listen on the control socket, the first one, and on all addresses (``admin.listen``).
+    """Listen on the control socket and all addresses; return the control socket first.
 
-    ``stack`` closes them, and removes the files of Unix sockets.
+    ``stack`` closes the sockets and removes the files of Unix sockets.
 
     Raises:
         SettingsError: an address is invalid.
-        StartRefusedError: an address is in use or not of this machine, or the path of the control
-            socket is too long.
+        StartRefusedError: an address is in use or not local to this machine, or the control
+            socket's path is too long.
     """
     if (size := len(os.fsencode(control))) > LONGEST_UNIX_PATH:
         raise StartRefusedError(
-            f"the path of the control socket, {control}, is {size} bytes long, the limit is "
+            f"the path of the control socket, {control}, is {size} bytes long; the limit is "
             f"{LONGEST_UNIX_PATH}: choose a data folder with a shorter path (--data)"
         )
     bound = [_bind_unix(stack, control)]
@@ -43,7 +43,7 @@ async def bind_sockets(
                 found = await bind_tcp(endpoint)
                 for one in found:
                     stack.callback(one.close)
-            for one in found:  # two sockets may be bound to one address until one listens
+            for one in found:  # two sockets can bind the same address until one listens
                 one.listen(_BACKLOG)
         except OSError as error:
             raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
@@ -59,7 +59,7 @@ def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # a remaining one is stale, for example of a killed broker
+    with suppress(OSError):  # a leftover file is stale, for example after a kill
         path.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Accept connections to the admin and serve them, with or without TLS."""
+"""The admin's server: accepts connections, with or without TLS."""
 
 import asyncio
 import logging
@@ -16,9 +16,9 @@ from phpmq_lite.admin.base.context import CONTEXT
 from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnection
 from phpmq_lite.logs import is_quiet
 
-_RETRY_S: Final = 0.1  # after a failed accept
-_LINGER_S: Final = 2.0  # for the rest of a refused body; reading it costs time of the event loop
-_READ_BYTES: Final = 64 << 10  # of a body, ahead of its reader; aiohttp pauses at twice this
+_RETRY_S: Final = 0.1  # delay after a failed accept
+_LINGER_S: Final = 2.0  # a refused body is read no longer: reading it occupies the event loop
+_READ_BYTES: Final = 64 << 10  # read-ahead per body; aiohttp pauses reading at twice this size
 
 
 async def open_admin(
@@ -27,15 +27,15 @@ async def open_admin(
     sockets: Iterable[socket.socket],
     tls: ssl.SSLContext | None,
 ) -> None:
-    """Accept connections; the first of ``sockets`` is the control socket.
+    """Serve connections to ``sockets``, the first of which is the control socket.
 
-    ``tls`` None: plain HTTP.  Unix sockets never have TLS.
+    Without ``tls``, all sockets use plain HTTP; Unix sockets never use TLS.
     """
     runner = web.AppRunner(
         app,
         access_log=None,
         shutdown_timeout=2.0,
-        auto_decompress=False,  # aiohttp decompresses in the event loop: 11 MiB of zeros took 2 s
+        auto_decompress=False,  # aiohttp would block the event loop: 2 s for 11 MiB of zeros
         read_bufsize=_READ_BYTES,
         lingering_time=_LINGER_S,
     )
@@ -77,7 +77,7 @@ async def _accept(
         while True:
             try:
                 connection, peer = await loop.sock_accept(listening)
-            except OSError:  # the peer has gone, or too many files are open
+            except OSError:  # the peer disconnected, or too many files are open
                 await asyncio.sleep(_RETRY_S)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -92,7 +92,7 @@ async def _secure(
     limited: LimitedConnection,
     limits: ConnectionLimits,
 ) -> None:
-    """Perform the TLS handshake in a place that ``LimitedConnection`` then takes over."""
+    """Perform the TLS handshake in a connection slot that ``LimitedConnection`` then takes over."""
     name = limits.name_of(host)
     refusal = limits.gate.reserve(name)
     if refusal is not None:
@@ -101,7 +101,7 @@ async def _secure(
         return
     is_made = False
     try:
-        with suppress(OSError):  # ssl.SSLError and TimeoutError are among them
+        with suppress(OSError):  # includes ssl.SSLError and TimeoutError
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: limited, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
             )

@@ -1,1 +1,1 @@
-"""What an operator can do: single actions, selections, bulk jobs, undo."""
+"""Operator actions: single actions, selections, bulk jobs, undo."""

@@ -1,4 +1,4 @@
-"""Act on many messages: from a frozen selection to a background job and its progress."""
+"""Actions on many messages: frozen selections, and background jobs with their progress."""
 
 import json
 from array import array
@@ -31,7 +31,7 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
-TARGET_MAX: Final = 1_000  # characters of a search in the audit
+TARGET_MAX: Final = 1_000  # maximum characters of a search in the audit
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,17 +40,17 @@ class BulkRequest:
 
     action: Action
     options: ActionOptions
-    rate: int | None = None  # messages a second
+    rate: int | None = None  # messages per second
     reason: str = ""
-    confirm: str | None = None  # what was typed
+    confirm: str | None = None  # the typed confirmation
 
 
 async def freeze_selection(
     request: web.Request, query: SearchQuery, action: str = ""
 ) -> MessageSelection:
-    """Select the messages that match a search now and that the caller may see.
+    """Select the messages that currently match a search and that the caller may see.
 
-    A search without a state selects live messages; for ``restore``, deleted ones.
+    A search without a state selects live messages or, for ``restore``, deleted ones.
     """
     context = context_of(request)
     if not query.of("state"):
@@ -63,19 +63,19 @@ async def freeze_selection(
 
 
 def find_selection(request: web.Request, token: str) -> MessageSelection:
-    """Return the selection of a token; raise Problem 410 if it has expired."""
+    """Return the selection with this token; raise Problem 410 if it has expired."""
     context = context_of(request)
     return context.actions.selections.find(token, identity_of(request).actor, context.now_ms())
 
 
 def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tuple[str, ...]:
-    """Return the texts that confirm an action on a selection; (): none is needed."""
+    """Return the texts that confirm an action on a selection; () if none is needed."""
     settings = context_of(request).settings
     return confirmation.texts_to_type(settings, selection.count, selection.frozen.by_queue)
 
 
 async def apply_to_selection(request: web.Request, token: str, asked: BulkRequest) -> BulkJob:
-    """Act on a selection. The same token returns the same job.
+    """Start a bulk job on a selection; the same token returns the same job.
 
     Raises:
         Problem: 410 if the selection has expired, 422 if the action is not confirmed.
@@ -98,7 +98,7 @@ async def begin_job(
     token: str = "",
     target: str = "",
 ) -> BulkJob:
-    """Start a bulk job and return after its first slice.  ``target`` is for the audit."""
+    """Start a bulk job and return after its first slice; the audit names ``target``."""
     context = context_of(request)
     options = check_options(request, asked.action, asked.options)
     detail = _detail(asked, len(seqs))
@@ -119,7 +119,7 @@ async def act_on_queue(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on the first messages of a queue, in order. Later messages are not included."""
+    """Act on the first messages in a queue, in order, but not on later ones."""
     return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
 
 
@@ -131,7 +131,7 @@ async def act_on_search(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on the first messages of a queue that a search finds, in its order."""
+    """Act on the first messages in a queue that match a search, in queue order."""
     context = context_of(request)
     frozen = await context.search.freeze(
         query, queues=None, limit=min(limit or MESSAGES_MAX, MESSAGES_MAX)
@@ -145,7 +145,7 @@ async def act_on_search(
 
 
 async def undo_action(request: web.Request, token: str) -> BulkJob:
-    """Undo an action; return after the first slice.
+    """Undo an action; return after the job's first slice.
 
     Raises:
         Problem: 410 if it can no longer be undone.
@@ -193,9 +193,10 @@ def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessa
 
 
 async def history_loss(context: Context, count: int, size: int) -> int:
-    """Return how many deleted messages would leave the history if these were deleted.
+    """Return how many deleted messages the history would drop if these were deleted.
 
-    Deleted messages have a share of the history's rows and bytes; beyond it, the oldest leave.
+    Deleted messages may use a share of the history's rows and bytes; above it, the oldest are
+    dropped.
     """
     bounds, trash = context.settings.history, await BulkJobLog(context.readers).trash()
     rows = trash.rows + count - int(bounds.rows * bounds.deleted_share)
@@ -218,13 +219,13 @@ def job_number(request: web.Request) -> int:
 
 
 def visible_jobs(request: web.Request) -> list[BulkJob]:
-    """Return the jobs that the caller may see: their own, if limited to some queues."""
+    """Return the jobs that the caller may see: only their own if limited to some queues."""
     identity = identity_of(request)
     return [job for job in context_of(request).actions.jobs.all if _may_see(identity, job.owner)]
 
 
 def find_job(request: web.Request, number: int) -> BulkJob | None:
-    """Return a job in memory; None if there is none that the caller may see."""
+    """Return a job in memory; None if it is missing or the caller may not see it."""
     found = context_of(request).actions.jobs.find(number)
     return found if found is not None and _may_see(identity_of(request), found.owner) else None
 
@@ -257,7 +258,7 @@ def job_total(row: BulkJobRow) -> int | None:
 
 
 def job_time_left_s(context: Context, job: BulkJob) -> float | None:
-    """Estimate the remaining seconds of a job; None if they are unknown."""
+    """Estimate the remaining seconds of a job; None if unknown."""
     spent_ms = context.now_ms() - job.started_at
     if job.state is not BulkJobState.RUNNING or not job.handled or spent_ms < 1_000:
         return None
@@ -266,17 +267,17 @@ def job_time_left_s(context: Context, job: BulkJob) -> float | None:
 
 @dataclass(slots=True, frozen=True)
 class RedrivePlan:
-    """The effect of a redrive, before it is made."""
+    """The effect that a redrive would have."""
 
     targets: Counter[str]  # messages that would be published, by queue
-    poisoned: Counter[str]  # of them: quarantined again, by reason
+    poisoned: Counter[str]  # messages that would be quarantined again, by reason
     skipped: Counter[str]  # records that would stay, by reason
 
 
 async def plan_redrive(
     context: Context, entry: AuditEntry, seqs: Sequence[int], options: ActionOptions
 ) -> RedrivePlan:
-    """Return what a redrive of these records would do. Nothing is changed or audited."""
+    """Return what a redrive of these records would do; nothing is changed or audited."""
     options = replace(options, is_dry_run=True)
     plan = RedrivePlan(Counter(), Counter(), Counter())
     for at in range(0, len(seqs), ACTION_SLICE):

@@ -16,8 +16,8 @@ from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
 SLICE: Final = 100  # with 500, five jobs delayed the batches of others by 60 ms
-RUNNING_MAX: Final = 4  # per owner, twice that in all; each holds up to a million numbers
-KEPT_MAX: Final = 100  # finished ones
+RUNNING_MAX: Final = 4  # per owner; twice that in total; each holds up to a million numbers
+KEPT_MAX: Final = 100  # finished jobs in memory
 KEPT_MS: Final = 3_600_000
 
 RunSlice = Callable[[AuditEntry, Action, Sequence[int], ActionOptions], Awaitable[ActionOutcome]]
@@ -26,7 +26,7 @@ _log = get_logger(__name__)
 
 
 class BulkJobState(StrEnum):
-    """The state of a bulk job; ``stopped``: the broker refused to continue."""
+    """The state of a bulk job; ``stopped`` means that the broker refused to continue."""
 
     RUNNING = "running"
     DONE = "done"
@@ -41,10 +41,10 @@ class BulkWork:
     action: Action
     options: ActionOptions
     seqs: "array[int]"
-    what: str = ""  # the search, or the queue, in words
-    rate: int | None = None  # messages a second
+    what: str = ""  # describes the search or the queue
+    rate: int | None = None  # messages per second
     undo: UndoRecord | None = None  # set if this job undoes an action
-    token: str = ""  # of the selection, if it started from one
+    token: str = ""  # the selection's token, if it started from one
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class BulkJob:
     entry: AuditEntry
     started_at: int  # Unix ms, as ended_at
     total: int  # messages selected
-    handled: int = 0  # done or skipped
+    handled: int = 0  # messages done or skipped
     done: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     state: BulkJobState = BulkJobState.RUNNING
@@ -72,12 +72,12 @@ class BulkJob:
 
     @property
     def owner(self) -> str:
-        """The user who started it."""
+        """The user who started the job."""
         return self.entry.actor
 
 
 class BulkJobs:
-    """Runs bulk jobs; finished ones stay in memory for an hour.  ``act`` processes one slice."""
+    """Runs bulk jobs, and keeps finished ones for an hour.  ``act`` processes one slice."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -85,7 +85,7 @@ class BulkJobs:
         self._by_token: dict[str, BulkJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
-        self._slicing = asyncio.Lock()  # one slice at a time, so that other batches run in between
+        self._slicing = asyncio.Lock()  # one slice at a time, so other batches run in between
 
     @property
     def all(self) -> list[BulkJob]:
@@ -94,7 +94,7 @@ class BulkJobs:
         return list(reversed(self._kept.values()))
 
     def _check_running(self, owner: str) -> None:
-        """Refuse more jobs than one user's share, so that others can start some."""
+        """Refuse more jobs than one user's share, so that other users can start jobs, too."""
         running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:
@@ -102,7 +102,7 @@ class BulkJobs:
                 429, "too_many_jobs",
                 f"{running.total()} bulk jobs are running, {running[owner]} of them yours. Wait "
                 "until one ends, or cancel one.",
-                bound=f"{RUNNING_MAX} at once per user, fewer while those of others run",
+                bound=f"{RUNNING_MAX} at once per user, fewer while other users' jobs run",
                 headers={"Retry-After": "5"},
             )  # fmt: skip
 
@@ -111,18 +111,18 @@ class BulkJobs:
         return self._kept.get(number)
 
     def of_selection(self, token: str, owner: str) -> BulkJob | None:
-        """Return the job that was started with a selection; None if there is none."""
+        """Return the job started from a selection; None if there is none."""
         found = self._by_token.get(token)
         return found if found is not None and found.owner == owner else None
 
     async def start(
         self, act: RunSlice, entry: AuditEntry, order: BulkWork, undos: UndoStore
     ) -> BulkJob:
-        """Run the first slice, then continue in the background. A token starts one job only.
+        """Run the first slice, then continue in the background.  Each token starts only one job.
 
         Raises:
-            Problem: 429 if too many are running. RefusedError: the broker refused it; nothing was
-            changed.
+            Problem: 429 if too many jobs are running.
+            RefusedError: the broker refused the job; nothing was changed.
         """
         async with self._starting:
             if order.token and (known := self.of_selection(order.token, entry.actor)) is not None:
@@ -145,7 +145,7 @@ class BulkJobs:
         return job
 
     def cancel(self, job: BulkJob) -> None:
-        """Cancel a job before its next slice. What is done stays done and can be undone."""
+        """Cancel a job before its next slice; finished slices remain and can be undone."""
         job.cancelled.set()
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ class BulkJobs:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for job in self._kept.values():
-            if job.ended_at is None:  # it was interrupted
+            if job.ended_at is None:  # the job was interrupted
                 job.state, job.ended_at = BulkJobState.STOPPED, self._now_ms()
                 job.ended.set()
 
@@ -167,7 +167,7 @@ class BulkJobs:
             while job.handled < job.total:
                 await _keep_rate(job, began_s)
                 async with self._slicing:
-                    if job.cancelled.is_set():  # also while others had their slices
+                    if job.cancelled.is_set():  # may happen while waiting for other jobs' slices
                         break
                     await _slice(act, job, undo)
             state = BulkJobState.DONE if job.handled >= job.total else BulkJobState.CANCELLED
@@ -178,7 +178,7 @@ class BulkJobs:
             job.error = problem.detail if problem is not None else "The broker could not continue."
             if problem is None:
                 _log.exception("bulk_failed", job=job.number, action=str(job.order.action))
-            with suppress(Exception):  # if this fails, too, the row stays open
+            with suppress(Exception):  # if this also fails, the row stays open
                 await _close_row(act, job, problem.code if problem is not None else "failed")
         finally:
             self._end(job, state, undo, undos)
@@ -193,7 +193,7 @@ class BulkJobs:
         job.ended.set()
 
     def _forget(self) -> None:
-        """Drop finished jobs: old ones and, beyond the limit, those of the user with the most."""
+        """Drop old finished jobs and, above the limit, those of the user who has the most."""
         ended = [job for job in self._kept.values() if job.ended_at is not None]
         late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
         rest = [job for job in ended if job not in late]

@@ -1,4 +1,4 @@
-"""What the page that asks before an action says, and what must be typed to confirm it."""
+"""The confirmation page before an action, and the text to type on it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -11,39 +11,39 @@ from phpmq_lite.settings import Settings
 PRODUCTION = "production"
 
 
-FormField = tuple[str, tuple[Any, ...]]  # a macro of action_fields.html and its arguments
+FormField = tuple[str, tuple[Any, ...]]  # a macro in action_fields.html and its arguments
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Confirmation:
-    """The page that asks before an action, ``confirm.html``: its sentences, fields and button."""
+    """The sentences, fields and button of the confirmation page, ``confirm.html``."""
 
     title: str
     text: str
     button: str  # a verb with its object
-    url: str  # of the form
+    url: str  # where the form is sent
     back: str  # the page to return to
-    number: str = ""  # of a message, after the title
-    queue: str | None = None  # or another name, after the title
-    crumbs: Sequence[tuple[str, str]] = ()  # title and URL of the pages above
+    number: str = ""  # message number shown after the title
+    queue: str | None = None  # queue or other name shown after the title
+    crumbs: Sequence[tuple[str, str]] = ()  # titles and URLs of the parent pages
     hidden: Sequence[tuple[str, object]] = ()
     fields: Sequence[FormField] = ()
     typed: Collection[str] = ()
     reason: str = "optional"  # required, optional, or "" for none
     is_danger: bool = False
     is_disabled: bool = False  # there is nothing to act on
-    preview: tuple[str, str] | None = None  # search and action of a selection to look at first
+    preview: tuple[str, str] | None = None  # search and action of a selection to preview
 
 
 def is_production(settings: Settings) -> bool:
-    """Return whether the environment of this broker is named production."""
+    """Return whether this broker's environment is named production."""
     return settings.ui.environment.strip().casefold() == PRODUCTION
 
 
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
-    """Return the texts that confirm an action, the one to ask for first; (): none is needed.
+    """Return the texts that confirm an action, beginning with the one to ask for; () if none.
 
-    The number of messages is always accepted; the queue's name, if all are in one queue.
+    The number of messages is always accepted; the queue's name only if all are in one queue.
     """
     if count <= settings.ui.confirm_count and not is_production(settings):
         return ()
@@ -51,7 +51,7 @@ def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tu
 
 
 def check_typed_text(needed: Collection[str], typed: str | None) -> None:
-    """Refuse an action that was not confirmed; characters that cannot be typed may be escaped.
+    """Refuse an unconfirmed action; characters that cannot be typed may be escaped.
 
     Raises:
         Problem: 422, with the text to type.

@@ -1,4 +1,4 @@
-"""Result messages of actions, and the message for the next page."""
+"""Messages about the results of actions, shown on the next page."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,7 +24,7 @@ DONE: Final = {
 }
 VERBS: Final = {action: action.capitalize() for action in Action} | {Action.PLACE: "Put back"}
 
-# Why a message was skipped: said of several messages, and of one.
+# Why a message was skipped: wording for several messages, and for one.
 REASONS: Final[dict[str, tuple[str, str]]] = {
     "gone": ("already settled", "It has already been settled, so there is nothing to act on."),
     "dispatched": (
@@ -64,13 +64,13 @@ _GONE: Final = frozenset({"gone", "body gone"})
 
 
 def describe_result(action: Action, done: int, skipped: Mapping[str, int]) -> str:
-    """Return how many messages were changed, and why others were skipped."""
+    """Describe how many messages were changed, and why others were skipped."""
     text = f"{count_messages(done)} {DONE[action]}."
     return f"{text} {describe_skipped(skipped)}" if skipped else text
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """Return how many messages were skipped, by reason."""
+    """Describe how many messages were skipped, by reason."""
     reasons = "; ".join(
         f"{formats.format_number(count)} {describe_reason(reason)}"
         for reason, count in skipped.items()
@@ -79,7 +79,7 @@ def describe_skipped(skipped: Mapping[str, int]) -> str:
 
 
 def describe_reason(reason: str) -> str:
-    """Return why several messages were skipped."""
+    """Describe why several messages were skipped."""
     return REASONS[reason][0] if reason in REASONS else reason
 
 

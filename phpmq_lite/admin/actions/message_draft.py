@@ -1,4 +1,4 @@
-"""The message of the publish form: placeholders, JSON check, envelope.  Pure."""
+"""The message in the publish form: placeholders, JSON check, envelope.  Pure."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from typing import Final, NoReturn
 
 from phpmq_lite.admin.base.problems import Problem
 
-KINDS: Final = ("json", "text", "base64")  # how a body is written
+KINDS: Final = ("json", "text", "base64")  # how the form's text represents the body
 _PLACEHOLDER: Final = re.compile(r"\{\{\s*(uuid|now_ms|n)\s*\}\}")
-_BLANK: Final = " \t\n\x0b\x0c\r"  # what a URN may not consist of
+_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN may not consist only of these
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,7 +27,7 @@ class DraftError:
 
 
 def check_json(text: str) -> DraftError | None:
-    """Return the position of the first JSON error; None if the text is standard JSON.
+    """Return the first JSON error with its position; None if the text is standard JSON.
 
     Numbers are not evaluated.
     """
@@ -45,7 +45,7 @@ def check_json(text: str) -> DraftError | None:
 
 
 def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[], str]) -> str:
-    """Fill in ``{{uuid}}`` (a new one each time), ``{{now_ms}}`` and ``{{n}}``, from 1."""
+    """Fill in ``{{uuid}}`` (new at each occurrence), ``{{now_ms}}`` and ``{{n}}`` (from 1)."""
     values = {"now_ms": lambda: str(now_ms), "n": lambda: str(number), "uuid": new_uuid}
     return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
 
@@ -58,10 +58,10 @@ def has_placeholders(text: str) -> bool:
 def make_bodies(
     text: str, kind: str, count: int, now_ms: int, new_uuid: Callable[[], str], *, is_filled: bool
 ) -> list[bytes]:
-    """Return the bodies to publish, from the text of the form.
+    """Return the bodies to publish, made from the form's text.
 
     Raises:
-        Problem: 422 if it is not valid for ``kind``; for JSON with line and column.
+        Problem: 422 if the text is not valid for ``kind``, with line and column for JSON.
     """
     if kind == "base64":
         return [_from_base64(text)] * count
@@ -73,7 +73,7 @@ def make_bodies(
         if kind == "json" and (wrong := check_json(one)) is not None:
             raise Problem(
                 422, "not_json", f"The body is not JSON: {wrong}.", field="body",
-                bound="JSON; or choose text",
+                bound="JSON; for other text, choose text",
             )  # fmt: skip
     encoded = [one.encode() for one in made]
     return encoded if len(encoded) == count else encoded * count
@@ -90,7 +90,7 @@ def _from_base64(text: str) -> bytes:
 
 
 def envelope_text(urn: str, data: str, queue: str) -> str:
-    """Return a BabelQueue envelope with placeholders for its ids and its time.
+    """Return a BabelQueue envelope with placeholders for its ids and time.
 
     Raises:
         Problem: 422 for a blank URN, or data that is not a JSON object.
@@ -127,10 +127,10 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
 
 
 def as_form_text(content: bytes) -> tuple[str, str]:
-    """Return a body as a form can show and send it: the text and its kind.
+    """Return a body as text that a form can show and send back, and the kind of that text.
 
-    What a browser's text field would change, carriage returns and other control characters, comes
-    as base64.
+    Bodies that a browser's text field would change, because they contain carriage returns or other
+    control characters, are returned as base64.
     """
     try:
         text = content.decode()

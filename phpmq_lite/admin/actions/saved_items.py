@@ -14,17 +14,17 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.accounts import SavedItem, SavedItems, saved_item_write
 from phpmq_lite.writes import DeleteSavedItem
 
-_OF_QUEUES: Final = ("queue", "origin")  # terms of a search that name queues
+_OF_QUEUES: Final = ("queue", "origin")  # search terms that name queues
 
 
 async def visible_items(request: web.Request, kind: str) -> list[SavedItem]:
-    """Return the saved items of a kind, except for queues that the caller may not use."""
+    """Return the saved items of a kind, except those for queues the caller may not use."""
     rows = await SavedItems(context_of(request).readers).all(kind)
     return [row for row in rows if _may_see(request, kind, row.content)]
 
 
 async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem | None:
-    """Return an item by its name; None if there is none that the caller may see."""
+    """Return an item by name; None if it is missing or the caller may not see it."""
     row = await SavedItems(context_of(request).readers).one(kind, name)
     return row if row is not None and _may_see(request, kind, row.content) else None
 
@@ -32,10 +32,10 @@ async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem 
 async def check_item_change(
     request: web.Request, kind: str, name: str, content: Any = None
 ) -> None:
-    """Refuse to save or remove what belongs to other queues; ``content`` None: to remove.
+    """Refuse to save or, if ``content`` is None, remove an item that belongs to other queues.
 
-    A caller who is limited to some queues can only change items that name just these queues: all
-    others are shared by everybody.
+    A caller limited to some queues can change only items that name only these queues; all other
+    items are shared with other users.
 
     Raises:
         Problem: 403, or 409 if the name is taken.
@@ -48,8 +48,8 @@ async def check_item_change(
             check_queue_right(request, queue)
         if not queues:
             raise Problem(
-                403, "foreign_queue", f"{identity_of(request).actor!r} may save a {kind} for "
-                "their own queues only. Name one.", field="queue",
+                403, "foreign_queue", f"{identity_of(request).actor!r} may save a {kind} only for "
+                "the queues they may use. Name one of them.", field="queue",
                 bound=", ".join(identity_of(request).queues),
             )  # fmt: skip
     row = await SavedItems(context_of(request).readers).one(kind, name)
@@ -63,7 +63,7 @@ async def check_item_change(
 async def save_item(
     context: Context, entry: AuditEntry, kind: str, name: str, content: object
 ) -> None:
-    """Save a view, a template or a label under a name, replacing the one of that name."""
+    """Save a view, template or label, replacing any with the same name."""
     row = saved_item_write(kind, name, content, context.now_ms(), entry.actor)
     await context.engine.run(queue_operations.write, entry, [row])
 
@@ -78,7 +78,7 @@ def _may_see(request: web.Request, kind: str, content: Any) -> bool:
 
 
 def _queues(kind: str, content: Any) -> list[str]:
-    """Return the queues, or patterns of queues, that a saved item names."""
+    """Return the queue names and patterns in a saved item."""
     if not isinstance(content, dict):
         return []
     if kind == "template":

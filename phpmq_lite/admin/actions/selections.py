@@ -10,15 +10,15 @@ from phpmq_lite.storage.read.search import FrozenSelection
 
 LIFE_MS: Final = 600_000
 MESSAGES_MAX: Final = 1_000_000
-BYTES_MAX: Final = 32 << 20  # of all selections, and of all undo records
+BYTES_MAX: Final = 32 << 20  # for all selections, and again for all undo records
 
 
 class OwnedItem(Protocol):
-    """Something that a user owns for a limited time; ``expires_at`` is Unix ms."""
+    """An item that a user owns for a limited time; ``expires_at`` is in Unix ms."""
 
     @property
     def owner(self) -> str:
-        """The user who owns it."""
+        """The user who owns the item."""
 
     @property
     def size(self) -> int:
@@ -26,26 +26,26 @@ class OwnedItem(Protocol):
 
     @property
     def expires_at(self) -> int:
-        """The time from which it is gone."""
+        """The time at which the item expires."""
 
 
 T = TypeVar("T", bound=OwnedItem)
 
 
 class OwnedStore(Generic[T]):
-    """Items by token, oldest first, each until it expires.
+    """Items by token, oldest first, each kept until it expires.
 
-    Beyond ``limit_bytes``, the oldest item of the user with the most bytes is dropped; the newest
-    is stored whatever its size.
+    Above ``limit_bytes``, the oldest item of the user with the most bytes is dropped; the newest
+    item is stored regardless of its size.
     """
 
-    _expired: ClassVar[tuple[str, str]]  # code and text of the problem
+    _expired: ClassVar[tuple[str, str]]  # code and text of Problem 410
 
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[str, T] = OrderedDict()
-        self.bytes = 0  # of all items
-        self.dropped = 0  # to make room
+        self.bytes = 0  # total size of the items
+        self.dropped = 0  # items dropped to make room
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -60,10 +60,10 @@ class OwnedStore(Generic[T]):
             self._drop(self._oldest_of_largest(token))
 
     def find(self, token: str, owner: str, now_ms: int) -> T:
-        """Return the item of a token, for the user who made it.
+        """Return the item with this token, for the user who created it.
 
         Raises:
-            Problem: 410 if it was used, has expired, was dropped, or belongs to another user.
+            Problem: 410 if it was used or dropped, has expired, or belongs to another user.
         """
         found = self._kept.get(token)
         if found is None or found.owner != owner or found.expires_at <= now_ms:
@@ -72,7 +72,7 @@ class OwnedStore(Generic[T]):
         return found
 
     def _oldest_of_largest(self, newest: str) -> str:
-        """Return the oldest token, except the newest, of the user with the most bytes."""
+        """Return the oldest token of the user with the most bytes, never ``newest``."""
         sizes: Counter[str] = Counter()
         for one in self._kept.values():
             sizes[one.owner] += one.size
@@ -106,11 +106,11 @@ class MessageSelection:
 
 
 class SelectionStore(OwnedStore[MessageSelection]):
-    """Selections by token, for ten minutes."""
+    """Selections by token, kept for ten minutes."""
 
     _expired = (
         "selection_expired",
-        "This selection has expired, or another user made it. Selections last ten minutes. "
+        "This selection has expired, or another user made it. Selections expire after ten minutes. "
         "Nothing was changed; select again.",
     )
 

@@ -1,4 +1,4 @@
-"""One action on one message or on a few."""
+"""Actions on one message or a few."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 from phpmq_lite.storage.read.search import FrozenSelection
 
-AT_ONCE_MAX: Final = 200  # messages; more go through a frozen selection
+AT_ONCE_MAX: Final = 200  # messages; more require a frozen selection
 _ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
-_TAKES: Final = {  # action -> the states that it accepts, and the reason to skip others
+_TAKES: Final = {  # action -> accepted states, and the reason for skipping others
     Action.REQUEUE: (_ALIVE, "gone"),
     Action.RELEASE: (frozenset({State.DISPATCHED}), "not dispatched"),
     Action.MOVE: (_ALIVE, "gone"),
@@ -51,7 +51,7 @@ class ActionResult:
 
 
 def check_options(request: web.Request, action: Action, options: ActionOptions) -> ActionOptions:
-    """Return the options of an action, limited to the queues of the caller.
+    """Return an action's options, limited to the caller's queues.
 
     Raises:
         Problem: 422 if the target is missing or invalid, 403 if the caller may not use it.
@@ -72,7 +72,8 @@ async def act_on_one(
     """Apply an action to one message.
 
     Raises:
-        Problem: 410 if it is already settled, 409 with the reason, 422, 403.
+        Problem: 410 if the message is already settled, 409 if it was skipped, and 422 or 403 from
+            ``check_options``.
     """
     states, refusal = _TAKES[action]
     if row.state not in states:
@@ -92,7 +93,7 @@ async def act_on_selected(
     *,
     is_one: bool = False,
 ) -> ActionResult:
-    """Apply an action to a few messages in one transaction; skip what it does not fit."""
+    """Apply an action to a few messages in one transaction; skip those it does not apply to."""
     context = context_of(request)
     options = check_options(request, action, options)
     entry = audit_entry(request, target=target, reason=reason)
@@ -106,13 +107,13 @@ async def act_on_selected(
 
 
 async def selected_messages(request: web.Request, ids: Sequence[str]) -> FrozenSelection:
-    """Return messages by their ids, without unknown ones and those of other users' queues."""
+    """Select messages by id, except unknown ones and those in queues the caller may not use."""
     context = context_of(request)
     return await context.search.freeze(ids_search(ids), queues=allowed_queues(request))
 
 
 def result_message(done: ActionResult) -> FlashMessage:
-    """Return the message about a result, with its undo token."""
+    """Return the message that describes a result, with its undo token."""
     return FlashMessage(
         flash_messages.describe_result(done.action, len(done.outcome.done), done.outcome.skipped),
         done.undo,

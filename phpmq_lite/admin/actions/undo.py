@@ -1,4 +1,4 @@
-"""How to undo an action: the same messages and the opposite action."""
+"""Undo records: the same messages with the opposite action."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from phpmq_lite.admin.actions.selections import OwnedStore
 from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 LIFE_MS: Final = 3_600_000
-_SEQ_DIGITS: Final = 16  # of a message id
+_SEQ_DIGITS: Final = 16  # hex digits of the seq in a message id
 
-# The action that undoes another; actions not listed here cannot be undone.
+# Maps each action to the one that undoes it; other actions cannot be undone.
 OPPOSITES: Final = {
     Action.DELETE: Action.RESTORE,
     Action.REQUEUE: Action.PLACE,
@@ -24,11 +24,11 @@ OPPOSITES: Final = {
 
 @dataclass(slots=True)
 class UndoRecord:
-    """The messages to act on, in the order they were acted on; with their places for PLACE."""
+    """The messages to undo, in the order of the action, with their old positions for PLACE."""
 
     action: Action
     owner: str
-    target: str  # for the audit
+    target: str  # target named in the audit
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
     queue_ids: "array[int]" = field(default_factory=lambda: array("q"))
     positions: "array[int]" = field(default_factory=lambda: array("q"))
@@ -41,7 +41,7 @@ class UndoRecord:
 
     def note(self, outcome: ActionOutcome) -> None:
         """Add the outcome of a slice."""
-        if self.action is Action.DELETE:  # removes what the action created
+        if self.action is Action.DELETE:  # undoing deletes the messages that the action created
             self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.new_ids.values())
             return
         self.seqs.extend(outcome.done)
@@ -52,7 +52,7 @@ class UndoRecord:
                 self.positions.append(position)
 
     def positions_of(self, start: int, end: int) -> dict[int, tuple[int, int]]:
-        """Return the places of a slice: seq -> (queue_id, position)."""
+        """Return the old positions of a slice: seq -> (queue_id, position)."""
         if self.action is not Action.PLACE:
             return {}
         return {
@@ -68,16 +68,16 @@ def make_undo(action: Action, owner: str, target: str) -> UndoRecord | None:
 
 
 def make_publish_undo(ids: Sequence[str], owner: str, target: str) -> UndoRecord:
-    """Return the undo record of a publish: it deletes the messages."""
+    """Return an undo record for a publish, which deletes the messages."""
     seqs = array("Q", (int(message_id[:_SEQ_DIGITS], 16) for message_id in ids))
     return UndoRecord(Action.DELETE, owner, target, seqs)
 
 
 class UndoStore(OwnedStore[UndoRecord]):
-    """Undo records by token, for an hour.
+    """Undo records by token, kept for an hour.
 
-    After a record is dropped, deleted messages can still be restored one by one or by a search,
-    as after a restart.
+    After a record is dropped, as after a restart, deleted messages can still be restored one by
+    one or by a search.
     """
 
     _expired = (
@@ -97,6 +97,6 @@ class UndoStore(OwnedStore[UndoRecord]):
         return token
 
     def take(self, token: str) -> None:
-        """Remove a token that was used."""
+        """Remove a used token."""
         if token in self._kept:
             self._drop(token)

@@ -1,1 +1,1 @@
-"""Authentication and authorization: accounts, sessions, rights, browser security."""
+"""Authentication and authorization: accounts, sessions, permissions, browser security."""

@@ -1,4 +1,4 @@
-"""Users, tokens and sessions in memory, stored through the broker."""
+"""Users, tokens and sessions, cached in memory and stored through the broker."""
 
 import asyncio
 import hashlib
@@ -36,7 +36,7 @@ from phpmq_lite.writes import (
 TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - prefix of tokens
 IDLE_MS: Final = 12 * 3_600_000
 LONGEST_MS: Final = 7 * 86_400_000
-KEPT_MS: Final = 30 * 86_400_000  # with "keep me signed in"; without an idle timeout
+KEPT_MS: Final = 30 * 86_400_000  # with "keep me signed in", which has no idle timeout
 SEEN_EVERY_MS: Final = 300_000
 SESSIONS_PER_USER: Final = 50
 _AGENT_LENGTH: Final = 200
@@ -52,16 +52,16 @@ class LoginOrigin(NamedTuple):
 
 
 class Accounts:
-    """All accounts, loaded once; the database is the source of truth, this is its copy.
+    """All accounts, loaded once from the database, which is the source of truth.
 
-    Memory changes in the reply to the write, after its commit.  Times are Unix milliseconds.
+    The copy in memory changes after the write is committed.  Times are Unix milliseconds.
     """
 
     def __init__(self, readers: Readers, engine: OperationRunner) -> None:
         self._readers = readers
         self._engine = engine
-        self._changing = asyncio.Lock()  # so that a free name is still free when it is written
-        self._writes: set[asyncio.Task[None]] = set()  # of last-seen times; nothing waits for them
+        self._changing = asyncio.Lock()  # a name that is free must still be free when it is written
+        self._writes: set[asyncio.Task[None]] = set()  # last-seen times; nobody waits for them
         self.is_loaded = False
         self.users: dict[str, User] = {}  # by name
         self.tokens: dict[bytes, ApiToken] = {}  # by the SHA-256 of the token
@@ -69,7 +69,7 @@ class Accounts:
         self._by_id: dict[int, User] = {}
 
     async def load(self, now_ms: int) -> list[str]:
-        """Load everything; return the addresses with a login in the last 30 days.
+        """Load all accounts; return the addresses of logins in the last 30 days.
 
         Raises:
             StorageError: the database cannot be read.
@@ -93,12 +93,12 @@ class Accounts:
         return self._by_id[session.user_id]
 
     def session_of(self, cookie: str, now_ms: int) -> LoginSession | None:
-        """Return the session of a cookie, None if it is unknown or ended."""
+        """Return the session of a cookie; None if it is unknown or has ended."""
         session = self.sessions.get(hash_secret(cookie))
         return None if session is None or has_session_ended(session, now_ms) else session
 
     def token_of(self, secret: str, now_ms: int) -> ApiToken | None:
-        """Return the token of a secret, None if it is unknown or expired."""
+        """Return the token with this secret; None if it is unknown or expired."""
         token = self.tokens.get(hash_secret(secret))
         if token is None or (token.expires_at is not None and token.expires_at <= now_ms):
             return None
@@ -120,7 +120,7 @@ class Accounts:
     # -- users
 
     async def add_user(self, entry: AuditEntry, user: User, *, is_first: bool = False) -> User:
-        """Store a user and assign the id.
+        """Store a user and assign an id.
 
         Raises:
             Problem: 409 if the name is taken, or with ``is_first`` if a user exists.
@@ -149,7 +149,7 @@ class Accounts:
         queues: tuple[str, ...] | None = None,
         password: str | None = None,
     ) -> None:
-        """Change a user's rights or hash, and end their sessions.
+        """Change a user's permissions or password hash, and end their sessions.
 
         Raises:
             Problem: 409 if no admin would remain, 404 if the user has been removed.
@@ -172,7 +172,7 @@ class Accounts:
             await self._store(entry, rows, done)
 
     async def rehash(self, user: User, old: str, password: str) -> None:
-        """Store a hash of the same password with newer parameters; sessions stay.
+        """Store a hash of the same password with newer parameters, without ending sessions.
 
         Nothing is stored if the password has changed.
         """
@@ -202,7 +202,7 @@ class Accounts:
             await self._store(entry, rows, done)
 
     def _check_there(self, user: User) -> None:
-        """The user may have been removed while this write waited."""
+        """Raise Problem 404 if the user was removed while this write waited."""
         if self._by_id.get(user.user_id) is not user:
             raise not_found("user", user.name)
 
@@ -262,12 +262,12 @@ class Accounts:
         is_kept: bool,
         password: str | None = None,
     ) -> str:
-        """Create a session and return its cookie; end expired ones and the oldest above a limit.
+        """Create a session and return its cookie; end expired and excess sessions, oldest first.
 
-        ``password`` is the hash that was checked; None: no password was required.
+        ``password`` is the hash that was checked; None if no password was required.
 
         Raises:
-            Problem: 401 if the user has been removed, or has another password by now.
+            Problem: 401 if the user was removed or the password changed in the meantime.
         """
         cookie = token_hex(32)
         async with self._changing:
@@ -343,13 +343,13 @@ class Accounts:
     # -- last seen
 
     def record_session_use(self, session: LoginSession, now_ms: int) -> None:
-        """Record that a session was used; stored at most every five minutes."""
+        """Record that a session was used; store this at most every five minutes."""
         if now_ms - session.seen_at >= SEEN_EVERY_MS:
             session.seen_at = now_ms
             self._store_later(SetSessionSeen(now_ms, session.session_id))
 
     def record_token_use(self, token: ApiToken, now_ms: int) -> None:
-        """Record that a token was used; stored at most every five minutes."""
+        """Record that a token was used; store this at most every five minutes."""
         if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
             token.last_used_at = now_ms
             self._store_later(SetTokenUsed(now_ms, token.token_id))
@@ -372,7 +372,7 @@ class Accounts:
         async def store() -> None:
             try:
                 await self._store(None, [row], lambda: None)
-            except (RefusedError, TimeoutError) as error:  # the stored time is late then
+            except (RefusedError, TimeoutError) as error:  # the stored time is then outdated
                 _log.debug("time_not_stored", reason=str(error))
 
         task = asyncio.create_task(store())

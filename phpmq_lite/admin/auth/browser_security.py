@@ -19,7 +19,7 @@ _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
 def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
-    """Compare host and port; accept ``https`` too, for a proxy that does not forward the scheme."""
+    """Compare host and port; always accept ``https``: a proxy may not forward the scheme."""
     parts = urlsplit(origin)
     if parts.scheme not in _DEFAULT_PORTS or (is_secure and parts.scheme != "https"):
         return False
@@ -78,10 +78,10 @@ def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
 
 
 def check_media(request: web.Request, *media: str) -> None:
-    """Refuse all other content types.
+    """Refuse a request with a content type other than ``media``; raise Problem 415.
 
-    A page of another site can only send JSON after a preflight request.  A DELETE
-    without a body needs no type; it requires a preflight request anyway.
+    A page on another site can send JSON only after a preflight request.  A DELETE without a
+    body needs no content type, because DELETE always requires a preflight request.
     """
     if request.method == "DELETE" and not request.can_read_body:
         return
@@ -96,7 +96,7 @@ def check_media(request: web.Request, *media: str) -> None:
 
 
 def check_header(request: web.Request, token: str) -> None:
-    """Refuse calls without the session's token, which scripts of our pages send.
+    """Refuse calls without the session's token, which the scripts on our pages send.
 
     Raises:
         Problem: 403.
@@ -105,18 +105,18 @@ def check_header(request: web.Request, token: str) -> None:
         raise Problem(
             403,
             "no_token",
-            f"A call with a cookie needs its session's token in {CSRF_HEADER}. "
+            f"A call with a cookie must send its session's token in {CSRF_HEADER}. "
             "Programs send an API token instead: Authorization: Bearer phpmq_…",
             field=CSRF_HEADER,
         )
 
 
 async def check_form(request: web.Request, token: str) -> None:
-    """Read the form and refuse it unless a page of ours sent it.
+    """Read the form; refuse it unless one of our pages sent it.
 
     Raises:
-        Problem: 415 for other content types, 403 for a missing or foreign token, and what reading
-            the form raises.
+        Problem: 415 for other content types, 403 if the token is missing or belongs to another
+            session, or an error from reading the form.
     """
     check_form_type(request)
     given = await read_form_field(request, CSRF_FIELD)
@@ -134,7 +134,7 @@ def check_form_type(request: web.Request) -> None:
     """Refuse requests that are not forms; raise Problem 415."""
     if request.content_type not in FORMS:
         raise Problem(
-            415, "media_type", "This address only accepts forms.", field="Content-Type",
+            415, "media_type", "This address accepts only forms.", field="Content-Type",
             bound=" or ".join(sorted(FORMS)),
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ HEADERS: Final = {
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # never no-referrer: forms would send Origin: null
+    "Referrer-Policy": "same-origin",  # with no-referrer, forms would send "Origin: null"
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "",
@@ -157,7 +157,7 @@ HEADERS: Final = {
 _SANDBOX: Final = "sandbox; " + HEADERS["Content-Security-Policy"]
 
 
-HSTS: Final = "max-age=31536000"  # a year; for this name only
+HSTS: Final = "max-age=31536000"  # one year; for this host, not its subdomains
 
 
 async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
@@ -169,9 +169,9 @@ async def add_headers(request: web.BaseRequest, response: web.StreamResponse) ->
 
 
 def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
-    """Set the headers on aiohttp's own responses too: those to malformed requests.
+    """Set the headers on aiohttp's own responses to malformed requests, too.
 
-    Such a request reaches no application, so no signal is sent for its response.
+    Such requests never reach an application, so ``on_response_prepare`` does not fire for them.
     """
     server = runner.server
     if server is None:
@@ -191,14 +191,14 @@ def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
 
 
 class _Unparsed(web.BaseRequest):
-    """Stands for a request that could not be parsed."""
+    """A request that could not be parsed."""
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         await add_headers(self, response)
 
 
 def download_headers(name: str) -> dict[str, str]:
-    """Return the headers of a file that no browser shows or runs; ``name`` must be trusted."""
+    """Return headers for a download that no browser displays or runs; ``name`` must be trusted."""
     return {
         "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Security-Policy": _SANDBOX,

@@ -1,4 +1,4 @@
-"""Identify the caller; check role, CSRF token and content type."""
+"""Middleware that identifies callers and checks role, CSRF token and content type."""
 
 from urllib.parse import urlencode
 
@@ -18,9 +18,9 @@ from phpmq_lite.admin.base.route import Role, Route
 
 
 def find_identity(request: web.Request) -> Identity:
-    """Return the caller; the accounts are in memory.
+    """Return the caller, without reading the database.
 
-    With an unknown token the caller is unknown, even with a valid cookie.
+    A request with an unknown token has an unknown caller, even if its cookie is valid.
     """
     context = context_of(request)
     if is_control(request):
@@ -37,7 +37,7 @@ def find_identity(request: web.Request) -> Identity:
 
 
 def bearer_of(request: web.Request) -> str | None:
-    """Return the bearer token of the request; None if there is none."""
+    """Return the request's bearer token; None if there is none."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else None
 
@@ -65,9 +65,9 @@ def _of_session(request: web.Request, context: Context) -> Identity | None:
 
 
 def needs_no_login(request: web.Request) -> bool:
-    """Return whether no login is required: on loopback, without users.
+    """Return True if no login is required: the caller is on this machine and there are no users.
 
-    Never behind a configured proxy: its callers come from loopback.
+    A login is always required behind a configured proxy, whose requests all come from loopback.
     """
     context = context_of(request)
     admin = context.settings.admin
@@ -84,12 +84,12 @@ def needs_no_login(request: web.Request) -> bool:
 
 
 def check_role(request: web.Request, route: Route) -> None:
-    """Refuse callers whose role is too small for the route.
+    """Refuse callers whose role does not permit the route.
 
     Raises:
-        Problem: 401 without a login, 403 if the role is too small, 503 if the
-            accounts cannot be read.
-        HTTPSeeOther: to the login, for page views.
+        Problem: 401 without a login, 403 if the role is insufficient, 503 if the accounts
+            cannot be read.
+        HTTPSeeOther: a page view requires a login, to which it redirects.
     """
     identity = identity_of(request)
     if identity.role.may(route.role):
@@ -127,7 +127,7 @@ def _no_login(request: web.Request) -> Problem:
 
 
 def login_url(request: web.Request) -> str:
-    """Return the URL of the login that leads back to this page."""
+    """Return the URL of the login page, which leads back to this page."""
     urls = context_of(request).urls
     here = urls.base_path + request.path_qs.removeprefix(urls.base_path)
     query = urlencode({"next": here}) if here not in ("/", f"{urls.base_path}/") else ""
@@ -138,7 +138,7 @@ def login_url(request: web.Request) -> str:
 
 
 async def check_change(request: web.Request, route: Route) -> None:
-    """Refuse changes that fail the CSRF checks or have a wrong content type.
+    """Refuse changes that fail the CSRF checks or have the wrong content type.
 
     Raises:
         Problem: 403 or 415.
@@ -147,7 +147,7 @@ async def check_change(request: web.Request, route: Route) -> None:
     if route.is_api:
         browser_security.check_media(request, *route.all_media)
     if identity.kind in ("control", "token"):
-        return  # browsers do not send these without a script
+        return  # browsers send these methods only from scripts
     public_url = context.settings.admin.public_url
     if route.is_api and identity.kind == "local" and _is_program(request):
         browser_security.check_site(request, needs_origin=False, public_url=public_url)
@@ -161,7 +161,7 @@ async def check_change(request: web.Request, route: Route) -> None:
 
 
 def _is_program(request: web.Request) -> bool:
-    """Return whether the client is not a browser: browsers send cookies and Sec-Fetch headers."""
+    """Return whether the request lacks the cookies and Sec-Fetch headers that browsers send."""
     return not ({"Cookie", "Sec-Fetch-Site", "Sec-Fetch-Mode"} & set(request.headers))
 
 
@@ -169,12 +169,12 @@ def _is_program(request: web.Request) -> bool:
 
 
 def session_key_of(request: web.Request) -> str:
-    """Return a key of the browser or program: its session, else its identity and address."""
+    """Return a key for the browser or program: its session, else its identity and address."""
     if request.get(LOGIN) is not None or cookie_of(request):
         return f"session {cookie_of(request)}"
     return f"{identity_of(request).actor} {request_source.address_of(request)}"
 
 
 def is_still_logged_in(request: web.Request) -> bool:
-    """Return whether the caller is still authorized: not logged out, revoked or changed since."""
+    """Return False if the caller has since logged out, been revoked or been changed."""
     return find_identity(request) == identity_of(request)

@@ -1,4 +1,4 @@
-"""Hash passwords, and limit login attempts."""
+"""Password hashing and login throttling."""
 
 import asyncio
 import ipaddress
@@ -23,32 +23,32 @@ T = TypeVar("T")
 
 
 class Passwords:
-    """Hashes and checks passwords; one per application; call ``close`` at its end."""
+    """Hashes and checks passwords; one per application, which calls ``close`` when it ends."""
 
     def __init__(self, argon2: PasswordHasher | None = None) -> None:
-        self._argon2 = argon2 or PasswordHasher()  # its defaults are those of RFC 9106
+        self._argon2 = argon2 or PasswordHasher()  # the defaults follow RFC 9106
         self._threads = ThreadPoolExecutor(HASHES_AT_ONCE, "password")
-        self._asked = 0  # hashes running and waiting
+        self._asked = 0  # hashes running or waiting
         self.count = 0  # hashes begun since the start
 
     def close(self) -> None:
-        """Stop the threads after their current work."""
+        """Stop the threads after their current hash."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def hash(self, password: str) -> str:
-        """Return the hash of a password, with its parameters.
+        """Return the hash of a password, including the hash parameters.
 
         Raises:
-            Problem: 422 if it is too short or too long, 429 if too many are requested at once.
+            Problem: 422 if it is too short or too long, 429 if too many hashes are pending.
         """
         check_length(password)
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 
     async def is_right(self, known: str | None, password: str) -> bool:
-        """Return whether a password matches a hash; None, for an unknown user, takes the same time.
+        """Return whether a password matches a hash; takes equally long if ``known`` is None.
 
         Raises:
-            Problem: 429 if too many are requested at once.
+            Problem: 429 if too many hashes are pending.
         """
         given = _same_everywhere(password[: LONGEST + 1])
 
@@ -82,7 +82,7 @@ class Passwords:
 
 
 def check_length(password: str, field: str = "password") -> None:
-    """Refuse a password that is too short or too long; raise Problem 422, naming the bound."""
+    """Refuse a password that is too short or too long; raise Problem 422 that names the bound."""
     if not SHORTEST <= len(password) <= LONGEST:
         raise Problem(
             422, "invalid", f"The password has {len(password)} characters.", field=field,
@@ -91,33 +91,33 @@ def check_length(password: str, field: str = "password") -> None:
 
 
 def _same_everywhere(password: str) -> str:
-    """Normalize accents: systems type é as one character or as two."""
+    """Normalize accents: depending on the system, é is typed as one or two characters."""
     return unicodedata.normalize("NFC", password).encode(errors="replace").decode()
 
 
 MAX_ATTEMPTS: Final = 5  # attempts per minute from one address
-MAX_ATTEMPTS_UNKNOWN: Final = 20  # attempts per minute over all addresses without a recent login
+MAX_ATTEMPTS_UNKNOWN: Final = 20  # attempts per minute from all addresses without a recent login
 WINDOW_S: Final = 60.0
 KNOWN_S: Final = 30 * 86_400.0
 
 
 class LoginThrottle:
-    """Counts login attempts, except refused ones.  Times are seconds of any clock.
+    """Counts login attempts, except throttled ones.  Times are seconds from any clock.
 
-    Memory is bounded by the attempts of the last minute, and by the addresses of logins.
+    Memory is bounded by the attempts in the last minute and the addresses of logins.
     """
 
     def __init__(self) -> None:
-        self._tries: dict[str, deque[float]] = {}  # by address; of the last minute
+        self._tries: dict[str, deque[float]] = {}  # attempts in the last minute, by address
         self._unknown: deque[float] = deque()
         self._known: dict[str, float] = {}  # address -> last login
 
     def add_login(self, address: str, now_s: float) -> None:
-        """Record a login: other addresses cannot use up the attempts of this one from now on."""
+        """Record a login; from now on, other addresses cannot use up this one's attempts."""
         self._known[throttle_key(address)] = now_s
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Count an attempt and return 0.0; if it is too early, return the seconds to wait."""
+        """Count an attempt and return 0.0, or return the seconds to wait if it is too early."""
         self._forget(now_s)
         key = throttle_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S
@@ -149,7 +149,7 @@ def _wait_s(tries: deque[float], limit: int, now_s: float) -> float:
 
 
 def throttle_key(address: str) -> str:
-    """Return the key of an address: an IPv4 address, the /64 of an IPv6 address, else the text."""
+    """Return the key for an address: an IPv4 address, an IPv6 /64 prefix, or the text itself."""
     parsed = parse_address(address)
     if parsed is None:
         return address

@@ -1,4 +1,4 @@
-"""Which queues and messages a caller may use."""
+"""Permissions: the queues and messages that a caller may use."""
 
 from typing import Final
 
@@ -11,14 +11,14 @@ from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 
-_FORWARD: Final = "forward:"  # prefix of on_expire before a queue
+_FORWARD: Final = "forward:"  # prefix of a queue name in on_expire
 
 
 # -- rights
 
 
 def allowed_queues(request: web.Request) -> frozenset[int] | None:
-    """Return the queue_ids that the caller may see; None: all."""
+    """Return the queue_ids that the caller may see; None if all."""
     if not identity_of(request).queues:
         return None
     return frozenset(queue.queue_id for queue in status_of(request).queues)
@@ -31,7 +31,7 @@ def may_use(request: web.Request, name: str) -> bool:
 
 
 def check_queue_right(request: web.Request, name: str, field: str = "queue") -> None:
-    """Refuse a queue that the caller may not use; raise Problem 403, naming the globs."""
+    """Refuse a queue that the caller may not use; raise Problem 403 that names the globs."""
     if not may_use(request, name):
         identity = identity_of(request)
         raise Problem(
@@ -41,19 +41,19 @@ def check_queue_right(request: web.Request, name: str, field: str = "queue") -> 
 
 
 def check_all_queues(request: web.Request, what: str) -> None:
-    """Refuse an action on all queues to a caller limited to some.
+    """Refuse an action on all queues if the caller is limited to some.
 
     Raises:
         Problem: 403, naming the globs.
     """
     identity = identity_of(request)
     if identity.queues:
-        raise Problem(403, "foreign_queue", f"Only an admin of all queues may {what}.",
+        raise Problem(403, "foreign_queue", f"Only an admin for all queues may {what}.",
                       bound=", ".join(identity.queues))  # fmt: skip
 
 
 def check_forward_right(request: web.Request, on_expire: object, field: str = "on_expire") -> None:
-    """Refuse a setting that forwards to a queue that the caller may not use.
+    """Refuse a setting that forwards to a queue the caller may not use.
 
     Raises:
         Problem: 403, naming the globs.
@@ -84,7 +84,7 @@ def require_queue(request: web.Request) -> QueueStatus:
 
 
 def find_queue(request: web.Request, name: str) -> QueueStatus | None:
-    """Return the status of a queue, None if it does not exist."""
+    """Return the status of a queue; None if it does not exist."""
     return next((q for q in status_of(request).queues if q.name == name), None)
 
 
@@ -92,8 +92,8 @@ async def find_message(request: web.Request, context: Context) -> MessageRow:
     """Return the row of the message in the path, live or settled.
 
     Raises:
-        Problem: 404 if the id is unknown, 410 if its number was assigned but no row is
-            left: retention removed it, or the second half of the id is wrong.
+        Problem: 404 if the id is unknown, 410 if its number was assigned but it has no row:
+            retention removed it, or the second half of the id is wrong.
     """
     message_id = request.match_info["id"]
     if not is_message_id(message_id):
@@ -118,11 +118,11 @@ async def find_message(request: web.Request, context: Context) -> MessageRow:
 
 
 def queue_id_of(request: web.Request, name: str) -> int | None:
-    """Return the number of the requested queue, None for all.
+    """Return the queue_id of the requested queue; None for all queues.
 
     Raises:
-        Problem: 404 if there is none; 422 if all are requested by a caller who may see
-            some only.
+        Problem: 404 if it does not exist; 422 if a caller who may see only some queues
+            requests all.
     """
     if name:
         queue = find_queue(request, name)
@@ -131,6 +131,6 @@ def queue_id_of(request: web.Request, name: str) -> int | None:
         return queue.queue_id
     if allowed_queues(request) is not None:
         raise Problem(
-            422, "invalid", "You can only see some queues: name one of them.", field="queue"
+            422, "invalid", "You can see only some queues. Name one of them.", field="queue"
         )
     return None

@@ -57,34 +57,34 @@ def audit_entry(
 
 
 def keep_audit_entry(request: web.Request) -> None:
-    """Leave writing the entry to work that continues after the response."""
+    """Leave writing the entry to a task that continues after the response."""
     request[_IS_LEFT] = True
 
 
 def is_entry_left(request: web.Request) -> bool:
-    """Return whether other work writes the entry."""
+    """Return whether another task writes the entry."""
     return _IS_LEFT in request
 
 
-NOTE_S: Final = 10.0  # for the audit row of a refusal
+NOTE_S: Final = 10.0  # maximum time to write the audit row of a refusal
 
 _log = get_logger(__name__)
 
 
-# -- the audit row, if no operation wrote it
+# -- audit rows that no operation wrote
 
 
 async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
     """Write the audit row of a request if no operation did.
 
-    While the broker starts or drains, it is only logged.
+    While the broker starts or drains, the entry is only logged.
     """
     if entry.audit_id is None and not is_entry_left(request):
         await write_entry(context_of(request), entry)
 
 
 async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> None:
-    """Write an audit row that counts ``more``; a failure is only logged."""
+    """Write an audit row and add ``more`` to its count; only log a failure."""
     if not context.is_ready():
         return
     try:
@@ -96,12 +96,12 @@ async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> Non
 
 
 def mark_refused(request: web.Request, problem: Problem) -> None:
-    """Record that the response, a page with the form, refuses the change."""
+    """Record that the change was refused, although the response is the page with the form."""
     audit_entry(request).result = problem.code
 
 
 async def count_refused_login(request: web.Request, problem: Problem) -> None:
-    """Count a refused login in the audit row of its address and minute."""
+    """Count a refused login in the audit row for its address and minute."""
     context = context_of(request)
     entry = audit_entry(request)
     entry.result = problem.code

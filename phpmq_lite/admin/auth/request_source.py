@@ -1,4 +1,4 @@
-"""Where a request comes from: control socket, loopback, known hosts, trusted proxies."""
+"""The origin of a request: control socket, loopback, known hosts, trusted proxies."""
 
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network
@@ -10,7 +10,7 @@ from aiohttp import web
 from phpmq_lite.server.addresses import parse_address
 from phpmq_lite.settings import Settings
 
-# In the data folder, mode 0600: its peers run as the broker's user.
+# In the data folder, with mode 0600: only the broker's user can connect.
 CONTROL_SOCKET: Final = "control.sock"
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -29,10 +29,10 @@ def local_name(request: web.BaseRequest) -> object:
 
 
 def host_name(host: str) -> str:
-    """Return the host of a Host header in lower case, without port and brackets."""
+    """Return the host from a Host header in lower case, without port or brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
-    if host.count(":") > 1:  # IPv6 as settings and sockets write it
+    if host.count(":") > 1:  # IPv6 without brackets, as in settings and sockets
         return host.lower().removeprefix("::ffff:")
     return host.partition(":")[0].lower().removesuffix(".")
 
@@ -46,12 +46,12 @@ def known_hosts(settings: Settings) -> list[str]:
 def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
     """Return whether the Host header names this machine (``docs/operate/security.md`` 5).
 
-    That is loopback, the local address of this connection, or one of ``hosts``.
+    These are loopback, the local address of this connection, and ``hosts``.
     """
     given = request.headers.getall("Host", [])
     if len(given) != 1:
         return False
-    name = host_name(request.host)  # a trusted proxy may have sent another one
+    name = host_name(request.host)  # may be the original host, forwarded by a trusted proxy
     if name in LOOPBACK_NAMES or name in {host_name(host) for host in hosts}:
         return True
     local = local_name(request)
@@ -59,7 +59,7 @@ def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
 
 
 FORWARDED: Final = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via")
-_LONGEST: Final = 20  # proxies in a row
+_LONGEST: Final = 20  # maximum number of chained proxies
 
 Networks = Sequence[IPv4Network | IPv6Network]
 
@@ -70,9 +70,9 @@ def is_forwarded(request: web.BaseRequest) -> bool:
 
 
 def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
-    """Return the request as the browser sent it: remote address, scheme and host before the proxy.
+    """Return the request with the address, scheme and host that the browser used.
 
-    A request from an untrusted address stays as it is.
+    A request from an untrusted address is returned unchanged.
     """
     if not trusted or not _is_in(request.remote or "", trusted):
         return request
@@ -90,7 +90,7 @@ def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
 
 
 def _browser(headers: Sequence[str], trusted: Networks) -> str:
-    """Return the first address, from the nearest proxy outwards, that is not a trusted proxy."""
+    """Return the first address that is not a trusted proxy, from the nearest proxy outward."""
     steps = [step.strip() for header in headers for step in header.split(",")]
     found = ""
     for step in reversed(steps[-_LONGEST:]):
@@ -104,7 +104,7 @@ def _browser(headers: Sequence[str], trusted: Networks) -> str:
 
 
 def _last(request: web.BaseRequest, name: str) -> str:
-    """Return the value of the nearest proxy; the browser may have forged those before it."""
+    """Return the value set by the nearest proxy; the browser may have forged earlier ones."""
     headers = request.headers.getall(name, [])
     return headers[-1].rpartition(",")[2].strip() if headers else ""
 
@@ -121,7 +121,7 @@ def _is_in(text: str, networks: Networks) -> bool:
 
 
 def address_of(request: web.BaseRequest) -> str:
-    """Return the address for the audit: the browser's, also behind a trusted proxy."""
+    """Return the address for the audit: the browser's, even behind a trusted proxy."""
     return "control" if is_control(request) else (request.remote or "local")
 
 

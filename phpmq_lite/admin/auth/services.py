@@ -1,4 +1,4 @@
-"""Accounts, passwords, login limits, refused logins and the setup token of one application."""
+"""An application's accounts, passwords, login limits, refused logins and setup token."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -16,17 +16,17 @@ from phpmq_lite.storage.read.accounts import User
 
 FILE: Final = "setup-token"  # in the data folder
 HOW: Final = (
-    "Open /setup with the token in the file setup-token of the data folder, or run "
+    "Open /setup with the token from the file setup-token in the data folder, or run "
     "`phpmq-lite user create NAME` on this machine."
 )
 
 SETTING: Final = "admin.initial_password_file"
 FIRST_NAME: Final = "admin"
 MINUTE_MS: Final = 60_000
-ADDRESSES: Final = 1_000  # per minute; further addresses share a row
+ADDRESSES: Final = 1_000  # audit rows per minute; further addresses share one
 _OTHER_ADDRESSES: Final = "many"
 
-# Writes a row, or adds a count to the written row.
+# Writes an audit row, or adds a count to the row if it is already written.
 WriteEntry = Callable[[AuditEntry, int], Awaitable[None]]
 
 
@@ -34,7 +34,7 @@ def initial_password(path: Path) -> str:
     """Read the first user's password from its file, without a line break at its end.
 
     Raises:
-        SettingsError: it cannot be read, others can read it, or it is not a valid password.
+        SettingsError: the file cannot be read, other users can read it, or the password is invalid.
     """
     try:
         check_private(SETTING, path)
@@ -44,7 +44,7 @@ def initial_password(path: Path) -> str:
         raise SettingsError(f"{SETTING} {path} cannot be read: {reason}") from None
     if not SHORTEST <= len(password) <= LONGEST:
         raise SettingsError(
-            f"{SETTING} {path} has {len(password)} characters, it needs {SHORTEST} to {LONGEST}"
+            f"{SETTING} {path} has {len(password)} characters; it needs {SHORTEST} to {LONGEST}"
         )
     return password
 
@@ -57,20 +57,20 @@ class SetupToken:
         self._token = ""
 
     def make(self) -> str:
-        """Write a new token into its file, mode 0600, and return it."""
+        """Write a new token to its file, with mode 0600, and return it."""
         self._token = token_hex(16)
-        self.path.unlink(missing_ok=True)  # a process that has the file open reads the old token
+        self.path.unlink(missing_ok=True)  # processes that have the file open keep the old token
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{self._token}\n")
         return self._token
 
     def is_right(self, given: str) -> bool:
-        """Return whether this is the token; False if there is none."""
+        """Return whether ``given`` is the token; False if there is no token."""
         return bool(self._token) and is_same_secret(given.strip(), self._token)
 
     def spend(self) -> None:
-        """Invalidate the token because a user exists now."""
+        """Invalidate the token, because a user now exists."""
         self._token = ""
         self.path.unlink(missing_ok=True)
 
@@ -78,22 +78,22 @@ class SetupToken:
 @dataclass(slots=True)
 class _RefusalRow:
     entry: AuditEntry
-    more: int = 0  # refused since its row was written last
+    more: int = 0  # refusals since the row was last written
 
 
 class RefusedLogins:
-    """Combines the refused logins of a minute.  Times are Unix milliseconds.
+    """Combines refused logins by minute.  Times are Unix milliseconds.
 
-    The first of an address is written immediately, the others are added after the minute.
+    The first refusal of an address is written immediately; later ones are added after the minute.
     """
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], _RefusalRow] = {}  # by address and action
         self._minute = 0
-        self.total = 0  # since the start
+        self.total = 0  # refusals since the start
 
     async def add(self, entry: AuditEntry, now_ms: int, note: WriteEntry) -> None:
-        """Count a refusal; ``note(entry, n)`` stores n more."""
+        """Count a refusal; ``note(entry, n)`` adds ``n`` to the stored count."""
         self.total += 1
         minute = now_ms // MINUTE_MS
         if minute != self._minute:
@@ -118,7 +118,7 @@ class RefusedLogins:
 
 @dataclass(slots=True)
 class AuthServices:
-    """Accounts, passwords and login limits; call ``close`` at the end of the application."""
+    """Accounts, passwords and login limits; the application calls ``close`` when it ends."""
 
     accounts: Accounts
     setup: SetupToken
@@ -133,7 +133,7 @@ class AuthServices:
                 self.throttle.add_login(address, now_ms / 1_000)
 
     async def prepare(self, now_ms: int, password: str | None) -> str | None:
-        """Load the accounts; without a user, create the first one or the setup token.
+        """Load the accounts; if there is no user, create the first one or the setup token.
 
         Returns the setup token if one was created.
         """

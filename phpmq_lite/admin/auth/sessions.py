@@ -1,4 +1,4 @@
-"""Session cookies, form tokens and the message for the next page."""
+"""Session cookies, form tokens and messages for the next page."""
 
 import hmac
 import re
@@ -14,7 +14,7 @@ from phpmq_lite.storage.read.accounts import LoginSession
 LOGIN: Final = web.RequestKey("login", LoginSession)  # set if the cookie belongs to a login
 _SESSION_ID: Final = re.compile("[0-9a-f]{64}")
 _SESSION: Final = web.RequestKey("session", str)
-_NOTES: Final = 64  # sessions with a message that was not shown yet
+_NOTES: Final = 64  # maximum number of sessions with a message not yet shown
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,8 +29,8 @@ class FlashMessage:
 class BrowserSessions:
     """The cookies of browsers, each a random id, and the tokens of our forms.
 
-    Without a login the token is derived from the cookie, so only messages that wait to be shown
-    are stored.  A restart invalidates open forms.
+    Without a login, the token is derived from the cookie, so only messages not yet shown are
+    stored.  A restart invalidates open forms.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class BrowserSessions:
         self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # by session
 
     def open(self, request: web.Request) -> str:
-        """Return the session of a request, a new one if it has none."""
+        """Return the request's session, or a new one if it has none."""
         if _SESSION not in request:
             known = cookie_of(request)
             request[_SESSION] = known if _SESSION_ID.fullmatch(known) else token_hex(32)
@@ -46,7 +46,7 @@ class BrowserSessions:
         return session
 
     def token(self, request: web.Request) -> str:
-        """Return the token that a form of this session carries."""
+        """Return the token that forms in this session carry."""
         login: LoginSession | None = request.get(LOGIN)
         if login is not None:
             return login.csrf
@@ -65,7 +65,7 @@ class BrowserSessions:
         cookie: str,
         max_age_s: int | None = None,
     ) -> None:
-        """Set another session cookie; without ``max_age_s`` it lasts until the browser closes."""
+        """Replace the session cookie; without ``max_age_s`` it lasts until the browser closes."""
         response.set_cookie(
             cookie_name(request),
             cookie,
@@ -98,12 +98,12 @@ class BrowserSessions:
 
 
 def cookie_of(request: web.Request) -> str:
-    """Return the cookie as the browser sent it, or an empty text."""
+    """Return the cookie as the browser sent it, or an empty string."""
     return request.cookies.get(cookie_name(request), "")
 
 
 def cookie_name(request: web.Request) -> str:
-    """Return the cookie's name with the port, so that brokers on one host do not share it."""
+    """Return the cookie's name, which includes the port: brokers on one host must not share it."""
     port = request.host.rpartition(":")[2]
     name = f"phpmq-{port if port.isdecimal() else 'web'}"
     return f"__Host-{name}" if request.secure else name

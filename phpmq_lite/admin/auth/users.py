@@ -32,18 +32,18 @@ _NAME: Final = re.compile(rf"[^\W_][\w.@+-]{{0,{NAME_LENGTH - 1}}}")
 def check_may_manage(request: web.Request) -> None:
     """Refuse admins who may not create or change users and tokens.
 
-    An admin without a login could create one that outlives the loopback bind;
-    one limited to some queues could create one that is not.
+    Without a login, an admin could create an account that outlives the loopback bind; an admin
+    limited to some queues could create an account that is not.
 
     Raises:
-        Problem: 403, with what to do instead.
+        Problem: 403, saying what to do instead.
     """
     identity = identity_of(request)
     if identity.kind == "local":
         raise Problem(
             403, "local",
             "Without a login, users and tokens cannot be created or changed, because they "
-            f"would outlive it. {HOW}",
+            f"would still exist after access is opened to others. {HOW}",
         )  # fmt: skip
     check_all_queues(request, "change users, tokens and sessions")
 
@@ -52,7 +52,7 @@ Account = TypeVar("Account", User, ApiToken)
 
 
 def visible_accounts(request: web.Request, accounts: Iterable[Account]) -> list[Account]:
-    """Return users or tokens by name, without those for queues that the caller may not use."""
+    """Return users or tokens sorted by name, except those for queues the caller may not use."""
     seen = (one for one in accounts if all(may_use(request, glob) for glob in one.queues))
     return sorted(seen, key=lambda one: one.name)
 
@@ -61,7 +61,7 @@ def visible_user(request: web.Request, name: str) -> User:
     """Return a user by name.
 
     Raises:
-        Problem: 404 if there is none, or none that the caller may see.
+        Problem: 404 if the user does not exist, or the caller may not see them.
     """
     user = context_of(request).auth.accounts.user_named(name)
     if not visible_accounts(request, [user]):
@@ -70,7 +70,7 @@ def visible_user(request: web.Request, name: str) -> User:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a new user or token; raise Problem 422, naming the bound."""
+    """Return the name of a new user or token; raise Problem 422 that names the bound."""
     if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
         raise Problem(
             422, "invalid", f"{name[:NAME_LENGTH]!r} cannot be a name.", field="name",
@@ -81,7 +81,7 @@ def check_name(name: str) -> str:
 
 
 def owner_named(request: web.Request, name: str) -> str:
-    """Return the owner of app_ids that a user, or ``token NAME``, stands for.
+    """Return the app_id owner for a user name or ``token NAME``.
 
     Raises:
         Problem: 404 if there is no such user or token.
@@ -96,19 +96,19 @@ def owner_named(request: web.Request, name: str) -> str:
 
 
 def check_role_name(role: str, roles: Sequence[str] = ROLES) -> str:
-    """Return a role that is one of ``roles``; raise Problem 422."""
+    """Return the role; raise Problem 422 if it is not one of ``roles``."""
     if role not in roles:
         raise Problem(422, "invalid", "role: unknown.", field="role", bound=" or ".join(roles))
     return role
 
 
 def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
-    """Return the globs of queues without duplicates; raise Problem 422, naming the bound."""
+    """Return the queue globs without duplicates; raise Problem 422 that names the bound."""
     found = tuple(dict.fromkeys(globs))
     if broken := next((glob for glob in found if split_lines(glob) != [glob]), None):
         raise Problem(
             422, "invalid",
-            f"queues: {broken!r} has a line break, or white space at its start or end. "
+            f"queues: {broken!r} contains a line break, or starts or ends with white space. "
             "Write ? instead.", field="queues",
         )  # fmt: skip
     if len(found) > GLOBS or not all(1 <= len(glob) <= GLOB_LENGTH for glob in found):
@@ -120,7 +120,7 @@ def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the non-empty lines of a field."""
+    """Return the non-empty lines of a text."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -151,14 +151,14 @@ async def add_first_user(request: web.Request, token: str, name: str, password: 
     """Create the first user, an admin, with the setup token.
 
     Raises:
-        Problem: 403 if the token is wrong, 429 if it was tried too often.
+        Problem: 403 if the token is wrong, 429 after too many attempts.
     """
     services = context_of(request).auth
     check_attempts(request)
     if not services.setup.is_right(token):
         raise Problem(
             403, "wrong_token",
-            "This is not the setup token. It is in the file setup-token of the data folder and "
+            "This is not the setup token. It is in the file setup-token in the data folder and "
             "changes with each start.", field="token",
         )  # fmt: skip
     return await _make_user(request, name, password, "admin", (), is_first=True)
@@ -174,7 +174,7 @@ async def _make_user(
     if not services.accounts.users and (role != "admin" or globs):
         raise Problem(
             422, "invalid",
-            "The first user must be an admin of all queues: from then on a login is required.",
+            "The first user must be an admin for all queues, because a login is then required.",
             field="role", bound="admin",
         )  # fmt: skip
     entry = audit_entry(request, target=check_name(name), detail=detail)
@@ -195,7 +195,7 @@ async def change_user(
     globs: Sequence[str] | None = None,
     password: str | None = None,
 ) -> None:
-    """Change a user's rights or password; their sessions end, unless nothing changes."""
+    """Change a user's permissions or password, and end their sessions if anything changed."""
     check_may_manage(request)
     before = {"role": user.role, "queues": user.queues}
     after = {
@@ -204,7 +204,7 @@ async def change_user(
     }
     detail: dict[str, object] = {"before": before, "after": after} if before != after else {}
     if password is not None:
-        detail["password"] = "changed"  # noqa: S105 - that it changed, not its value
+        detail["password"] = "changed"  # noqa: S105 - says that it changed, not its value
     if not detail:
         return
     entry = audit_entry(request, target=user.name, detail=json.dumps(detail))
@@ -220,10 +220,10 @@ async def change_user(
 
 
 async def change_own_password(request: web.Request, old: str, new: str) -> User:
-    """Change the caller's password, given the old one; all their sessions end.
+    """Change the caller's password, given the old one, and end all their sessions.
 
     Raises:
-        Problem: 403 if the old one is wrong, 429 if it was tried too often.
+        Problem: 403 if the old password is wrong, 429 after too many attempts.
     """
     services, user = context_of(request).auth, user_of(request)
     entry = audit_entry(request, target=user.name, detail=json.dumps({"password": "changed"}))
@@ -244,7 +244,7 @@ async def remove_user(request: web.Request, user: User, reason: str = "") -> Non
 def user_of(request: web.Request) -> User:
     """Return the calling user; raise Problem 403 if the caller is not a user."""
     if identity_of(request).kind != "user":
-        raise Problem(403, "no_user", "This is for users who are logged in.")
+        raise Problem(403, "no_user", "Only users who are logged in can do this.")
     return context_of(request).auth.accounts.user_of(request[LOGIN])
 
 
@@ -254,7 +254,7 @@ def user_of(request: web.Request) -> User:
 async def add_token(
     request: web.Request, name: str, role: str, globs: Sequence[str], expires_at: int | None
 ) -> tuple[ApiToken, str]:
-    """Create a token; return it and its secret, which is shown only once."""
+    """Create a token; return the token and its secret, which is shown only once."""
     check_may_manage(request)
     context = context_of(request)
     now_ms = context.now_ms()
@@ -303,7 +303,7 @@ def check_attempts(request: web.Request) -> None:
 
 
 async def log_in(request: web.Request, name: str, password: str, *, is_kept: bool) -> str:
-    """Check name and password; return the cookie of the new session.
+    """Check name and password; return the new session's cookie.
 
     Raises:
         Problem: 401 if either is wrong, 429 after too many attempts.
@@ -329,7 +329,7 @@ async def log_in(request: web.Request, name: str, password: str, *, is_kept: boo
 
 
 async def start_session(request: web.Request, user: User) -> str:
-    """Start another session without asking for the password, which was just set."""
+    """Start a session without asking for the password, which was just set."""
     context = context_of(request)
     return await context.auth.accounts.add_session(
         None, user, context.now_ms(), login_origin_of(request), is_kept=False
@@ -343,7 +343,7 @@ def login_origin_of(request: web.Request) -> LoginOrigin:
 
 
 async def end_session(request: web.Request, session: LoginSession) -> None:
-    """End a session; callers limited to some queues can only end their own."""
+    """End a session; callers limited to some queues can end only their own."""
     accounts = context_of(request).auth.accounts
     own: LoginSession | None = request.get(LOGIN)
     if own is None or own.user_id != session.user_id:

@@ -1,4 +1,4 @@
-"""What every handler needs, created once per application."""
+"""The objects that every handler needs, created once per application."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ from phpmq_lite.storage.read.search import Search
 
 
 class ActionState:
-    """Selections, bulk jobs and undo records; all of them end with the process."""
+    """Selections, bulk jobs and undo records, none of which survive a restart."""
 
     __slots__ = ("jobs", "selections", "undos")
 
@@ -48,55 +48,55 @@ class ActionState:
 
 
 def is_match(name: str, globs: Iterable[str]) -> bool:
-    """Return whether a glob matches the whole name, with case."""
+    """Return whether any glob matches the whole name; case matters."""
     return _is_match(name, tuple(globs))
 
 
-@lru_cache(maxsize=1 << 16)  # a request checks all queues: 0.2 instead of 2 µs for each
+@lru_cache(maxsize=1 << 16)  # every request checks all queues: 0.2 µs each instead of 2 µs
 def _is_match(name: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-UPLOADS: Final = 2  # of rows of Spark, up to 64 MiB each, checked and stored at once
+UPLOADS: Final = 2  # uploads of Spark rows, up to 64 MiB each, that are handled concurrently
 
 Reply = Callable[[Any], None]
 
 
 class EngineProtocol(Protocol):
-    """What the admin uses of the engine: figures now, changes after their commit."""
+    """The part of the engine that the admin uses: live figures and committed changes."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return the live figures of the queues for whose names ``is_wanted`` is true."""
+        """Return the live figures of the queues whose names satisfy ``is_wanted``."""
 
     def summary(self) -> BrokerStatus:
-        """Return the same without the queues, at a cost that does not depend on their number."""
+        """Return the status without the queues, at a cost that does not depend on their number."""
 
     def queue_slices(self) -> Iterator[list[QueueStatus]]:
         """Yield the figures of the queues, a few hundred at a time."""
 
     @property
     def run(self) -> RunOperation:
-        """Return what runs an operation of the broker, if it accepts changes now."""
+        """Return a function that runs broker operations, provided that changes are accepted now."""
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
-        """Decide whether a clock that was far ahead at the start is right."""
+        """Confirm or reject a clock that was far ahead when the broker started."""
 
     async def pause(self) -> None:
-        """Yield to the event loop and return between two batches."""
+        """Yield to the event loop; return between two batches."""
 
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
-        """Call ``look`` with each stored batch; return a function that stops it."""
+        """Call ``look`` with each stored batch; return a function that cancels this."""
 
     @property
     def figures(self) -> ConnectionCounters:
-        """Return the counters around the core, and the protocol inspector."""
+        """Return the connection counters and the protocol inspector."""
 
 
 class TemplateSource(Protocol):
-    """The templates of pages."""
+    """A source of compiled page templates."""
 
     async def get(self, name: str) -> jinja2.Template:
-        """Return a compiled template."""
+        """Return the compiled template with this name."""
 
 
 @dataclass(slots=True)
@@ -104,32 +104,32 @@ class Context:
     """The parts of one admin application."""
 
     engine: EngineProtocol
-    readers: Readers  # for the readers of storage
+    readers: Readers  # connections for reading the database
     reader: MessageReader
-    search: Search  # on a separate connection
+    search: Search  # uses a separate connection
     settings: Settings
-    sources: Mapping[str, str]  # source of each setting
+    sources: Mapping[str, str]  # source of each setting's value
     urls: Urls
     routes: tuple[Route, ...]
     templates: TemplateSource
     version: str
     is_ready: Callable[[], bool]
     now_ms: Callable[[], int]  # Unix ms
-    auth: AuthServices  # accounts, passwords, login limits, the setup token
+    auth: AuthServices  # accounts, passwords, login limits and the setup token
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
-    maintenance: Maintenance | None = None  # backups and scrub, once the broker serves
+    maintenance: Maintenance | None = None  # backups and scrubs; None until the broker serves
     schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # by URN
     connection_limits: ConnectionLimits = field(init=False)  # connections to the admin
     live: LiveFeeds = field(default_factory=LiveFeeds)  # streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
-    labels: MetricLabels = field(default_factory=MetricLabels)  # of the metrics
+    labels: MetricLabels = field(default_factory=MetricLabels)  # label values of the metrics
     uploads: FairReadSlots = field(default_factory=lambda: FairReadSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # results of the pipeline's jobs
-    exports: ExportProcesses = field(init=False)  # to Arrow, in separate processes
-    memory: HttpMemory = field(init=False)  # of large requests and responses
+    exports: ExportProcesses = field(init=False)  # Arrow exports, in separate processes
+    memory: HttpMemory = field(init=False)  # memory budget for large requests and responses
     docs: Documentation = field(init=False)  # pages at /docs/
-    actions: ActionState = field(init=False)  # selections, bulk jobs, undo records
+    actions: ActionState = field(init=False)  # selections, bulk jobs and undo records
 
     def __post_init__(self) -> None:
         """Create the parts that need the clock or the data folder."""
@@ -144,7 +144,7 @@ class Context:
 
 
 CONTEXT: Final = web.AppKey("context", Context)
-QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs of the caller; empty: all
+QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # the caller's globs; empty: all
 _STATUS: Final = web.RequestKey("status", BrokerStatus)
 
 
@@ -156,7 +156,7 @@ def context_of(request: web.Request) -> Context:
 def status_of(request: web.Request) -> BrokerStatus:
     """Return the live figures, read once per request because it costs O(queues).
 
-    A caller limited to some queues only sees those, also among the queues that clients consume.
+    A caller limited to some queues sees only those, including in each client's subscriptions.
     """
     if _STATUS not in request:
         engine, globs = context_of(request).engine, request.get(QUEUES, ())
@@ -169,7 +169,7 @@ def status_of(request: web.Request) -> BrokerStatus:
 
 
 def forget_status(request: web.Request) -> None:
-    """Drop the figures that ``status_of`` stored; a stream is one long request."""
+    """Drop the figures cached by ``status_of``; needed by streams, which are one long request."""
     if _STATUS in request:
         del request[_STATUS]
 

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from phpmq_lite.model import State
 
 DASH: Final = "–"
-SPANS_MAX: Final = 2_000  # pieces of one text; later escapes are not highlighted
+SPANS_MAX: Final = 2_000  # pieces per text; later escapes are not highlighted
 
-# Controls, bidi and zero-width characters, separators that act as line breaks, and what is not
-# a character: shown as escapes, never as themselves (docs/operate/security.md 7).
+# Controls, bidi and zero-width characters, separators that act as line breaks, and noncharacters
+# are shown as escapes, never as themselves (docs/operate/security.md 7).
 _HIDDEN: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
@@ -22,14 +22,14 @@ _SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 class TextPiece(NamedTuple):
-    """Part of a text; ``kind`` is a CSS class, empty for plain text, ``esc`` for escapes."""
+    """Part of a text; ``kind`` is a CSS class: ``esc`` for escapes, empty for plain text."""
 
     text: str
     kind: str = ""
 
 
 class TimeText(NamedTuple):
-    """A point in time for ``<time>``."""
+    """A point in time, formatted for the ``<time>`` element."""
 
     iso: str
     shown: str
@@ -42,7 +42,7 @@ def format_number(value: int) -> str:
 
 
 def format_rate(per_s: float) -> str:
-    """Format a rate: an integer from 10, one decimal below, ``0`` for none."""
+    """Format a rate: an integer from 10 up, one decimal below 10, ``0`` for zero."""
     if per_s >= 9.95:
         return f"{per_s:,.0f}"
     return "0" if per_s < 0.05 else f"{per_s:.1f}"
@@ -91,7 +91,7 @@ def format_ago(at_ms: int, now_ms: int) -> str:
 
 
 def format_time(at_ms: int, now_ms: int) -> TimeText:
-    """Return a time for ``<time datetime>``: relative, with UTC in the title."""
+    """Format a time for the ``<time>`` element: relative, with UTC in the title."""
     try:
         at = datetime.fromtimestamp(at_ms / 1_000, UTC)
     except (OverflowError, ValueError, OSError):  # beyond the year 9999
@@ -124,9 +124,9 @@ def escape_hidden_lines(text: str) -> str:
 
 
 def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
-    """Split a text into plain parts and runs of escapes; line breaks and tabs stay.
+    """Split a text into plain parts and runs of escapes; keep line breaks and tabs.
 
-    After ``SPANS_MAX`` parts the rest is one part, whose escapes are not highlighted.
+    After ``SPANS_MAX`` parts, the remaining text is one part whose escapes are not highlighted.
     """
     out: list[TextPiece] = []
     at = 0
@@ -144,7 +144,7 @@ def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
 
 
 def plural(count: int, one: str, many: str) -> str:
-    """Return the singular or plural of a word."""
+    """Return the singular for a count of one, else the plural."""
     return one if count == 1 else many
 
 
@@ -154,10 +154,10 @@ def state_name(state: int) -> str:
 
 
 def client_name(number: int | None, kind: str | None, address: str | None) -> str:
-    """Describe a client, as far as its row still exists."""
+    """Describe a client, with its kind and address if its row still exists."""
     if number is None:
         return "nobody"
-    if number == 0:  # its row stands for everything published through the admin
+    if number == 0:  # this row stands for everything published through the admin
         return "this page or API"
     if address is None:
         return f"client {number}"
@@ -170,5 +170,5 @@ def count_messages(count: int) -> str:
 
 
 def count_of(count: int, one: str, many: str) -> str:
-    """Format a count with its noun in singular or plural."""
+    """Format a count with its noun in the singular or plural."""
     return f"{format_number(count)} {plural(count, one, many)}"

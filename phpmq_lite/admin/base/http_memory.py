@@ -8,10 +8,10 @@ from typing import Final
 
 from phpmq_lite.admin.base.problems import Problem
 
-FREE_BYTES: Final = 64 << 10  # of a body or a response, outside the budget
-WAIT_S: Final = 10.0  # for memory before the request is refused
-GRACE_S: Final = 0.5  # of a transfer before it can be called slow
-SLOWER: Final = 4  # how many times slower a peer must be to be ended for another
+FREE_BYTES: Final = 64 << 10  # bodies and responses up to this size are outside the budget
+WAIT_S: Final = 10.0  # a request that waits longer for memory is refused
+GRACE_S: Final = 0.5  # a transfer younger than this is never considered slow
+SLOWER: Final = 4  # a transfer may be ended for one that is this many times faster
 _LOOK_S: Final = 0.1
 _RETRY: Final = {"Retry-After": "2"}
 
@@ -19,9 +19,9 @@ _RETRY: Final = {"Retry-After": "2"}
 class HttpMemory:
     """The budget of ``total`` bytes, shared by the requests of all identities.
 
-    An identity may hold as much as remains free after its request, so some always remains for
-    others; a single request of it may use everything that is free.  The only request that holds
-    memory gets what it asks for, within the limits of its route.
+    An identity may hold as much as remains free after its request, so some memory always remains
+    for others, but its only request may use everything that is free.  If no other request holds
+    memory, a request gets what it asks for, within the limits of its route.
     """
 
     def __init__(self, total: int, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -29,15 +29,15 @@ class HttpMemory:
         self.used = 0
         self.reached = 0  # how often a request had to wait
         self.refused = 0
-        self.ended = 0  # transfers ended for a faster or older request
-        self.parsing = asyncio.Lock()  # for a large body: its parsed form may be much larger
+        self.ended = 0  # transfers ended in favor of a faster or older request
+        self.parsing = asyncio.Lock()  # one large body at a time: parsed, it may be much larger
         self.now_s = now_s
         self._holds: set[MemoryReservation] = set()
         self._of: Counter[str] = Counter()  # bytes by identity
         self._freed = asyncio.Event()
 
     def hold(self, identity: str) -> "MemoryReservation":
-        """Return an empty hold; call ``release`` when the request ends."""
+        """Return an empty reservation; call its ``release`` when the request ends."""
         return MemoryReservation(self, identity)
 
     def _is_over_share(self, hold: "MemoryReservation", more: int) -> bool:
@@ -50,7 +50,7 @@ class HttpMemory:
         return self.used + more <= self.total and not self._is_over_share(hold, more)
 
     async def take(self, hold: "MemoryReservation", more: int) -> None:
-        """Add memory to a hold, at the expense of slower and younger transfers.
+        """Add memory to a reservation, ending slower or younger transfers if necessary.
 
         Raises:
             Problem: 429 if the identity uses its share, 503 if the budget is used up.
@@ -86,7 +86,7 @@ class HttpMemory:
         if not hold.is_ended and self._is_over_share(hold, more):
             return Problem(
                 429, "memory_share",
-                "Your other requests use the memory that one user may have. Nothing was stored. "
+                "Your other requests use all the memory one user may hold. Nothing was stored. "
                 "Repeat the request later, or send fewer at a time.",
                 field="limits.http_memory", bound=f"{self.total} bytes in all", headers=_RETRY,
             )  # fmt: skip
@@ -98,7 +98,7 @@ class HttpMemory:
         )  # fmt: skip
 
     def _slowest_transfer(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
-        """Return the transfer to end for a request: of its own identity, or of a larger user."""
+        """Return the transfer to end for a request: from its own identity or a larger user."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)
         candidates = [
@@ -122,7 +122,7 @@ class HttpMemory:
         return max(younger, key=lambda other: other.began_s, default=None)
 
     def give_back(self, hold: "MemoryReservation", less: int) -> None:
-        """Reduce the memory of a hold and wake the requests that wait for memory."""
+        """Return memory from a reservation and wake the requests that wait for memory."""
         self.used -= less
         hold.bytes -= less
         self._of[hold.identity] -= less
@@ -134,7 +134,7 @@ class HttpMemory:
 
 
 class MemoryReservation:
-    """The memory of one request, and the speed of its peer."""
+    """The memory held by one request, and the transfer speed of its peer."""
 
     __slots__ = (
         "_began_active_s", "_end", "_memory", "_moved", "_waited_s", "_waits_since_s", "began_s",
@@ -145,16 +145,16 @@ class MemoryReservation:
         self.identity = identity
         self.bytes = 0
         self.began_s = memory.now_s()
-        self.is_ended = False  # ended for another request
+        self.is_ended = False  # whether it was ended in favor of another request
         self._memory = memory
-        self._end: Callable[[], None] | None = None  # of a transfer under way
+        self._end: Callable[[], None] | None = None  # ends the transfer; None outside a transfer
         self._began_active_s = self.began_s
         self._waited_s = 0.0  # for memory, since then
         self._waits_since_s: float | None = None
         self._moved = 0  # bytes, since then
 
     async def grow(self, more: int) -> None:
-        """Add memory; raise Problem 429 or 503; the request releases its memory."""
+        """Add memory until the request ends; raise Problem 429 or 503 if there is none."""
         self._waits_since_s = self._memory.now_s()
         try:
             await self._memory.take(self, more)
@@ -163,7 +163,7 @@ class MemoryReservation:
             self._waits_since_s = None
 
     async def resize(self, size: int) -> None:
-        """Hold exactly ``size`` bytes; raise Problem 429 or 503."""
+        """Hold exactly ``size`` bytes; raise Problem 429 or 503 if there is no memory."""
         if size < self.bytes:
             self._memory.give_back(self, self.bytes - size)
         elif size > self.bytes:
@@ -178,7 +178,7 @@ class MemoryReservation:
     # -- transfers
 
     def begin(self, end: Callable[[], None]) -> None:
-        """Begin a transfer; ``end`` ends it if another request needs the memory."""
+        """Begin a transfer; ``end`` is called if another request needs the memory."""
         self._end = end
         self._began_active_s, self._waited_s, self._moved = self._memory.now_s(), 0.0, 0
 
@@ -187,11 +187,11 @@ class MemoryReservation:
         self._moved += count
 
     def finish(self) -> None:
-        """End the transfer: from now on the request depends on the broker alone."""
+        """Mark the transfer as complete: the request no longer waits for its peer."""
         self._end = None
 
     def end(self) -> None:
-        """End the transfer for another request."""
+        """End the transfer in favor of another request."""
         self.is_ended = True
         end, self._end = self._end, None
         if end is not None:
@@ -199,18 +199,18 @@ class MemoryReservation:
 
     @property
     def is_transfer(self) -> bool:
-        """Return whether it waits for its peer, so that it can be ended."""
+        """Return whether the request waits for its peer and can therefore be ended."""
         return self._end is not None
 
     @property
     def active_s(self) -> float:
-        """Return the duration of the transfer, without the time it waited for memory."""
+        """Return how long the transfer has run, not counting the time it waited for memory."""
         until_s = self._memory.now_s() if self._waits_since_s is None else self._waits_since_s
         return until_s - self._began_active_s - self._waited_s
 
     @property
     def rate(self) -> float:
-        """Return the bytes per second of the transfer; infinite before it begins."""
+        """Return the speed of the transfer in bytes per second; infinite before it begins."""
         if self._end is None:
             return float("inf")
         return self._moved / max(self.active_s, 0.01)

@@ -1,4 +1,4 @@
-"""The identity of a caller: user, token, local or control socket."""
+"""The identity of a caller: user, token, loopback or control socket."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -15,25 +15,25 @@ Kind = Literal["user", "token", "local", "control", "nobody"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller: a user, a token, a program on this machine, or unknown."""
+    """The caller: a user, a token, a program on this machine, or an unknown caller."""
 
     name: str
     role: Role
     kind: Kind  # local: loopback, no login needed; control: control.sock
     queues: tuple[str, ...] = ()  # globs; empty: all
-    made_by: str = ""  # of a token: the actor who created it
+    made_by: str = ""  # for a token: the actor who created it
 
     @property
     def actor(self) -> str:
-        """The name in the audit."""
+        """The name in the audit log."""
         return f"token {self.name}" if self.kind == "token" else self.name
 
     @property
     def owner(self) -> str:
-        """The owner of an app_id; empty: none, on this machine without accounts.
+        """The owner of this caller's app_ids; empty for local callers, which have no account.
 
-        A token acts for the user who created it, so that its replacement can continue.  Tokens that
-        are limited to some queues own theirs: one user creates tokens for several programs.
+        A token acts for the user who created it, so its replacement keeps the app_ids.  Tokens
+        limited to some queues own separate app_ids: one user creates tokens for many programs.
         """
         if self.kind == "token":
             return " for ".join(filter(None, (self.made_by, ", ".join(sorted(self.queues)))))
@@ -48,9 +48,9 @@ _IDENTITY: Final = web.RequestKey("identity", Identity)
 
 
 def set_identity(request: web.Request, identity: Identity) -> None:
-    """Set the caller; from now on ``status_of`` only has the queues that they may see.
+    """Set the caller; from now on ``status_of`` only returns queues that they may see.
 
-    Reads for the request wait in the queue of this identity.
+    Database reads for the request wait in the queue of this identity.
     """
     request[_IDENTITY] = identity
     read_owner.set(identity.actor)
@@ -58,11 +58,11 @@ def set_identity(request: web.Request, identity: Identity) -> None:
 
 
 def identity_of(request: web.Request) -> Identity:
-    """Return the caller; unknown if the middleware did not identify them."""
+    """Return the caller, or ``NOBODY`` if the middleware did not identify one."""
     identity: Identity = request.get(_IDENTITY, NOBODY)
     return identity
 
 
 def identity_of_token(token: ApiToken) -> Identity:
-    """Return the identity of a request with this token."""
+    """Return the identity of requests that carry this token."""
     return Identity(token.name, Role(token.role), "token", token.queues, token.created_by)

@@ -1,4 +1,4 @@
-"""Read the query string, the form or the JSON of a request into a model."""
+"""Reading a request's query string, form or JSON into a model."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -24,10 +24,10 @@ from phpmq_lite.queue_settings import LONGEST_NAME, NAME_RULE, name_problem
 
 
 def path_name(request: web.Request, key: str) -> str:
-    """Return the name at ``{key}`` of the route's path.
+    """Return the name at ``{key}`` in the route's path.
 
-    It is read from the raw path: aiohttp's ``match_info`` does not distinguish ``%7E`` from
-    the ``~`` of ``encode_name``.
+    Reads the raw path, because aiohttp's ``match_info`` does not distinguish ``%7E`` from the
+    ``~`` that ``encode_name`` adds.
     """
     places = request[ROUTE].path.split("/")
     segments = request.rel_url.raw_path.split("/")
@@ -40,10 +40,10 @@ _PLAIN: Final = "identity"
 
 
 def read_query(request: web.Request, model: type[Model]) -> Model:
-    """Read the query; empty values count as absent.
+    """Read the query string; empty values count as absent.
 
     Raises:
-        ValidationError: a value is out of its bounds.
+        ValidationError: a value is out of bounds.
     """
     return model.model_validate({key: value for key, value in request.query.items() if value})
 
@@ -53,7 +53,7 @@ async def read_json_model(request: web.Request, model: type[Model]) -> Model:
 
     Raises:
         Problem: 400 if it is not JSON, and as ``read_json_body``.
-        ValidationError: a member is unknown or out of its bounds.
+        ValidationError: a member is unknown or out of bounds.
     """
     return model.model_validate(await read_json_body(request) or {})
 
@@ -61,8 +61,8 @@ async def read_json_model(request: web.Request, model: type[Model]) -> Model:
 def check_path(request: web.Request) -> None:
     """Refuse a path that is not UTF-8 after percent-decoding.
 
-    aiohttp leaves what it cannot decode unchanged: ``%FF`` would be the name ``%FF``, which
-    is written ``%25FF``.
+    aiohttp leaves undecodable bytes unchanged: ``%FF`` would become the name ``%FF``, whose correct
+    encoding is ``%25FF``.
 
     Raises:
         Problem: 422, naming the bound.
@@ -75,12 +75,12 @@ def check_path(request: web.Request) -> None:
 
 
 def check_encoding(request: web.Request) -> None:
-    """Refuse a compressed body: no route needs one, and its size is unknown.
+    """Refuse a compressed body: no route needs one, and its decompressed size is unknown.
 
     The listener does not decompress bodies.
 
     Raises:
-        Problem: 415, naming the one encoding that is accepted.
+        Problem: 415, naming the only accepted encoding.
     """
     encoding = request.headers.get("Content-Encoding", _PLAIN)
     if encoding.strip().lower() != _PLAIN:
@@ -92,13 +92,13 @@ def check_encoding(request: web.Request) -> None:
 
 
 async def read_next_path(request: web.Request, default: str) -> str:
-    """Return the form's field ``next`` if it is a path of this site, else ``default``."""
+    """Return the form field ``next`` if it is a path on this site, else ``default``."""
     given = await read_form_field(request, "next")
     return given if is_own_path(given) else default
 
 
 def check_queue_name(name: str) -> None:
-    """Refuse a name that cannot be a queue's name on the wire.
+    """Refuse a name that the wire protocol does not allow for queues.
 
     Raises:
         Problem: 422, naming the bound.
@@ -111,7 +111,7 @@ def check_queue_name(name: str) -> None:
 
 
 def check_text(text: str, field: str) -> None:
-    """Refuse a name that cannot be stored; raise Problem 422, naming the field."""
+    """Refuse a name that cannot be stored; raise Problem 422 that names the field."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -120,7 +120,7 @@ def check_text(text: str, field: str) -> None:
 
 
 def unify_line_breaks(text: str) -> str:
-    """Replace CRLF by LF: browsers send each line break as CRLF."""
+    """Replace CRLF, which browsers send for each line break, with LF."""
     return text.replace("\r\n", "\n")
 
 
@@ -138,7 +138,7 @@ CursorParameter = Annotated[
     str | None, Field(max_length=2_000, description="next of the previous page")
 ]
 
-# Types of fields that several models have.
+# Field types shared by several models.
 AppIdParameter = Annotated[
     str, Field(min_length=1, max_length=256, description="name of the publisher")
 ]
@@ -170,7 +170,7 @@ UndoToken = Annotated[
 
 
 class QueryModel(BaseModel):
-    """Base of query strings; empty values count as absent, unknown keys are ignored."""
+    """Base class of query strings; empty values count as absent, unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
@@ -182,20 +182,20 @@ class FormatQuery(QueryModel):
 
 
 class JsonFormatQuery(QueryModel):
-    """The format of a complete list of the API."""
+    """The format of a complete list in the API."""
 
     format: OutputFormat = "json"
 
 
 class ListQuery(FormatQuery):
-    """Format and part of a list with pages."""
+    """The format and page of a paginated list."""
 
     limit: LimitParameter = 50
     cursor: CursorParameter = None
 
 
 class StrictInput(BaseModel):
-    """Base of JSON bodies; unknown members are refused."""
+    """Base class of JSON bodies; unknown members are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
@@ -215,7 +215,7 @@ _YES: Final = frozenset({"yes", "on", "true", "1"})
 
 
 class Form:
-    """The fields of one form; a missing field reads as empty."""
+    """The fields of a form; a missing field reads as empty."""
 
     def __init__(self, fields: Iterable[tuple[str, FormValue]]) -> None:
         self._fields: dict[str, list[FormValue]] = {}
@@ -230,7 +230,7 @@ class Form:
         return value
 
     def raw(self, name: str) -> str:
-        """Return a field as it was typed."""
+        """Return a field exactly as typed."""
         value = self._first(name)
         return unify_line_breaks(value) if isinstance(value, str) else ""
 
@@ -243,7 +243,7 @@ class Form:
         return values
 
     def file(self, name: str) -> UploadedFile | None:
-        """Return an uploaded file, None if none was chosen."""
+        """Return the uploaded file; None if no file was chosen."""
         value = self._first(name)
         return value if isinstance(value, UploadedFile) and value.name else None
 
@@ -251,14 +251,14 @@ class Form:
         return next(iter(self._fields.get(name, ())), None)
 
     def flag(self, name: str) -> bool:
-        """Return whether a box is ticked."""
+        """Return whether a checkbox is checked."""
         return self.raw(name) in _YES
 
     def number(self, name: str, low: int, high: int) -> int | None:
-        """Return an integer, None if the field is empty.
+        """Return an integer; None if the field is empty.
 
         Raises:
-            Problem: 422 if it is not an integer, or out of its bounds.
+            Problem: 422 if it is not an integer or is out of bounds.
         """
         value = self.text(name, 40).replace(",", "")
         if not value:
@@ -268,9 +268,9 @@ class Form:
         return int(value)
 
     def ttl_s(self) -> int | None:
-        """Return the time to live in seconds: None for the default, 0 for never.
+        """Return the time to live in seconds: None for the default, 0 for no expiry.
 
-        Fields: ``ttl`` with ``ttl_unit`` (s, min, h, d or never), or ``ttl_s`` alone.
+        Reads ``ttl`` with ``ttl_unit`` (s, min, h, d or never), or ``ttl_s`` alone.
         """
         unit = self.text("ttl_unit", 10)
         if unit == "never":
@@ -284,7 +284,7 @@ class Form:
         return None if value is None else value * length
 
     def queue(self, name: str) -> str:
-        """Return the name of a queue, including white space; "" if it is empty.
+        """Return a queue name with its white space; "" if the field is empty.
 
         Raises:
             Problem: 422 if it cannot be the name of a queue.
@@ -309,7 +309,7 @@ def _bad(field: str, what: str, bound: str) -> Problem:
 
 
 def parse_time(text: str, field: str) -> int | None:
-    """Parse a time: Unix ms, or ISO 8601, which is UTC without a zone.
+    """Parse a time in Unix ms or ISO 8601; without a zone, ISO 8601 is read as UTC.
 
     Raises:
         Problem: 422 if it is neither.

@@ -1,4 +1,4 @@
-"""Errors as one exception, and as ``application/problem+json``."""
+"""The exception for error responses, rendered as ``application/problem+json``."""
 
 from http import HTTPStatus
 from traceback import clear_frames
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 from phpmq_lite.settings.validation_errors import describe_error
 
-_REFUSALS: Final = {  # status -> codes of a RefusedError; any other is 409
+_REFUSALS: Final = {  # status -> codes of a RefusedError; other codes are 409
     403: ("foreign_queue", "foreign_app_id"),
     404: (
         "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",
@@ -26,7 +26,7 @@ _REFUSALS: Final = {  # status -> codes of a RefusedError; any other is 409
     507: ("stage_full", "disk_full", "database_full"),
 }  # fmt: skip
 _STATUSES: Final = {code: status for status, codes in _REFUSALS.items() for code in codes}
-DOCS: Final = {  # code -> the page of the documentation that explains it
+DOCS: Final = {  # code -> documentation page that explains it
     "bad_query": "guides/admin#find-a-message",
     "cross_site": "operate/security#4-changes-from-elsewhere",
     "database_full": "concepts/durability#when-the-disk-is-full",
@@ -42,7 +42,7 @@ DOCS: Final = {  # code -> the page of the documentation that explains it
 _BOUNDS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "expected", "pattern")
 
 
-class Problem(Exception):  # noqa: N818 - the name of RFC 9457
+class Problem(Exception):  # noqa: N818 - the term in RFC 9457
     """An error response; ``code`` is stable, ``detail`` is for people.
 
     ``field`` and ``bound`` name the invalid input and its allowed values.
@@ -68,16 +68,16 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
 
     @property
     def title(self) -> str:
-        """The phrase of the status, such as ``Not Found``."""
+        """The reason phrase of the status, such as ``Not Found``."""
         return HTTPStatus(self.status).phrase
 
     @property
     def docs(self) -> str | None:
-        """The page of the documentation about it, if there is one."""
+        """The documentation page about this error, if there is one."""
         return DOCS.get(self.code)
 
     def as_json(self, request_id: str, type_url: str | None = None) -> dict[str, Any]:
-        """Return the members of the problem document, without empty ones."""
+        """Return the problem document, without members that have no value."""
         members = {
             "type": type_url,
             "title": self.title,
@@ -94,8 +94,8 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
 def forget_frames(error: BaseException) -> None:
     """Free the local variables of the frames in a traceback, such as a body of 64 MiB.
 
-    An error that its handler stores in a variable is a cycle: all of it would stay until the next
-    garbage collection.
+    An error stored in a local variable forms a reference cycle with its traceback, which would keep
+    these variables alive until the next garbage collection.
     """
     at: BaseException | None = error
     while at is not None:
@@ -110,7 +110,7 @@ def not_found(what: str, name: str) -> Problem:
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """Return the problem for an error; None: it is a defect of the broker."""
+    """Return the problem for an error; None means that the error is a bug in the broker."""
     match error:
         case Problem():
             return error
@@ -157,6 +157,6 @@ def _of_http(error: web.HTTPException) -> Problem:
 
 
 def _sentence(text: str) -> str:
-    if text.partition(" ")[0].isalpha():  # but not the name of a field, which stays as it is
+    if text.partition(" ")[0].isalpha():  # field names keep their case
         text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -1,4 +1,4 @@
-"""Read the body of a request: JSON, forms and uploads, bounded by route and memory."""
+"""Reading request bodies: JSON, forms and uploads, bounded by route and memory."""
 
 import asyncio
 import json
@@ -17,13 +17,13 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import ROUTE
 
-HEAD_BYTES: Final = 4_096  # of one part
+HEAD_BYTES: Final = 4_096  # maximum size of one part's headers
 _PLAIN_CODINGS: Final = ("", "7bit", "8bit", "binary")
 
 
 @dataclass(slots=True, frozen=True)
 class UploadedFile:
-    """An uploaded file; ``name`` is that of the browser, empty if none was chosen."""
+    """An uploaded file; ``name`` is the one the browser sent, empty if none was chosen."""
 
     name: str
     content: bytes
@@ -36,7 +36,7 @@ def boundary_of(content_type: str) -> bytes:
     """Return the boundary between the parts.
 
     Raises:
-        ValueError: there is none, or none that RFC 2046 allows.
+        ValueError: the boundary is missing, or RFC 2046 does not allow it.
     """
     header = Message()
     header["Content-Type"] = content_type
@@ -47,11 +47,11 @@ def boundary_of(content_type: str) -> bytes:
 
 
 def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tuple[str, FormValue]]:
-    """Return name and value of each part, in order.
+    """Return the name and value of each part, in order.
 
     Raises:
-        ValueError: it is malformed, has more than ``limit`` parts, or the head of a part is longer
-            than 4 KiB.
+        ValueError: the form is malformed, has more than ``limit`` parts, or a part has more than
+            4 KiB of headers.
         LookupError: a charset is unknown.
     """
     mark = b"\r\n--" + boundary
@@ -88,7 +88,7 @@ def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, F
     name = head.get_param("name", header="content-disposition")
     file = head.get_param("filename", header="content-disposition")
     if not isinstance(name, str):
-        raise ValueError("a part has no name")  # noqa: TRY004 - of what was sent
+        raise ValueError("a part has no name")  # noqa: TRY004 - the sent value is wrong
     coding = head.get("content-transfer-encoding", "").strip().lower()
     if coding not in _PLAIN_CODINGS or "content-encoding" in head:
         raise ValueError(f"the part {name[:50]!r} is encoded")
@@ -101,12 +101,12 @@ def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, F
     return name, content.decode(charset if isinstance(charset, str) else "utf-8")
 
 
-WHOLE_S: Final = 600.0  # an upload
-STALLED_S: Final = 30.0  # without progress
-FIELDS_MAX: Final = 1_000  # of a form
+WHOLE_S: Final = 600.0  # maximum duration of an upload
+STALLED_S: Final = 30.0  # maximum time without progress
+FIELDS_MAX: Final = 1_000  # maximum number of fields in a form
 FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
-FREE_VALUES: Final = 10_000  # of JSON, outside the budget
-VALUE_BYTES: Final = 100  # in memory: {} takes 64, a member of an object 120 and more
+FREE_VALUES: Final = 10_000  # JSON values that need no memory from the budget
+VALUE_BYTES: Final = 100  # memory per value: {} takes 64 bytes, an object member 120 or more
 _BLOCK: Final = 64 << 10
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -125,18 +125,18 @@ def memory_hold_of(request: web.Request) -> MemoryReservation:
 
 
 def release_memory(request: web.Request) -> None:
-    """Return the memory that a request held to the budget."""
+    """Return a request's memory to the budget."""
     if (hold := request.get(HOLD)) is not None:
         hold.release()
 
 
 def body_limit(request: web.Request) -> int:
-    """Return how many bytes the body may have."""
+    """Return the maximum size of the body in bytes."""
     return request[ROUTE].body_limit(int(context_of(request).settings.limits.max_content))
 
 
 def check_length(request: web.Request) -> None:
-    """Refuse a body whose announced size is too large, before reading it.
+    """Refuse a body whose Content-Length is too large, before reading it.
 
     Raises:
         Problem: 413, naming the limit of the route.
@@ -146,13 +146,13 @@ def check_length(request: web.Request) -> None:
 
 
 async def read_body(request: web.Request) -> bytearray:
-    """Read the body; a body without a length is counted as it arrives.
+    """Read the body; if it has no Content-Length, check its size as it arrives.
 
-    It can be read once.  Above 64 KiB it holds memory until the request ends.
+    The body can be read only once.  Above 64 KiB it holds memory until the request ends.
 
     Raises:
-        Problem: 413 above the limit of the route, 429 or 503 without memory, 408 if it stalls, 400
-            if it was cut off.
+        Problem: 413 above the route's limit, 429 or 503 if no memory is available, 408 if the
+            transfer stalls, 400 if the body was cut off.
     """
     check_length(request)
     await _send_continue(request)
@@ -178,14 +178,14 @@ async def read_body(request: web.Request) -> bytearray:
 
 
 async def _send_continue(request: web.Request) -> None:
-    """Send 100 Continue to a client that waits for it before it sends a large body."""
+    """Send 100 Continue to a client that waits for it before sending a large body."""
     if (
         request.headers.get("Expect", "").lower() == "100-continue"
         and request.version >= HttpVersion11
         and not request.content.total_bytes
     ):
         await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0  # it is not part of the response
+        request.writer.output_size = 0  # the interim response does not count as output
 
 
 async def _piece(request: web.Request) -> bytes:
@@ -197,7 +197,7 @@ def _late(hold: MemoryReservation) -> Problem:
     if hold.is_ended:
         return Problem(
             503, "memory",
-            "The memory for large requests was given to a faster or earlier request. Nothing was "
+            "A faster or earlier request needed the memory for large requests. Nothing was "
             "stored. Repeat the request later.",
             headers={"Retry-After": "2"},
         )  # fmt: skip
@@ -218,7 +218,7 @@ def _too_large(request: web.Request) -> Problem:
 
 
 def read_json(raw: bytes | bytearray, values_max: int) -> object:
-    """Parse JSON of any type; None if it is empty.
+    """Parse JSON of any type; return None if the body is empty.
 
     Raises:
         Problem: 400 if it is not JSON, 413 above ``values_max`` values.
@@ -233,12 +233,12 @@ def read_json(raw: bytes | bytearray, values_max: int) -> object:
 
 
 async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callable[[], T]) -> T:
-    """Return ``work(raw)``: JSON with at most the route's number of values, or bytes.
+    """Return the result of ``work``, after checking the number of JSON values in ``raw``.
 
-    It runs in a thread, one of all large bodies at a time, with memory for its values.
+    ``work`` runs in a thread, for one large body at a time, with memory reserved for its values.
 
     Raises:
-        Problem: 413 for too many values, 429 or 503 without memory, and what ``work`` raises.
+        Problem: 413 for too many values, 429 or 503 if no memory is available, or from ``work``.
     """
     memory, values_max = context_of(request).memory, request[ROUTE].values
     count = await asyncio.to_thread(check_values, raw, values_max)
@@ -249,9 +249,9 @@ async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callab
 
 
 async def read_json_body(request: web.Request) -> object:
-    """Read the body as JSON of any type; None if there is none.
+    """Read the body as JSON of any type; return None if it is empty.
 
-    A large one is read in a thread, one at a time.
+    A large body is parsed in a thread, one at a time.
 
     Raises:
         Problem: as ``read_body`` and ``read_json``.
@@ -263,15 +263,15 @@ async def read_json_body(request: web.Request) -> object:
 
 
 def check_values(raw: bytes | bytearray, values_max: int) -> int:
-    """Return an upper bound of the number of values; refuse more than the route accepts.
+    """Return an upper bound on the number of values; refuse more than the route accepts.
 
-    ``[{},{},`` takes three bytes for a value, which takes 64 and more in memory.
+    In ``[{},{},`` each value takes three bytes, but 64 or more in memory.
 
     Raises:
         Problem: 413, naming the bound.
     """
     count = 1
-    for start in range(0, len(raw), _BLOCK):  # a call for 3 MiB would hold the GIL for 3 ms
+    for start in range(0, len(raw), _BLOCK):  # one call for 3 MiB would hold the GIL for 3 ms
         block = raw[start : start + _BLOCK]
         count += sum(block.count(mark) for mark in b",[{")
         if count > FREE_VALUES:  # commas in strings do not separate values
@@ -287,7 +287,7 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
 
 
 def _values(raw: bytes | bytearray, values_max: int) -> int:
-    """Count values up to a bound: starts of containers and commas outside of strings."""
+    """Count values up to a bound: container starts, and commas outside strings."""
     count, is_text, carried = 1, False, b""
     for start in range(0, len(raw), _BLOCK):
         block = (carried + raw[start : start + _BLOCK]).replace(b"\\\\", b"")
@@ -323,7 +323,7 @@ async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
 
 
 async def read_form_field(request: web.Request, name: str) -> str:
-    """Return the first field with a name; empty if there is none, or it is a file.
+    """Return the first field with this name; empty if it is missing or a file.
 
     Raises:
         Problem: as ``read_form_fields``.
@@ -346,5 +346,5 @@ def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]
                 bound=f"{FIELDS_MAX} fields",
             )  # fmt: skip
         return list(parse_qsl(text, keep_blank_values=True, encoding=charset))
-    except (ValueError, LookupError) as error:  # the latter: an unknown charset
+    except (ValueError, LookupError) as error:  # LookupError: an unknown charset
         raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None

@@ -1,4 +1,4 @@
-"""Lists as JSON, JSON lines or CSV, cursors, redirects."""
+"""Responses: lists as JSON, JSON lines or CSV, cursors, redirects."""
 
 import csv
 import io
@@ -19,20 +19,20 @@ CursorPlace = int | list[int | float | str]
 
 
 class ListCursor(NamedTuple):
-    """A place in a list, exclusive, and the direction to read."""
+    """An exclusive position in a list, and the direction to read from there."""
 
     direction: ReadDirection
     place: CursorPlace
 
 
 def encode_cursor(scope: str, direction: ReadDirection, place: CursorPlace) -> str:
-    """Return a cursor; ``scope`` names the list with its filter and order."""
+    """Return an opaque cursor; ``scope`` identifies the list with its filter and order."""
     text = json.dumps([crc32(scope.encode()), direction, place], separators=(",", ":"))
     return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
-    """Parse a cursor of this list; None if it is empty.
+    """Parse a cursor of this list; return None for an empty one.
 
     Raises:
         Problem: 422 if it is malformed or belongs to another list.
@@ -52,7 +52,7 @@ def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
 
 
 def position_in(cursor: ListCursor | None) -> dict[str, int]:
-    """Return the cursor of a numbered list as a keyword: ``after`` or ``before``."""
+    """Return a cursor of a numbered list as a keyword argument: ``after`` or ``before``."""
     if cursor is None:
         return {}
     if not isinstance(cursor.place, int) or not 0 <= cursor.place < 1 << 62:
@@ -61,7 +61,7 @@ def position_in(cursor: ListCursor | None) -> dict[str, int]:
 
 
 def pair_in(cursor: ListCursor | None) -> tuple[int, int] | None:
-    """Return the place of a list that is ordered by two numbers."""
+    """Return the position in a list that is ordered by two numbers."""
     if cursor is None:
         return None
     match cursor.place:
@@ -79,11 +79,11 @@ def cursors_around(
     has_more: bool,
     searched_to: int | None = None,
 ) -> tuple[str | None, str | None]:
-    """Return the cursors of the next and of the previous page of a numbered list.
+    """Return the cursors of the next and the previous page of a numbered list.
 
-    ``onward`` is the direction of the list, ``ends`` are the numbers of the first and the last row;
-    ``has_more`` is about the direction of ``cursor``. ``searched_to`` is where a time limit ended
-    the search: the next page starts there.
+    ``onward`` is the direction of the list; ``ends`` are the numbers of the first and the last row.
+    ``has_more`` says whether rows remain in the direction of ``cursor``. ``searched_to`` is the
+    row at which a time limit ended the search; the next page starts there.
     """
     first, last = ends
     is_back = cursor is not None and cursor.direction != onward
@@ -112,15 +112,15 @@ _CSV_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 class ResponseModel(BaseModel):
-    """Base of the models of responses."""
+    """Base class of response models."""
 
     model_config = ConfigDict(populate_by_name=True, defer_build=True)
 
     @classmethod
     def of(cls, source: object, **values: Any) -> Self:
-        """Return a view of ``source``; ``values`` replace or complete its attributes.
+        """Return a model filled from ``source``; ``values`` override or add to its attributes.
 
-        A field has the value of the attribute with its name, or with its ``validation_alias``.
+        Each field reads the attribute named by its ``validation_alias``, else by its own name.
         """
         for name, field in cls.model_fields.items():
             attribute = str(field.validation_alias or name)
@@ -137,7 +137,7 @@ class ListPage(ResponseModel, Generic[Item]):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """Return the name of the page in the OpenAPI document, such as ``UserList``."""
+        """Return the model's name in the OpenAPI document, such as ``UserList``."""
         return f"{params[0].__name__.removesuffix('View')}List"
 
 
@@ -147,7 +147,7 @@ PerSecond = Annotated[float, AfterValidator(lambda rate: round(rate, 3))]
 def list_response(
     format_: str, model: type[BaseModel], items: Sequence[BaseModel], next_cursor: str | None = None
 ) -> web.Response:
-    """Return a list as ``{items, next}``, JSON lines with a last line ``complete``, or CSV."""
+    """Return a list as ``{items, next}``, as JSON lines ending with ``complete``, or as CSV."""
     rows = [item.model_dump(mode="json") for item in items]
     if format_ == "jsonl":
         last = {"complete": True, "count": len(rows), "next": next_cursor}
@@ -172,7 +172,7 @@ def _as_csv(fields: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def csv_cell(value: Any) -> str:
-    """Return a cell that no spreadsheet reads as a formula."""
+    """Return a CSV cell that no spreadsheet interprets as a formula."""
     if value is None:
         return ""
     if isinstance(value, bool | int | float):
@@ -182,12 +182,12 @@ def csv_cell(value: Any) -> str:
 
 
 def json_response(data: object, status: int = 200) -> web.Response:
-    """Return a JSON response; a model is dumped."""
+    """Return a JSON response from a model or from plain data."""
     if isinstance(data, BaseModel):
         data = data.model_dump(mode="json")
     return web.json_response(data, status=status)
 
 
 def redirect_with_session(location: str) -> web.Response:
-    """Redirect to another page; unlike the exception, the response can set a cookie."""
+    """Redirect with a response, which, unlike ``HTTPSeeOther``, can set a cookie."""
     return web.Response(status=303, headers={"Location": location})

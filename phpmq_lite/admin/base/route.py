@@ -8,19 +8,19 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel
 
-BODY_BYTES: Final = 1 << 20  # of a request
-LOGIN_BYTES: Final = 16 << 10  # of a request without a login
-VALUES: Final = 10_000  # JSON values in the body of a request
-JSON_LINES: Final = "application/x-ndjson"  # a form of another site cannot send it
+BODY_BYTES: Final = 1 << 20  # default maximum size of a request body
+LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body before login
+VALUES: Final = 10_000  # default maximum number of JSON values in a request body
+JSON_LINES: Final = "application/x-ndjson"  # forms on other sites cannot send this type
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Role(StrEnum):
-    """Who may use a route; each role includes those before it (``docs/guides/admin.md``)."""
+    """The role a route requires; each includes those before it (``docs/guides/admin.md``)."""
 
     PUBLIC = "public"  # health and login: never needs a login
-    METRICS = "metrics"  # of tokens only: /metrics and nothing else
+    METRICS = "metrics"  # for tokens only: may read /metrics and nothing else
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
@@ -33,50 +33,50 @@ class Role(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Route:
-    """A method and a path; ``name`` is unique, ``audit`` names the change.
+    """A method and a path; ``name`` is unique, ``audit`` is the action in the audit log.
 
-    Routing, roles, audit, OpenAPI and their tests are derived from it.  The ``summary`` in
+    Routing, roles, audit, OpenAPI and their tests are derived from routes.  The ``summary`` in
     OpenAPI is the first line of the handler's docstring.
     """
 
-    method: str  # GET answers HEAD too
-    path: str  # {q}: a queue, {id}: a message; other names: as they are
+    method: str  # a GET route also answers HEAD
+    path: str  # {q} is a queue, {id} a message; other placeholders are self-explanatory
     role: Role
     name: str
     handler: Handler
-    audit: str | None = None  # of a change, or of a read that is audited: "queue.purge"
-    query: type[BaseModel] | None = None  # API: the model of its query string
-    takes: Any = None  # API: the model of its JSON body, or list[Model]
-    gives: Any = None  # API: the model of its response
-    media: str = "application/json"  # API: content type of the body; else takes is bytes
+    audit: str | None = None  # action in the audit log: "queue.purge"; also for audited reads
+    query: type[BaseModel] | None = None  # API: model of the query string
+    takes: Any = None  # API: model of the JSON request body, or list[Model]
+    gives: Any = None  # API: model of the response
+    media: str = "application/json"  # API: request content type; if not JSON, takes is bytes
     takes_lines: bool = False  # API: also accepts JSON lines
-    gives_media: str = "application/json"  # API: of the response; else gives is bytes
-    status: int = 200  # API: of its response
-    cli: str | None = None  # the command that uses it: "queue purge"
+    gives_media: str = "application/json"  # API: response content type; if not JSON, gives is bytes
+    status: int = 200  # API: status of the response
+    cli: str | None = None  # the command that uses this route: "queue purge"
     is_early: bool = False  # answers before the broker is ready
-    body: int = BODY_BYTES  # maximum size of its body; if public, LOGIN_BYTES
-    has_content: bool = False  # allows a message of limits.max_content as base64 on top
-    values: int = VALUES  # maximum number of JSON values in its body
+    body: int = BODY_BYTES  # maximum size of the body; public routes use LOGIN_BYTES
+    has_content: bool = False  # adds room for one message of limits.max_content as base64
+    values: int = VALUES  # maximum number of JSON values in the body
 
     @property
     def is_api(self) -> bool:
-        """Return whether it only uses JSON."""
+        """Return whether this is a route of the JSON API."""
         return self.path.startswith("/api/")
 
     @property
     def all_media(self) -> tuple[str, ...]:
-        """Return the accepted content types of its body."""
+        """Return the content types accepted for the body."""
         return (self.media, JSON_LINES) if self.takes_lines else (self.media,)
 
     def body_limit(self, max_content: int) -> int:
-        """Return the maximum size of its body; ``max_content`` is the setting."""
+        """Return the maximum size of the body; ``max_content`` is the setting."""
         if self.role is Role.PUBLIC:
             return LOGIN_BYTES
         return self.body + (max_content * 4 // 3 if self.has_content else 0)
 
     @property
     def is_writing(self) -> bool:
-        """Return whether it may change something; then it has an audit name."""
+        """Return whether the route may change something; if so, it has an audit name."""
         return self.method not in ("GET", "HEAD")
 
 

@@ -21,7 +21,7 @@ from phpmq_lite.storage.read.search_plan import (
 
 QUERY_CHARACTERS: Final = 2_000
 TERMS: Final = 20
-WILDCARDS: Final = 8  # in one pattern
+WILDCARDS: Final = 8  # maximum number in one pattern
 PATH_STEPS: Final = 10
 
 STATES: Final = tuple(state.name.lower() for state in State)
@@ -35,12 +35,12 @@ _TIMES_MS: Final = {
     "d": 86_400_000, "w": 604_800_000,
 }  # fmt: skip
 _LARGEST: Final = 1 << 62
-_HIDDEN: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # a queue may have a line feed
+_HIDDEN: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # queue names may contain line feeds
 
 
 @dataclass(slots=True, frozen=True)
 class Qualifier:
-    """A qualifier, for the help and the error about an unknown one."""
+    """A qualifier as shown in the help and in the error about unknown qualifiers."""
 
     name: str
     example: str
@@ -61,7 +61,7 @@ QUALIFIERS: Final = (
         "data.order_id:1042",
         "a member of an envelope's data, or of the body; also meta. and $.",
     ),
-    Qualifier("deliveries", "deliveries:>3", "number of deliveries"),
+    Qualifier("deliveries", "deliveries:>3", "number of times it was delivered"),
     Qualifier("size", "size:>100k", "bytes of the body"),
     Qualifier("ttl", "ttl:<60s", "time left; never"),
     Qualifier("age", "age:>1h", "time since it was published"),
@@ -72,7 +72,7 @@ QUALIFIERS: Final = (
 
 
 def parse_search(text: str) -> SearchQuery:
-    """Parse a search; raise Problem 422, naming the invalid part and the allowed values."""
+    """Parse a search; raise Problem 422 that names the invalid part and the allowed values."""
     if len(text) > QUERY_CHARACTERS:
         raise Problem(
             422, "bad_query", f"The search has {len(text)} characters.", field="q",
@@ -94,13 +94,13 @@ def parse_search(text: str) -> SearchQuery:
 
 
 def queue_search(name: str, states: Sequence[str] = ()) -> SearchQuery:
-    """Return the search for the messages of a queue, whatever its name."""
+    """Return a search for a queue's messages, quoting its name if necessary."""
     queue = SearchTerm("queue", escape_pattern(name))
     return SearchQuery((queue, *(SearchTerm("state", state) for state in states)))
 
 
 def ids_search(ids: Iterable[str]) -> SearchQuery:
-    """Return the search for messages by id."""
+    """Return a search for messages with any of these ids."""
     return SearchQuery(tuple(SearchTerm("id", message_id) for message_id in ids))
 
 
@@ -109,7 +109,7 @@ def _refuse(detail: str, bound: str) -> NoReturn:
 
 
 def _term(text: str, at: int) -> tuple[SearchTerm, int]:
-    """Parse the term at ``at``; return it and where it ends."""
+    """Parse the term at ``at``; return the term and its end."""
     start = at
     is_negated = text[at] == "-" and at + 1 < len(text) and not text[at + 1].isspace()
     at += is_negated
@@ -136,7 +136,7 @@ def _term(text: str, at: int) -> tuple[SearchTerm, int]:
 
 
 def _value(text: str, at: int) -> tuple[str, int, bool]:
-    """Parse a value up to a space, or in quotes; return it, its end, and whether it was quoted.
+    """Parse a bare or quoted value; return the value, its end, and whether it was quoted.
 
     In quotes a backslash escapes a quote or a backslash.
     """
@@ -185,7 +185,7 @@ def _state(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _id(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Parse an id, the beginning of one, or the number after ``#``."""
+    """Parse a message id, the beginning of one, or a number after ``#``."""
     plain = value.lower().removesuffix("*")
     if re.fullmatch(r"#[0-9]{1,18}", plain) and value == plain:
         return SearchTerm(name, f"{int(plain[1:]):016x}*", is_negated)
@@ -195,7 +195,7 @@ def _id(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Parse a reason of a verdict, or a pattern that matches one."""
+    """Parse the reason of a verdict, or a pattern that matches at least one reason."""
     term = _pattern(name, value.lower(), is_negated)
     if not any(fnmatchcase(reason, as_glob(term.value)) for reason in REASONS):
         _refuse(f"There is no verdict {value!r}.", ", ".join(REASONS))
@@ -203,7 +203,7 @@ def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _attempts(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Parse an integer, also a negative one: an envelope may contain any."""
+    """Parse an integer, possibly negative: envelopes may contain any integer."""
     found = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
     if found is None:
         _refuse(f"{name}: {value!r} is not allowed.", "a number: 3, >3, <=3")
@@ -267,24 +267,24 @@ _READERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
 
 
 def states_search(states: Iterable[str]) -> SearchQuery:
-    """Return the search for messages in any of these states."""
+    """Return a search for messages in any of these states."""
     return SearchQuery(tuple(SearchTerm("state", state) for state in states))
 
 
 def traces_search(*trace_ids: str) -> SearchQuery:
-    """Return the search for the messages of any of these traces."""
+    """Return a search for the messages of any of these traces."""
     return SearchQuery(
         tuple(SearchTerm("trace", escape_pattern(trace_id)) for trace_id in trace_ids)
     )
 
 
 def meta_search(meta_id: str) -> SearchQuery:
-    """Return the search for a meta.id: a message and its retries."""
+    """Return a search for a meta.id, which finds a message and its retries."""
     return SearchQuery((SearchTerm("meta", escape_pattern(meta_id)),))
 
 
 def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
-    """Return the search for the messages of a queue that the verdict rejected."""
+    """Return a search for the messages of a queue that validation rejected."""
     terms = (
         SearchTerm("queue", escape_pattern(queue)),
         SearchTerm("state", "dead"),
@@ -294,7 +294,7 @@ def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
 
 
 def group_search(group: DeadLetterGroup) -> SearchQuery:
-    """Return the search for the dead-letter records of a group; ``*`` in its cause is any text."""
+    """Return a search for a group's dead-letter records; ``*`` in its cause matches any text."""
     terms = [SearchTerm("queue", escape_pattern(group.queue)), SearchTerm("state", "ready")]
     tied = (None, None) if group.stated else (group.origin, group.reason)
     pairs = (("origin", tied[0]), ("urn", group.urn), ("reason", tied[1]))
@@ -315,8 +315,8 @@ def group_search(group: DeadLetterGroup) -> SearchQuery:
 
 
 def _cause_pattern(cause: str, *, is_whole: bool) -> str:
-    """Return the pattern of a cause; only a truncated one may continue."""
+    """Return the pattern for a cause; only a truncated cause may be followed by more text."""
     pattern = "*".join(map(escape_pattern, cause.split("*")))
     if pattern.startswith(("<", ">")):
-        pattern = "\\" + pattern  # text, not a comparison
+        pattern = "\\" + pattern  # escaped, so that it is text and not a comparison
     return pattern if is_whole else pattern.rstrip("*") + "*"

@@ -1,4 +1,4 @@
-"""Every URL of the admin: base path, queue names in paths, query strings."""
+"""The URLs of the admin: base path, queue names in paths, query strings."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,8 +10,8 @@ _ESCAPE: Final = "~"
 def encode_name(name: str) -> str:
     """Return any queue name as one path segment.
 
-    Browsers fold ``.`` and ``..`` even percent-encoded, so a name of dots alone, and one that
-    starts with ``~``, gets another ``~`` in front.
+    Browsers resolve ``.`` and ``..`` even if percent-encoded, so a name that consists of dots or
+    starts with ``~`` gets an additional leading ``~``.
     """
     if name.startswith(_ESCAPE) or not name.strip("."):
         name = _ESCAPE + name
@@ -19,10 +19,10 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(segment: str) -> str:
-    """Return the name of a raw path segment, before percent-decoding.
+    """Return the queue name in a raw path segment, which is not yet percent-decoded.
 
-    A ``~`` is an escape only where ``encode_name`` writes one: before ``~`` and before only dots.
-    ``%7E`` is never one: ``~orders`` and ``%7Eorders`` are the queue ``~orders``, not ``orders``.
+    A leading ``~`` is an escape only if ``~`` or nothing but dots follows; ``%7E`` never is one.
+    So ``~orders`` and ``%7Eorders`` both name the queue ``~orders``, not ``orders``.
     """
     name = unquote(segment)
     if segment.startswith(_ESCAPE) and (name.startswith(_ESCAPE, 1) or not name[1:].strip(".")):
@@ -31,13 +31,13 @@ def decode_name(segment: str) -> str:
 
 
 def clean_base_path(text: str) -> str:
-    """Return a base path as ``/mq``, or ``""`` for none, whatever its slashes."""
+    """Normalize the slashes of a base path: return ``/mq``, or ``""`` for none."""
     path = "/".join(part for part in text.split("/") if part)
     return f"/{path}" if path else ""
 
 
 class Urls:
-    """Builds URLs from names of routes; ``paths`` has the templates, such as ``/queues/{q}``."""
+    """Builds URLs from route names; ``paths`` maps them to templates such as ``/queues/{q}``."""
 
     __slots__ = ("_paths", "_static_version", "base_path")
 
@@ -47,7 +47,7 @@ class Urls:
         self._static_version = static_version
 
     def to(self, route: str, /, **values: object) -> str:
-        """Return the URL of a route: values that are not path segments become the query.
+        """Return the URL of a route; values that are not path segments form the query string.
 
         Values that are None or empty are omitted.
         """
@@ -61,20 +61,20 @@ class Urls:
         return self.base_path + path + (f"?{urlencode(query)}" if query else "")
 
     def docs(self, name: str = "index") -> str:
-        """Return the URL of a page of the documentation, such as ``guides/admin#keyboard``."""
+        """Return the URL of a documentation page, such as ``guides/admin#keyboard``."""
         return f"{self.base_path}/docs/{'' if name == 'index' else name}"
 
     def static(self, name: str) -> str:
-        """Return the URL of a file of ``templates/static/``; it changes when any of them changes.
+        """Return the URL of a file in ``templates/static/``; a change to any file changes it.
 
-        The version is a folder, so that scripts, which import each other by ``./name.js``, are
-        all of one version.
+        The version is a path segment, so scripts that import each other as ``./name.js`` always
+        have the same version.
         """
         return f"{self.base_path}/static/{self._static_version}/{quote(name)}"
 
 
 def is_own_path(text: str) -> bool:
-    r"""Return whether a URL stays on this site: ``//host`` and ``/\host`` are other sites."""
+    r"""Return whether a URL stays on this site; ``//host`` and ``/\host`` lead to other sites."""
     return (
         text.startswith("/")
         and not text.startswith("//")
@@ -83,5 +83,5 @@ def is_own_path(text: str) -> bool:
 
 
 def own_path_or(wanted: str, default: str) -> str:
-    """Return the wanted page if it is a path of this site, else the default."""
+    """Return ``wanted`` if it is a path on this site, else ``default``."""
     return wanted if is_own_path(wanted) else default
