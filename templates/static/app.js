@@ -1,11 +1,11 @@
-/* What pages can do beyond reading and forms.
+/* What pages can do beyond links and forms.
    data-complete="URL"  completions
-   data-copy="#id" its text, else the value; data-copy-from="URL" what that answers
-   data-dialog  a link whose .confirm section opens here; data-cancel closes it
+   data-copy="#id"  copies that element's text, else the value; data-copy-from="URL"  its response
+   data-dialog  a link whose .confirm section opens as a dialog; data-cancel closes the dialog
    data-open="#id"  opens a <dialog>
-   .tick input, data-select-all, data-selected  boxes of a list, "3 selected"
-   data-key="r", "g q"  the key that presses it, in the focused row, else on the page
-   data-message="ID"  what y copies */
+   .tick input, data-select-all, data-selected  checkboxes of a list, "3 selected"
+   data-key="r", "g q"  the key that activates it, in the focused row, else on the page
+   data-message="ID"  the id that the key y copies */
 
 import { choice, choose, cycleTheme } from "./choices.js";
 import { added, all, main, number, one, setText, stored, toast } from "./dom.js";
@@ -31,7 +31,7 @@ async function complete(input) {
 
 for (const input of all("[data-complete]")) input.setAttribute("list", completions.id);
 
-/* -- copy; plain http has no clipboard API: there a selected text area does */
+/* -- copy; plain http has no clipboard API, so a selected text area is used there */
 
 async function copy(text) {
   try {
@@ -55,12 +55,12 @@ async function copyFor({ dataset: { copy: what, copyFrom } }) {
   toast(text && (await copy(text)) ? "Copied" : "Could not be copied");
 }
 
-/* -- dialogs: the section of a confirm page, shown here */
+/* -- dialogs: show the section of a confirmation page on this page */
 
 async function openConfirm(link) {
   const page = new DOMParser().parseFromString(await textOf(link.href), "text/html");
   const section = one(".confirm", page);
-  if (!section) return location.assign(link.href); // the page itself says what is wrong
+  if (!section) return location.assign(link.href); // let the page itself say what is wrong
   const dialog = added("dialog", "dialog");
   dialog.append(document.importNode(section, true));
   for (const next of all("input[name=next]", dialog)) next.value = location.pathname + location.search;
@@ -69,7 +69,7 @@ async function openConfirm(link) {
   one("[data-cancel]", dialog)?.focus();
 }
 
-/* -- lists: rows, boxes */
+/* -- lists: rows and checkboxes */
 
 let lastBox = null;
 const boxes = (form) => all("tbody .tick input", form);
@@ -121,7 +121,7 @@ function walk(step) {
   if (next) focusRow(next);
 }
 
-// From a row to its page, and from there with Esc back to that row.
+// Opens a row's page; Esc leads from there back to the row.
 const trail = stored("sessionStorage");
 const walked = () => JSON.parse(trail.phpmq ?? "{}");
 
@@ -184,7 +184,7 @@ const KEYS = {
 function onKey(event) {
   const isTyping = event.target.closest(TYPED);
   if (event.key === "Enter" && event.target.matches("tbody .tick input")) {
-    event.preventDefault(); // it would press the first button of the list
+    event.preventDefault(); // otherwise the list's first button would be pressed
     linkOf(rowOf(event.target))?.click();
   }
   if (event.key === "Escape" && one("details.menu[open]")) return closeMenus();
@@ -204,7 +204,7 @@ function closeMenus(but) {
   for (const menu of all("details.menu[open]")) menu.open = menu === but;
 }
 
-/* -- one listener for what is pressed: the first that fits */
+/* -- one click listener: the first match handles the click */
 
 const CLICKS = {
   "[data-copy], [data-copy-from]": copyFor,
@@ -228,7 +228,7 @@ const CLICKS = {
 document.addEventListener("click", (event) => {
   const { target } = event;
   closeMenus(target.closest("details.menu"));
-  if (target.matches("dialog")) target.close(); // its backdrop
+  if (target.matches("dialog")) target.close(); // a click on the backdrop
   const fits = (selector) => target.closest(selector);
   const selector = Object.keys(CLICKS).find(fits);
   if (selector && !(event.ctrlKey || event.metaKey)) CLICKS[selector](fits(selector), event);

@@ -1,5 +1,5 @@
-/* What the reader chose, and times written so.
-   data-set="theme=dark", data-cycle  a choice that stays; the next theme
+/* The reader's choices (theme, times, keys), and times formatted accordingly.
+   data-set="theme=dark", data-cycle  saves a choice; switches to the next theme
    time[data-when], text[data-at]  relative, local or UTC; <body data-now> is the server's clock */
 
 import { all, number, setText, stored, toast } from "./dom.js";
@@ -13,7 +13,7 @@ export function choice(name) {
   return CHOICES[name].includes(value) ? value : CHOICES[name][0];
 }
 
-// The theme is a cookie: the server writes it into the page.
+// The theme is a cookie, because the server writes it into the page.
 export function choose(name, value) {
   if (name === "theme") {
     root.dataset.theme = value;

@@ -1,4 +1,4 @@
-/* What the other scripts share.  Texts go in by textContent only. */
+/* Helpers shared by the other scripts.  Texts are inserted only as textContent. */
 
 export const one = (selector, within = document) => within.querySelector(selector);
 export const all = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -28,6 +28,6 @@ export function stored(kind) {
   try {
     return window[kind];
   } catch {
-    return {}; // a browser that keeps nothing: for this page only
+    return {}; // storage is blocked: remember choices for this page only
   }
 }

@@ -1,10 +1,10 @@
-/* What changes while it is looked at.
-   <main data-live="TOPIC" data-live-ids="1,2">  the stream; <body data-events data-poll>  its addresses
-   #broker, #broker-text  the chip of the header and its word; <body data-ready> says how the broker is
-   data-live="KEY", data-points="KEY"  a text or <progress>, a small chart
-   #live, #live-text, #new-rows, #says  chip, its words, pill, what is read out
-   data-hold  holds it
-   <ol data-tail data-max>, <template data-tail-row>  rows as they happen; in it
+/* Live updates of pages.
+   <main data-live="TOPIC" data-live-ids="1,2">  the stream; <body data-events data-poll>  its URLs
+   #broker, #broker-text  the header's chip and its text; <body data-ready>  URL of its state
+   data-live="KEY", data-points="KEY"  a text or <progress>, a sparkline
+   #live, #live-text, #new-rows, #says  the live chip, its text, the pill, screen reader texts
+   data-hold  holds updates
+   <ol data-tail data-max>, <template data-tail-row>  new rows; the template contains
      data-field="KEY", data-link="KEY", data-time="KEY"; the row gets the class row.kind
    data-tail-filter, data-tail-missed, data-tail-empty  input, "213 not shown", shown while empty */
 
@@ -12,9 +12,9 @@ import { choice } from "./choices.js";
 import { all, main, number, one, setText } from "./dom.js";
 
 const POLL_MS = 5000;
-const STREAM_AGAIN = 12; // polls
+const STREAM_AGAIN = 12; // polls before the stream is tried again
 const SAY_MS = 10000;
-const ASK_MS = 10000; // how often a page that nobody leaves asks whether the broker runs
+const ASK_MS = 10000; // how often an open page asks whether the broker runs
 const STATES = { ready: ["good", "Running"], degraded: ["good", "Running"], starting: ["warn", "Starting"],
   draining: ["warn", "Draining"], "not ready": ["bad", "Not ready"] };
 
@@ -50,7 +50,7 @@ function showNew(count) {
   pill.href = location.href;
 }
 
-// One summary in ten seconds: the last one.
+// Announces at most one summary every ten seconds, the latest.
 function speak(text) {
   spoken.text = text;
   spoken.timer ||= setTimeout(() => {
@@ -74,7 +74,7 @@ function take(data, id) {
   else show(data);
 }
 
-// Puts together what comes while held; rows past the room are only counted.
+// Merges updates that arrive while held; rows beyond the maximum are only counted.
 function hold({ shown, points, rows = [], missed = 0, ...rest }) {
   const { held } = live;
   Object.assign(held, rest);
@@ -97,7 +97,7 @@ function showHold() {
   const { held } = live;
   const count = held && held.rows.length + held.missed;
   for (const button of all("[data-hold]")) {
-    button.textContent = held ? `Go on${count ? `, ${number(count)} held` : ""}` : "Hold";
+    button.textContent = held ? `Resume${count ? `, ${number(count)} held` : ""}` : "Hold";
     button.setAttribute("aria-pressed", held !== null);
   }
   main.classList.toggle("held", held !== null);
@@ -142,7 +142,7 @@ export function filterTail() {
   for (const row of tail?.children ?? []) row.hidden = !row.textContent.toLowerCase().includes(text);
 }
 
-// The chip of the header, on pages without a stream too.
+// Updates the header's chip, also on pages without a stream.
 async function askBroker() {
   const chip = one("#broker");
   if (!chip || document.hidden) return;
@@ -185,7 +185,7 @@ function openStream() {
   source.onmessage = (event) => take(JSON.parse(event.data), event.lastEventId);
   source.addEventListener("bye", (event) => JSON.parse(event.data).reason === "gone" && end());
   source.onerror = () => {
-    if (source.readyState === EventSource.CLOSED) poll(); // no place for a stream, or an error
+    if (source.readyState === EventSource.CLOSED) poll(); // too many streams, or an error
     else showState("lost");
   };
 }
@@ -205,7 +205,7 @@ async function poll() {
     if ([404, 410].includes(answer.status)) return end();
     if (!answer.ok) throw new Error();
     const data = await answer.json();
-    if (live.isLost) live.polls = STREAM_AGAIN - 1; // it is back: its streams may be too
+    if (live.isLost) live.polls = STREAM_AGAIN - 1; // the broker is back, so streams may be, too
     take(data, data.id);
   } catch {
     showState("lost");

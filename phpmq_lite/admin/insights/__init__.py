@@ -1,1 +1,1 @@
-"""The results of the pipeline: the summary file, and charts and tables made from it."""
+"""Pipeline results: the summary file, and the charts and tables drawn from it."""

@@ -1,4 +1,4 @@
-"""Charts and totals made from a summary.  Pure."""
+"""Charts and totals computed from a summary.  Pure."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -17,31 +17,31 @@ from phpmq_lite.insights_document import (
     SummaryStep,
 )
 
-_ROW_S: Final = {"24h": 60, "30d": 3_600}  # seconds of a row in the summary
+_ROW_S: Final = {"24h": 60, "30d": 3_600}  # seconds per row of the summary
 _SEEN: Final = TrendBucket()
 
 
 class InsightsCharts(NamedTuple):
-    """The charts of a span and their numbers."""
+    """The charts for a span, and the table with their numbers."""
 
     span: TrendPeriod
     charts: tuple[Chart, ...]
     table: ChartTable
     until: str  # the end of the span: "Nov 21, 22:40 UTC"
-    step: str  # length of a bucket: "6 min"
+    step: str  # length of a bucket, such as "6 min"
 
 
 def steps_of(summary: PipelineSummary, key: str, queue: str = "") -> Sequence[SummaryStep]:
-    """Return the rows of a span, of one queue or of all."""
+    """Return the summary rows of a span, for one queue or for all."""
     steps = summary.last24h if key == "24h" else summary.last30d
     return [step for step in steps if step.queue == queue] if queue else steps
 
 
 def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> InsightsCharts:
-    """Draw one queue, or all together, over the span that ends with the summary."""
+    """Draw the charts of one queue, or of all together, for the span that ends at the summary."""
     span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
     count = span.length_s // span.step_s
-    start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is full
+    start_s = (now_s // row_s + 1) * row_s - span.length_s  # so the last bucket is full
     sums: list[_BucketSums] = [_BucketSums() for _ in range(count)]
     for step in steps_of(summary, key, queue):
         at = (step.at_ms // 1_000 - start_s) // span.step_s
@@ -124,7 +124,7 @@ def _times(sums: Sequence[_BucketSums], what: str) -> list[ChartSeries]:
 
 
 def queue_totals(steps: Iterable[SummaryStep]) -> list[QueueTotals]:
-    """Return the totals by queue, the one with the most messages first."""
+    """Return the totals by queue, most messages first."""
     sums: dict[str, _BucketSums] = {}
     for step in steps:
         sums.setdefault(step.queue, _BucketSums()).add(step)

@@ -1,4 +1,4 @@
-"""History readers, how far they lag, and open claims."""
+"""History readers with their lag, and open claims."""
 
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -19,17 +19,17 @@ class HistoryExtent:
     """The stored history and its retention; times are ms."""
 
     lo: int  # the first offset that still exists
-    hi: int  # the newest
+    hi: int  # the newest offset
     rows: int
     bytes: int
     oldest_at: int | None  # when the first row was settled
-    age_ms: int  # messages settled longer ago are removed
+    age_ms: int  # retention time: older rows are removed
     rows_max: int
     bytes_max: int
-    lo_deleted: int = 0  # the first offset from which deleted messages exist too
+    lo_deleted: int = 0  # deleted messages also exist from this offset on
 
     def per_ms(self, now_ms: int) -> float:
-        """The mean number of rows per millisecond, over at least an hour."""
+        """The mean number of rows per millisecond, over a period of at least one hour."""
         if self.oldest_at is None:
             return 0.0
         return self.rows / max(now_ms - self.oldest_at, BURST_MS)
@@ -37,20 +37,20 @@ class HistoryExtent:
 
 @dataclass(slots=True, frozen=True)
 class ReaderLag:
-    """The lag of a reader; ``reached_at`` is a forecast, None without one."""
+    """A reader's lag; ``reached_at`` forecasts when its unread rows are removed, if known."""
 
-    behind: int  # offsets
-    is_reached: bool  # rows were removed before it read them
+    behind: int  # number of unread offsets
+    is_reached: bool  # whether rows were removed before the reader read them
     reached_at: int | None  # Unix ms
-    bound: str | None  # the bound that removes them: days, rows or bytes
+    bound: str | None  # the retention limit that removes them: days, rows or bytes
 
 
 def measure_lag(
     kept: HistoryExtent, position: int, next_settled_at: int | None, now_ms: int
 ) -> ReaderLag:
-    """Return the lag of a reader that has read everything up to ``position``.
+    """Return the lag of a reader that has read all rows up to ``position``.
 
-    ``next_settled_at`` is when its first unread row was settled; None: there is none.
+    ``next_settled_at`` is when its first unread row was settled; None if nothing is unread.
     Rows and bytes are forecast from the mean rate and size of existing rows.
     """
     behind = max(kept.hi - position, 0)
@@ -61,7 +61,7 @@ def measure_lag(
     found = [(next_settled_at + kept.age_ms, "days")]
     per_ms = kept.per_ms(now_ms)
     if per_ms > 0:
-        ahead = position + 1 - kept.lo  # rows removed before it
+        ahead = position + 1 - kept.lo  # rows that retention removes first
         to_come = max(kept.rows_max - kept.rows, 0) + ahead
         found.append((now_ms + round(to_come / per_ms), "rows"))
         size = kept.bytes / kept.rows if kept.rows else 0.0
@@ -89,7 +89,7 @@ class SubscriptionClaimsView(BaseModel):
 
 
 class ReaderView(BaseModel):
-    """A reader of the history; ``reached_at`` is a forecast, ``bound`` what removes its rows."""
+    """A history reader; ``reached_at`` forecasts when the ``bound`` removes its unread rows."""
 
     reader: str
     offset: int
@@ -101,9 +101,9 @@ class ReaderView(BaseModel):
 
 
 class HistoryBoundsView(BaseModel):
-    """The extent of the history: every offset above ``lo`` up to ``hi``, except deleted ones.
+    """The extent of the history: all offsets above ``lo`` up to ``hi``, except deleted ones.
 
-    Above ``lo_deleted``, deleted messages exist too.
+    Above ``lo_deleted``, deleted messages also exist.
     """
 
     history_id: str
@@ -118,7 +118,7 @@ async def read_bounds(context: Context) -> HistoryBoundsView:
 
 
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
-    """Return the subscriptions whose queue the caller may see, longest holder first."""
+    """Return the subscriptions whose queue the caller may see, oldest claim first."""
     rows = await StoredPipeline(context_of(request).readers).subscriptions()
     made = [
         SubscriptionClaimsView(
@@ -133,7 +133,7 @@ async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
 
 
 async def read_readers(context: Context) -> list[ReaderView]:
-    """Return the readers that reported a position, furthest behind first."""
+    """Return the readers that have reported a position, furthest behind first."""
     rows = await StoredPipeline(context.readers).readers()
     if not rows:
         return []

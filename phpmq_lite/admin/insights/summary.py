@@ -1,4 +1,4 @@
-"""The summary that the pipeline writes, and its file."""
+"""The summary written by the pipeline, and its file."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def read_summary(raw: bytes) -> PipelineSummary:
     """Parse a summary; 2 MiB take about 30 ms.
 
     Raises:
-        ValueError: it is not JSON, or invalid; the text names the member and the bound.
+        ValueError: the summary is not JSON or is invalid; the text names the member and the bound.
     """
     try:
         return PipelineSummary.model_validate(_read(raw))
@@ -50,10 +50,10 @@ def _refuse(word: str) -> NoReturn:
 def visible_to(
     summary: PipelineSummary, allow: IsQueueAllowed, known: Iterable[str] = ()
 ) -> PipelineSummary:
-    """Return the summary without queues that the caller may not see, and without the rest.
+    """Return the summary without the combined row and the queues that the caller may not see.
 
-    Only paths over allowed queues remain.  A step is text, so its queue is the longest
-    name it begins with, among the summary's and ``known``; a step without one is removed.
+    Only paths through allowed queues remain.  A step is text: its queue is the longest name in
+    the summary or ``known`` that it begins with; a step without a queue is removed.
     """
     names = sorted({*summary.queues(), *known}, key=len, reverse=True)
 
@@ -77,7 +77,7 @@ def visible_to(
 
 
 def _queue_of(step: str, names: Iterable[str]) -> str | None:
-    """Return the queue of a step of a path; ``names`` are ordered longest first."""
+    """Return the queue of a path's step; ``names`` must be sorted longest first."""
     return next((name for name in names if step == name or step.startswith(f"{name}:")), None)
 
 
@@ -88,33 +88,33 @@ FileStamp = tuple[int, int, int]
 
 
 class BadSummaryError(Exception):
-    """The file exists but cannot be used; the text says why."""
+    """Raised if the summary file exists but cannot be used; the text says why."""
 
 
 class SummaryFile:
-    """The file and its last parsed content, reused while the file is unchanged.
+    """The summary file and its parsed content, which is reused while the file is unchanged.
 
-    The file is the source of truth: jobs on this machine write it too.
+    The file is the source of truth, because pipeline jobs on this machine also write it.
     """
 
     def __init__(self, data: Path) -> None:
         self.path = data / FOLDER / NAME
         self._kept: tuple[FileStamp, PipelineSummary | BadSummaryError] | None = None
-        self._writing = threading.Lock()  # all writers use one temporary file
+        self._writing = threading.Lock()  # all writers share one temporary file
 
     async def read(self) -> PipelineSummary | None:
         """Return the summary; None if no job has written one.
 
         Raises:
-            BadSummaryError: it cannot be read, or is invalid.
+            BadSummaryError: the file cannot be read or is invalid.
         """
         return await asyncio.to_thread(self._read)
 
     async def write(self, raw: bytes) -> None:
-        """Replace the file; concurrent readers see the old or the new one.
+        """Replace the file atomically; concurrent readers see the old or the new content.
 
         Raises:
-            StorageError: it cannot be written; the old one stays.
+            StorageError: the file cannot be written; the old one remains.
         """
         await asyncio.to_thread(self._write, raw)
 

@@ -1,1 +1,1 @@
-"""What pages show: texts, charts and tables made from rows and figures."""
+"""The content of pages: texts, charts and tables built from rows and figures."""

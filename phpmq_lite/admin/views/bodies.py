@@ -1,4 +1,4 @@
-"""A message body as a page shows it: tree, pretty, raw or hex.  Pure."""
+"""Views of a message body: tree, pretty, raw or hex.  Pure."""
 
 import json
 import re
@@ -11,16 +11,16 @@ from phpmq_lite.admin.actions.message_draft import check_json
 from phpmq_lite.admin.base.formats import HIDDEN_RUN, TextPiece, split_hidden
 
 VIEWS: Final = ("tree", "pretty", "raw", "hex")
-HEX_BYTES: Final = 64 * 1024  # of the body shown as hex
+HEX_BYTES: Final = 64 * 1024  # maximum part of a body shown as hex
 PREVIEW_CHARACTERS: Final = 120
-PRETTY_CHARACTERS: Final = 1 << 20  # maximum size of a pretty body; larger ones are shown raw
+PRETTY_CHARACTERS: Final = 1 << 20  # maximum size of an indented body; larger ones are shown raw
 TREE_NODES: Final = 2_000  # members shown in a tree
-TREE_DEPTH: Final = 24  # levels that open; deeper values are one text
-_OPEN_NODES: Final = 100  # a larger branch is closed at first
-_LEAF_CHARACTERS: Final = 4_000  # of one text in a tree
+TREE_DEPTH: Final = 24  # levels that can be opened; deeper values are shown as text
+_OPEN_NODES: Final = 100  # larger branches are initially closed
+_LEAF_CHARACTERS: Final = 4_000  # characters shown of one text in a tree
 _INDENT: Final = "  "
 _DEEPEST_INDENT: Final = 32  # deeper levels are not indented further
-_COLOURED: Final = 4_000  # tokens with their own colour
+_COLOURED: Final = 4_000  # maximum number of highlighted tokens
 
 _MARKS: Final = frozenset("{}[]:,")
 _SPACE: Final = re.compile(r"[ \t\r\n]+")
@@ -32,34 +32,34 @@ _TOKEN: Final = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:
 class ShownBody:
     """One view of a body.
 
-    ``views`` can be chosen; ``note`` says what is omitted or unusual, if anything.
+    ``views`` lists the available views; ``note`` says what is omitted or unusual, if anything.
     """
 
     view: str
     views: tuple[str, ...]
     pieces: list[TextPiece]
     note: str | None
-    tree: "BodyBranch | None" = None  # for the view ``tree``
+    tree: "BodyBranch | None" = None  # only in the view ``tree``
 
 
 @dataclass(slots=True)
 class BodyBranch:
     """A value of a JSON body in a tree; ``mark`` is ``{`` or ``[``, empty for a leaf."""
 
-    key: list[TextPiece]  # as sent, quotes included; empty in a list and at the root
-    value: list[TextPiece]  # of a leaf
+    key: list[TextPiece]  # as sent, with quotes; empty in a list and at the root
+    value: list[TextPiece]  # value of a leaf
     mark: str = ""
     children: "list[BodyBranch]" = field(default_factory=list)
-    count: int = 0  # members, shown or not
+    count: int = 0  # all members, including hidden ones
 
     @property
     def close(self) -> str:
-        """The closing mark."""
+        """The closing bracket."""
         return {"{": "}", "[": "]"}.get(self.mark, "")
 
     @property
     def is_open(self) -> bool:
-        """Return whether it is open initially."""
+        """Return whether the branch is initially open."""
         return len(self.children) <= _OPEN_NODES
 
     @property
@@ -69,7 +69,7 @@ class BodyBranch:
 
 
 def decode_text(content: bytes, *, is_whole: bool) -> str | None:
-    """Decode UTF-8 and drop a character that was cut off.  None: not UTF-8."""
+    """Decode UTF-8, dropping a truncated last character; return None if it is not UTF-8."""
     for dropped in range(1 if is_whole else 4):
         try:
             return content[: len(content) - dropped].decode()
@@ -79,7 +79,7 @@ def decode_text(content: bytes, *, is_whole: bool) -> str | None:
 
 
 def preview(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return the beginning on one line: white space folded, or hex if it is not UTF-8."""
+    """Return the beginning of a body on one line, with white space collapsed, or as hex."""
     if content is None:
         return []
     text = decode_text(content, is_whole=len(content) >= size)
@@ -89,7 +89,7 @@ def preview(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return a body on one line: URN and data of an envelope, else as ``preview`` does."""
+    """Return a body on one line: an envelope's URN and data, or the result of ``preview``."""
     urn = _URN.search(content or b"")
     data = preview_data(content, size) if urn else []
     if urn is None or not data:
@@ -122,10 +122,10 @@ def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
-    """Return a body, or its beginning, in the requested view or the best one.
+    """Return a body, or its beginning, in the requested view or the most suitable one.
 
-    A JSON object or list opens as a tree, a JSON text pretty, other UTF-8 raw, all else in hex;
-    an impossible view falls back to another.
+    The default view is a tree for a JSON object or list, pretty for a JSON string, raw for other
+    UTF-8, and hex for everything else.  If the requested view is impossible, another one is used.
     """
     is_whole = len(content) == size
     text = decode_text(content, is_whole=is_whole)
@@ -141,28 +141,28 @@ def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
     note = None
     if view == "tree":
         root, is_whole_tree = build_tree(text)
-        note = None if is_whole_tree else "Too large for a tree; Pretty and Raw have all of it."
+        note = None if is_whole_tree else "Too large for a tree. Pretty and Raw show all of it."
         return ShownBody(view, views, [], note, root)
     if view == "pretty":
         pretty = prettify(text)
         if pretty is not None:
             return ShownBody(view, views, pretty, None)
-        view, note = "raw", "Too large to indent; shown as sent."
+        view, note = "raw", "Too large to indent, so it is shown as sent."
     return ShownBody(view, views, split_hidden(text), note)
 
 
 def is_strict_json(text: str) -> bool:
-    """Return whether a text is standard JSON, and an object, a list or a string.
+    """Return whether a text is standard JSON that contains an object, a list or a string.
 
-    A bare number or word looks the same in both views.
+    Numbers and literals are excluded because they look the same in both views.
     """
     return text.lstrip(" \t\r\n").startswith(("{", "[", '"')) and check_json(text) is None
 
 
 def prettify(text: str) -> list[TextPiece] | None:
-    """Indent valid JSON without changing a token: big numbers and repeated keys stay.
+    """Indent valid JSON without changing tokens, such as big numbers and repeated keys.
 
-    None if the result would exceed ``PRETTY_CHARACTERS``.
+    Returns None if the result would exceed ``PRETTY_CHARACTERS``.
     """
     out: list[TextPiece] = []
     length = 0
@@ -184,8 +184,8 @@ def prettify(text: str) -> list[TextPiece] | None:
 def build_tree(text: str) -> tuple[BodyBranch, bool]:
     """Return a tree of valid JSON, and whether it is complete.
 
-    Numbers are as sent; texts have no escapes that JSON does not need.  It iterates over tokens,
-    so that depth needs no stack.
+    Numbers are shown as sent, strings without the escapes that JSON does not need.  This iterates
+    over tokens instead of recursing, so deep nesting cannot overflow the stack.
     """
     root = closed = BodyBranch([], [])
     stack: list[BodyBranch] = []
@@ -232,7 +232,7 @@ def build_tree(text: str) -> tuple[BodyBranch, bool]:
 
 
 def unescape_token(word: str) -> str:
-    r"""Return a token of JSON without the escapes that it does not need: ``\u00fc``, ``\/``.
+    r"""Return a JSON token without unnecessary escapes such as ``\u00fc`` and ``\/``.
 
     Hidden characters and unpaired surrogates stay escaped.
     """
@@ -268,7 +268,7 @@ def _append(out: list[TextPiece], text: str, kind: str) -> None:
 
 
 def _lay_out(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (white space before it, token, CSS class) for each token of valid JSON."""
+    """Yield (preceding white space, token, CSS class) for each token of valid JSON."""
     depth = 0
     words: list[str] = _TOKEN.findall(text)
     before = ""
@@ -312,7 +312,7 @@ def _hex(content: bytes, note: str | None) -> tuple[list[TextPiece], str | None]
 
 
 def as_content(content: bytes) -> tuple[str, str]:
-    """Return a body for JSON: the text with ``utf-8``, or base64 with ``base64``."""
+    """Return a body as content and encoding for JSON: text and ``utf-8``, else ``base64``."""
     try:
         return content.decode(), "utf-8"
     except UnicodeDecodeError:
@@ -320,7 +320,7 @@ def as_content(content: bytes) -> tuple[str, str]:
 
 
 def from_content(content: str, encoding: str) -> bytes:
-    """Return the body of content in JSON; raise ValueError if base64 is malformed."""
+    """Return the body from content and encoding; raise ValueError if base64 is malformed."""
     if encoding == "utf-8":
         return content.encode()
     return b64decode(content, validate=True)

@@ -1,4 +1,4 @@
-"""Charts: lines, axes and tables made from a trend.  Pure."""
+"""Charts: lines, axes and tables computed from a trend.  Pure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,26 +9,26 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.views.trends import Trend, TrendBucket
 
-STEP: Final = 4  # units per bucket
+STEP: Final = 4  # plot units per bucket
 HEIGHT: Final = 100
-_STEPS_MAX: Final = 4  # of a linear axis, above zero
-_MARKS_MAX: Final = 5  # of a logarithmic one
+_STEPS_MAX: Final = 4  # maximum marks above zero on a linear axis
+_MARKS_MAX: Final = 5  # maximum marks on a logarithmic axis
 
 BucketValue = float | None
 FormatValue = Callable[[float], str]
 
 
 class AxisMark(NamedTuple):
-    """A mark on an axis: its place in per cent, from the left or from the top, and its text."""
+    """A mark on an axis: its text and its position in percent, from the left or the top."""
 
     at: float
     text: str
-    iso: str = ""  # of a time
+    iso: str = ""  # ISO 8601 form of a time
 
 
 @dataclass(slots=True, frozen=True)
 class ChartLine:
-    """A line; gaps split it into runs, each the ``points`` of a polyline and of an area."""
+    """A line, split at gaps into runs; each run is the ``points`` of a polyline and an area."""
 
     key: str  # CSS class
     title: str
@@ -48,8 +48,8 @@ class Chart:
     lines: Sequence[ChartLine]
     times: Sequence[AxisMark]
     scale: Sequence[AxisMark]
-    width: int  # of the plot
-    is_empty: bool  # no observations, or no measurements
+    width: int  # width of the plot
+    is_empty: bool  # there is nothing to draw
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,11 +57,11 @@ class ChartTable:
     """The numbers of a page's charts, newest first, without gaps."""
 
     head: Sequence[str]
-    rows: Sequence[tuple[str, str, Sequence[str]]]  # ISO time, time, cells
+    rows: Sequence[tuple[str, str, Sequence[str]]]  # ISO time, displayed time, cells
 
 
 class ChartSeries(NamedTuple):
-    """The data of a line: a value for each bucket, None for a gap.
+    """The data of a line: one value per bucket, None for a gap.
 
     ``key`` is the CSS class of its colour.
     """
@@ -79,14 +79,14 @@ def draw_depth(trend: Trend, records: Trend | None = None) -> Chart:
 
 
 def draw_rates(trend: Trend) -> Chart:
-    """Draw the rates of publishing and settlement."""
+    """Draw how many messages per second are published and settled."""
     return _chart("rates", "Rates/s", trend, _rates(trend), _Linear, formats.format_rate)
 
 
 def draw_waits(trend: Trend) -> Chart:
     """Draw the time from publish to first dispatch, and the age of the oldest message.
 
-    A stalled queue has no percentiles; the age continues.
+    A stalled queue has no percentiles, but its age is still drawn.
     """
     return _chart("waits", "Wait for a consumer", trend, _waits(trend), _Logarithmic, _ms)
 
@@ -105,10 +105,10 @@ def draw_lines(
     are_times: bool = False,
     when: str = "",
 ) -> Chart:
-    """Draw lines of any numbers over the buckets of a trend.
+    """Draw lines with any values over the buckets of a trend.
 
     Counts have a linear axis, times in milliseconds a logarithmic one.  ``when`` describes the
-    period; empty: the last span.
+    period; if empty, the text says "The last …".
     """
     scale_of, write = (_Logarithmic, _ms) if are_times else (_Linear, _count)
     return _chart(key, title, trend, series, scale_of, write, when)
@@ -181,7 +181,7 @@ def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
     runs, areas = [], []
     for start, values in _split_at_gaps(one.values):
         left = start * STEP + STEP // 2
-        if len(values) == 1:  # a line needs two ends
+        if len(values) == 1:  # a line needs two points
             left, values = start * STEP, values * 2
         places = [f"{left + at * STEP},{scale.place(value):.1f}" for at, value in enumerate(values)]
         runs.append(" ".join(places))
@@ -193,7 +193,7 @@ def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
 
 
 def _split_at_gaps(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
-    """Split values at gaps into runs: the start of each and its values."""
+    """Split values at gaps into runs; return the start and values of each run."""
     runs: list[tuple[int, list[float]]] = []
     was_gap = True
     for at, value in enumerate(values):
@@ -243,7 +243,7 @@ _TIMES_MS: Final = (
 
 
 class _Logarithmic:
-    """A scale of times from milliseconds to days: each mark is about ten times the one below."""
+    """A time scale from milliseconds to days; each mark is about ten times the one below it."""
 
     def __init__(self, values: Sequence[float], write: FormatValue) -> None:
         low, high = min(values, default=1.0), max(values, default=10.0)
@@ -276,7 +276,7 @@ def linear_scale(highest: float, least_step: float = 0.1) -> tuple[float, list[A
 
 
 def round_step(top: float) -> float:
-    """Return the distance of an axis's lines: 1, 2 or 5 times a power of ten."""
+    """Return the distance between an axis's grid lines: 1, 2 or 5 times a power of ten."""
     if top <= 0:
         return 1.0
     raw = top / _STEPS_MAX
@@ -289,7 +289,7 @@ _EVERY_S: Final = {"1h": 600, "24h": 4 * 3_600, "7d": 2 * 86_400, "30d": 7 * 86_
 
 
 def time_marks(trend: Trend) -> list[AxisMark]:
-    """Return round times for a chart's axis, in UTC, none too close to its ends."""
+    """Return round UTC times for a chart's axis, none of them too close to its ends."""
     every, start, length = _EVERY_S[trend.span.key], trend.start_s, trend.end_s - trend.start_s
     pattern = "%H:%M" if every < 86_400 else "%b %-d"
     marks = []
@@ -311,7 +311,7 @@ def _iso(at: datetime) -> str:
 def trend_table(
     trend: Trend, *, records: Trend | None = None, with_times: bool = False
 ) -> ChartTable:
-    """Return the numbers of the charts; ``with_times`` adds wait and hold."""
+    """Return a table with the charts' numbers; ``with_times`` adds wait and hold times."""
     columns: list[tuple[ChartSeries, FormatValue]] = [
         (one, _count) for one in _depths(trend, records)
     ]
@@ -327,7 +327,7 @@ def trend_table(
 def lines_table(
     trend: Trend, counts: Sequence[ChartSeries], times: Sequence[ChartSeries]
 ) -> ChartTable:
-    """Return the numbers of the lines of ``draw_lines``, with a title for each column."""
+    """Return a table with the numbers that ``draw_lines`` draws and a title for each column."""
     columns: list[tuple[ChartSeries, FormatValue]] = [(one, _count) for one in counts]
     columns += [(one, _ms) for one in times]
     return ChartTable([one.title for one, _ in columns], _rows(trend, columns))

@@ -1,4 +1,4 @@
-"""Code to copy: a message, or a first publish.  Pure."""
+"""Code snippets to copy: publish again, first publish, pipeline commands.  Pure."""
 
 import json
 import shlex
@@ -26,7 +26,7 @@ class Snippet(NamedTuple):
 
 
 def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int]:
-    """Return the first TCP listener; a wildcard becomes the host that the browser used."""
+    """Return the first TCP listener, with a wildcard replaced by the host the browser used."""
     for listener in listeners:
         if listener.transport == "unix":
             continue
@@ -37,12 +37,12 @@ def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int
 
 
 def http_address(scheme: str, host: str, base_path: str) -> str:
-    """Return the URL of the admin as the browser used it, without a trailing slash."""
+    """Return the admin's URL as used by the browser, without a trailing slash."""
     return f"{scheme}://{host}{base_path}"
 
 
 def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
-    """Return the code for each language; ``base`` is the URL of the admin."""
+    """Return code for a first publish in each language; ``base`` is the admin's URL."""
     where = f"[{host}]" if ":" in host else host
     command = f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --body '{CONTENT}'"
     return [
@@ -54,7 +54,7 @@ def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
 
 
 def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
-    """Return the commands for the first insights; ``base`` is the URL of the admin."""
+    """Return the commands that produce the first insights; ``base`` is the admin's URL."""
     url = f"--url {base}" + (" --token-file token" if needs_token else "")
     made = [
         Snippet("install", "Install once", install_command("spark")),
@@ -84,7 +84,7 @@ def _python(where: str, port: int) -> str:
     )
 
 
-COPY_BYTES: Final = 16 * 1024  # of a body; larger ones should be downloaded
+COPY_BYTES: Final = 16 * 1024  # larger bodies must be downloaded instead
 _HEADER_BYTES: Final = 32
 _REVISION: Final = "ttl"
 
@@ -92,15 +92,15 @@ _REVISION: Final = "ttl"
 def copy_snippets(
     queue: str, content: bytes, message_id: str, ttl_s: int | None, base: str, where: str
 ) -> list[Snippet]:
-    """Return the code that publishes this message again, and the frame of its dispatch.
+    """Return code that publishes this message again, and the frame that dispatched it.
 
     Args:
-        queue: name of its queue.
-        content: whole body.
+        queue: name of the message's queue.
+        content: the complete body.
         message_id: 32 hex digits.
-        ttl_s: time to live as published; None: never expires.
-        base: address of the admin.
-        where: address of the broker, host and port.
+        ttl_s: time to live as published; None if the message never expires.
+        base: URL of the admin.
+        where: host and port of the broker.
     """
     return [
         Snippet("php", "PHP", _message_php(queue, content, where)),
@@ -111,7 +111,7 @@ def copy_snippets(
 
 
 def _is_plain(content: bytes) -> bool:
-    """Return whether every byte is visible, so that a copy of the shown text is exact."""
+    """Return whether every byte is visible, so the displayed text can be copied exactly."""
     text, encoding = as_content(content)
     return encoding == "utf-8" and all(piece.kind != "esc" for piece in split_hidden(text))
 
@@ -121,7 +121,7 @@ def _base64(content: bytes) -> str:
 
 
 def _php_text(content: bytes) -> str:
-    """Return a PHP string: in single quotes if that is exact, else base64."""
+    """Return a PHP expression: a single-quoted string if that is exact, else base64."""
     if not _is_plain(content):
         return f"base64_decode('{_base64(content)}')"
     escaped = content.decode().replace("\\", "\\\\").replace("'", "\\'")
@@ -163,7 +163,7 @@ def _message_cli(queue: str, content: bytes, ttl_s: int | None) -> str:
 
 
 def _frame(queue: str, content: bytes, message_id: str, ttl_s: int | None) -> str:
-    """Return the dispatch as sent, in hex if some of it is invisible."""
+    """Return the dispatch frame as sent, in hex if any byte is invisible."""
     parts: list[bytes] = []
     encoder = encoder_for(b"", _HEADER_BYTES, _REVISION)
     encoder.append_dispatch(parts, queue, content, message_id.encode(), ttl_s or 0)

@@ -1,4 +1,4 @@
-"""The documentation: Markdown pages as HTML, with their headings and pictures."""
+"""The documentation: Markdown pages rendered as HTML, with headings and images."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INDEX: Final = "index"
 PICTURE_TYPES: Final = {".png": "image/png", ".svg": "image/svg+xml"}
-RENAMED: Final = {  # addresses of pages that have another file name today
+RENAMED: Final = {  # old page addresses -> current names
     "moving-in": "guides/migrate",
     "files": "develop/architecture",
     "transcripts/first-steps": "start/first-steps",
@@ -31,7 +31,7 @@ _ALIGNED: Final = re.compile(r"text-align:(\w+)")
 
 @dataclass(slots=True, frozen=True)
 class DocHeading:
-    """A heading of a page; its anchor is the one that GitHub makes."""
+    """A heading of a page, with the same anchor as on GitHub."""
 
     level: int
     title: str
@@ -40,7 +40,7 @@ class DocHeading:
 
 @dataclass(slots=True, frozen=True)
 class DocMatch:
-    """A page whose title or headings match the filter; ``headings`` are those that match."""
+    """A page whose title or headings match the search; ``headings`` has the matching ones."""
 
     name: str
     title: str
@@ -49,14 +49,14 @@ class DocMatch:
 
 @dataclass(slots=True, frozen=True)
 class DocGroup:
-    """A heading of the index with the names of the pages below it."""
+    """A heading in the index, and the names of the pages listed below it."""
 
     title: str
     names: tuple[str, ...]
 
 
 def outline_of(text: str) -> tuple[DocHeading, ...]:
-    """Return the headings of a page in order, without parsing the rest of it."""
+    """Return the headings of a page in order, without parsing its other content."""
     found: list[DocHeading] = []
     used: dict[str, int] = {}
     fence = ""
@@ -72,10 +72,10 @@ def outline_of(text: str) -> tuple[DocHeading, ...]:
 
 
 class Documentation:
-    """The pages of a folder, read at the first request and rendered one by one when shown.
+    """The pages in a folder, listed at the first request and rendered when first shown.
 
-    ``url_of`` returns the address of a page or picture by its name below ``/docs/``.  Names are
-    looked up among the files found at the start, so an address cannot lead out of the folder.
+    ``url_of`` returns the address of a page or picture from its name below ``/docs/``.  Names are
+    looked up among the files found in the folder, so an address cannot lead out of it.
     """
 
     def __init__(self, folder: Path, url_of: Callable[[str], str]) -> None:
@@ -94,13 +94,13 @@ class Documentation:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        """All files of the folder by their path in it."""
+        """All files in the folder by their relative path."""
         files = (path for path in sorted(self._folder.rglob("*")) if path.is_file())
         return {path.relative_to(self._folder).as_posix(): path for path in files}
 
     @cached_property
     def outlines(self) -> dict[str, tuple[DocHeading, ...]]:
-        """The headings of each page by its name: ``start/tutorial``."""
+        """The headings of each page, keyed by page name, such as ``start/tutorial``."""
         return {
             name.removesuffix(".md"): outline_of(path.read_text(encoding="utf-8"))
             for name, path in self._files.items()
@@ -109,12 +109,12 @@ class Documentation:
 
     @cached_property
     def pictures(self) -> dict[str, Path]:
-        """The pictures of all folders by file name."""
+        """The pictures in all folders, by file name."""
         return {path.name: path for path in self._files.values() if path.suffix in PICTURE_TYPES}
 
     @cached_property
     def groups(self) -> tuple[DocGroup, ...]:
-        """The navigation: the headings of the index and the pages that it links to below each."""
+        """The navigation: the headings in the index, each with the pages linked below it."""
         groups: list[tuple[str, list[str]]] = []
         for line in self._files[f"{INDEX}.md"].read_text(encoding="utf-8").splitlines():
             if line.startswith("## "):
@@ -124,13 +124,13 @@ class Documentation:
         return tuple(DocGroup(title, tuple(names)) for title, names in groups)
 
     def title_of(self, name: str) -> str:
-        """Return the title of a page, without a subtitle after a colon."""
+        """Return the title of a page, without any subtitle after a colon."""
         return self.outlines[name][0].title.partition(":")[0]
 
     def moved_to(self, name: str) -> str | None:
-        """Return the page that an old or short address means; None if there is none.
+        """Return the page that an old or short address refers to; None if there is none.
 
-        Pages used to be in one folder, so ``admin`` means ``guides/admin``.
+        All pages used to be in one folder, so ``admin`` refers to ``guides/admin``.
         """
         name = name.removesuffix(".md").strip("/")
         candidates = [name, RENAMED.get(name, ""), f"{name}/{INDEX}"]
@@ -139,7 +139,7 @@ class Documentation:
         return next((page for page in candidates if page in self.outlines), None)
 
     def search(self, text: str) -> list[DocMatch]:
-        """Return the pages that have every word of ``text`` in their title and one heading.
+        """Return the pages where the title and one heading together contain every word of ``text``.
 
         Pages whose title matches come first, with all their second-level headings.
         """
@@ -162,21 +162,21 @@ class Documentation:
         return [match for _, match in sorted(found, key=lambda one: one[0])]
 
     def render(self, name: str) -> Markup:
-        """Return a page as HTML; it is rendered once, in up to 0.2 s for the longest.
+        """Return a page as HTML, rendered at the first call; the longest page takes up to 0.2 s.
 
         Raises:
-            KeyError: there is no page of this name.
+            KeyError: there is no page with this name.
         """
         if name not in self._rendered:
             text = self._files[f"{name}.md"].read_text(encoding="utf-8")
             tokens = self._markdown.parse(_COMMENT.sub("", text))
             changed = list(self._changed(name, tokens))
             html = self._markdown.renderer.render(changed, self._markdown.options, {})
-            self._rendered[name] = Markup(html)  # noqa: S704 - raw HTML of the page is escaped
+            self._rendered[name] = Markup(html)  # noqa: S704 - raw HTML in pages is escaped
         return self._rendered[name]
 
     def _changed(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield the tokens of a page with anchors, our addresses, and no inline style."""
+        """Yield a page's tokens with anchors and our addresses, but without inline styles."""
         headings = iter(self.outlines[name])
         for token in tokens:
             if token.type == "heading_open":
@@ -194,7 +194,7 @@ class Documentation:
                 yield _raw("</div>\n")
 
     def _linked(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield the parts of a line; a link to a file outside the folder becomes its text."""
+        """Yield the parts of a line; replace links to files outside the folder with their text."""
         is_dropped = False
         for token in tokens:
             if token.type == "image":
@@ -208,7 +208,7 @@ class Documentation:
                 yield token
 
     def _resolve(self, name: str, link: str) -> str | None:
-        """Return the address that a link of a page leads to; None for a file we do not serve."""
+        """Return the address for a link in a page; None if it leads to a file we do not serve."""
         path, mark, anchor = link.partition("#")
         if not path or re.match(r"[a-z]+:", path):
             return link
@@ -228,6 +228,6 @@ def _raw(html: str) -> "Token":
 
 
 def _render_code(_renderer: Any, tokens: "list[Token]", index: int, *_: Any) -> str:
-    """Return a block of code; it scrolls by keyboard too."""
+    """Return a code block that can also be scrolled with the keyboard."""
     text = escape(tokens[index].content, quote=False)
     return f'<pre class="code" tabindex="0"><code>{text}</code></pre>\n'

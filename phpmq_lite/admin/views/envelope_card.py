@@ -1,4 +1,4 @@
-"""The content of an envelope, its verdict, and why its message failed."""
+"""An envelope's content, its verdict, and why its message failed."""
 
 import asyncio
 import json
@@ -23,45 +23,45 @@ from phpmq_lite.envelopes.validation import (
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.messages import Body, MessageRow
 
-CARD_BYTES: Final = INDEX_BYTES  # larger ones are not judged here
-THREAD_BYTES: Final = 4 * 1024  # larger ones are judged in a thread: a body of 64 KiB takes 6 ms
+CARD_BYTES: Final = INDEX_BYTES  # larger envelopes are not validated here
+THREAD_BYTES: Final = 4 * 1024  # larger ones are validated in a thread: 64 KiB takes 6 ms
 PROBLEMS_SHOWN: Final = 50
 TEXT_CHARACTERS: Final = 2_000  # characters shown of one text
 _RETRY: Final = ".retry"
-MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # of meta
+MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # members of meta
 
 
 @dataclass(slots=True, frozen=True)
 class EnvelopeCard:
     """One envelope: its content and its problems.
 
-    For a dead-letter record, ``verdict`` and ``problems`` are those of what a redrive would send.
-    ``said`` has ``MEMBERS`` as written, long texts cut; None if a member is missing or cannot be
-    read.
+    For a dead-letter record, ``verdict`` and ``problems`` apply to what a redrive would send.
+    ``said`` has the values of ``MEMBERS`` as written, with long texts cut, and None for a member
+    that is missing or unreadable.
     """
 
     index: IndexedFields
     said: Mapping[str, Any]
     verdict: Verdict
-    problems: tuple[EnvelopeProblem, ...]  # the verdict's first; at most ``PROBLEMS_SHOWN``
-    hidden: int  # omitted problems
+    problems: tuple[EnvelopeProblem, ...]  # at most ``PROBLEMS_SHOWN``, the verdict's first
+    hidden: int  # number of omitted problems
     block: DeadLetterBlock | None
-    is_wrapped: bool  # the record has the original bytes as a text
+    is_wrapped: bool  # the record contains the original bytes as a string
 
     @property
     def reason(self) -> str | None:
-        """The reason of the verdict; None: a consumer may handle it."""
+        """The reason for the verdict; None if a consumer may handle the message."""
         return self.verdict.problem.reason if self.verdict.problem else None
 
     @property
     def remarks(self) -> int:
-        """The number of problems that only concern the producer."""
+        """The number of problems that concern only the producer."""
         return self.hidden + sum(problem.reason not in REASONS for problem in self.problems)
 
 
 @dataclass(slots=True, frozen=True)
 class VerdictBadge:
-    """The verdict of a table row; ``kind`` is a CSS class."""
+    """The verdict shown in a table row; ``kind`` is a CSS class."""
 
     kind: str
     text: str
@@ -72,7 +72,7 @@ class VerdictBadge:
 
 
 def looks_like_envelope(index: IndexedFields | None) -> bool:
-    """Return whether a body is meant to be an envelope: it has a URN, or two other members."""
+    """Return whether a body looks like an envelope: it has a URN or two other members of one."""
     if index is None:
         return False
     others = (index.trace_id, index.meta_id, index.attempts)
@@ -82,9 +82,9 @@ def looks_like_envelope(index: IndexedFields | None) -> bool:
 async def card_of(
     request: web.Request, context: Context, row: MessageRow, body: Body | None
 ) -> EnvelopeCard | None:
-    """Return the card of a message; None if it is not an envelope, or its body is missing or large.
+    """Return a message's card; None if it is not an envelope, or its body is missing or too large.
 
-    ``body`` is the part that was already read.
+    ``body`` is the part of the body that was already read.
     """
     if body is None or not 0 < row.size <= CARD_BYTES:
         return None
@@ -105,7 +105,7 @@ async def inspect_content(
     *,
     is_asked: bool = False,
 ) -> EnvelopeCard | None:
-    """Return the card of a body; ``is_asked``: also if it does not look like an envelope."""
+    """Return the card of a body; with ``is_asked``, even if it does not look like an envelope."""
     policy = "" if settings is None else settings.payload_policy
     asked = JudgeOptions(
         empty_list_data_of(settings),
@@ -120,10 +120,10 @@ async def inspect_content(
 
 @dataclass(slots=True, frozen=True)
 class JudgeOptions:
-    """The rules that judge an envelope.
+    """The rules for validating an envelope.
 
-    ``is_meant``: it must be an envelope; ``is_strict``: a payload that does
-    not match its schema is rejected.
+    With ``is_meant``, the body must be an envelope; with ``is_strict``, a payload that does not
+    match its schema is rejected.
     """
 
     empty_list_data: EmptyListData = "php"
@@ -133,7 +133,7 @@ class JudgeOptions:
 
 
 def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
-    """Judge a body; None if it is not an envelope and none is expected.  Pure."""
+    """Validate a body; return None if it is not an envelope and need not be one.  Pure."""
     block = read_block(content)
     original = content if block is None else redrive_content(content)
     verdict = validate(original, asked.empty_list_data)
@@ -151,7 +151,7 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
         problems = [first, *(problem for problem in problems if problem != first)]
     attempts = read.get("attempts")
     if block is not None and isinstance(attempts, int) and not isinstance(attempts, bool):
-        # A redrive starts at 0 again; the page shows the attempts of the record.
+        # A redrive resets attempts to 0, but the page shows the record's attempts.
         index = IndexedFields(index.urn, index.trace_id, index.meta_id, attempts)
     return EnvelopeCard(
         index,
@@ -173,12 +173,12 @@ def _mismatch(
 
 
 def _is_wrapper(content: bytes) -> bool:
-    """Return whether a record contains the original as text; only its first member shows it."""
+    """Return whether a record contains the original as a string, judging by its first member."""
     return content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
 
 
 def _read(content: bytes) -> dict[str, Any]:
-    """Parse a body; empty if that fails, or it is not an object."""
+    """Parse a body; return an empty dict if it is not a JSON object."""
     try:
         read = json.loads(content.decode(), parse_int=_integer)
     except (ValueError, RecursionError):
@@ -192,12 +192,12 @@ def _meta_texts(meta: Any) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | str:
-    """Parse an integer; one with thousands of digits stays a text."""
+    """Parse an integer; return one with thousands of digits as text."""
     return int(text) if len(text) <= 19 else text
 
 
 def _plain(value: Any) -> Any:
-    """Return a value to show: a number, a shortened text, or the name of another type."""
+    """Return a displayable value: a number, a shortened text, or the name of its type."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -211,24 +211,24 @@ def _plain(value: Any) -> Any:
 
 
 def shorten(text: str | None) -> str:
-    """Shorten a text for a page."""
+    """Shorten a text for display."""
     if text is None:
         return ""
     return text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]} …"
 
 
 def is_too_large(row: MessageRow) -> bool:
-    """Return whether it may be an envelope that is too large to judge."""
+    """Return whether a message may be an envelope that is too large to validate."""
     return row.size > CARD_BYTES and (row.preview or b"").lstrip()[:1] == b"{"
 
 
 def is_settled_by_verdict(row: MessageRow) -> bool:
-    """Return whether it was settled, or is a record, because of a verdict."""
+    """Return whether a message was settled, or a record written, because of a verdict."""
     return row.reason in REASONS or row.source_reason in REASONS
 
 
 def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
-    """Return the queue named in the envelope if it is in another one; else an empty text."""
+    """Return the queue named in the envelope if the message is in another one, else ``""``."""
     said = card.said["queue"]
     home = card.block.original_queue if card.block is not None else row.queue
     if not isinstance(said, str) or not said or home is None:
@@ -240,19 +240,19 @@ def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
 
 
 def settings_of(request: web.Request, queue_id: int) -> QueueSettings | None:
-    """Return the settings of a queue, None if it is gone or not visible."""
+    """Return the settings of a queue; None if it no longer exists or is not visible."""
     queues = status_of(request).queues
     return next((queue.settings for queue in queues if queue.queue_id == queue_id), None)
 
 
 def policy_of(request: web.Request, queue_id: int) -> str:
-    """Return the payload policy of a queue; empty if the queue is gone."""
+    """Return the payload policy of a queue; empty if the queue no longer exists."""
     settings = settings_of(request, queue_id)
     return "" if settings is None else settings.payload_policy
 
 
 def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
-    """Return when the queue reads ``data: []`` as ``{}``."""
+    """Return the queue's setting that decides when ``data: []`` is read as ``{}``."""
     return "php" if settings is None else cast(EmptyListData, settings.empty_list_data)
 
 
@@ -260,10 +260,9 @@ def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
 
 
 class RowVerdicts:
-    """Judges the rows of a page, each when it is rendered.
+    """Validates the rows of a page, each when it is rendered.
 
-    It only judges rows with a settle reason, and rows whose
-    whole body was read with the row.
+    Only rows that have a settle reason, or were read with their complete body, are validated.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -271,11 +270,11 @@ class RowVerdicts:
         self._switches: dict[int, EmptyListData] | None = None
 
     def of(self, row: MessageRow) -> VerdictBadge | None:
-        """Return the badge of a row; None if it has no problem, or is not judged."""
+        """Return a row's badge; None if it has no problem or is not validated."""
         content = row.preview
         if content is None or len(content) != row.size or content[:1] != b"{":
             return None
-        if is_settled_by_verdict(row):  # the row shows the reason
+        if is_settled_by_verdict(row):  # the row already shows the reason
             return None
         verdict = validate(content, self._switch(row.queue_id))
         if not looks_like_envelope(verdict.index):

@@ -1,4 +1,4 @@
-"""The chart of settled messages over time, with links to the history.  Pure."""
+"""The chart of settled messages over time, with links to the history."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -28,15 +28,15 @@ SPANS: Final = {
         TrendPeriod("30d", "30 d", 30 * 86_400, 86_400),
     )
 }
-INSET: Final = 5.0  # per cent of the width at the left, for the scale's texts
-_GAP: Final = 0.12  # share of a slice that is free on each side of its column
-_LEAST: Final = 1.0  # minimum height in per cent of a bar that is not zero
-_FIRST_MS: Final = -62_135_596_800_000  # of years with four digits
+INSET: Final = 5.0  # percent of the width reserved on the left for the axis labels
+_GAP: Final = 0.12  # fraction of a slice left empty on each side of its column
+_LEAST: Final = 1.0  # minimum height of a nonzero bar, in percent
+_FIRST_MS: Final = -62_135_596_800_000  # earliest time: the start of year 1
 _LAST_MS: Final = 253_402_300_799_999
 
 
 class HistorySlice(NamedTuple):
-    """A part of the period; ``counts`` in the order of ``OUTCOMES``, None without data."""
+    """A slice of the period; ``counts`` is in the order of ``OUTCOMES``, or None without data."""
 
     start_s: int  # Unix seconds
     end_s: int  # exclusive
@@ -44,7 +44,7 @@ class HistorySlice(NamedTuple):
 
 
 class HistoryBar(NamedTuple):
-    """A part of a column, in per cent, from the left and from the top."""
+    """A segment of a column; positions are in percent from the left and the top."""
 
     key: str  # the outcome
     x: float
@@ -54,7 +54,7 @@ class HistoryBar(NamedTuple):
 
 
 class HistoryColumn(NamedTuple):
-    """A drawn slice; ``since`` and ``until`` are the bounds in its link."""
+    """A drawn slice; ``since`` and ``until`` are the bounds used in its link."""
 
     x: float
     width: float
@@ -63,12 +63,12 @@ class HistoryColumn(NamedTuple):
     since: str
     until: str
     bars: Sequence[HistoryBar]
-    cells: Sequence[str]  # cells of the table; empty without data
+    cells: Sequence[str]  # table cells; empty without data
     is_chosen: bool
 
 
 class ChosenShade(NamedTuple):
-    """The chosen period, in per cent."""
+    """The shaded area of the chosen period, in percent."""
 
     x: float
     width: float
@@ -90,7 +90,7 @@ class HistoryChart:
 
 
 class ChosenPeriod(NamedTuple):
-    """The period of the list, Unix ms; None: unbounded."""
+    """The period selected for the list, in Unix ms; None means unbounded."""
 
     since: int | None = None
     until: int | None = None
@@ -99,10 +99,10 @@ class ChosenPeriod(NamedTuple):
 def count_slices(
     points: Iterable[Point], beats: Iterable[UptimeSpan], span: TrendPeriod, now_s: int
 ) -> list[HistorySlice]:
-    """Count settled messages per slice; a point across an edge is split by seconds.
+    """Count settled messages per slice; points that cross an edge are split by seconds.
 
-    Without a point while the broker ran, nothing was settled; but if the queue may have been
-    one of the rest, there is no data.
+    If the broker ran but there is no point, nothing was settled; but there is no data if the queue
+    may have been counted only in the combined point of other queues.
     """
     start_s, step_s, count = first_bucket_s(span, now_s), span.step_s, span.length_s // span.step_s
     sums = [[0.0] * len(OUTCOMES) for _ in range(count)]
@@ -138,7 +138,7 @@ def draw_history(
     chosen: ChosenPeriod,
     outcome: str | None = None,
 ) -> HistoryChart:
-    """Draw the slices of one outcome or of all."""
+    """Draw the slices for one outcome or for all."""
     outcomes = (outcome,) if outcome else OUTCOMES
     picked = [
         None if one.counts is None else [one.counts[OUTCOMES.index(key)] for key in outcomes]
@@ -187,7 +187,7 @@ def _column(
 
 
 def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:
-    """Return the shade of the chosen period; None if none is chosen, or it lies outside."""
+    """Return the shading of the chosen period; None if no period is chosen or it is not visible."""
     first_ms, last_ms = cut[0].start_s * 1_000, cut[-1].end_s * 1_000
     since = first_ms if chosen.since is None else max(first_ms, chosen.since)
     until = last_ms if chosen.until is None else min(last_ms, chosen.until)
@@ -226,7 +226,7 @@ def _nothing(known: Sequence[Sequence[int]], word: str) -> str:
 
 
 def _text(at_s: int) -> str:
-    """Return a time for a link: UTC, in the format of ``<input type=datetime-local>``."""
+    """Format a time for a link: UTC, in the format of ``<input type=datetime-local>``."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
@@ -276,7 +276,7 @@ def _clock(at: datetime) -> str:
 
 
 async def read_slices(context: Context, queue_id: int, span: TrendPeriod) -> list[HistorySlice]:
-    """Return the settled messages per slice of a span that ends now; ALL stands for all queues."""
+    """Count settled messages per slice of a span that ends now; ALL stands for all queues."""
     now_s = context.now_ms() // 1_000
     points, beats = await gather_points(context, queue_id, first_bucket_s(span, now_s))
     return await asyncio.to_thread(count_slices, points, beats, span, now_s)

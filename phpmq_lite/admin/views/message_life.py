@@ -1,4 +1,4 @@
-"""The timeline of a message and of the messages made from it.  Pure."""
+"""The timeline of a message and its related messages.  Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +13,20 @@ from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_m
 
 @dataclass(slots=True, frozen=True)
 class LifeStep:
-    """One step in a message's life, for the timeline."""
+    """One step on the timeline of a message."""
 
     at_ms: int
     title: str
     kind: str  # CSS class: the resulting state
     detail: str | None = None
-    message_id: str | None = None  # of the other message involved
-    gap: str | None = None  # ms since the previous step
-    of_seq: int | None = None  # of the message it happened to, if it is another one
+    message_id: str | None = None  # id of the other message involved
+    gap: str | None = None  # time since the previous step
+    of_seq: int | None = None  # seq of the message it happened to, if that is another message
 
 
 @dataclass(slots=True, frozen=True)
 class RelatedMessage:
-    """Another message of the same life: how it is related, and its row if it still exists."""
+    """A related message: how it is related, and its row if it still exists."""
 
     message_id: str
     how: str  # "restored from", "record of", …
@@ -34,7 +34,7 @@ class RelatedMessage:
 
     @property
     def seq(self) -> int:
-        """Its number."""
+        """The message's number."""
         return int(self.message_id[:16], 16)
 
 
@@ -48,12 +48,12 @@ _TITLES: Final[dict[str, tuple[str, str]]] = {
     "place": ("Put back", "ready"),
     "erase": ("Body erased", "deleted"),
 }
-_PAIRS: Final = {  # kind -> text for the older message, for the newer one
+_PAIRS: Final = {  # kind -> text for the older message, text for the newer one
     "redrive": ("Redriven as a new message", "Stored by a redrive"),
     "restore": ("Restored as a new message", "Stored by a restore"),
     "edit": ("Edited and published as a new message", "Made by an edit"),
 }
-_HOW: Final = {  # kind -> what the other message is: if newer, if older
+_HOW: Final = {  # kind -> label of a newer related message, label of an older one
     "redrive": ("Redriven as", "Redriven from"),
     "restore": ("Restored as", "Restored from"),
     "edit": ("Edited as", "Edited from"),
@@ -73,15 +73,15 @@ def make_timeline(
     now_ms: int,
     others: Mapping[int, tuple[MessageRow, Sequence[EventRow]]] | None = None,
 ) -> list[LifeStep]:
-    """Return the steps of a message's life, oldest first, with the time between them.
+    """Return the steps in a message's life, oldest first, with the time between them.
 
-    ``others`` are the messages it was created from and that were created from it, by seq; their
-    steps are included, each with ``of_seq``.
+    ``others`` has, by seq, the messages it was created from and those created from it; their steps
+    are included, with ``of_seq`` set.
     """
     steps = _steps(row, events)
     for seq, (other, turns) in (others or {}).items():
         steps += [replace(step, of_seq=seq) for step in _steps(other, turns)]
-    steps.sort(key=lambda step: step.at_ms)  # steps with equal times stay in the order of a life
+    steps.sort(key=lambda step: step.at_ms)  # stable: steps with equal times keep their order
     timeline = [
         replace(step, gap=formats.format_duration(step.at_ms - before.at_ms) if before else None)
         for before, step in zip([None, *steps], steps, strict=False)
@@ -131,7 +131,7 @@ def list_relatives(
 ) -> list[RelatedMessage]:
     """Return the messages that this one was created from, and those created from it, in order.
 
-    ``links`` are the events of this message that name another one.
+    ``links`` are this message's events that refer to another message.
     """
     found: dict[str, RelatedMessage] = {}
     if row.source_id is not None:
@@ -146,7 +146,7 @@ def list_relatives(
 
 @dataclass(slots=True, frozen=True)
 class MessageLife:
-    """The messages of one life by number, with their events and links."""
+    """A message and its related messages by number, with their events and links."""
 
     rows: dict[int, MessageRow]
     events: dict[int, list[EventRow]]

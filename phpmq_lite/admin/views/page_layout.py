@@ -1,4 +1,4 @@
-"""The layout of every page: navigation, environment, warnings."""
+"""The layout shared by all pages: navigation, environment, warnings."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
 
-# Navigation: route, title, and the letter after ``g``.  Routes that do not exist are omitted.
+# Navigation: route, title, and the key pressed after ``g``.  Missing routes are omitted.
 NAVIGATION: Final = (
     ("overview", "Overview", "o"),
     ("queues", "Queues", "q"),
@@ -30,7 +30,7 @@ NAVIGATION: Final = (
     ("system", "System", "s"),
 )
 
-# First segment of a path without its own entry -> the entry it belongs to.
+# First path segment of pages without their own entry -> the entry they belong to.
 PARENT_ENTRIES: Final = {
     "selections": "messages",
     "bulk": "messages",
@@ -45,7 +45,7 @@ PARENT_ENTRIES: Final = {
     "api": "system",
 }
 
-# First segment of a path -> its page of the documentation.
+# First path segment -> the documentation page that explains it.
 HELP: Final = {
     "queues": "guides/admin",
     "messages": "guides/admin#find-a-message",
@@ -70,9 +70,9 @@ HELP: Final = {
     "api": "reference/api",
 }
 
-DISK_WARNING_SHARE: Final = 0.93  # share of the disk from which every page warns
+DISK_WARNING_SHARE: Final = 0.93  # every page warns once this share of the disk is used
 
-# Colours of environments, each with a contrast of 4.5:1 to white.  The same in app.css.
+# Colours of environments, each with a contrast of 4.5:1 to white; app.css has the same values.
 COLOURS: Final = {
     "grey": "#5b6472",
     "blue": "#1f5fc4",
@@ -91,18 +91,18 @@ _BY_NAME: Final = (
 
 @dataclass(slots=True, frozen=True)
 class NavigationItem:
-    """One entry of the navigation."""
+    """An entry in the navigation."""
 
     name: str
     title: str
     key: str
     url: str
-    current: str  # aria-current: page, true (a page below it), or empty
+    current: str  # aria-current: "page", "true" on a page below it, or empty
 
 
 @dataclass(slots=True, frozen=True)
 class HeaderWarning:
-    """A warning in the header."""
+    """A warning in the page header."""
 
     title: str
     text: str
@@ -111,7 +111,7 @@ class HeaderWarning:
 
 @dataclass(slots=True, frozen=True)
 class Viewer:
-    """The user or program that views the page, for the menu."""
+    """The user or program that views the page, as shown in the menu."""
 
     name: str
     role: str
@@ -124,7 +124,7 @@ _WORDS: Final = {"local": "no login needed", "control": "control socket", "token
 
 
 def viewer_of(request: web.Request) -> Viewer:
-    """Return who views the page."""
+    """Return the user or program that views the page."""
     identity, urls = identity_of(request), context_of(request).urls
     name = "This machine" if identity.kind == "local" else identity.name
     is_user = identity.kind == "user"
@@ -138,7 +138,7 @@ def viewer_of(request: web.Request) -> Viewer:
 
 
 def colour_of(environment: str, colour: str) -> str:
-    """Return the colour of an environment: as set, else by its name; empty without a name."""
+    """Return an environment's colour: as set, else by name, or ``""`` if it has no name."""
     if colour or not environment:
         return colour
     name = environment.lower()
@@ -147,7 +147,7 @@ def colour_of(environment: str, colour: str) -> str:
 
 
 def url_or_none(urls: Urls, route: str) -> str | None:
-    """Return the URL of a route, None if it does not exist."""
+    """Return the URL of a route; None if the route does not exist."""
     try:
         return urls.to(route)
     except KeyError:
@@ -155,13 +155,13 @@ def url_or_none(urls: Urls, route: str) -> str | None:
 
 
 def may_open(request: web.Request, name: str) -> bool:
-    """Return whether the viewer's role may use a route, so that a page offers nothing else."""
+    """Return whether the viewer's role permits a route; pages offer only permitted actions."""
     needed = next(route.role for route in context_of(request).routes if route.name == name)
     return identity_of(request).role.may(needed)
 
 
 def navigation(request: web.Request, here: str) -> list[NavigationItem]:
-    """Return the navigation for the page ``here``: the routes that the viewer may open."""
+    """Return the navigation for the page ``here``, with the routes the viewer may open."""
     context, mine = context_of(request), identity_of(request).role
     base = context.urls.base_path
     needed = {route.name: route.role for route in context.routes}
@@ -183,7 +183,7 @@ def _first_part(path: str) -> str:
 
 
 def help_page(request: web.Request) -> str:
-    """Return which page of the documentation explains the page at this address."""
+    """Return the documentation page that explains the page at this address."""
     base = context_of(request).urls.base_path
     return HELP.get(_first_part(request.path.removeprefix(base)), "guides/admin")
 
@@ -201,7 +201,7 @@ def list_access_warnings(request: web.Request) -> Iterator[HeaderWarning]:
 
 
 def unprotected_listeners(settings: Settings, urls: Urls) -> Iterator[HeaderWarning]:
-    """Yield warnings about listeners beyond this machine without protection."""
+    """Yield warnings about unprotected listeners that other machines can reach."""
     tcp, admin = settings.tcp, settings.admin
     system = url_or_none(urls, "system") or ""
     if not (tcp.allow or tcp.tls_cert) and _is_wide(*tcp.listen, *tcp.legacy_listen):
@@ -223,7 +223,7 @@ def _is_wide(*listeners: str) -> bool:
 
 
 def list_broker_problems(request: web.Request, context: Context) -> list[str]:
-    """Return the problems of the whole broker for the red bar; usually none."""
+    """Return the problems of the broker as a whole, for the red bar; usually none."""
     status = status_of(request)
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():
@@ -234,14 +234,14 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         found.append(f"Nothing can be stored: {status.write_problem}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
-    with suppress(OSError):  # takes some microseconds: the data folder is on a local disk
+    with suppress(OSError):  # takes only microseconds: the data folder is on a local disk
         disk = shutil.disk_usage(context.readers.path.parent)
         found += disk_warning(disk.used, disk.used + disk.free)
     return found
 
 
 def disk_warning(used: int, usable: int) -> list[str]:
-    """Return a warning if the disk is nearly full; both in bytes, without root's reserve."""
+    """Return a warning if the disk is nearly full; sizes in bytes, without root's reserve."""
     if used < usable * DISK_WARNING_SHARE:
         return []
     return [f"Disk {used / usable:.0%} full: publishing stops when it is full."]

@@ -1,4 +1,4 @@
-"""Filter, order and figures of the queues as lists show them."""
+"""Lists of queues: filter, order and figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class QueueQuery(ListQuery):
     )
     sort: QueueSort = Field(
         "name",
-        description="sort key, - for descending; in, out: published, acked per second; age: "
-        "oldest ready",
+        description="sort key, - for descending; in, out: published, acked per second; age: of "
+        "the oldest ready message",
     )
 
 
@@ -54,10 +54,10 @@ class ListedQueue:
 
 @dataclass(slots=True, frozen=True)
 class QueuePage:
-    """One page of the list, and cursors to its neighbours."""
+    """One page of the list, with cursors to the next and previous pages."""
 
     queues: list[ListedQueue]
-    matching: int  # over all pages
+    matching: int  # number of matching queues on all pages
     next: str | None
     previous: str | None
 
@@ -82,7 +82,7 @@ _HAS: Final[dict[str, Callable[[ListedQueue], bool]]] = {
 
 
 def matches_name(name: str, pattern: str) -> bool:
-    """Return whether a name matches a glob with ``*`` or ``?``, or contains the text."""
+    """Return whether a name matches a glob with ``*`` or ``?``, or contains the plain text."""
     name, pattern = name.casefold(), pattern.strip().casefold()
     if "*" in pattern or "?" in pattern:
         return fnmatchcase(name, pattern.replace("[", "[[]"))
@@ -92,7 +92,7 @@ def matches_name(name: str, pattern: str) -> bool:
 def make_queue_page(
     statuses: Iterable[QueueStatus], ages: Mapping[int, int], query: QueueQuery
 ) -> QueuePage:
-    """Return the requested page; equal values are ordered by name."""
+    """Return the requested page; queues with equal values are sorted by name."""
     listed = [ListedQueue(status, ages.get(status.queue_id)) for status in statuses]
     if query.q:
         listed = [queue for queue in listed if matches_name(queue.status.name, query.q)]
@@ -146,7 +146,7 @@ def _place_of(
 
 
 def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> bool:
-    """Return whether a row comes after a place; names ascend if the values are equal."""
+    """Return whether a row comes after a position; equal values are ordered by name, ascending."""
     value: Any = pair[0]
     other: Any = place[0]
     if value == other:
@@ -155,10 +155,10 @@ def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> b
 
 
 def sum_totals(status: BrokerStatus) -> dict[str, float]:
-    """Return the totals of the overview's tiles.
+    """Return the totals for the overview's tiles.
 
-    Dead-letter records only count as dead, though they are ready in their own queues; and once,
-    though a queue, its ``.retry`` queue and others may share the queue of their records.
+    Dead-letter records count only as dead, although they are ready in their own queues, and only
+    once, although several queues, such as a queue and its ``.retry``, may share their DLQ.
     """
     queues, others = status.queues, dead_letter_queues_named(status.queues)
     records = {queue.dead_letter_queue: queue.dead for queue in queues if queue.dead}
@@ -172,7 +172,7 @@ def sum_totals(status: BrokerStatus) -> dict[str, float]:
 
 
 def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
-    """Return the figures at the top of the overview by their live field."""
+    """Return the figures at the top of the overview, keyed by live field."""
     sums = sum_totals(status)
     others = dead_letter_queues_named(status.queues)
     dead_letter_ids = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
@@ -194,7 +194,7 @@ def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -
 
 
 def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
-    """Return the cells of a queue by their live field."""
+    """Return a queue's table cells, keyed by live field."""
     status = queue.status
     return {
         "ready": formats.format_number(status.ready),
@@ -210,7 +210,7 @@ def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
 
 
 def common_prefixes(names: Sequence[str]) -> dict[str, str]:
-    """Return what each name has in common with the one above, up to a ``.``: ``orders.``."""
+    """Return the prefix that each name shares with the one above, up to a ``.``: ``orders.``."""
     found = {}
     for above, name in pairwise(names):
         parts, others = name.split("."), above.split(".")
@@ -233,13 +233,13 @@ def consumers_of(status: BrokerStatus, name: str) -> list[tuple[ClientStatus, in
     return [(c, *c.queues[name]) for c in status.clients if name in c.queues]
 
 
-AGES_READ_MAX: Final = 200  # queues
+AGES_READ_MAX: Final = 200  # ages are read for at most this many queues
 
 
 async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> dict[int, int]:
     """Return when the first ready message of each queue was published.
 
-    For a few queues it is read; for many it is the last sample, at most 10 s old.
+    For a few queues the times are read; for many they come from the last sample, up to 10 s old.
     """
     ready = [queue.queue_id for queue in queues if queue.ready > 0]
     if len(ready) <= AGES_READ_MAX:
@@ -249,12 +249,12 @@ async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> 
 
 
 def retry_hint(queue: QueueStatus) -> str:
-    """Return a warning if a queue for delayed retries has consumers."""
+    """Return a warning if a delayed-retry queue has consumers."""
     who = count_of(queue.consumers, "consumer receives", "consumers receive")
     return f"{who} messages before their delay is over; it forwards them to {queue.name[:-6]}"
 
 
 def paused_sides(queue: QueueStatus) -> list[str]:
-    """Return the paused sides of a queue."""
+    """Return which sides of a queue are paused: delivery, publishing or both."""
     sides = {"delivery paused": queue.delivery_paused, "publishing paused": queue.publishing_paused}
     return [text for text, is_paused in sides.items() if is_paused]

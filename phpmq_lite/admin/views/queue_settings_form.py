@@ -58,10 +58,10 @@ class SettingField:
     kind: str
     choices: tuple[tuple[str, str], ...]
     value: str  # the text in the field
-    target: str  # of "forward"
-    default: str  # in words
+    target: str  # target queue of "forward"
+    default: str  # the default, in words
     is_own: bool  # differs from the default
-    shown: str  # a number in words: "30 min"
+    shown: str  # the number in words, such as "30 min"
     error: str = ""
 
 
@@ -81,7 +81,7 @@ def form_fields_of(
     *,
     home: QueueStatus | None = None,
 ) -> list[tuple[str, list[SettingField]]]:
-    """Return the form by groups, with ``typed`` as the values and ``error`` at its field.
+    """Return the form's fields by group, with ``typed`` values and ``error`` shown at its field.
 
     ``home`` is the queue that a ``.retry`` queue belongs to.
     """
@@ -100,7 +100,7 @@ def form_fields_of(
 def _plain(
     queue: QueueStatus, defaults: Mapping[str, Any], home: QueueStatus | None
 ) -> QueueSettings:
-    """Return the settings that the queue would have without its own."""
+    """Return the settings that the queue would have without any of its own."""
     row = QueueRow(0, queue.name, 0)
     return effective_settings(
         row,
@@ -155,7 +155,7 @@ def _in_words(kind: _FieldKind, value: Any) -> str:
 
 
 class BadFieldError(ValueError):
-    """A field is invalid; the text says what is allowed."""
+    """Raised if a field is invalid; the text says what is allowed."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(text)
@@ -169,9 +169,9 @@ def changed_settings(
     *,
     home: QueueStatus | None = None,
 ) -> dict[str, Any]:
-    """Return the settings that differ from those in force; an empty number is the default.
+    """Return the settings that differ from the current ones; an empty number means the default.
 
-    ``home`` as for ``form_fields_of``.
+    ``home`` has the same meaning as in ``form_fields_of``.
 
     Raises:
         BadFieldError: a number is invalid.
@@ -188,9 +188,9 @@ def changed_settings(
 
 
 def _as_sent(kind: _FieldKind, value: Any) -> Any:
-    """Return what a browser sends back for an unchanged field.
+    """Return the value that a browser sends back for an unchanged field.
 
-    A field of one line drops line breaks; white space at both ends is removed.
+    Single-line fields lose line breaks; white space at both ends is removed.
     """
     if not isinstance(value, str):
         return value
@@ -223,7 +223,7 @@ _AllSettings: Any = cast(Any, create_model("_AllSettings", **_ALL))
 
 
 class SettingsView(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
-    """All settings of a queue, the broker's defaults filled in."""
+    """All settings of a queue, including the broker's defaults."""
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:
@@ -250,7 +250,7 @@ _ChangedSettings: Any = cast(Any, create_model("_ChangedSettings", __config__=_S
 
 
 class SettingsInput(_ChangedSettings):  # type: ignore[misc]  # made of DEFINITIONS
-    """Settings to change; null resets to the broker's default, missing members stay."""
+    """Settings to change; null resets to the broker's default, missing members are unchanged."""
 
     def changes(self) -> dict[str, Any]:
         """Return the settings that were sent."""

@@ -1,4 +1,4 @@
-"""Render pages with jinja2, serve the static files, and send large responses in parts."""
+"""Page rendering with Jinja, static files, and large responses sent in pieces."""
 
 import asyncio
 import hashlib
@@ -26,11 +26,11 @@ from phpmq_lite.admin.views.trends import polyline
 
 T = TypeVar("T")
 
-PIECE_S: Final = 0.000_3  # of work in one slice; about half a commit
+PIECE_S: Final = 0.000_3  # maximum work in one slice; about half the time of a commit
 
 
 async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[None]]) -> list[T]:
-    """Collect all items of an iterable in short slices of work; ``pause`` is the engine's.
+    """Collect all items in short slices of work, with the engine's ``pause`` between slices.
 
     Rendering a page in one slice of 5 ms would delay publishes by 5 ms.
     """
@@ -45,16 +45,16 @@ async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[No
 
 
 THEMES: Final = ("light", "dark")
-_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here so that pages do not flash
-_MARK_FILL: Final = b"#5357c6"  # of mark.svg
+_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here so pages do not flash
+_MARK_FILL: Final = b"#5357c6"  # fill colour in mark.svg
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @cache
 def make_environment(folder: Path) -> jinja2.Environment:
-    """Return the jinja2 environment of a folder; it escapes everything and rejects unknown names.
+    """Return a folder's Jinja environment, which escapes everything and rejects undefined names.
 
-    All brokers of a process share it, with its compiled templates.
+    All brokers in a process share it and its compiled templates.
     """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -88,14 +88,14 @@ def make_environment(folder: Path) -> jinja2.Environment:
 
 
 class PageTemplates:
-    """The templates; each is compiled at its first use, in a thread, in up to 100 ms."""
+    """The templates; each is compiled in a thread at first use, which takes up to 100 ms."""
 
     def __init__(self, folder: Path) -> None:
         self._environment = make_environment(folder)
         self._ready: set[str] = set()
 
     async def get(self, name: str) -> jinja2.Template:
-        """Return a template whose includes are compiled too."""
+        """Return a compiled template, with its includes compiled, too."""
         if name not in self._ready:
             await asyncio.to_thread(self._make, name)
             self._ready.add(name)
@@ -112,7 +112,7 @@ def _is_shared(name: str) -> bool:
 
 
 class StaticFiles:
-    """The files of ``templates/static/`` in memory; no other file is served."""
+    """The files in ``templates/static/``, held in memory; no other files are served."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {
@@ -121,14 +121,14 @@ class StaticFiles:
             if path.suffix in _TYPES
         }
         mark, type_ = self._files["mark.svg"]
-        for name, colour in page_layout.COLOURS.items():  # the favicons of environments
+        for name, colour in page_layout.COLOURS.items():  # one favicon per environment colour
             painted = mark.replace(_MARK_FILL, colour.encode())
             self._files[f"mark-{name}.svg"] = painted, type_
         digest = hashlib.sha256(b"".join(content for content, _ in self._files.values()))
         self.version = digest.hexdigest()[:12]
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Return a file, cacheable forever because its URL changes with the content."""
+        """Return a file; it can be cached forever, because its URL changes with its content."""
         try:
             content, type_ = self._files[request.match_info["name"]]
         except KeyError:
@@ -149,8 +149,8 @@ async def render_page(
 ) -> web.Response:
     """Render a page in the layout; set the session cookie if the page has a form.
 
-    ``values`` may replace values of the layout: ``search_text``, and ``is_bare`` for a page without
-    navigation, search and menu (login).
+    ``values`` may override values of the layout, such as ``search_text``, or ``is_bare`` for a page
+    without navigation, search and menu (login).
     """
     context = context_of(request)
     made = await context.templates.get(template)
@@ -200,7 +200,7 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
 
 
 def _own_path(request: web.Request) -> str:
-    """Return the path of this page, for the field ``next`` of a form in the layout."""
+    """Return the path of this page, for the field ``next`` of forms in the layout."""
     if request.method not in ("GET", "HEAD"):
         return ""
     base = context_of(request).urls.base_path
@@ -240,13 +240,13 @@ def problem_json(request: web.Request, problem: Problem) -> web.Response:
 
 
 PIECE_BYTES: Final = 64 << 10
-STALLED_S: Final = 30.0  # timeout of a part that the peer does not read
+STALLED_S: Final = 30.0  # timeout for a piece that the peer does not read
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
     """Send a response above 64 KiB; return a smaller or already started one unchanged.
 
-    Without memory for it the response is 503 or 429.
+    Returns 503 or 429 if there is no memory for the response.
     """
     if response.prepared or not isinstance(response, web.Response) or request.method == "HEAD":
         return response
@@ -275,12 +275,12 @@ async def send_response(request: web.Request, response: web.StreamResponse) -> w
     except TimeoutError:
         abort_response(request)
     finally:
-        response.body, body = None, b""  # an error raised here would keep it
+        response.body, body = None, b""  # otherwise an error raised here would keep the body alive
     return stream
 
 
 async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
-    """Write a part and wait until the peer has read most of it.
+    """Write a piece and wait until the peer has read most of it.
 
     Raises:
         TimeoutError: the peer makes no progress.
@@ -290,6 +290,6 @@ async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
 
 
 def abort_response(request: web.Request) -> None:
-    """Close the connection: a regular end would look like a complete response."""
+    """Close the connection, because a regular end would look like a complete response."""
     if request.transport is not None:
         request.transport.abort()

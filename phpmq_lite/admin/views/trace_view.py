@@ -1,4 +1,4 @@
-"""A trace for its page: messages per queue over time.  Pure."""
+"""The view of a trace: its messages per queue over time.  Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,24 +8,24 @@ from phpmq_lite.admin.views.dead_letter_queues import has_records
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
-LANES: Final = 24  # queues with their own lane
-_DIED: Final = 1 << 63  # attempts: more than any envelope counts
-_LEAST: Final = 0.8  # minimum width of a bar in per cent
+LANES: Final = 24  # maximum number of queues with their own lane
+_DIED: Final = 1 << 63  # attempts of a dead-letter record: more than any envelope has
+_LEAST: Final = 0.8  # minimum width of a bar, in percent
 
 
 @dataclass(slots=True, frozen=True)
 class TraceBar:
-    """One message on the timeline; both in per cent of the trace's duration."""
+    """One message on the timeline; position and width are in percent of the trace's duration."""
 
     row: MessageRow
     start: float
     width: float
-    is_failed: bool = False  # acked, but the worker published it again or as a dead letter
+    is_failed: bool = False  # acked, but published again or dead-lettered by the worker
 
 
 @dataclass(slots=True, frozen=True)
 class TraceStep:
-    """A message of a group and its relation to those before it; empty for the first."""
+    """A message in a group and its relation to earlier ones, which is empty for the first."""
 
     bar: TraceBar
     what: str = ""
@@ -38,25 +38,25 @@ class TraceStep:
 
 @dataclass(slots=True)
 class TraceGroup:
-    """Messages with the same meta.id, oldest first; one without is alone."""
+    """Messages with the same meta.id, oldest first; a message without one is its own group."""
 
     meta_id: str | None
     turns: list[TraceStep] = field(default_factory=list)
 
     @property
     def retries(self) -> int:
-        """The number of messages with more attempts than all before them."""
+        """The number of messages that have more attempts than all earlier ones."""
         return sum(turn.what == "retried" for turn in self.turns)
 
     @property
     def deaths(self) -> int:
-        """The number of its dead-letter records."""
+        """The number of dead-letter records in the group."""
         return sum(turn.what == "dead letter" for turn in self.turns)
 
 
 @dataclass(slots=True, frozen=True)
 class TraceLane:
-    """The messages of one queue on the timeline; ``queue`` is None if it is gone."""
+    """One queue's messages on the timeline; ``queue`` is None if it no longer exists."""
 
     queue: str | None
     bars: list[TraceBar]
@@ -64,7 +64,7 @@ class TraceLane:
 
 @dataclass(slots=True, frozen=True)
 class TraceView:
-    """A whole trace, or a page of it; times in Unix ms, both 0 without messages."""
+    """A whole trace, or a page of it; times are in Unix ms, and 0 if there are no messages."""
 
     groups: list[TraceGroup]
     lanes: list[TraceLane]
@@ -94,11 +94,11 @@ def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()
 def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> frozenset[int]:
     """Return the seqs of acked messages whose attempt failed; ``others`` as for ``build_trace``.
 
-    A worker that fails publishes the envelope again with one attempt more, or as a dead-letter
+    A failing worker publishes the envelope again, with one more attempt or as a dead-letter
     record, and acknowledges the message: acked means settled, not handled.
     """
     failed = set()
-    later: dict[str, int] = {}  # by meta.id: most attempts of later messages
+    later: dict[str, int] = {}  # meta.id -> highest attempts of later messages
     for row in sorted(rows, key=lambda row: -row.seq):
         if row.meta_id is None:
             continue
@@ -113,7 +113,7 @@ def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> 
 
 
 def _bar(row: MessageRow, first_at: int, last_at: int) -> TraceBar:
-    """Return the bar of a message; a live one extends to the end."""
+    """Return the bar of a message; for a live message it extends to the end of the trace."""
     whole = max(1, last_at - first_at)
     start = min((row.published_at - first_at) / whole * 100, 100 - _LEAST)
     width = ((row.settled_at or last_at) - row.published_at) / whole * 100

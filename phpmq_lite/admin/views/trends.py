@@ -1,4 +1,4 @@
-"""A queue's recent rates: read, aggregated and extrapolated."""
+"""Trends of queues: recent rates read, aggregated and extrapolated."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,14 +24,14 @@ from phpmq_lite.storage.read.rollups import (
 )
 
 SPARK_STEP_S: Final = 30
-SPARK_SAMPLES: Final = 120  # of a small chart: one hour
-FORECAST_S: Final = 300  # period that a forecast uses
+SPARK_SAMPLES: Final = 120  # samples in a sparkline: one hour
+FORECAST_S: Final = 300  # period on which a forecast is based
 
 
 class TrendPeriod(NamedTuple):
     """The period and the steps of a chart."""
 
-    key: str  # of the URL
+    key: str  # value in the URL
     title: str
     length_s: int
     step_s: int
@@ -52,7 +52,7 @@ SPANS: Final = {
 class TrendBucket:
     """One step of a chart; rates are per second, percentiles and the age in ms.
 
-    None: nothing was dispatched, settled or waiting.
+    A percentile or age is None if nothing was dispatched, settled or waiting.
     """
 
     published: float = 0.0
@@ -75,7 +75,7 @@ class TrendBucket:
 
 @dataclass(slots=True, frozen=True)
 class Trend:
-    """The history of a queue, or of all together, over a span; None is a gap."""
+    """The trend of a queue, or of all together, over a span; None marks a gap."""
 
     span: TrendPeriod
     start_s: int  # Unix seconds, a multiple of the step
@@ -151,10 +151,10 @@ def make_trend(
     *,
     with_times: bool = True,
 ) -> Trend:
-    """Return the trend of points over a span that ends now.
+    """Return the trend computed from points over a span that ends now.
 
-    Without a point while the broker ran, the queue was idle and empty; but if it may have
-    been one of the rest, there is no data.
+    If the broker ran but there is no point, the queue was idle and empty; but there is no data if
+    the queue may have been counted only in the combined point of other queues.
     """
     start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
     gathered = [_BucketSums() for _ in range(count)]
@@ -172,7 +172,7 @@ def make_trend(
 def split_over_buckets(
     part: Point | UptimeSpan, start_s: int, step_s: int, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Split a point over buckets: yield each bucket and the seconds in it."""
+    """Split a point over buckets; yield each bucket with the seconds that fall into it."""
     at_s, end_s = part.at_s, part.at_s + part.span_s
     while at_s < end_s:
         bucket = (at_s - start_s) // step_s
@@ -182,13 +182,13 @@ def split_over_buckets(
         at_s = until_s
 
 
-# -- small charts
+# -- sparklines
 
 
 def make_spark(
     points: Iterable[Point], beats: Sequence[UptimeSpan], column: str, now_s: int, *, is_rate: bool
 ) -> list[float]:
-    """Return the values of a one-hour chart since the last gap, newest last."""
+    """Return the values for a one-hour sparkline since the last gap, newest last."""
     value_of = attrgetter(column)
     start_s = (now_s // SPARK_STEP_S + 1 - SPARK_SAMPLES) * SPARK_STEP_S
     observed = [0] * SPARK_SAMPLES
@@ -202,7 +202,7 @@ def make_spark(
                 values[at] += value_of(point) * seconds / point.span_s
             else:
                 values[at] = max(values[at], value_of(point))
-    if not observed[-1]:  # its first slot is not complete
+    if not observed[-1]:  # its first sample is not complete
         observed, values = observed[:-1], values[:-1]
     since = max((at + 1 for at, seconds in enumerate(observed) if not seconds), default=0)
     if is_rate:
@@ -214,9 +214,9 @@ def make_spark(
 
 
 def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
-    """Return the ``points`` of an SVG polyline, newest at the right edge, on a scale from 0.
+    """Return the ``points`` of an SVG polyline, with the newest value at the right, scaled from 0.
 
-    Empty with fewer than two samples, or if all are 0.
+    Returns "" for fewer than two samples, or if all are 0.
     """
     numbers = list(values)
     if len(numbers) < 2 or not any(numbers):
@@ -224,20 +224,20 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
     top = max(numbers) * 1.1
     step = width / (SPARK_SAMPLES - 1)
     left = width - step * (len(numbers) - 1)
-    room = height - 3  # the line stays a pixel away from the edges
+    room = height - 3  # keep the line a pixel away from the edges
     return " ".join(
         f"{left + at * step:.1f},{height - 1.5 - value / top * room:.1f}"
         for at, value in enumerate(numbers)
     )
 
 
-# -- what comes next
+# -- forecasts
 
 
 def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> float | None:
-    """Return the growth of a queue's ready messages per second over the last minutes.
+    """Return how fast a queue's ready messages grew over the last minutes, per second.
 
-    Least squares over all points; None if there are too few.
+    Uses least squares over all points; returns None if there are too few.
     """
     depth = {point.at_s: point.ready for point in points}
     seen = [
@@ -256,7 +256,7 @@ def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> f
 
 
 def forecast(ready: int, per_s: float | None, consumers: int) -> str:
-    """Return the forecast of a backlog: ``empty in about 4 min``, ``grows by 12/s``, or ``""``."""
+    """Return the forecast for a backlog: ``Empty in about 4 min``, ``Grows by 12/s``, or ``""``."""
     if not ready:
         return ""
     nobody = "" if consumers else ", nobody consumes"
@@ -288,7 +288,7 @@ def _about(seconds: float) -> str:
     return f"{round(seconds / 86_400):,} d"
 
 
-_MINUTES_S: Final = 90_000  # retention of minutes
+_MINUTES_S: Final = 90_000  # retention of one-minute points
 
 
 async def read_trend(
@@ -296,7 +296,7 @@ async def read_trend(
 ) -> Trend:
     """Return the trend of a queue, of ALL or of DEAD_LETTERS, over a span that ends now.
 
-    ``with_times`` adds percentiles of wait and hold.
+    ``with_times`` adds the percentiles of wait and hold times.
     """
     now_s = context.now_ms() // 1_000
     points, beats = context.rollups.points(queue_id), context.rollups.uptime()
@@ -311,7 +311,7 @@ async def read_trend(
 async def gather_points(
     context: Context, queue_id: int, start_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Return the points since ``start_s``: stored ones, then those in memory."""
+    """Return the points since ``start_s``: first stored ones, then those in memory."""
     rollups = context.rollups
     points, beats = rollups.points(queue_id), rollups.uptime()
     joint_s = _joint(beats, rollups.minute_s)
@@ -323,9 +323,10 @@ async def gather_points(
 
 
 def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
-    """Return from when to use the memory: its first full minute, or all until that is complete.
+    """Return the time from which to use points in memory: their first full minute, if complete.
 
-    A minute is stored once it is complete; ``minute_s`` is the start of the current one.
+    A minute is stored once it is complete; before that, all points in memory are used.
+    ``minute_s`` is the start of the current minute.
     """
     if not beats:
         return minute_s
@@ -336,7 +337,7 @@ def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
 async def _older(
     context: Context, queue_id: int, start_s: int, until_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Read quarters of an hour before the minutes, and minutes before the memory."""
+    """Read stored points: minutes before those in memory, and quarter hours before the minutes."""
     points: list[Point] = []
     beats: list[UptimeSpan] = []
     if start_s >= until_s:
@@ -353,18 +354,18 @@ async def _older(
     return points, beats
 
 
-# -- small charts
+# -- sparklines
 
 
 def read_spark(context: Context, queue_id: int) -> str:
-    """Return the points of a queue's small chart of published messages."""
+    """Return the data points for a queue's sparkline of published messages."""
     return _spark(context, queue_id, "published", 72, 20)
 
 
 def read_sparks(request: web.Request) -> dict[str, str]:
-    """Return the points of the overview's small charts by their live field."""
+    """Return the data points for the overview's sparklines, keyed by live field."""
     context = context_of(request)
-    if allowed_queues(request) is not None:  # they cover all queues
+    if allowed_queues(request) is not None:  # these sparklines cover all queues
         return {}
     return {
         "total.ready": _spark(context, ALL, "ready"),
@@ -377,7 +378,7 @@ def read_sparks(request: web.Request) -> dict[str, str]:
 
 
 def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
-    """Return a small chart, cached until the next sample."""
+    """Return a sparkline's data points, cached until the next sample."""
     rollups = context.rollups
     kept = rollups.charts
     key = (queue_id, column)
