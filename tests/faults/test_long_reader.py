@@ -118,11 +118,11 @@ def test_reader_of_others_is_told_of_and_the_wal_recovers_after_it(
             most = write(broker)
             assert stranger.execute("SELECT count(*) FROM message").fetchone() == before
             with urllib.request.urlopen(broker.admin[0], timeout=WAIT_S) as page:
-                assert "a reader may prevent its truncation" in page.read().decode()
+                assert "A reader may be preventing truncation" in page.read().decode()
             gauge = AdminApi(broker.admin[0]).metrics()['phpmq_db_bytes{file="wal"}']
         took_s = wait_for_wal_below(broker, LIMIT)
         with urllib.request.urlopen(broker.admin[0], timeout=WAIT_S) as page:
-            assert "a reader may prevent its truncation" not in page.read().decode()
+            assert "A reader may be preventing truncation" not in page.read().decode()
         with SocketClient(broker.port) as peer:
             assert peer.confirm("large", b"later") is None
     figure(

@@ -259,8 +259,8 @@ async def test_killed_broker_tells_what_it_found(tmp_path: Path) -> None:
         async with HttpUser(process.admin[0]) as site:
             text = await reports(site)
     assert "after an unclean stop" in text
-    assert "Read back" in text
-    assert "Put back" in text
+    assert "Recovered" in text
+    assert "Returned" in text
 
 
 def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:

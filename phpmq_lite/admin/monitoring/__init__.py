@@ -1,1 +1,1 @@
-"""Health, metrics, limits, live feeds and what needs attention."""
+"""Monitoring: health, metrics, limits, live feeds and notices."""

@@ -1,4 +1,4 @@
-"""What needs attention, each notice with a link to the page that shows it."""
+"""Notices about what needs attention, each with a link to the page that shows it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
 
 EXPIRY_NOTICE_MS: Final = 600_000  # ten minutes
-LATELY_MS: Final = 86_400_000  # dead letters and expiries count for a day
+LATELY_MS: Final = 86_400_000  # period over which dead letters and expiries count
 NOTICES_MAX: Final = 200
-_HELD_LONG_MS: Final = 3_600_000  # without an acknowledgement timeout
-_LOST: Final = ("Envelopes", "Dead letters")  # advice about unhandled messages
+_HELD_LONG_MS: Final = 3_600_000  # for queues without an acknowledgement timeout
+_LOST: Final = ("Envelopes", "Dead letters")  # links of notices about unhandled messages
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
 
@@ -33,7 +33,7 @@ class Notice:
     text: str
     route: str
     values: dict[str, str]
-    go: str  # what to do
+    go: str  # text of the link
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,23 +41,23 @@ class AttentionFacts:
     """The facts behind the notices; queues by number, times in Unix ms."""
 
     now_ms: int
-    ages: Mapping[int, int] = field(default_factory=dict)  # publish time of the first ready one
-    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, the earliest
+    ages: Mapping[int, int] = field(default_factory=dict)  # publish time of the first ready message
+    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, earliest expiry
     deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # recent, by reason
     unread: Mapping[int, int] = field(default_factory=dict)  # recently expired without a consumer
     held: Sequence[ConsumerLoad] = ()
-    refused: Mapping[str, int] = field(default_factory=dict)  # recently refused publishes by reason
+    refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals by reason
     disk_share: float = 0.0  # used share of the disk
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
-    damage: Sequence[str] = ()  # what the scrub found
-    backup_error: str | None = None  # of the last backup, if it failed
-    backup_age_ms: int | None = None  # of the newest backup, if they are scheduled
+    damage: Sequence[str] = ()  # findings of the scrub
+    backup_error: str | None = None  # why the last backup failed, if it did
+    backup_age_ms: int | None = None  # age of the newest backup, if backups are scheduled
     backup_each_ms: int = 0
 
 
 def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
-    """Return what needs attention, worst first, at most ``NOTICES_MAX``."""
+    """Return the notices, worst first, at most ``NOTICES_MAX`` of them."""
     found = [*_of_broker(status, seen)]
     for client in status.clients:
         if client.paused_reason:
@@ -66,12 +66,12 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
             found.append(Notice("warn", who, text, "clients", {}, "See clients"))
     held, named = _longest(seen.held), dead_letter_queues_named(status.queues)
     for queue in status.queues:
-        # Notices beyond the limit are not formatted: with 10,000 queues that takes 40 ms.
+        # Do not format notices beyond the limit: for 10,000 queues that would take 40 ms.
         is_waiting = expects_waiting(queue) or queue.name in named
         found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
-    # Among equals, messages that missed their consumer come before messages that only wait.
+    # At equal levels, messages that no consumer handled come before messages that only wait.
     found.sort(key=lambda notice: (notice.level, notice.go not in _LOST))
     return found[:NOTICES_MAX]
 
@@ -94,8 +94,8 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         yield Notice(level, "Disk", text, "system", {}, "Storage")
     if seen.wal_bytes > 2 * seen.wal_limit_bytes:
         text = (
-            f"{formats.format_size(seen.wal_bytes)} of write-ahead log, the limit is "
-            f"{formats.format_size(seen.wal_limit_bytes)}: a reader may prevent its truncation"
+            f"{formats.format_size(seen.wal_bytes)} in use; the limit is "
+            f"{formats.format_size(seen.wal_limit_bytes)}. A reader may be preventing truncation"
         )
         yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
     yield from _maintenance_notices(seen)
@@ -142,7 +142,7 @@ def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
 def _of_queue(
     queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, only_bad: bool
 ) -> Iterator[Notice]:
-    """Return the notices of a queue; ``is_waiting``: its messages are expected to wait."""
+    """Yield the notices about a queue; ``is_waiting`` if its messages are expected to wait."""
     expires = queue.queue_id in seen.expiring and not queue.consumers
     # Messages that are forwarded or dead-lettered when they expire are not lost.
     is_losing = expires and queue.settings.on_expire == "history"
@@ -186,20 +186,20 @@ def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
         age_ms = seen.now_ms - at_ms
         if age_ms > settings.alert_age_s * 1_000:
             text = (
-                f"The oldest ready message has waited for {_duration(age_ms)}, "
+                f"The oldest ready message has waited for {_duration(age_ms)}; "
                 f"the limit is {_duration(settings.alert_age_s * 1_000)}"
             )
             yield _notice(queue, "bad", text, "See messages")
     if settings.alert_messages and queue.ready > settings.alert_messages:
         text = (
-            f"{formats.format_number(queue.ready)} ready, "
+            f"{formats.format_number(queue.ready)} ready; "
             f"the limit is {formats.format_number(settings.alert_messages)}"
         )
         yield _notice(queue, "bad", text, "See messages")
 
 
 def _of_holder(queue: QueueStatus, holding: ConsumerLoad, now_ms: int) -> Iterator[Notice]:
-    """Return a notice if a client has held a message for more than half of the timeout."""
+    """Yield a notice if a client has held a message for more than half of the timeout."""
     timeout_ms = queue.settings.ack_timeout_s * 1_000
     held_ms = now_ms - holding.since_ms
     if held_ms <= (timeout_ms / 2 or _HELD_LONG_MS):
@@ -220,7 +220,7 @@ def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
 
 
 def expects_waiting(queue: QueueStatus) -> bool:
-    """Return whether messages are expected to wait here: dead letters and delayed retries."""
+    """Return whether messages are expected to wait here, as dead letters and delayed retries do."""
     return queue.name.endswith((".dlq", ".retry"))
 
 
@@ -256,7 +256,7 @@ def _duration(ms: int) -> str:
 async def read_notices(
     context: Context, status: BrokerStatus, ages: dict[int, int]
 ) -> list[Notice]:
-    """Read the facts and return the notices."""
+    """Read the facts and return the notices about them."""
     now_ms, signs = context.now_ms(), RecentActivity(context.readers)
     since_ms = now_ms - LATELY_MS
     disk = await measure_disk(context.readers.path)

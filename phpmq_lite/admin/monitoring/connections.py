@@ -1,4 +1,4 @@
-"""Facts about connections: labels, figures, held messages."""
+"""Connections: their labels, figures and held messages."""
 
 import asyncio
 import socket
@@ -44,32 +44,32 @@ class HeldMessage:
 
 @dataclass(slots=True)
 class ConnectionSnapshot:
-    """The state of an open connection between two batches."""
+    """The state of an open connection, taken between two batches."""
 
     is_open: bool = False
-    held: list[HeldMessage] = field(default_factory=list)  # the longest held first
+    held: list[HeldMessage] = field(default_factory=list)  # longest held first
     held_total: int = 0
     recorder: FrameRecorder | None = None
-    pid: int | None = None  # of a Unix peer
+    pid: int | None = None  # pid of a Unix peer
 
 
 # -- labels
 
 
 async def read_labels(context: Context) -> dict[str, str]:
-    """Return the labels of addresses and networks."""
+    """Return the labels given to addresses and networks."""
     rows = await SavedItems(context.readers).all(LABEL)
     return {row.name: row.content for row in rows if isinstance(row.content, str)}
 
 
 def host_of(address: str) -> str:
-    """Return the address without its port; the whole text if it has none."""
+    """Return an address without its port; the whole text if it has no port."""
     place = processes.split_address(address)
     return address if place is None else str(place[0])
 
 
 def label_of(address: str, labels: Mapping[str, str]) -> str:
-    """Return the label of an address: its own, else that of the smallest network with it."""
+    """Return the label of an address, or that of the smallest labelled network it belongs to."""
     if not labels:
         return ""
     host = host_of(address)
@@ -90,7 +90,7 @@ def label_of(address: str, labels: Mapping[str, str]) -> str:
 
 
 def read_label_name(text: str) -> str | None:
-    """Parse an address, a network or ``unix`` to label; None if it is none of them."""
+    """Parse what a label applies to: an address, a network or ``unix``; None if invalid."""
     text = text.strip()
     if text == "unix":
         return text
@@ -106,7 +106,7 @@ def read_label_name(text: str) -> str | None:
 
 
 def format_figures(client: ClientStatus) -> dict[str, str]:
-    """Return the cells of a connection by their live field."""
+    """Return a connection's table cells, keyed by live field."""
     held = sum(held for _, held in client.queues.values())
     credit = sum(credit for credit, _ in client.queues.values())
     return {
@@ -136,7 +136,7 @@ def describe_protocol(framing: str | None, packet_header: int | None, revision: 
 async def take_snapshot(
     request: web.Request, client: int, *, is_watching: bool
 ) -> ConnectionSnapshot:
-    """Return the state of a connection; ``is_watching`` records its frames from now on."""
+    """Return the state of a connection; with ``is_watching``, start recording its frames."""
     context = context_of(request)
     allowed = allowed_queues(request)
     now_s = asyncio.get_running_loop().time()
@@ -188,14 +188,14 @@ def _unix_pid(connection: Any) -> int | None:
         return None
     try:
         raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    except OSError:  # closed already; the core learns of it in this batch or the next
+    except OSError:  # already closed; the core learns this in the current or next batch
         return None
     pid: int = _CREDENTIALS.unpack(raw)[0]
     return pid or None
 
 
 async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
-    """Find the process at the other end, in a thread; None if it is not visible."""
+    """Find the process at the other end, using a thread; None if it is not visible."""
     if pid is not None:
         return await asyncio.to_thread(processes.describe, pid)
     return await asyncio.to_thread(processes.find_peer, address)
@@ -221,7 +221,7 @@ async def find_client(request: web.Request, number: int) -> ClientRow:
     """Return the row of a connection, open or closed.
 
     Raises:
-        Problem: 404 if it never existed, or its row is gone.
+        Problem: 404 if it never existed or its row no longer exists.
     """
     status = find_client_status(request, number)
     if status is not None:

@@ -1,4 +1,4 @@
-"""Which viewers share a feed, and whose streams are counted together."""
+"""Keys of live feeds and owners of streams: who shares a feed, and who a stream counts for."""
 
 from collections.abc import Callable, Hashable
 from typing import Final
@@ -9,32 +9,32 @@ from phpmq_lite.admin.auth.middleware import is_still_logged_in, session_key_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.monitoring.live_feeds import CONTROL
 
-FEED: Final = web.RequestKey[Hashable]("feed", object)  # the key of the feed that it asks for
+FEED: Final = web.RequestKey[Hashable]("feed", object)  # key of the requested feed
 _NOT_FILTER: Final = frozenset({"topic", "ids", "after", "format", "cursor"})
-_FILTER_CHARACTERS: Final = 4_000  # of a filter that is part of the key
+_FILTER_CHARACTERS: Final = 4_000  # maximum length of a filter, which is part of the key
 
 
 def feed_key(request: web.Request, topic: str, ids: tuple[int, ...] = ()) -> Hashable:
-    """Return the key of a feed: viewers with the same topic, rows, filter and rights share it."""
+    """Return a feed's key, shared by viewers with the same topic, rows, filter and permissions."""
     filter_ = tuple(sorted(
         (name, value[:_FILTER_CHARACTERS])
         for name, value in request.query.items()
         if value and name not in _NOT_FILTER
     ))  # fmt: skip
     identity = identity_of(request)
-    actor = identity.actor if identity.queues else ""  # they only see their own bulk jobs
+    actor = identity.actor if identity.queues else ""  # they see only their own bulk jobs
     return topic, ids, filter_, identity.role, identity.queues, actor
 
 
 def stream_owner(request: web.Request) -> str:
-    """Return the owner whose streams are counted together: a browser's session or a program."""
+    """Return the owner that a stream counts for: a browser session or a program."""
     if identity_of(request).kind == "control":
         return CONTROL
     return session_key_of(request)
 
 
 def is_alive(request: web.Request) -> Callable[[], bool]:
-    """Return a function that says whether a stream's peer is connected and still authorized."""
+    """Return a function that checks whether a stream's peer is connected and still authorized."""
 
     def look() -> bool:
         transport = request.transport

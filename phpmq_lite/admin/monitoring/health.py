@@ -1,4 +1,4 @@
-"""/livez, /readyz and /startupz, and the checks behind them."""
+"""The health endpoints /livez, /readyz and /startupz, and their checks."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from phpmq_lite.admin.monitoring.metrics import answer_metrics
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 
-# Progress of a start in per cent at the beginning of each step.
+# Progress of the start, in percent, at the beginning of each step.
 _STEPS: Final = {
     "starting": 0,
     "checking the write-ahead log": 10,
@@ -29,21 +29,21 @@ _STEPS: Final = {
 
 @dataclass(slots=True, frozen=True)
 class HealthCheck:
-    """One condition of readiness."""
+    """The result of one readiness check."""
 
     name: str
     is_good: bool
     text: str
-    is_needed: bool = True  # required to be ready; otherwise the broker is degraded without it
+    is_needed: bool = True  # if False, the broker is ready but degraded when the check fails
 
 
 def start_percent(step: str) -> int:
-    """Return the progress of the start in per cent."""
+    """Return the progress of the start in percent."""
     return _STEPS.get(step, 80)
 
 
 async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck]:
-    """Check everything that readiness needs, and disk space, without reading the database."""
+    """Check everything that readiness requires, and disk space, without reading the database."""
     settings = context.settings
     disk = await asyncio.to_thread(_disk, context.readers.path.parent, status)
     is_started = context.is_ready() or status.is_draining
@@ -56,7 +56,7 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
         HealthCheck(
             "not draining",
             not status.is_draining,
-            "draining" if status.is_draining else "takes messages",
+            "draining" if status.is_draining else "accepts messages",
         ),
     ]
 
@@ -64,7 +64,7 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
 def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
     """Check the data folder, in a thread.
 
-    With little space the broker is still ready: consumers must reach it to free some.
+    A broker with little disk space is still ready, because consumers must reach it to free space.
     """
     try:
         found = os.statvfs(folder)
@@ -121,7 +121,7 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
 
 
 async def answer_startupz(request: web.Request) -> web.StreamResponse:
-    """Return 200 once the start is complete; before that, 503 with step and percent."""
+    """Return 200 once the start is complete; before that, 503 with the step and progress."""
     if is_started(request):
         return web.Response(text="started\n")
     step = context_of(request).engine.summary().step
@@ -131,7 +131,7 @@ async def answer_startupz(request: web.Request) -> web.StreamResponse:
 
 
 def is_started(request: web.Request) -> bool:
-    """Return whether the start is complete; pages can also be read while the broker drains."""
+    """Return whether the start is complete; it remains True while the broker drains."""
     context = context_of(request)
     return context.is_ready() or context.engine.summary().is_draining
 

@@ -1,4 +1,4 @@
-"""Every limit of the broker, its use and its consequence."""
+"""The broker's limits, how much of each is used, and what happens above them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,42 +16,42 @@ from phpmq_lite.settings import Settings
 
 _CLOSED: Final = "closed at once"
 _ENDED: Final = "closed"
-_NO_DISPATCH: Final = "nothing more is dispatched to it"
-_SHARED: Final = "queues that hold their share get no dispatches; others up to a quarter more"
+_NO_DISPATCH: Final = "nothing more is dispatched to the consumer"
+_SHARED: Final = "queues that hold their share get no dispatches; others get up to 25 % more"
 
 
 @dataclass(slots=True, frozen=True)
 class LimitUsage:
-    """One limit.  None: there is no such figure, as for limits of each peer."""
+    """One limit.  A figure is None if it does not exist, as for limits that apply to each peer."""
 
-    key: str  # in the metrics
+    key: str  # label in the metrics
     name: str
     bound: int
-    then: str  # what happens above it
+    then: str  # what happens above the limit
     used: int | None = None
-    reached: int | None = None  # times since the start
-    setting: str = ""  # empty: it is fixed
-    unit: str = ""  # bytes, s, or empty for a number
+    reached: int | None = None  # times it was reached since the start
+    setting: str = ""  # setting that changes it; empty if it is fixed
+    unit: str = ""  # bytes, s, or empty for a count
 
     @property
     def share(self) -> float | None:
-        """The used share, 0 to 1."""
+        """The used fraction, from 0 to 1."""
         return None if self.used is None else self.used / self.bound
 
     @property
     def level(self) -> str:
-        """The CSS class: bad if something waits because of it, warn if it soon will."""
+        """The CSS class: bad if the limit makes something wait, warn if it soon will."""
         share = self.share or 0.0
         return "bad" if share >= 1 else "warn" if share >= 0.8 else ""
 
     @property
     def shown(self) -> str:
-        """Format the use."""
+        """Format the current use."""
         return formats.DASH if self.used is None else self._format_value(self.used)
 
     @property
     def shown_bound(self) -> str:
-        """Format the bound."""
+        """Format the limit."""
         return self._format_value(self.bound)
 
     def _format_value(self, value: int) -> str:
@@ -61,7 +61,7 @@ class LimitUsage:
 
 
 def count_paused_readers(status: BrokerStatus) -> Counter[str]:
-    """Return how many connections are not read now, by reason."""
+    """Count the connections that are currently not read, by reason."""
     return Counter(
         reason
         for client in status.clients
@@ -71,7 +71,7 @@ def count_paused_readers(status: BrokerStatus) -> Counter[str]:
 
 
 def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
-    """Return all limits with their use."""
+    """Return all limits with their current use."""
     settings = context.settings
     return [
         *_of_connections(settings, status),
@@ -90,21 +90,21 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitU
         "limits.connections",
     )  # fmt: skip
     yield LimitUsage(
-        "connections_per_address", "Of one address",
+        "connections_per_address", "Connections from one address",
         max(most.connections_per_address, most.connections_per_loopback_address), _CLOSED,
         max(hosts.values(), default=0), status.refused_connections.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.connections_per_address",
     )  # fmt: skip
     yield LimitUsage(
-        "silent", "Silent, once four of five connections are used", IDLE_S, _ENDED,
+        "silent", "Silence, if four of five connections are used", IDLE_S, _ENDED,
         reached=closed.get(SILENT, 0), unit="s",
     )  # fmt: skip
     yield LimitUsage(
-        "frame_timeout", "A message begun", most.frame_timeout_s, _ENDED,
+        "frame_timeout", "Time to send a message", most.frame_timeout_s, _ENDED,
         reached=closed.get(TOO_SLOW, 0), setting="limits.frame_timeout_s", unit="s",
     )  # fmt: skip
     yield LimitUsage(
-        "write_timeout", "A reader without progress", most.write_timeout_s,
+        "write_timeout", "Time without reading", most.write_timeout_s,
         "closed; its messages return",
         reached=closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0),
         setting="limits.write_timeout_s", unit="s",
@@ -128,7 +128,7 @@ def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsag
         max(held, default=0), setting="limits.credit",
     )  # fmt: skip
     yield LimitUsage(
-        "credit_bytes", "The same in bytes", most.credit_bytes, _NO_DISPATCH,
+        "credit_bytes", "Held by one consumer, bytes", most.credit_bytes, _NO_DISPATCH,
         status.consumer_bytes, setting="limits.credit_bytes", unit="bytes",
     )  # fmt: skip
     yield LimitUsage(
@@ -136,7 +136,7 @@ def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsag
         status.held, status.held_times, "limits.held",
     )  # fmt: skip
     yield LimitUsage(
-        "held_bytes", "The same in bytes", most.held_bytes, _SHARED,
+        "held_bytes", "Held by all consumers, bytes", most.held_bytes, _SHARED,
         status.held_bytes, status.held_times, "limits.held_bytes", "bytes",
     )  # fmt: skip
 
@@ -149,26 +149,27 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]
         status.memory_bytes, status.memory_times, "limits.memory", "bytes",
     )  # fmt: skip
     yield LimitUsage(
-        "body_cache", "Bodies in memory", most.body_cache, "others are read in turn",
+        "body_cache", "Bodies in memory", most.body_cache, "other bodies are read in turn",
         status.body_cache_bytes, setting="limits.body_cache", unit="bytes",
     )  # fmt: skip
     yield LimitUsage(
-        "unstored_total", "Read, not stored", most.unstored_total,
+        "unstored_total", "Received but not stored", most.unstored_total,
         "large messages are read one at a time",
         status.unstored_bytes, status.unstored_times, "limits.unstored_total", "bytes",
     )  # fmt: skip
     yield LimitUsage(
-        "unstored_frames", "The same for one connection", most.unstored_frames,
-        "it is not read", reached=paused.get("unstored", 0), setting="limits.unstored_frames",
+        "unstored_frames", "Not stored, per connection", most.unstored_frames,
+        "the connection is not read", reached=paused.get("unstored", 0),
+        setting="limits.unstored_frames",
     )  # fmt: skip
     yield LimitUsage(
-        "unstored_bytes", "In bytes, and a message", most.unstored_bytes,
-        "it is not read", reached=paused.get("unstored", 0),
+        "unstored_bytes", "Not stored, per connection, bytes", most.unstored_bytes,
+        "the connection is not read", reached=paused.get("unstored", 0),
         setting="limits.unstored_bytes", unit="bytes",
     )  # fmt: skip
     yield LimitUsage(
         "write_buffer", "Unsent data of one connection", most.write_buffer,
-        "nothing more is dispatched to it and it is not read",
+        "the connection gets no dispatches and is not read",
         status.unsent_bytes, paused.get("receipts", 0), "limits.write_buffer", "bytes",
     )  # fmt: skip
 
@@ -182,25 +183,26 @@ def _of_admin(context: Context) -> Iterator[LimitUsage]:
         gate.connections, gate.refused.get(TOO_MANY, 0), "limits.http_connections",
     )  # fmt: skip
     yield LimitUsage(
-        "http_connections_per_address", "Of one address", most.http_connections_per_address,
-        _CLOSED, gate.busiest, gate.refused.get(TOO_MANY_OF_ADDRESS, 0),
+        "http_connections_per_address", "Admin connections from one address",
+        most.http_connections_per_address, _CLOSED, gate.busiest,
+        gate.refused.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.http_connections_per_address",
     )  # fmt: skip
     yield LimitUsage(
         "http_memory", "Large requests and responses", most.http_memory,
-        "the slowest is closed, others are refused: 429, 503",
+        "the slowest is closed; others are refused with 429 or 503",
         memory.used, memory.reached, "limits.http_memory", "bytes",
     )  # fmt: skip
     yield LimitUsage(
-        "http_slow", "A request begun", round(connections.timeouts.head_s),
-        "408 and closed; so is a slow body", reached=connections.ended.total(), unit="s",
+        "http_slow", "Time to send a request", round(connections.timeouts.head_s),
+        "408, then closed; the same for a slow body", reached=connections.ended.total(), unit="s",
     )  # fmt: skip
     yield LimitUsage(
         "streams", "Pages with live updates", STREAMS, "further pages poll every few seconds",
         live.streams, live.streams_refused,
     )  # fmt: skip
     yield LimitUsage(
-        "waits", "Waits for a message", WAITS, "429", len(live.waits), live.waits_refused
+        "waits", "Waits for a message", WAITS, "refused: 429", len(live.waits), live.waits_refused
     )
     yield LimitUsage(
         "selections", "Frozen selections", selections.BYTES_MAX, "the oldest is dropped",

@@ -1,4 +1,4 @@
-"""Live feeds, evaluated once a second and shared by all viewers."""
+"""Live feeds, each evaluated once a second and shared by all its viewers."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -11,13 +11,13 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.logs import get_logger, is_quiet
 
-EVERY_S: Final = 1.0  # between two evaluations of a feed
+EVERY_S: Final = 1.0  # interval between evaluations of a feed
 STREAMS: Final = 64
-STREAMS_PER_SESSION: Final = 4  # browsers open six connections per host, streams included
-STREAMS_OF_CONTROL: Final = 16  # of the control socket, which has no sessions
-STREAM_S: Final = 600.0  # then it ends, and the browser reconnects with its current rights
-IDLE_FEEDS: Final = 64  # feeds kept without a stream, for polls and reconnects
-ROWS: Final = 500  # rows kept of a feed
+STREAMS_PER_SESSION: Final = 4  # browsers open six connections per host, including streams
+STREAMS_OF_CONTROL: Final = 16  # for the control socket, which has no sessions
+STREAM_S: Final = 600.0  # then the browser must reconnect with its current permissions
+IDLE_FEEDS: Final = 64  # feeds kept without streams, for polls and reconnects
+ROWS: Final = 500  # rows kept per feed
 FIRST_ROWS: Final = 100  # rows sent to a viewer without an event id
 CONTROL: Final = "control"  # the session of the control socket
 
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 class FeedPosition(NamedTuple):
-    """How far a viewer has seen a feed; its text is the event id."""
+    """How far a viewer has seen a feed; as text, it is the event id."""
 
     feed: int
     version: int
@@ -48,7 +48,7 @@ def parse_position(text: str) -> FeedPosition | None:
 
 @dataclass(slots=True, frozen=True)
 class FeedUpdate:
-    """What changed since a position, and the new position."""
+    """The changes since a position, and the new position."""
 
     seen: FeedPosition
     data: dict[str, Any]
@@ -57,8 +57,8 @@ class FeedUpdate:
 class Feed:
     """The current data of a topic, with the version of each change.
 
-    Data for ``take`` has the members ``shown`` and ``points`` (a text per field), ``rows``
-    (only new ones), ``missed`` (rows omitted before these), and any other single values.
+    Data for ``update`` has the members ``shown`` and ``points`` (a text per field), ``rows``
+    (only new rows), ``missed`` (number of rows omitted before them), and any other single values.
     """
 
     def __init__(self, number: int) -> None:
@@ -66,7 +66,7 @@ class Feed:
         self._version = 0
         self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # (member, key) -> value, version
         self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # number, row
-        self._row = 0  # rows so far, including omitted ones
+        self._row = 0  # total number of rows, including omitted ones
 
     @property
     def position(self) -> FeedPosition:
@@ -74,7 +74,7 @@ class Feed:
         return FeedPosition(self.number, self._version, self._row)
 
     def update(self, data: FeedData) -> bool:
-        """Store a new evaluation; return whether anything changed."""
+        """Store newly evaluated data; return whether anything changed."""
         before = self.position
         version = self._version + 1
         given: dict[tuple[str, str], Any] = {}
@@ -96,7 +96,7 @@ class Feed:
         return self.position != before
 
     def since(self, seen: FeedPosition | None) -> FeedUpdate:
-        """Return what changed since a position; everything for None or another feed."""
+        """Return the changes since a position, or everything for None or another feed."""
         if seen is None or seen.feed != self.number:
             seen = None
         data: dict[str, Any] = {}
@@ -123,13 +123,13 @@ class Feed:
 
 
 class FeedStream:
-    """A viewer of a feed.  Call ``next`` until it returns None; then ``reason`` says why."""
+    """A viewer's stream.  Call ``next`` until it returns None; ``reason`` then says why."""
 
     def __init__(
         self, session: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
     ) -> None:
         self.session = session
-        self.reason = ""  # stopping, renew or gone, once it has ended
+        self.reason = ""  # stopping, renew or gone, after the stream has ended
         self.is_alive = is_alive
         self.ends_at = asyncio.get_running_loop().time() + STREAM_S
         self._seen = seen
@@ -139,21 +139,21 @@ class FeedStream:
 
     @property
     def was_shown(self) -> bool:
-        """Return whether it has received anything."""
+        """Return whether the viewer has received anything."""
         return self._feed is not None
 
     def show(self, feed: Feed) -> None:
-        """Wake ``next``: the feed may have changed."""
+        """Wake ``next`` because the feed may have changed."""
         self._feed = feed
         self._changed.set()
 
     def end(self, reason: str) -> None:
-        """End the stream: ``next`` returns None after pending updates."""
+        """End the stream: ``next`` returns None after any pending updates."""
         self.reason = self.reason or reason
         self._changed.set()
 
     async def next(self) -> FeedUpdate | None:
-        """Wait for the next change; None if the stream has ended."""
+        """Wait for the next change and return it; None if the stream has ended."""
         while not self.reason:
             await self._changed.wait()
             self._changed.clear()
@@ -185,18 +185,18 @@ class FeedState:
     """State that a topic keeps between evaluations of a feed."""
 
     def stop(self) -> None:
-        """Release the state: the feed is dropped."""
+        """Release resources when the feed is dropped."""
 
 
 class LiveFeeds:
-    """All feeds and streams of one admin.  ``close`` ends streams and waits immediately."""
+    """All feeds and streams of an admin.  ``close`` ends streams and waits immediately."""
 
     def __init__(self) -> None:
         self.is_closed = False
-        # Identities by their wake-up event, which is set at the end.
+        # Waiting identities by wake-up event; ``close`` sets the events.
         self.waits: dict[asyncio.Event, str] = {}
-        self.states: dict[Hashable, FeedState] = {}  # by feed
-        self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # longest unused first
+        self.states: dict[Hashable, FeedState] = {}  # by feed key
+        self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # least recently used first
         self._number = 0
         self.streams_refused = 0
         self.waits_refused = 0
@@ -215,7 +215,7 @@ class LiveFeeds:
         )
 
     def close(self) -> None:
-        """End everything that waits: the broker stops."""
+        """End all streams and waits when the broker stops."""
         self.is_closed = True
         for running in self._feeds.values():
             for stream in running.streams:
@@ -233,13 +233,13 @@ class LiveFeeds:
         seen: FeedPosition | None,
         is_alive: Callable[[], bool],
     ) -> FeedStream | None:
-        """Open a stream; None if there are too many: then poll.
+        """Open a stream; None if there are too many, in which case the caller must poll.
 
         Args:
-            key: same key, same data: streams with the same key share evaluations.
+            key: identifies the data: streams with the same key share evaluations.
             evaluate: returns the current data; a ``Problem`` ends the streams.
-            session: whose four streams are counted.
-            seen: where the browser was before.
+            session: the session whose four streams this one counts toward.
+            seen: the browser's last position.
             is_alive: returns whether the peer is connected and still authorized.
         """
         for running in self._feeds.values():
@@ -254,12 +254,12 @@ class LiveFeeds:
         running.streams.add(stream)
         if running.task is None or running.task.done():
             running.task = asyncio.create_task(self._run(running))
-        elif running.feed.position.version:  # the newest second, at once
+        elif running.feed.position.version:  # show the latest evaluation at once
             stream.show(running.feed)
         return stream
 
     def leave(self, key: Hashable, stream: FeedStream) -> None:
-        """Remove a stream."""
+        """Remove a stream from its feed."""
         running = self._feeds.get(key)
         if running is not None:
             running.streams.discard(stream)
@@ -270,7 +270,7 @@ class LiveFeeds:
     async def poll(
         self, key: Hashable, evaluate: EvaluateFeed, seen: FeedPosition | None
     ) -> FeedUpdate:
-        """Return what changed since a position without a stream; evaluate at most every second."""
+        """Return changes since a position, without a stream; evaluate at most once a second."""
         running = self._feed(key, evaluate)
         now_s = asyncio.get_running_loop().time()
         if now_s - running.evaluated_at >= EVERY_S:
@@ -303,7 +303,7 @@ class LiveFeeds:
                 for stream in running.streams:
                     stream.end("gone")
                 return
-            except PhpmqError as error:  # a read took too long: retry in a second
+            except PhpmqError as error:  # for example a read that took too long: retry in a second
                 if not is_quiet("live_failed"):
                     _log.warning("live_failed", reason=str(error))
             except Exception as error:
@@ -328,10 +328,10 @@ class LiveFeeds:
 
 
 def _drop_dead(running: _Running) -> None:
-    """End the streams whose peer has gone, to free their places."""
+    """End the streams whose peer is gone, so that they no longer count toward the limits."""
     for stream in running.streams:
         if not stream.reason and not stream.is_alive():
             stream.end("gone")
 
 
-WAITS: Final = 64  # at once
+WAITS: Final = 64  # maximum number of concurrent waits

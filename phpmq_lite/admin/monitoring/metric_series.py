@@ -1,4 +1,4 @@
-"""The series of the metrics: queues with their own label, and HTTP requests by route."""
+"""Metric series: queues with their own label, and HTTP requests by route."""
 
 import asyncio
 from bisect import bisect_left
@@ -9,34 +9,34 @@ from typing import Final
 from phpmq_lite import histogram
 from phpmq_lite.server.status import QueueStatus
 
-OTHER: Final = "~other"  # all further queues; a queue of this name is escaped, see label()
+OTHER: Final = "~other"  # all other queues; a queue with this name is escaped by label_name()
 GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
                  "delivery_paused", "publishing_paused", "is_dead_letter_queue")  # fmt: skip
 
 
 def label_name(name: str) -> str:
-    """Return the label of a queue; a name that begins with ``~`` gets one more."""
+    """Return the label of a queue; a name that begins with ``~`` gets a second one."""
     return f"~{name}" if name.startswith("~") else name
 
 
 class QueueSeries:
-    """The series of one label: sums over its queues at this scrape."""
+    """The series for one label: sums over its queues at this scrape."""
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.counts: Counter[str] = Counter()  # since the start: "acked", "dead crc"
-        self.wait: Sequence[int] = ()  # histograms, since the start
+        self.counts: Counter[str] = Counter()  # since the start, keyed "acked", "dead crc", …
+        self.wait: Sequence[int] = ()  # wait and hold are histograms since the start
         self.hold: Sequence[int] = ()
         self.gauges: Counter[str] = Counter()
         self.oldest_at: int | None = None  # Unix ms
-        self.is_alive = False  # has a queue at this scrape
+        self.is_alive = False  # whether it has a queue at this scrape
         self._last: Counter[str] = Counter()  # the sums at the previous scrape
-        self._base: Counter[str] = Counter()  # counts of queues that are gone
-        self._wait, self._hold = _Span(), _Span()  # the same of the histograms
+        self._base: Counter[str] = Counter()  # counts from removed queues
+        self._wait, self._hold = _Span(), _Span()  # the same for the histograms
         self._is_rest = label == OTHER
 
     def begin(self) -> None:
-        """Reset the values of the last scrape."""
+        """Reset the values from the last scrape."""
         self.counts, self.gauges = Counter(), Counter()
         self.wait = self.hold = ()
         self.oldest_at, self.is_alive = None, False
@@ -59,10 +59,10 @@ class QueueSeries:
                 gauges[key] += value
 
     def end(self) -> None:
-        """Compensate for counts that fell since the last scrape: a queue is gone or was reset.
+        """Compensate for counts that fell because a queue was removed or reset.
 
-        A queue that shares a label leaves a gap as large as its counts; one with its
-        own label started at 0 again.
+        If the queue shared a label, the sum falls by its counts; if it had its own label, the
+        counts started at 0 again.
         """
         now, last = self.counts, self._last
         fell = {key: before - now[key] for key, before in last.items() if now[key] < before}
@@ -74,13 +74,13 @@ class QueueSeries:
         self.hold = self._hold.take(self.hold, is_rest=self._is_rest)
 
     def set_oldest(self, at_ms: int) -> None:
-        """Record when the first ready message of one of its queues was published."""
+        """Record when the first ready message in one of its queues was published."""
         if self.oldest_at is None or at_ms < self.oldest_at:
             self.oldest_at = at_ms
 
 
 class _Span:
-    """Keeps a histogram from falling, as ``QueueSeries.end`` does with counts."""
+    """Keeps a histogram from falling, as ``QueueSeries.end`` does for counts."""
 
     __slots__ = ("base", "last")
 
@@ -99,16 +99,16 @@ class _Span:
 
 
 class MetricLabels:
-    """The labels of one broker; one scrape at a time: ``begin``, ``add``…, ``end``."""
+    """The queue labels of one broker.  Each scrape calls ``begin``, ``add`` repeatedly, ``end``."""
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()  # of the scrape
+        self.lock = asyncio.Lock()  # held during a scrape
         self._named: dict[str, QueueSeries] = {}  # by label, in the order of assignment
-        self._ids: dict[int, QueueSeries] = {}  # by queue_id, queues with their own label
-        self._gone: dict[str, None] = {}  # labels whose queue is gone, oldest first
+        self._ids: dict[int, QueueSeries] = {}  # by queue_id; only queues with their own label
+        self._gone: dict[str, None] = {}  # labels of removed queues, oldest first
         self._other = QueueSeries(OTHER)
         self._has_other = False
-        # Highest queue_id of earlier scrapes: a queue that shared a label then always does.
+        # Highest queue_id in earlier scrapes: older queues that shared a label keep sharing it.
         self._seen = 0
         self._highest = 0
 
@@ -144,7 +144,7 @@ class MetricLabels:
         return len(self._named) < limit
 
     def end(self) -> None:
-        """Finish a scrape: queues that were not added are gone."""
+        """Finish a scrape; queues that were not added have been removed."""
         self._ids = {key: group for key, group in self._ids.items() if group.is_alive}
         for name, group in self._named.items():
             if not group.is_alive:
@@ -153,12 +153,12 @@ class MetricLabels:
             group.end()
 
     def set_oldest(self, ages: Mapping[int, int]) -> None:
-        """Record when the first ready message of each queue was published, by queue_id."""
+        """Record the publish time of each queue's first ready message, keyed by queue_id."""
         for queue_id, at_ms in ages.items():
             self._ids.get(queue_id, self._other).set_oldest(at_ms)
 
     def groups(self) -> list[QueueSeries]:
-        """Return the series in the order of assignment, ``~other`` last."""
+        """Return the series in order of assignment, ``~other`` last."""
         return [*self._named.values(), *([self._other] if self._has_other else [])]
 
 
@@ -167,7 +167,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 
 
 class DurationHistogram:
-    """A histogram of durations: a count per bound, and one above the last."""
+    """A histogram of durations, with one count per bound and one above the last bound."""
 
     __slots__ = ("counts", "total_s")
 
@@ -176,7 +176,7 @@ class DurationHistogram:
         self.total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total_s += seconds
 

@@ -39,11 +39,11 @@ from phpmq_lite.storage.read.database_size import measure_database
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
 
-# Bounds of wait and hold, in ms: edges of the histogram's octaves, so the sums are exact.
+# Bounds of wait and hold times in ms: they are octave edges of the histogram, so sums are exact.
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
-_SOURCES: Final = ("http", "ui", "cli")  # of published; the rest came by TCP
-_QUEUE_COUNTERS: Final = {  # metric -> key in the counts of a queue
+_SOURCES: Final = ("http", "ui", "cli")  # sources of published messages; all others came over TCP
+_QUEUE_COUNTERS: Final = {  # metric -> key in a queue's counts
     "publishes_deduplicated": "deduplicated",
     "messages_dispatched": "dispatched",
     "messages_redelivered": "redelivered",
@@ -53,13 +53,13 @@ _QUEUE_COUNTERS: Final = {  # metric -> key in the counts of a queue
     "messages_deleted": "deleted",
     "messages_restored": "restored",
 }
-_QUEUE_GAUGES: Final = {  # metric -> key in the gauges of a queue
+_QUEUE_GAUGES: Final = {  # metric -> key in a queue's gauges
     "queue_dead_letters": "dead",
     "queue_bytes": "bytes",
     "queue_consumers": "consumers",
     "queue_credit": "credit",
 }
-_REFUSALS: Final = {  # reason in the core -> label
+_REFUSALS: Final = {  # reason in the core -> label value
     "paused": "paused",
     "queue full: messages": "queue_full",
     "queue full: bytes": "queue_full",
@@ -69,52 +69,52 @@ _REFUSALS: Final = {  # reason in the core -> label
     DISK_LOW[1]: DISK_LOW[0],
     DATABASE_FULL[1]: DATABASE_FULL[0],
 }
-# Shown with 0 too: Prometheus does not count the first value of a series as an increase.
+# Also exported as 0, because Prometheus does not count a series' first value as an increase.
 _KNOWN_DEATHS: Final = ("client", "crc", "expired", "max_deliveries", "not_forwarded")
 _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "too_large")
 
 
 @dataclass(slots=True, frozen=True)
 class MetricReadings:
-    """The figures of a scrape apart from queues; None if one could not be read."""
+    """A scrape's figures other than queues; None for a figure that could not be read."""
 
-    status: BrokerStatus  # its queues are not used
+    status: BrokerStatus  # the queues in it are not used
     http: HttpCounters
     version: str
     now_ms: int
-    files: Mapping[str, int] | None = None  # bytes, by file
+    files: Mapping[str, int] | None = None  # size in bytes by file
     disk_free: int | None = None
     history_rows: int | None = None
     history_offset: int | None = None
     removed: int | None = None
     streams: int = 0
-    exports: int = 0  # running now
-    export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports, by their end
+    exports: int = 0  # running exports
+    export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports by outcome
     login_failures: int = 0
     limits: Sequence[LimitUsage] = ()
     backup_at: int = 0  # Unix ms; 0: no backup yet
-    backup_failed: bool = False  # the last one
-    scrub_at: int = 0  # Unix ms: end of the last complete scrub; 0: none yet
-    damage: int = 0  # known damaged bodies and faults of the structure
+    backup_failed: bool = False  # whether the last backup failed
+    scrub_at: int = 0  # Unix ms; end of the last complete scrub; 0: none yet
+    damage: int = 0  # known damaged bodies and structural faults
 
 
 @dataclass(slots=True, frozen=True)
 class MetricDefinition:
-    """A metric: the scrape and the reference page are made from it."""
+    """The definition of a metric, used for the scrape and the reference page."""
 
     kind: Literal["counter", "gauge", "histogram", "info"]
-    name: str  # without the prefix phpmq_ and the suffix of its kind
+    name: str  # without the prefix phpmq_ and the suffix for its kind
     help: str
     labels: tuple[str, ...] = ()
-    value: Callable[[MetricReadings], float | None] | None = None  # of a metric without labels
+    value: Callable[[MetricReadings], float | None] | None = None  # for a metric without labels
 
     @property
     def full_name(self) -> str:
-        """The name of its samples."""
+        """The name of the metric's samples."""
         return f"phpmq_{self.name}{_SUFFIXES.get(self.kind, '')}"
 
     def family(self) -> Any:
-        """Return its family without samples."""
+        """Return a metric family without samples."""
         return _FAMILIES[self.kind](f"phpmq_{self.name}", self.help, labels=self.labels)
 
 
@@ -127,12 +127,12 @@ _FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
 }
 _QUEUE: Final = ("queue",)
 _D = MetricDefinition
-METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the page -> its metrics
+METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the page -> metrics
     "Messages, by `queue`": (
         _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
            ("queue", "source")),
         _D("counter", "publishes_deduplicated",
-           "Publishes with a key that was stored before; nothing was stored again", _QUEUE),
+           "Publishes whose key was already stored; they were not stored again", _QUEUE),
         _D("counter", "messages_dispatched", "Messages dispatched to consumers", _QUEUE),
         _D("counter", "messages_redelivered", "Repeated dispatches of a message", _QUEUE),
         _D("counter", "messages_acked", "Acknowledged messages", _QUEUE),
@@ -149,20 +149,20 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
            "stored body is damaged) are always present, other reasons after their first message",
            ("queue", "reason")),
         _D("counter", "messages_quarantined",
-           "Messages dead-lettered for the verdict of their envelope: poison, missing_meta, …",
+           "Messages dead-lettered because of their envelope's verdict: poison, missing_meta, …",
            ("queue", "reason")),
         _D("counter", "messages_deleted", "Deleted or purged messages", _QUEUE),
         _D("counter", "messages_restored", "Deleted messages that were restored", _QUEUE),
         _D("gauge", "queue_messages", "Live messages; state is ready or dispatched",
            ("queue", "state")),
-        _D("gauge", "queue_dead_letters", "Records in its dead-letter queue", _QUEUE),
-        _D("gauge", "queue_bytes", "Size of the bodies of its live messages", _QUEUE),
+        _D("gauge", "queue_dead_letters", "Records in the queue's dead-letter queue", _QUEUE),
+        _D("gauge", "queue_bytes", "Total size of the bodies of live messages", _QUEUE),
         _D("gauge", "queue_oldest_deliverable_age_seconds",
            "Age of the first ready message; absent if there is none", _QUEUE),
         _D("gauge", "queue_consumers", "Consumers", _QUEUE),
-        _D("gauge", "queue_credit", "Messages that its consumers can accept now", _QUEUE),
+        _D("gauge", "queue_credit", "Messages that the consumers can accept now", _QUEUE),
         _D("gauge", "queue_paused",
-           "1: delivery or publishing is paused; for ~other the number of such queues",
+           "1: delivery or publishing is paused; for ~other, the number of such queues",
            ("queue", "side")),
         _D("gauge", "queue_for_dead_letters",
            "1: a dead-letter queue (its name ends in .dlq, or another queue names it); absent for "
@@ -176,8 +176,8 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
            value=lambda r: r.status.clients_opened),
         _D("counter", "clients_closed", "Closed PHPMQ connections", ("reason",)),
         _D("gauge", "readers_paused",
-           "Connections that are not read now: memory, resident, unstored, receipts, queue, disk "
-           "or ending", ("reason",)),
+           "Connections not being read: memory, resident, unstored, receipts, queue, disk or "
+           "ending", ("reason",)),
         _D("counter", "publishes_refused",
            "Refused publishes: paused, queue_full, too_many_queues, too_large, disk_full, "
            "database_full, draining or connection_ended", ("reason",)),
@@ -199,20 +199,20 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("gauge", "inbox_commands", "Commands waiting for the next transaction",
            value=lambda r: r.status.inbox),
         _D("gauge", "held_messages", "Messages held by consumers", value=lambda r: r.status.held),
-        _D("gauge", "held_bytes", "Size of the bodies of held messages",
+        _D("gauge", "held_bytes", "Total size of the bodies of held messages",
            value=lambda r: r.status.held_bytes),
         _D("gauge", "window_messages", "Ready messages in memory",
            value=lambda r: r.status.window_messages),
-        _D("gauge", "body_cache_bytes", "Size of the bodies in memory",
+        _D("gauge", "body_cache_bytes", "Total size of the bodies in memory",
            value=lambda r: r.status.body_cache_bytes),
         _D("histogram", "commit_seconds", "Duration of a transaction with its fsync"),
         _D("histogram", "commit_batch_size",
            "Messages created, dispatched or settled in a transaction"),
-        _D("gauge", "db_bytes", "Size of the database's files: database, wal and shm", ("file",)),
+        _D("gauge", "db_bytes", "Size of the database files: database, wal and shm", ("file",)),
         _D("gauge", "disk_free_bytes", "Free space on the disk of the database",
            value=lambda r: r.disk_free),
         _D("gauge", "publishing_stopped",
-           "1: no space, publishes are refused or wait (storage.free_bytes, storage.max_bytes)",
+           "1: no space: publishes are refused or wait (storage.free_bytes, storage.max_bytes)",
            value=lambda r: bool(r.status.shortage)),
         _D("gauge", "storing_stopped", "1: nothing can be stored",
            value=lambda r: bool(r.status.write_problem)),
@@ -231,7 +231,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("gauge", "scrub_last_success_timestamp_seconds",
            "Unix time of the last complete scrub; 0: none", value=lambda r: r.scrub_at / 1_000),
         _D("gauge", "damage_found",
-           "Damaged bodies and faults of the database's structure; alert above 0",
+           "Damaged bodies and structural faults in the database; alert above 0",
            value=lambda r: r.damage),
     ),
     "Limits": (
@@ -242,7 +242,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("counter", "limit_reached", "Times that the limit was exceeded", ("limit",)),
         _D("gauge", "clock_doubt_seconds",
            "Time by which the clock was ahead at the start, until someone decides whether it "
-           "counts; 0: nothing to decide", value=lambda r: r.status.clock_doubt_ms / 1_000),
+           "is right; 0: nothing to decide", value=lambda r: r.status.clock_doubt_ms / 1_000),
         _D("counter", "clock_jumps",
            "Changes of the wall clock, including the last downtime",
            value=lambda r: r.status.clock_jumps),
@@ -256,11 +256,11 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("gauge", "exports_running", "Running exports to Spark, at most two",
            value=lambda r: r.exports),
         _D("counter", "exports",
-           "Ended exports to Spark: whole; stalled (the reader took nothing for 5 min, or took "
-           "longer than 10 min); left (the reader disconnected); broken (the broker failed); busy "
+           "Ended exports to Spark: whole; stalled (the reader read nothing for 5 min, or needed "
+           "more than 10 min); left (the reader disconnected); broken (the broker failed); busy "
            "(refused, two were running)", ("end",)),
         _D("counter", "login_failures", "Refused logins", value=lambda r: r.login_failures),
-        _D("counter", "audit_rows", "Rows written to the audit", ("action",)),
+        _D("counter", "audit_rows", "Rows written to the audit log", ("action",)),
     ),
 }  # fmt: skip
 _DEFINITIONS: Final = {each.name: each for some in METRICS.values() for each in some}
@@ -271,7 +271,7 @@ def _family(name: str) -> Any:
 
 
 async def render_metrics(readings: MetricReadings, groups: Sequence[QueueSeries]) -> bytes:
-    """Return all metrics as text; the event loop runs between families."""
+    """Return all metrics as text, yielding to the event loop between families."""
     parts = []
     for family in metric_families(readings, groups):
         registry = CollectorRegistry(auto_describe=False)
@@ -290,7 +290,7 @@ class _FamilyCollector(Collector):
 
 
 def metric_families(readings: MetricReadings, groups: Sequence[QueueSeries]) -> Iterator[Metric]:
-    """Yield all families; what could not be read is left out."""
+    """Yield all metric families; omit figures that could not be read."""
     for definition in _DEFINITIONS.values():
         if definition.value is not None and (value := definition.value(readings)) is not None:
             family = definition.family()
@@ -357,7 +357,7 @@ def _queues(groups: Sequence[QueueSeries], now_ms: int) -> Iterator[Metric]:
     age = _family("queue_oldest_deliverable_age_seconds")
     for_dead_letters = _family("queue_for_dead_letters")
     for group in existing:
-        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # OTHER has both kinds
+        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # OTHER has both
             for_dead_letters.add_metric([group.label], 1)
         for state in ("ready", "dispatched"):
             messages.add_metric([group.label, state], group.gauges[state])
@@ -380,9 +380,9 @@ def _histograms(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
             counts: Sequence[int] = getattr(group, kind)
             sums = [0, *accumulate(counts)]
             if not sums[-1]:
-                continue  # nothing was measured: 200 queues would add thousands of empty lines
+                continue  # without measurements: 200 queues would add thousands of empty lines
             rows = [(f"{at / 1_000:g}", float(sums[_below(at)])) for at in SPANS_MS]
-            # The exact sum is unknown: each counts with the upper edge of its bucket.
+            # The exact sum is unknown: each value counts as the upper edge of its bucket.
             total_s = sum(n * histogram.upper_ms(i) for i, n in enumerate(counts) if n) / 1_000
             family.add_metric([group.label], [*rows, ("+Inf", float(sums[-1]))], total_s)
         yield family
@@ -450,7 +450,7 @@ def _rows(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, flo
 
 
 async def answer_metrics(request: web.Request) -> web.StreamResponse:
-    """Return the metrics in Prometheus's text format; what cannot be read is left out."""
+    """Return the metrics in Prometheus text format; figures that cannot be read are omitted."""
     context = context_of(request)
     async with context.labels.lock:
         groups = await _read_queues(context)
@@ -460,14 +460,14 @@ async def answer_metrics(request: web.Request) -> web.StreamResponse:
 
 
 def _is_shown(request: web.Request, group: QueueSeries) -> bool:
-    """Return whether the caller may see the queue; all further queues require access to all."""
+    """Return whether the caller may see a series; ``~other`` requires access to all queues."""
     if group.label == OTHER:
         return not identity_of(request).queues
     return may_use(request, group.label.removeprefix("~"))
 
 
 async def _read_queues(context: Context) -> Sequence[QueueSeries]:
-    """Read all queues in slices, and when the first ready message of each was published."""
+    """Read all queues in slices, with the publish time of each queue's first ready message."""
     labels, limit = context.labels, context.settings.metrics.max_queues
     waiting: list[int] = []
     labels.begin()
@@ -476,7 +476,7 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
         waiting += [queue.queue_id for queue in some if queue.ready]
         await asyncio.sleep(0)
     labels.end()
-    with suppress(StorageError):  # the ages are left out
+    with suppress(StorageError):  # the ages are then omitted
         labels.set_oldest(await context.reader.oldest_ready(waiting))
     return labels.groups()
 
@@ -495,7 +495,7 @@ def _maintenance(context: Context) -> dict[str, Any]:
 
 
 async def _readings(context: Context) -> MetricReadings:
-    """Return the readings; if the database cannot be read, the readings that need it are None."""
+    """Return the readings; those that need the database are None if it cannot be read."""
     status = context.engine.summary()
     readings = MetricReadings(
         status=status,

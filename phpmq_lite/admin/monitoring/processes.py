@@ -1,4 +1,4 @@
-"""The process at the other end of a local connection, from ``/proc``."""
+"""The process at the other end of a local connection, found in ``/proc``."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +19,8 @@ _INTERPRETERS: Final = re.compile(
 _SCRIPT: Final = re.compile(
     r"[\w./+~-]+\.(?:pyc?|pyz|php|phar|[mc]?js|ts|rb|pl|lua|sh|jar)", re.IGNORECASE
 )
-_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # prefix of the kernel's name of a script
-_NAME: Final = re.compile(r"[\w.]+")  # of a module
+_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # a path, as for a script
+_NAME: Final = re.compile(r"[\w.]+")  # a module name
 _CODE: Final = re.compile(r"-[a-zA-Z]*[cer]|--?(?:eval|print|run|classpath|cp)|-p|-E")
 _ESTABLISHED: Final = "01"
 _LISTENS: Final = "0A"
@@ -28,14 +28,14 @@ _LISTENS: Final = "0A"
 
 @dataclass(slots=True, frozen=True)
 class PeerProcess:
-    """A process; ``command`` is its program and script, because arguments may contain passwords."""
+    """A process; ``command`` is only the program and script: arguments may contain passwords."""
 
     pid: int
     command: str
 
 
 def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
-    """Parse ``127.0.0.1:50000`` or ``::1:50000`` as sessions write it; None for a Unix socket."""
+    """Parse ``127.0.0.1:50000`` or ``::1:50000``, as sessions write it; None for a Unix socket."""
     host, _, port = text.rpartition(":")
     address = parse_address(host.strip("[]"))
     return None if address is None or not port.isdecimal() else (address, int(port))
@@ -55,7 +55,7 @@ def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
 
 
 def find_listener(port: int, proc: Path = PROC) -> PeerProcess | None:
-    """Find the process that listens on a port of any address; None if it is not visible."""
+    """Find the process that listens on a port, on any address; None if it is not visible."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for inode in listening_sockets((proc / "net" / table).read_text("ascii"), port):
@@ -66,7 +66,7 @@ def find_listener(port: int, proc: Path = PROC) -> PeerProcess | None:
 
 
 def listening_sockets(table: str, port: int) -> Iterator[str]:
-    """Yield the sockets that listen on a port, from a table of ``/proc/net``."""
+    """Yield the sockets that listen on a port, from a table in ``/proc/net``."""
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[1].endswith(f":{port:04X}") and fields[3] == _LISTENS:
@@ -74,7 +74,7 @@ def listening_sockets(table: str, port: int) -> Iterator[str]:
 
 
 def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | None:
-    """Find the socket whose own end is this address in a table of ``/proc/net``."""
+    """Find the socket with this local address in a table in ``/proc/net``."""
     wanted = {f"{name}:{port:04X}" for name in _kernel_names(host)}
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -99,7 +99,7 @@ def _owner(inode: str, proc: Path) -> int | None:
     for folder in proc.iterdir():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError):  # it ended, or belongs to another user
+        with suppress(OSError):  # the process ended, or belongs to another user
             for link in (folder / "fd").iterdir():
                 if _target(link) == wanted:
                     return int(folder.name)
@@ -107,7 +107,7 @@ def _owner(inode: str, proc: Path) -> int | None:
 
 
 def _target(link: Path) -> str | None:
-    """Return the target of an open file; None if it has been closed."""
+    """Return the target of a link to an open file; None if the file has been closed."""
     try:
         return str(link.readlink())
     except OSError:
@@ -125,9 +125,9 @@ def describe(pid: int, proc: Path = PROC) -> PeerProcess | None:
 
 
 def program_of(arguments: Sequence[str]) -> str:
-    """Return the program of a command line, and the script that an interpreter runs.
+    """Return a command line's program and, for an interpreter, its script.
 
-    Nothing else is shown: no pattern finds every password (``mysql -phunter2``).
+    Other arguments are omitted, because no pattern finds every password (``mysql -phunter2``).
     """
     program = arguments[0].split(maxsplit=1)[0] if arguments[0].strip() else "unknown"
     script = None
@@ -138,8 +138,8 @@ def program_of(arguments: Sequence[str]) -> str:
 
 
 def _script_of(arguments: Sequence[str]) -> str | None:
-    """Return the script among the arguments of an interpreter; None if none is certain."""
-    is_value = False  # possibly the value of the previous option
+    """Return the script in an interpreter's arguments; None if it cannot be determined."""
+    is_value = False  # the argument may be the value of the previous option
     for at, argument in enumerate(arguments):
         if argument in ("-m", "-jar"):
             named = "".join(arguments[at + 1 : at + 2])

@@ -1,4 +1,4 @@
-"""The system page and the restart report in words; certificates."""
+"""The contents of the system page, the restart report and certificates."""
 
 import asyncio
 import platform
@@ -21,15 +21,15 @@ from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start
 from phpmq_lite.storage.read.database_size import DatabaseSize
 
-_SAFE_SQLITE: Final = (3, 51, 3)  # older ones let two writers damage a WAL; we have only one
+_SAFE_SQLITE: Final = (3, 51, 3)  # in older versions two writers can damage a WAL; we have only one
 _PAUSES: Final = {  # reason for not reading a connection -> explanation
     "memory": "unstored data exceeds limits.unstored_total",
-    "unstored": "its data waits to be stored: limits.unstored_frames, limits.unstored_bytes",
-    "receipts": "it does not read its receipts",
-    "queue": "the queue it publishes to is paused or full",
+    "unstored": "data waits to be stored: limits.unstored_frames, limits.unstored_bytes",
+    "receipts": "receipts are not being read",
+    "queue": "the target queue is paused or full",
     "disk": "there is no space for messages: storage.free_bytes, storage.max_bytes",
     "resident": "the broker uses more memory than limits.memory: publishers wait",
-    "ending": "it is being closed",
+    "ending": "being closed",
 }
 
 
@@ -41,12 +41,12 @@ class SystemFact:
     text: str
     note: str = ""
     level: str = ""  # warn or bad if it needs attention
-    at_ms: int | None = None  # a time instead of the text
+    at_ms: int | None = None  # time shown instead of the text
 
 
 @dataclass(slots=True, frozen=True)
 class RestartReport:
-    """The report of a start, in words."""
+    """The report about a start, in words."""
 
     start: Start
     title: str
@@ -56,7 +56,7 @@ class RestartReport:
 
 
 def describe_restart(start: Start) -> RestartReport:
-    """Describe the report of a start."""
+    """Describe the report about a start."""
     return RestartReport(
         start,
         _title(start),
@@ -75,7 +75,7 @@ def _title(start: Start) -> str:
 
 
 def _found_at_start(start: Start) -> list[SystemFact]:
-    """Return only facts that apply, and always the duration."""
+    """Return the facts that apply and, in any case, the duration."""
     report = start.report
     number = formats.format_number
     found = []
@@ -83,17 +83,17 @@ def _found_at_start(start: Start) -> list[SystemFact]:
         found.append(SystemFact("Stopped because", report.last_error, level="bad"))
     if report.wal_dropped:
         text = count_of(report.wal_dropped, "commit", "commits")
-        found.append(SystemFact("Given up", text, "after damage in the write-ahead log", "bad"))
+        found.append(SystemFact("Lost", text, "after damage in the write-ahead log", "bad"))
     if report.wal_commits:
         text = count_of(report.wal_commits, "commit", "commits")
         note = f"{number(report.wal_frames)} frames of the write-ahead log"
-        found.append(SystemFact("Read back", text, note))
+        found.append(SystemFact("Recovered", text, note))
     if report.returned:
         text = count_of(report.returned, "message", "messages")
-        found.append(SystemFact("Put back", text, "held by consumers; returned to their positions"))
+        found.append(SystemFact("Returned", text, "held by consumers; returned to their positions"))
     if report.expired:
         text = count_of(report.expired, "message", "messages")
-        found.append(SystemFact("Expired meanwhile", text, "handled as their queues' settings say"))
+        found.append(SystemFact("Expired while stopped", text, "handled as each queue specifies"))
     if report.clock_doubt_ms:
         text = f"{formats.format_duration(report.clock_doubt_ms)} ahead"
         found.append(
@@ -152,7 +152,7 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
 
 
 def version_facts(own: str) -> list[SystemFact]:
-    """Return the versions."""
+    """Return the versions of the broker, its libraries and the system."""
     return [
         SystemFact("PHPMQ Lite", own, installation.build_kind()),
         SystemFact("Python", platform.python_version(), platform.python_implementation()),
@@ -165,7 +165,7 @@ def version_facts(own: str) -> list[SystemFact]:
 
 
 def sqlite_note(version: tuple[int, ...]) -> str:
-    """Return a note about a version of SQLite; usually empty."""
+    """Return a note about the SQLite version; usually empty."""
     if version >= _SAFE_SQLITE:
         return ""
     return "before 3.51.3, which is safe here: one connection writes"
@@ -198,7 +198,7 @@ def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]
 def storage_facts(
     settings: Settings, disk: DiskUsage | None, stored: DatabaseSize | None, folder: Path
 ) -> list[SystemFact]:
-    """Return the location and size of the files, and the free space."""
+    """Return the location and sizes of the files, and the free space."""
     size = formats.format_size
     found = [SystemFact("Folder", str(folder.absolute()))]
     if disk is not None:
@@ -215,30 +215,30 @@ def storage_facts(
         found += [
             SystemFact("Pages", formats.format_number(stored.pages),
                  f"of {size(stored.page_bytes)} each"),
-            SystemFact("Free in the file", size(free), "reused before it grows"),
+            SystemFact("Free in the file", size(free), "reused before the file grows"),
             SystemFact("Schema", f"version {stored.schema}"),
         ]  # fmt: skip
     return found
 
 
 def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[SystemFact]:
-    """Return the size of the history and its bounds."""
+    """Return the size of the history and its limits."""
     if stored is None:
         return []
     history, audit = settings.history, settings.audit
     number, size = formats.format_number, formats.format_size
     most = int(history.rows * history.deleted_share)
-    share = f"{stored.deleted_share:.1%} of the settled, at most {number(most)}"
+    share = f"{stored.deleted_share:.1%} of settled messages, at most {number(most)}"
     return [
         SystemFact(
             "Settled messages", number(stored.history_rows), f"at most {number(history.rows)}"
         ),
-        SystemFact("Their bodies", size(stored.history_bytes), f"at most {size(history.bytes)}"),
+        SystemFact("Stored bodies", size(stored.history_bytes), f"at most {size(history.bytes)}"),
         _oldest("Oldest", stored.history_oldest_at, history.days),
-        SystemFact("Deleted ones", number(stored.deleted_rows), share),
-        SystemFact("Gone for good", number(stored.removed), "removed by retention so far"),
-        SystemFact("Rows of the audit", number(stored.audit_rows), f"at most {number(audit.rows)}"),
-        _oldest("Oldest of them", stored.audit_oldest_at, audit.days),
+        SystemFact("Deleted messages", number(stored.deleted_rows), share),
+        SystemFact("Removed messages", number(stored.removed), "by retention so far"),
+        SystemFact("Audit rows", number(stored.audit_rows), f"at most {number(audit.rows)}"),
+        _oldest("Oldest audit row", stored.audit_oldest_at, audit.days),
     ]
 
 
@@ -247,7 +247,7 @@ def _oldest(name: str, at_ms: int | None, days: float) -> SystemFact:
 
 
 def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> list[SystemFact]:
-    """Return which connections wait and why, and which limits are reached; empty if none."""
+    """Return waiting connections with the reasons, and reached limits; empty if none."""
     found = [
         SystemFact(
             f"{count_of(count, 'connection', 'connections')} not read",
@@ -269,11 +269,11 @@ def _full(reached: Iterable[LimitUsage]) -> Iterator[SystemFact]:
 
 
 def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
-    """Return the refusals since the start by reason."""
+    """Return the refusals since the start, by reason."""
     groups: Mapping[str, Mapping[str, int] | None] = {
         "Publishes refused": status.refused,
         "Commands ignored": status.acks_ignored,
-        "Grammar broken": status.protocol_errors,
+        "Protocol errors": status.protocol_errors,
     }
     return [
         SystemFact(name, formats.format_number(count), reason.replace("_", " "))
@@ -295,11 +295,11 @@ class Certificate:
     issuer: str = ""
     names: tuple[str, ...] = ()  # host names
     expires_at: int | None = None
-    error: str = ""  # why it cannot be read, or what is wrong
+    error: str = ""  # why it cannot be read, or what is wrong with it
 
 
 async def read_certificates(settings: Settings) -> list[Certificate]:
-    """Read the certificates of listeners, in a thread."""
+    """Read the listeners' certificates, in a thread."""
     used = [
         (section, Path(pair.tls_cert), Path(pair.tls_key))
         for section, pair in (("tcp", settings.tcp), ("admin", settings.admin))
@@ -345,7 +345,7 @@ def _certificate_facts(cert: Path, key: Path) -> dict[str, Any]:
 
 
 def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Return the short form of a name: its common name, else all of it."""
+    """Return the short form of a name: the common name if it has one, else the full name."""
     pairs = [pair for part in parts for pair in part]
     common = [value for kind, value in pairs if kind == "commonName"]
     return common[0] if common else ", ".join(value for _, value in pairs)

@@ -54,8 +54,8 @@ def test_limits_that_somebody_set_are_alerts() -> None:
     assert [
         (n.level, n.text) for n in found(over, within, seen=AttentionFacts(NOW_MS, ages=ages))
     ] == [
-        ("bad", "The oldest ready message has waited for 2 min, the limit is 1 min"),
-        ("bad", "11 ready, the limit is 10"),
+        ("bad", "The oldest ready message has waited for 2 min; the limit is 1 min"),
+        ("bad", "11 ready; the limit is 10"),
     ]
 
 

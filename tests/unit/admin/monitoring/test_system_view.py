@@ -49,10 +49,10 @@ def test_report_has_all_that_was_found() -> None:
     told = system_view.describe_restart(start(report))
     assert {fact.name: fact.text for fact in told.facts} == {
         "Stopped because": "disk I/O error",
-        "Given up": "2 commits",
-        "Read back": "1 commit",
-        "Put back": "1 message",
-        "Expired meanwhile": "7 messages",
+        "Lost": "2 commits",
+        "Recovered": "1 commit",
+        "Returned": "1 message",
+        "Expired while stopped": "7 messages",
         "Schema": "0002_admin",
         "Version": "0.2.0",
         "Found": "9 messages",
@@ -115,7 +115,7 @@ def test_retention_shows_the_share_of_deleted_messages() -> None:
         audit_rows=0, audit_oldest_at=None, last_seen_ms=None,
     )  # fmt: skip
     facts = {fact.name: fact for fact in system_view.retention_facts(Settings(), stored)}
-    assert facts["Deleted ones"].note == "5.0% of the settled, at most 500,000"
+    assert facts["Deleted messages"].note == "5.0% of settled messages, at most 500,000"
 
 
 def test_page_without_a_database_still_has_its_other_parts() -> None:
