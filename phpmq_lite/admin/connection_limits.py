@@ -30,7 +30,7 @@ class SlowClientTimeouts:
     head_s: float = 10.0  # until the first byte, and from there to the end of the headers
     body_s: float = 30.0
     body_bytes_per_s: int = 8 << 10  # a body at this rate or faster gets more time
-    answer_s: float = 30.0  # without progress; streams have their own timeouts
+    answer_s: float = 30.0  # maximum time without progress; streams have their own timeouts
 
 
 class ConnectionLimits:

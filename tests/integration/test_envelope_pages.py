@@ -256,7 +256,7 @@ async def test_consumer_of_a_retry_queue_is_pointed_out(site: HttpSite) -> None:
     async with site.client() as client, client.consume("shop.retry", 1) as deliveries:
         await anext(deliveries)
         text = (await site.get("/queues/shop.retry")).text
-        assert "before their delay is over" in text
+        assert "before their delay ends" in text
 
 
 # -- publishing

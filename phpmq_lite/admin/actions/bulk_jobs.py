@@ -15,7 +15,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, Ac
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
-SLICE: Final = 100  # with 500, five jobs delayed the batches of others by 60 ms
+SLICE: Final = 100  # messages; with 500, five jobs delayed other batches by 60 ms
 RUNNING_MAX: Final = 4  # per owner; twice that in total; each holds up to a million numbers
 KEPT_MAX: Final = 100  # finished jobs in memory
 KEPT_MS: Final = 3_600_000

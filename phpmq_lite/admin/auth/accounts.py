@@ -36,7 +36,7 @@ from phpmq_lite.writes import (
 TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - prefix of tokens
 IDLE_MS: Final = 12 * 3_600_000
 LONGEST_MS: Final = 7 * 86_400_000
-KEPT_MS: Final = 30 * 86_400_000  # with "keep me signed in", which has no idle timeout
+KEPT_MS: Final = 30 * 86_400_000  # lifetime with "keep me signed in"; no idle timeout
 SEEN_EVERY_MS: Final = 300_000
 SESSIONS_PER_USER: Final = 50
 _AGENT_LENGTH: Final = 200
@@ -63,9 +63,9 @@ class Accounts:
         self._changing = asyncio.Lock()  # a name that is free must still be free when it is written
         self._writes: set[asyncio.Task[None]] = set()  # last-seen times; nobody waits for them
         self.is_loaded = False
-        self.users: dict[str, User] = {}  # by name
-        self.tokens: dict[bytes, ApiToken] = {}  # by the SHA-256 of the token
-        self.sessions: dict[bytes, LoginSession] = {}  # by the SHA-256 of the cookie
+        self.users: dict[str, User] = {}  # keyed by name
+        self.tokens: dict[bytes, ApiToken] = {}  # keyed by the token's SHA-256
+        self.sessions: dict[bytes, LoginSession] = {}  # keyed by the cookie's SHA-256
         self._by_id: dict[int, User] = {}
 
     async def load(self, now_ms: int) -> list[str]:

@@ -88,7 +88,7 @@ class RefusedLogins:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], _RefusalRow] = {}  # by address and action
+        self._rows: dict[tuple[str, str], _RefusalRow] = {}  # keyed by address and action
         self._minute = 0
         self.total = 0  # refusals since the start
 

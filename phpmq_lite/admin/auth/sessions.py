@@ -35,7 +35,7 @@ class BrowserSessions:
 
     def __init__(self) -> None:
         self._secret = token_bytes(32)
-        self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # by session
+        self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session
 
     def open(self, request: web.Request) -> str:
         """Return the request's session, or a new one if it has none."""

@@ -1,1 +1,1 @@
-"""What all handlers share: context, routes, URLs, formats, input and responses."""
+"""Shared by all handlers: context, routes, URLs, formats, input and responses."""

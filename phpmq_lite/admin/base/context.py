@@ -119,7 +119,7 @@ class Context:
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
     maintenance: Maintenance | None = None  # backups and scrubs; None until the broker serves
-    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # by URN
+    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # keyed by URN
     connection_limits: ConnectionLimits = field(init=False)  # connections to the admin
     live: LiveFeeds = field(default_factory=LiveFeeds)  # streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)

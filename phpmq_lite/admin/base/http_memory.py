@@ -149,9 +149,9 @@ class MemoryReservation:
         self._memory = memory
         self._end: Callable[[], None] | None = None  # ends the transfer; None outside a transfer
         self._began_active_s = self.began_s
-        self._waited_s = 0.0  # for memory, since then
+        self._waited_s = 0.0  # time waited for memory since then
         self._waits_since_s: float | None = None
-        self._moved = 0  # bytes, since then
+        self._moved = 0  # bytes transferred since then
 
     async def grow(self, more: int) -> None:
         """Add memory until the request ends; raise Problem 429 or 503 if there is none."""

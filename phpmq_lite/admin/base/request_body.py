@@ -57,7 +57,7 @@ def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tupl
     mark = b"\r\n--" + boundary
     at = 0 if raw.startswith(mark[2:]) else raw.find(mark) + 2
     if at == 1:
-        raise ValueError("the boundary is not in it")
+        raise ValueError("the boundary does not occur in the body")
     found: list[tuple[str, FormValue]] = []
     while True:
         at += len(mark) - 2
@@ -91,7 +91,7 @@ def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, F
         raise ValueError("a part has no name")  # noqa: TRY004 - the sent value is wrong
     coding = head.get("content-transfer-encoding", "").strip().lower()
     if coding not in _PLAIN_CODINGS or "content-encoding" in head:
-        raise ValueError(f"the part {name[:50]!r} is encoded")
+        raise ValueError(f"the part {name[:50]!r} has an unsupported encoding")
     content = bytes(memoryview(raw)[begin:end])
     if file is not None:
         return name, UploadedFile(file if isinstance(file, str) else file[2], content)

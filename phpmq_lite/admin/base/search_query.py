@@ -52,7 +52,7 @@ QUALIFIERS: Final = (
     Qualifier("state", "state:dead", ", ".join(STATES)),
     Qualifier("urn", "urn:orders:*", "URN; urn: and urn:babel: may be left out"),
     Qualifier("trace", "trace:7b3f*", "trace id of an envelope"),
-    Qualifier("meta", "meta:c0ffee*", "meta.id of an envelope; its retries share it"),
+    Qualifier("meta", "meta:c0ffee*", "meta.id of an envelope, shared by its retries"),
     Qualifier("attempts", "attempts:>1", "attempts in the envelope; not the broker's deliveries"),
     Qualifier("verdict", "verdict:poison", "reason why the envelope was rejected; * for any"),
     Qualifier("id", "id:d7e7*", "message id or its beginning, or #number"),
@@ -63,7 +63,7 @@ QUALIFIERS: Final = (
     ),
     Qualifier("deliveries", "deliveries:>3", "number of times it was delivered"),
     Qualifier("size", "size:>100k", "bytes of the body"),
-    Qualifier("ttl", "ttl:<60s", "time left; never"),
+    Qualifier("ttl", "ttl:<60s", "time left, or never"),
     Qualifier("age", "age:>1h", "time since it was published"),
     Qualifier("reason", "reason:crc", "why it was settled or dead-lettered, or a verdict's detail"),
     Qualifier("origin", "origin:orders", "original queue of a dead-letter record"),
@@ -170,7 +170,7 @@ def _wildcards(pattern: str) -> int:
 
 def _pattern(name: str, value: str, is_negated: bool) -> SearchTerm:
     if _HIDDEN.search(value):
-        _refuse(f"{name}: contains a control character.", "no control characters except line feeds")
+        _refuse(f"{name}: the value has a control character.", "no controls except line feeds")
     if not value:
         _refuse(f"{name}: has no value.", "at least one character")
     if _wildcards(value) > WILDCARDS:

@@ -206,7 +206,7 @@ def _of_holder(queue: QueueStatus, holding: ConsumerLoad, now_ms: int) -> Iterat
         return
     text = f"Client {holding.client} has held a message for {_duration(held_ms)}"
     if timeout_ms > held_ms:
-        text += f"; it returns in {_duration(timeout_ms - held_ms)}"
+        text += f"; the message returns in {_duration(timeout_ms - held_ms)}"
     yield _notice(queue, "warn", text, "Consumers", tab="consumers")
 
 

@@ -105,7 +105,7 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitU
     )  # fmt: skip
     yield LimitUsage(
         "write_timeout", "Time without reading", most.write_timeout_s,
-        "closed; its messages return",
+        "closed; the messages it held return",
         reached=closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0),
         setting="limits.write_timeout_s", unit="s",
     )  # fmt: skip

@@ -195,7 +195,7 @@ class LiveFeeds:
         self.is_closed = False
         # Waiting identities by wake-up event; ``close`` sets the events.
         self.waits: dict[asyncio.Event, str] = {}
-        self.states: dict[Hashable, FeedState] = {}  # by feed key
+        self.states: dict[Hashable, FeedState] = {}  # keyed by feed key
         self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # least recently used first
         self._number = 0
         self.streams_refused = 0

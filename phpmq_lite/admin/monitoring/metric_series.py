@@ -103,8 +103,8 @@ class MetricLabels:
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()  # held during a scrape
-        self._named: dict[str, QueueSeries] = {}  # by label, in the order of assignment
-        self._ids: dict[int, QueueSeries] = {}  # by queue_id; only queues with their own label
+        self._named: dict[str, QueueSeries] = {}  # keyed by label, in order of assignment
+        self._ids: dict[int, QueueSeries] = {}  # keyed by queue_id; queues with their own label
         self._gone: dict[str, None] = {}  # labels of removed queues, oldest first
         self._other = QueueSeries(OTHER)
         self._has_other = False
@@ -186,7 +186,7 @@ class HttpCounters:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()  # route, method, status
-        self.seconds: dict[str, DurationHistogram] = {}  # by route
+        self.seconds: dict[str, DurationHistogram] = {}  # keyed by route
 
     def add(self, route: str, method: str, status: int, seconds: float | None) -> None:
         """Count a response; ``seconds`` is None for a stream."""

@@ -51,7 +51,7 @@ class RestartReport:
     start: Start
     title: str
     facts: list[SystemFact]
-    expired: list[tuple[str, int]]  # by queue
+    expired: list[tuple[str, int]]  # queue and count
     checks: list[str]
 
 
@@ -233,7 +233,7 @@ def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[Sys
         SystemFact(
             "Settled messages", number(stored.history_rows), f"at most {number(history.rows)}"
         ),
-        SystemFact("Stored bodies", size(stored.history_bytes), f"at most {size(history.bytes)}"),
+        SystemFact("Body size", size(stored.history_bytes), f"at most {size(history.bytes)}"),
         _oldest("Oldest", stored.history_oldest_at, history.days),
         SystemFact("Deleted messages", number(stored.deleted_rows), share),
         SystemFact("Removed messages", number(stored.removed), "by retention so far"),

@@ -72,7 +72,7 @@ class VerdictBadge:
 
 
 def looks_like_envelope(index: IndexedFields | None) -> bool:
-    """Return whether a body looks like an envelope: it has a URN or two other members of one."""
+    """Return whether a body looks like an envelope: it has a URN or two other envelope members."""
     if index is None:
         return False
     others = (index.trace_id, index.meta_id, index.attempts)

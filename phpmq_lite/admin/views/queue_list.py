@@ -251,7 +251,7 @@ async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> 
 def retry_hint(queue: QueueStatus) -> str:
     """Return a warning if a delayed-retry queue has consumers."""
     who = count_of(queue.consumers, "consumer receives", "consumers receive")
-    return f"{who} messages before their delay is over; it forwards them to {queue.name[:-6]}"
+    return f"{who} messages before their delay ends; the queue forwards them to {queue.name[:-6]}"
 
 
 def paused_sides(queue: QueueStatus) -> list[str]:

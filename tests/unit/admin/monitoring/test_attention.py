@@ -85,7 +85,9 @@ def test_message_held_for_more_than_half_of_its_time_is_told_with_its_holder() -
         ConsumerLoad(2, 9, 1, 30, NOW_MS - 6 * MINUTE_MS),
     )
     told = found(slow, queue_status("patient", 2), seen=AttentionFacts(NOW_MS, held=held))
-    assert [n.text for n in told] == ["Client 7 has held a message for 6 min; it returns in 4 min"]
+    assert [n.text for n in told] == [
+        "Client 7 has held a message for 6 min; the message returns in 4 min"
+    ]
 
 
 def test_paused_sides_are_told() -> None:
@@ -148,8 +150,8 @@ def test_what_the_verdict_refused_is_told_apart_from_what_died() -> None:
 
 def test_consumers_of_a_retry_queue_are_told() -> None:
     [told] = found(queue_status("mail.retry", 3, ready=3, consumers=1))
-    assert "1 consumer receives messages before their delay is over" in told.text
-    assert told.text.endswith("it forwards them to mail")
+    assert "1 consumer receives messages before their delay ends" in told.text
+    assert told.text.endswith("the queue forwards them to mail")
 
 
 def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
