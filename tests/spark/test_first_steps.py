@@ -26,9 +26,9 @@ from tests.docs.snippets import Walk, skip_where_lacking, walk
 PAGE: Final = "docs/start/first-steps.md"
 HEAD: Final = """# First steps, as a test took them
 
-Somebody has a broker and its `README.md`, and takes its steps in their order. This
-page was written by `tests/spark/test_first_steps.py`, which runs the commands of the README and
-compares this page with what they say now; `…` is what differs each time.
+This page shows the commands of the `README.md` in order, with their output. It is written by
+`tests/spark/test_first_steps.py`, which runs the commands and compares their output with this page;
+`…` stands for text that differs each time.
 """
 VARIES: Final = re.compile(
     r"\b0000[0-9a-f]{4,28}…?"  # ids, cut short where a table has no room for them
