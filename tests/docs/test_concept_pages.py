@@ -92,7 +92,11 @@ def comes_back(happens: Callable[[Scene], None]) -> tuple[str, str]:
     [
         ("its consumer requeues it (005)", [Scene.requeue], "first"),
         ("the connection ends", [Scene.leave], "first"),
-        ("nothing is heard of it for `ack_timeout_s` (30 minutes)", [Scene.say_nothing], "yes"),
+        (
+            "its consumer does not settle it within `ack_timeout_s` (30 minutes)",
+            [Scene.say_nothing],
+            "yes",
+        ),
         ("its consumer changes its credit (another 002), or stops", [Scene.ask_anew], "no"),
         (
             "an operator releases or requeues it",

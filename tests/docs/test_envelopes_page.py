@@ -51,7 +51,7 @@ def test_reasons_of_layer_c_are_all_named() -> None:
 
 
 def test_block_has_the_members_of_the_page() -> None:
-    named = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows("| member | is |")))
+    named = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows("| member | meaning |")))
     assert sorted(named) == sorted(field.name for field in fields(DeadLetterBlock))
 
 

@@ -42,7 +42,7 @@ def test_bounds_are_those_of_the_code() -> None:
         f"at most {limits.batch_commands:,} commands or {limits.batch_bytes >> 20} MiB",
         f"a window of {limits.window:,} ready messages",
         f"the bodies of both ({limits.body_cache >> 20} MiB at most)",
-        f"at most {MAX_PER_PUBLISHER} messages at once and at least {MIN_PER_BATCH} a batch",
+        f"at most {MAX_PER_PUBLISHER} messages at once and at least {MIN_PER_BATCH} per batch",
     )
     assert [text for text in told if text not in PAGE] == []
 

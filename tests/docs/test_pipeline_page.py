@@ -79,7 +79,7 @@ def test_names_of_kafka_are_those_that_are_refused() -> None:
 
 
 def test_columns_are_those_of_the_source() -> None:
-    told = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in rows("| of | columns |")}
+    told = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in rows("| source | columns |")}
     assert told == {
         "history": columns.HISTORY_COLUMNS.names,
         "a queue": columns.QUEUE_COLUMNS.names,
