@@ -183,7 +183,7 @@ def test_words_of_the_picture_are_states_and_events() -> None:
 
 
 def test_table_of_turns_has_every_event_once() -> None:
-    told = [row[0] for row in rows("| turn |")]
+    told = [row[0] for row in rows("| transition |")]
     assert sorted(told) == sorted(
         ["publish", *(event.value.replace("_", " ") for event in StateEvent)]
     )
