@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import (
@@ -207,7 +208,8 @@ def _report_pass(done: RelayPass, left: int) -> None:
     if done.is_unreachable:
         raise CommandError("the broker did not answer; the remaining rows are kept")
     if left:  # rows that failed, are not due yet, or are leased by another relay
-        raise CommandError(f"{left:,} rows left; `phpmq-lite outbox status` shows them")
+        rows = f"{left:,} {plural(left, 'row', 'rows')}"
+        raise CommandError(f"{rows} left; `phpmq-lite outbox status` shows them")
 
 
 @contextmanager

@@ -96,8 +96,9 @@ def is_local(master: str) -> bool:
 class SourceConnection:
     """The location of the history: a broker's admin address, or its database file.
 
-    ``url`` is the admin address without ``/api``, as in ``http://127.0.0.1:9101``. ``path`` needs a
-    local master, because SQLite over a network file system is unsafe.
+    ``url`` is the admin address without ``/api``, as in ``http://127.0.0.1:9101``; ``token`` is the
+    API token to send there. ``path`` needs a local master, because SQLite over a network file
+    system is unsafe.
 
     Raises:
         OptionError: neither or both of ``url`` and ``path`` are set, or a value is invalid.

@@ -74,13 +74,13 @@ def test_address_without_a_scheme_is_a_wrong_use() -> None:
 def test_address_of_no_admin_is_a_wrong_use(url: str) -> None:
     result = run("create", "x", "--url", url)
     assert result.exit_code == 2
-    assert "write http://HOST:PORT" in result.stderr
+    assert "use http://HOST:PORT" in result.stderr
 
 
 def test_context_without_a_scheme_that_is_remembered_is_a_wrong_use() -> None:
     contexts.save_contexts("x", {"x": contexts.BrokerContext("x", url="mq:9601")})
     result = CliRunner().invoke(root_command, ["queue", "list"])
-    assert (result.exit_code, "write http://mq:9601" in result.stderr) == (2, True)
+    assert (result.exit_code, "use http://mq:9601" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("in_use", [False, True])
@@ -92,7 +92,7 @@ def test_token_file_does_not_go_with_a_data_folder(tmp_path: Path, in_use: bool)
     where = [] if in_use else ["--data", str(tmp_path)]
     result = CliRunner().invoke(root_command, ["queue", "list", "--token-file", str(path), *where])
     assert result.exit_code == 2
-    assert "--token-file needs --url" in result.stderr
+    assert "--token-file requires --url" in result.stderr
 
 
 def test_token_file_in_another_encoding_is_named(tmp_path: Path) -> None:

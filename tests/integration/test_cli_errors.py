@@ -127,7 +127,7 @@ BAD_VALUES = [
     (["queue", "set", "q", "on_expire=x", "{here}"], 4, "on_expire must be history, dead_letter"),
     (["message", "search", "x" * 3000, "{here}"], 4, "Error: q has more than 2000 characters.\n"),
     (["message", "requeue", "0" * 32, "--ttl", "9999999999", "{here}"], 4, "ttl_s must be at most"),
-    (["bench", "--url", "127.0.0.1:1"], 2, "write phpmq://HOST:PORT"),
+    (["bench", "--url", "127.0.0.1:1"], 2, "use phpmq://HOST:PORT"),
 ]  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_released_claims_are_an_error(
     run(spark, tmp_path, sink, **options(broker))
     forget_commit(tmp_path, 0)
     del broker.held[5]
-    with pytest.raises(PySparkException, match="1 of the claims 1 to 10 of 's' were released"):
+    with pytest.raises(PySparkException, match="1 of the claims 1 to 10 held by 's' were released"):
         run(spark, tmp_path, sink, **options(broker))
     run(spark, tmp_path, sink, failOnDataLoss=False, **options(broker))
     assert sink.all == [1, 2, 3, 4, 6, 7, 8, 9, 10]
@@ -88,7 +88,7 @@ def test_checkpoint_of_another_subscription_or_history_is_refused(
 ) -> None:
     broker.ready = [b"x"]
     run(spark, tmp_path, Batches("claim"), **options(broker))
-    with pytest.raises(PySparkException, match="checkpoint is of subscription 's'"):
+    with pytest.raises(PySparkException, match="checkpoint belongs to subscription 's'"):
         run(spark, tmp_path, Batches("claim"), **(options(broker) | {"subscription": "t"}))
     with pytest.raises(PipelineError, match="belongs to 's', not to 't'"):
         final_ack(SourceConnection(broker.url), "t", str(tmp_path))
