@@ -40,7 +40,7 @@ class SettingDefinition:
 
     label: str
     help: str
-    group: str = ""  # section of the form; empty: not in the form
+    group: str = ""  # section of the form; empty if the form does not show it
     maximum: int = 0  # for numbers; the minimum is 0
     max_length: int = 0  # for text, in characters
     choices: Mapping[str, str] = field(default_factory=dict)  # value -> label

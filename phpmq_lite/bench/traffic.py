@@ -174,7 +174,7 @@ _RECEIPT_BYTES: Final = 256  # upper bound for the size of a receipt
 
 
 def unconfirmed_limit(size: int) -> int:
-    """Return how many messages of ``size`` bytes may be unconfirmed, limited by total size."""
+    """Return how many messages of ``size`` bytes may await confirmation at once."""
     return max(2, min(UNCONFIRMED, _UNCONFIRMED_BYTES // size))
 
 

@@ -134,7 +134,7 @@ def publish_items(
     is_stored = [item.message is not None for item in items]
     for at, outcome in zip(due, outcomes, strict=True):
         if isinstance(outcome, NoReplyError):
-            raise CommandError(f"{outcome}; run the import again; nothing is stored twice")
+            raise CommandError(f"{outcome}; run the import again; it skips what is already stored")
         if outcome is None:
             tally.store(items[at])
         else:

@@ -89,7 +89,7 @@ def repeat_content(content: bytes, count: int) -> Iterator[list[bytes]]:
 
 
 def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
-    """Yield the lines that each read completes, without their line feeds.
+    """Yield the lines that each read completed, without their newlines.
 
     The last line needs no line feed.  The cost does not depend on the line length, because an
     incomplete line is kept in pieces.

@@ -105,7 +105,7 @@ class FastClientFrames(_FrameCache):
         self._size = 0  # length of the last content
         self._ttl_s: int | None = None
         self._key_size = 0
-        self._id_head: bytes | _Empty = ()  # id header in acknowledgements: P03 and 29 digits
+        self._id_head: bytes | _Empty = ()  # id header of acknowledgements: P03, then 29 digits
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append the whole publishes and acknowledgements from ``pos`` on."""

@@ -262,7 +262,7 @@ class Engine:
         """Return how long to wait if no command arrives; 0 or less means something is due."""
         delay_s = _MAINTENANCE_S
         if self._commit is not None:
-            return delay_s  # the writer is busy and could store nothing
+            return delay_s  # the writer is busy and could not store anything
         if self._open is not None:
             return self._ack_delay.ends_at - self._loop.time()
         if (wake_ms := self.core.next_wake_ms) is not None:

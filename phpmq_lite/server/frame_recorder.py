@@ -218,7 +218,7 @@ def _describe_packet(message: int, packet: int, content: bytes, length: int) -> 
 
 
 FRAMES: Final = 50  # frames recorded per connection
-FRAMES_PER_S: Final = 200  # both directions together; frames above this are skipped
+FRAMES_PER_S: Final = 200  # total for both directions; frames beyond this limit are skipped
 IDLE_S: Final = 60.0  # recording ends after this long without a viewer
 WATCHED: Final = 16  # connections watched at the same time
 ERRORS: Final = 100  # protocol errors kept

@@ -385,6 +385,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._broker.bounds().history_id
         if offset["history"] != now:
             raise DataLossError(
-                f"the broker's history is {now}, but this query claimed in {offset['history']}:"
-                " the broker was restored or replaced; start a new checkpoint"
+                f"the broker's history is {now}, but the checkpoint belongs to history"
+                f" {offset['history']}. The broker was restored or replaced; start a new checkpoint"
             )

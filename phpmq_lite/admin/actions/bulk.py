@@ -271,7 +271,7 @@ class RedrivePlan:
 
     targets: Counter[str]  # messages that would be published, by queue
     poisoned: Counter[str]  # messages that would be quarantined again, by reason
-    skipped: Counter[str]  # records that would stay, by reason
+    skipped: Counter[str]  # records that would be kept, grouped by reason
 
 
 async def plan_redrive(

@@ -124,8 +124,8 @@ async def check_form(request: web.Request, token: str) -> None:
         raise Problem(
             403,
             "stale_form",
-            "This form does not belong to your session, or the broker has restarted since. "
-            "Reload the page; nothing was changed.",
+            "This form does not belong to your session, or the broker has restarted since the page "
+            "was loaded. Reload the page; nothing was changed.",
             field=CSRF_FIELD,
         )
 

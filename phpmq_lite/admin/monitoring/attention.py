@@ -256,7 +256,7 @@ def _duration(ms: int) -> str:
 async def read_notices(
     context: Context, status: BrokerStatus, ages: dict[int, int]
 ) -> list[Notice]:
-    """Read the facts and return the notices about them."""
+    """Read the current status and return the notices for it."""
     now_ms, signs = context.now_ms(), RecentActivity(context.readers)
     since_ms = now_ms - LATELY_MS
     disk = await measure_disk(context.readers.path)

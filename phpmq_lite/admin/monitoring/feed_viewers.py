@@ -1,4 +1,4 @@
-"""Keys of live feeds and owners of streams: who shares a feed, and who a stream counts for."""
+"""Which clients share a live feed, and whose limit each stream counts against."""
 
 from collections.abc import Callable, Hashable
 from typing import Final

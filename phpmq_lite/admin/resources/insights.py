@@ -45,7 +45,7 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 
 
 async def put_summary(request: web.Request) -> web.StreamResponse:
-    """Replace the summary on the Insights page; it must be version 1 and at most 2 MiB."""
+    """Replace the summary on the Insights page. The new one must be version 1, at most 2 MiB."""
     context, identity = context_of(request), identity_of(request)
     if identity.queues:
         raise Problem(

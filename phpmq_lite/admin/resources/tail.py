@@ -49,7 +49,7 @@ _MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # detai
 
 @dataclass(slots=True, frozen=True)
 class TailEvent:
-    """A message's event; ``preview`` is None if it must be read from the database."""
+    """An event of a message; ``preview`` is None if it must be read from the database."""
 
     kind: str
     at_ms: int  # Unix ms

@@ -176,7 +176,7 @@ def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
 
 @contextmanager
 def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
-    """Run one transaction on the copy, and wait until it is on disk."""
+    """Run one transaction on the copy and flush it to disk."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         try:
             connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # a single file from now on

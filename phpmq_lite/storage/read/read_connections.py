@@ -287,7 +287,7 @@ class RowReader:
 # -- text and patterns in large bodies
 
 # SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body: 8 MiB of one
-# letter and a pattern of 2,000 take half a minute, and nothing can interrupt a function.  These
+# letter and a pattern of 2,000 take half a minute, and SQLite cannot interrupt a function.  These
 # functions are linear in the body; ``check`` is called before each piece and raises if time is up.
 
 PIECE: Final = 1 << 16  # bytes or characters: 20 µs if searched as bytes

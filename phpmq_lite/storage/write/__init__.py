@@ -1,1 +1,1 @@
-"""The one connection that writes, and what it does between batches."""
+"""The only write connection, and the maintenance that it runs between batches."""

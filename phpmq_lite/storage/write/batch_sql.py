@@ -65,7 +65,7 @@ def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of new messages for ``insert_enveloped``: columns up to ``attempts``."""
+    """Return the column values that ``insert_enveloped`` stores for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
