@@ -365,7 +365,7 @@ class Batch:
     created: list[Message] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)  # for created messages; flat: seq, content
     created_bytes: int = 0
-    # dispatched in this batch
+    # already on disk, dispatched in this batch
     dispatched: list[Message] = field(default_factory=list)
     # other changes to rows on disk, by seq
     changed: dict[int, Message] = field(default_factory=dict)

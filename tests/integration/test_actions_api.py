@@ -359,7 +359,7 @@ async def test_cursor_past_64_bits_is_refused(site: HttpSite) -> None:
 
 
 async def token(site: HttpSite, role: str, *queues: str) -> dict[str, str]:
-    """Have a token made over the control socket; gives the header that has it."""
+    """Create a token over the control socket; return the header that carries it."""
     socket = aiohttp.UnixConnector(str(site.broker.data / "control.sock"))
     asked = {"name": f"{role}-{len(queues)}", "role": role, "queues": list(queues)}
     async with (
@@ -426,7 +426,7 @@ async def test_settings_and_erase_are_for_admins(site: HttpSite) -> None:
 
 
 async def bury(site: HttpSite, queue: str, count: int) -> list[str]:
-    """Have messages of a queue die; gives the ids of their records."""
+    """Dead-letter messages of a queue; return the ids of their records."""
     await site.publish_many(queue, count)
     async with site.client() as client, client.consume(queue, credit=count) as consumer:
         for _ in range(count):

@@ -202,7 +202,7 @@ def test_stranger_does_not_acknowledge_what_another_live_connection_holds(rig: C
     assert rig.core.ignored == {"foreign": 3}
 
 
-def test_anybody_acknowledges_what_no_live_connection_holds(rig: CoreRig) -> None:
+def test_any_connection_acknowledges_a_message_that_no_live_connection_holds(rig: CoreRig) -> None:
     worker, stranger = rig.consumer(credit=1), rig.connect()
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     ready = next(iter(rig.queue().window or ()))
