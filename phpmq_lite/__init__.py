@@ -1,4 +1,4 @@
-"""PHPMQ Lite: a message broker for one machine that stores every message in SQLite.
+"""PHPMQ Lite, a single-machine message broker that stores every message in SQLite.
 
 ``phpmq-lite serve`` runs it: PHPMQ over TCP, an admin web UI, one process and one data folder.
 Confirmed messages are on disk, and consumers receive only messages that are stored.

@@ -1,4 +1,4 @@
-"""Runs the ``phpmq-lite`` command, as ``python -m phpmq_lite``."""
+"""Entry point of ``python -m phpmq_lite``, which runs the ``phpmq-lite`` command."""
 
 from phpmq_lite.cli.main import main
 

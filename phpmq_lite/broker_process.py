@@ -1,4 +1,4 @@
-"""A broker in its own process that tests and benchmarks can start, kill and restart."""
+"""Broker in a separate process that tests and benchmarks can start, kill and restart."""
 
 import os
 import secrets
@@ -17,12 +17,12 @@ from typing import Final, Self, TextIO
 
 from phpmq_lite.errors import StartRefusedError
 
-_START_S: Final = 120.0  # a broker that is not ready by then is killed
-_STOP_S: Final = 30.0  # how long a broker may take to exit
+_START_S: Final = 120.0  # a broker that is not ready after this time is killed
+_STOP_S: Final = 30.0  # time limit for a broker to exit
 
 
 class StartFailedError(StartRefusedError):
-    """A broker exited instead of opening its listeners; ``code`` is its exit code."""
+    """The broker exited before it opened all its listeners; ``code`` is its exit code."""
 
     def __init__(self, code: int, output: str) -> None:
         super().__init__(f"the broker did not start (exit code {code}): {output}")
@@ -31,7 +31,7 @@ class StartFailedError(StartRefusedError):
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block these signals; a process that is started in this context inherits the block."""
+    """Block signals within the context; processes started there inherit the block."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -43,7 +43,7 @@ def _hold_port() -> socket.socket:
     """Reserve a free loopback port for a broker and its restarts.
 
     A UDP socket holds the port, so the broker can still listen on it with TCP, and no other test
-    gets it. It lies below the range from which systems choose ports for outgoing connections.
+    gets it. The port is below the range from which systems choose outgoing ports.
     """
     while True:
         address = "127.0.0.1", 20_000 + secrets.randbelow(12_000)
@@ -60,24 +60,24 @@ def _hold_port() -> socket.socket:
 
 @dataclass
 class BrokerProcess:
-    """``phpmq-lite serve`` in its own process, on a free port that it keeps across restarts.
+    """A ``phpmq-lite serve`` process on a free port, which it keeps across restarts.
 
     Use it in a ``with`` block, which starts the broker and kills it on exit.
     """
 
     data: Path
     flags: list[str] = field(default_factory=list)
-    listeners: int = 1  # number of PHPMQ listeners, including those the flags add
-    phpmq: list[str] = field(default_factory=list)  # addresses, set by start()
+    listeners: int = 1  # number of PHPMQ listeners, including those added by flags
+    phpmq: list[str] = field(default_factory=list)  # listener addresses, set by start()
     admin: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
-    program: tuple[str, ...] = ("-m", "phpmq_lite")  # arguments for Python
-    env: Mapping[str, str] | None = None  # None: use this process's environment
-    is_isolated: bool = False  # only default settings, and Ctrl-C does not reach it
+    program: tuple[str, ...] = ("-m", "phpmq_lite")  # arguments to the Python interpreter
+    env: Mapping[str, str] | None = None  # None means this process's environment
+    is_isolated: bool = False  # use only default settings, and shield the broker from Ctrl-C
     _port_holder: socket.socket = field(default_factory=_hold_port, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Release the port when the object is garbage collected."""
+        """Arrange for the port to be released when this object is garbage-collected."""
         weakref.finalize(self, self._port_holder.close)
 
     def __enter__(self) -> Self:
@@ -92,14 +92,14 @@ class BrokerProcess:
         self.kill()
 
     def start(self) -> float:
-        """Start the broker; return how many seconds it took to open all its listeners.
+        """Start the broker; return the number of seconds until all its listeners were open.
 
         Raises:
-            StartFailedError: it exited or was not ready in time; the message has its last output.
+            StartFailedError: the broker exited or was late; the message has its last output.
         """
         began_s = time.monotonic()
-        # A Ctrl-C between the start and the assignment would leave a process behind.  If Ctrl-C
-        # in our terminal must reach the broker, the process must not inherit the block.
+        # A Ctrl-C before the assignment to self.process would leave the process running.
+        # Without isolation, Ctrl-C must reach the broker, so it must not inherit a block.
         blocked = [signal.SIGINT] if self.is_isolated else []
         with signals_blocked(*blocked), self.log.open("a", encoding="utf-8") as log:
             self.process = process = self._open(log)
@@ -137,7 +137,7 @@ class BrokerProcess:
 
     @property
     def command(self) -> list[str]:
-        """Command line, always with the same address; without admin unless a flag adds it."""
+        """Command line, always with the same address, and without admin unless a flag adds it."""
         admin = [] if "--admin" in self.flags else ["--admin", "none"]
         listen = "{}:{}".format(*self._port_holder.getsockname())
         settings = (
@@ -150,23 +150,23 @@ class BrokerProcess:
 
     @property
     def log(self) -> Path:
-        """File with its standard error from all starts."""
+        """File that collects the broker's standard error across restarts."""
         return self.data.with_name(self.data.name + ".log")
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of its first PHPMQ listener."""
+        """Host and port of the broker's first PHPMQ listener."""
         host, _, port = self.phpmq[0].rpartition(":")
         return host, int(port)
 
     @property
     def port(self) -> int:
-        """Port of its first PHPMQ listener."""
+        """Port of the broker's first PHPMQ listener."""
         return self.address[1]
 
     @property
     def pid(self) -> int:
-        """Process id; 0 if it is not running."""
+        """Process id of the broker, or 0 if it is not running."""
         return 0 if self.process is None else self.process.pid
 
     def kill(self) -> None:
@@ -190,7 +190,7 @@ class BrokerProcess:
 
 
 def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
-    """Return a broker in its own process, for a ``with`` block.
+    """Return a broker that runs in its own process; use it in a ``with`` block.
 
     Its first listener uses a free loopback port; if ``flags`` add listeners, set ``listeners``.
     """
@@ -198,5 +198,5 @@ def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess
 
 
 def isolated_broker(data: Path, *flags: str) -> BrokerProcess:
-    """Return a broker with default settings; it ignores the environment and the usual files."""
+    """Return a broker with default settings, which ignores the environment and settings files."""
     return BrokerProcess(data, list(flags), is_isolated=True)

@@ -1,4 +1,4 @@
-"""Time: the wall clock, and a *steady* scale that is unaffected by setting the wall clock.
+"""The wall clock, and a *steady* time scale that is unaffected by setting the wall clock.
 
 The steady scale follows a clock that cannot be set, within this process and across restarts, unless
 the machine was rebooted in between.  After a reboot, only the wall clock can show how long the
@@ -19,25 +19,25 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.model import ClockReading
 
-JUMP_MS: Final = 2_000  # if the wall clock is off by more than this, it was set
-GAP_MS: Final = 3_000  # the clock is read every second: after a longer gap, the process had stopped
+JUMP_MS: Final = 2_000  # the wall clock was set if it deviates by more than this
+GAP_MS: Final = 3_000  # the clock is read every second; a longer gap means a stopped process
 DOUBT_MS: Final = 7 * 86_400_000
 
 _RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # continues during suspend
 
 
 class ClockDisturbance(NamedTuple):
-    """What happened to the clocks since the last check."""
+    """Gaps and jumps of the clocks since the last check."""
 
     gap_ms: int  # time without a reading; 0 if negligible
-    jump_ms: int  # how far the wall clock was set forward; negative: back
+    jump_ms: int  # how far the wall clock was set forward; negative if set back
 
 
 class Clock:
-    """Reads both clocks together (``docs/operate/reliability.md``, The clock).
+    """Reads wall and steady time together; see "The clock" in ``docs/operate/reliability.md``.
 
-    ``counters`` are stored every minute, and immediately after a jump; the next start gets them as
-    ``stored``.  ``is_disturbed`` means that ``take_disturbance`` has something to report.
+    ``counters`` are stored every minute, and immediately after a jump; the next start receives them
+    as ``stored``.  ``is_disturbed`` means that ``take_disturbance`` has something to report.
     """
 
     def __init__(
@@ -47,22 +47,22 @@ class Clock:
         read: Callable[[], tuple[int, int]] | None = None,
         boot: int | None = None,
     ) -> None:
-        """Continue from ``stored``; ``read`` returns the wall clock and the running clock in ms."""
+        """Continue from ``stored`` counters; ``read`` returns wall and running clock in ms."""
         self._read = read_clocks if read is None else read
         self._boot = boot_id() if boot is None else boot
         stored = stored or {}
         wall_ms, running_ms = self._read()
-        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # either downtime, or a jump of the clock
-        self.doubt_number = stored.get("clock_doubt_number", 0)  # the next number at that start
+        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # either downtime or a clock jump
+        self.doubt_number = stored.get("clock_doubt_number", 0)  # next message number then
         self.is_doubt_new = False
         steady_ms = self._resume(stored, wall_ms, running_ms)
         jump_ms = wall_ms - stored.get("clock_step_ms", 0) - steady_ms if stored else 0
-        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # set during downtime
+        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # clock jump during downtime
         self.jumps = int(self.start_jump_ms != 0)
         self.last_jump_ms = self.start_jump_ms
         self.is_disturbed = False
         self._base_ms = steady_ms - running_ms
-        self._wall_offset_ms = wall_ms - running_ms  # expected value of the wall clock
+        self._wall_offset_ms = wall_ms - running_ms  # expected distance between the clocks
         self._seen_ms = running_ms
         self._gap_ms = self._jump_ms = 0
 
@@ -97,14 +97,14 @@ class Clock:
         return ClockReading(wall_ms, running_ms + self._base_ms)
 
     def take_disturbance(self) -> ClockDisturbance:
-        """Return what happened to the clocks since the last call."""
+        """Return the gaps and jumps of the clocks since the last call."""
         happened = ClockDisturbance(self._gap_ms, self._jump_ms)
         self._gap_ms = self._jump_ms = 0
         self.is_disturbed = False
         return happened
 
     def pending_decision_counters(self, next_number: int) -> dict[str, int]:
-        """Return counters that store a new, undecided gap; empty if there is none."""
+        """Return the counters that record a new, undecided gap, or an empty dict without one."""
         if not self.is_doubt_new:
             return {}
         self.doubt_number = next_number
@@ -121,12 +121,12 @@ class Clock:
 
 
 def read_clocks() -> tuple[int, int]:
-    """Return the wall clock and the clock that cannot be set, in milliseconds."""
+    """Return the wall clock and a clock that cannot be set, both in milliseconds."""
     return time.time_ns() // 1_000_000, time.clock_gettime_ns(_RUNNING) // 1_000_000
 
 
 def boot_id() -> int:
-    """Return a number that identifies this boot of the machine; 0 if the system provides none.
+    """Return a number that identifies this boot of the machine, or 0 if the system has none.
 
     The number also covers the time namespace, because each has its own start of the running clock.
     """

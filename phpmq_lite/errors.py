@@ -1,11 +1,11 @@
-"""All exceptions of the project, as one tree.
+"""The project's exception hierarchy.
 
 PhpmqError
 ├── ProtocolError
 │   ├── RemoteProtocolError   the peer violated the grammar: close, log and count
 │   └── LocalProtocolError    our side would violate it: a defect in the caller
 ├── TransitionError           the command is late, or not the holder's: ignore and count
-├── RefusedError              a publish or action is not possible now: reply 007 with the reason
+├── RefusedError              a publish or action is refused for now: reply 007 with the reason
 ├── StorageError
 │   ├── StorageFullError      known outcome: rolled back
 │   ├── NotWritableError      known outcome: rolled back; fail-stop if it persists, exit 74
@@ -19,7 +19,7 @@ PhpmqError
     ├── ConnectionLostError   unanswered publishes may or may not be stored
     └── PublishRefusedError   the broker refused a confirmed publish
 
-A message names the thing, the value and the bound: ``content is 9000000 bytes, the limit is
+A message names the thing, the value and the bound: ``content is 9000000 bytes; the limit is
 8388608``.  Raise or handle an error; never log it and continue.
 """
 
@@ -27,17 +27,17 @@ import os
 import re
 from typing import Final
 
-_TLS: Final = {"WRONG_VERSION_NUMBER": "it does not speak TLS"}
+_TLS: Final = {"WRONG_VERSION_NUMBER": "the server does not speak TLS"}
 
 
 def os_reason(error: OSError) -> str:
-    """Return why the system or TLS failed, without error numbers or Python's own wording."""
-    if verify := getattr(error, "verify_message", None):  # a TLS error
-        return f"its certificate is not trusted: {verify}"
+    """Describe a system or TLS error, without error numbers or Python's own wording."""
+    if verify := getattr(error, "verify_message", None):  # only TLS errors have this
+        return f"the server's certificate is not trusted: {verify}"
     if reason := getattr(error, "reason", None):
         return _TLS.get(reason, f"TLS failed: {reason.replace('_', ' ').lower()}")
     text = error.strerror or str(error) or type(error).__name__
-    if "Connect call failed" in text or "Multiple exceptions" in text:  # from asyncio
+    if "Connect call failed" in text or "Multiple exceptions" in text:  # asyncio's wording
         number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), None)
         return text if number is None else os.strerror(number)
     return text
@@ -48,11 +48,11 @@ class PhpmqError(Exception):
 
 
 class ProtocolError(PhpmqError):
-    """Bytes that do not follow the PHPMQ protocol."""
+    """Bytes violate the PHPMQ protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent bytes that the grammar does not allow; close without a reply.
+    """The peer sent bytes that the grammar does not allow; close the connection, do not reply.
 
     ``code`` is one of the short names in ``protocol/frames.py``, for counters; ``offset`` is the
     number of bytes in the connection before the first invalid one.
@@ -70,11 +70,11 @@ class LocalProtocolError(ProtocolError):
 
 
 class TransitionError(PhpmqError):
-    """The message cannot change in this way: it is settled, or another consumer holds it."""
+    """State change not allowed: the message is settled, or another consumer holds it."""
 
 
 class RefusedError(PhpmqError):
-    """The broker refuses an operation now; ``code`` is a short reason for counters and receipts."""
+    """The broker refused an operation; ``code`` is a short reason for counters and receipts."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -82,15 +82,15 @@ class RefusedError(PhpmqError):
 
 
 class StorageError(PhpmqError):
-    """The database cannot do what was requested."""
+    """A database operation failed."""
 
 
 class StorageFullError(StorageError):
-    """There is no space for the batch; it was rolled back, and no part of it is stored."""
+    """Not enough disk space for the batch, which was rolled back completely."""
 
 
 class NotWritableError(StorageError):
-    """The database cannot be written now; nothing is stored.  Retry, and stop if it persists."""
+    """The database is not writable; nothing was stored.  Retry, and stop if the error persists."""
 
 
 class ReadTooLongError(StorageError):
@@ -98,15 +98,15 @@ class ReadTooLongError(StorageError):
 
 
 class OutcomeUnknownError(StorageError):
-    """A commit failed with an unknown outcome: stop at once, without replying to clients."""
+    """A commit failed with an unknown outcome; stop immediately, without replying to clients."""
 
 
 class DatabaseReplacedError(OutcomeUnknownError):
-    """The database or its log was removed or replaced while open: touch neither of them."""
+    """The database or its log was removed or replaced while open; do not touch either file."""
 
 
 class DataDamagedError(StorageError):
-    """The files are damaged or unexpected; the originals are unchanged."""
+    """The data files are damaged or unexpected; the original files were left unchanged."""
 
 
 class EnvelopeError(PhpmqError):
@@ -126,7 +126,7 @@ class ClientError(PhpmqError):
 
 
 class ConnectionLostError(ClientError):
-    """The connection to the broker ended; an unanswered publish may or may not be stored."""
+    """The connection to the broker ended; unanswered publishes may or may not be stored."""
 
 
 class PublishRefusedError(ClientError):

@@ -1,4 +1,4 @@
-"""Histograms of durations in logarithmic buckets, which can be added up for any time range.
+"""Histograms of durations in logarithmic buckets, which can be summed over any time range.
 
 A histogram is a list of ``BUCKETS`` counts.  Up to 15 ms, each millisecond has its own bucket;
 above that, each doubling has eight buckets, so a percentile is at most an eighth too high.  The
@@ -10,13 +10,13 @@ from operator import add as _plus
 from typing import Final
 
 _BITS: Final = 3  # eight buckets per doubling
-_FINE: Final = 2 << _BITS  # shorter durations have one bucket per millisecond
+_FINE: Final = 2 << _BITS  # below this, each millisecond has its own bucket
 BUCKETS: Final = 224
 NEAR_MS: Final = 1 << 14
 
 
 def bucket(ms: int) -> int:
-    """Return the bucket for a duration; 0 if it is negative because a clock was set back."""
+    """Return a duration's bucket; 0 if the duration is negative because a clock was set back."""
     if ms < _FINE:
         return max(ms, 0)
     shift = ms.bit_length() - _BITS - 1
@@ -36,7 +36,7 @@ def upper_ms(index: int) -> int:
 
 
 def percentile(counts: Sequence[int], q: float) -> int | None:
-    """Return the duration (ms) that a fraction ``q`` does not exceed, or None without counts."""
+    """Return the ``q`` quantile (0 to 1) in milliseconds, or None if all counts are 0."""
     rank = q * sum(counts)
     passed = 0
     for index, count in enumerate(counts):
@@ -52,7 +52,7 @@ def add(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def pack(counts: Sequence[int]) -> bytes:
-    """Encode a histogram in a few bytes: for each used bucket, the gap before it and its count."""
+    """Encode a histogram compactly: for each nonzero bucket, the gap before it and its count."""
     packed = bytearray()
     last = -1
     for index, count in enumerate(counts):
@@ -67,14 +67,14 @@ def pack(counts: Sequence[int]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Decode a packed histogram; damaged bytes raise no error."""
+    """Decode a packed histogram; damaged input does not raise an error."""
     counts = [0] * BUCKETS
     add_packed(counts, packed)
     return counts
 
 
 def add_packed(counts: list[int], packed: bytes) -> None:
-    """Add a packed histogram to ``counts`` in place, at a third of the cost of unpacking it."""
+    """Add a packed histogram to ``counts`` in place; this costs a third of unpacking it first."""
     index = -1
     rest = iter(packed)
     for byte in rest:
@@ -85,7 +85,7 @@ def add_packed(counts: list[int], packed: bytes) -> None:
 
 
 def _long(first: int, rest: Iterator[int]) -> int:
-    """Decode a number that takes several bytes."""
+    """Decode a multi-byte number."""
     number, shift = first & 127, 7
     for byte in rest:
         number |= (byte & 127) << shift

@@ -1,9 +1,9 @@
-"""The insights document: what the pipeline writes to ``summary.json`` and the Insights page shows.
+"""The insights document, written by the pipeline to ``summary.json`` for the Insights page.
 
-Lists begin with the busiest entries, but ``last24h`` and ``last30d`` are in order of time; all
-others cover the last 30 days. A minute or hour without an entry had no events. Retried messages are
+``last24h`` and ``last30d`` are ordered by time; all other lists start with the busiest entries and
+cover the last 30 days. A minute or hour without an entry had no events. Retried messages are
 included in ``acked``, but are not successes. Percentiles are exact, except in ``paths``, where they
-are within 1 %. Entries that do not fit into 2 MiB are summed up under ``OTHER_QUEUES``, which has
+are within 1 %. Entries that do not fit into 2 MiB are summed under ``OTHER_QUEUES``, which has
 maxima but no percentiles. Unknown fields are ignored.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document
-OTHER_QUEUES: Final = "(others)"  # name for the sum of omitted queues
+OTHER_QUEUES: Final = "(others)"  # name under which omitted queues are summed
 COUNTS: Final = (
     "published", "dispatched", "acked", "expired", "dead", "deleted", "redelivered", "bytes",
 )  # fmt: skip
@@ -30,64 +30,64 @@ class _DocumentModel(BaseModel):
 
 
 class _QueueRow(_DocumentModel):
-    queue: str = Field(description="name of the queue; (others) is the sum of omitted queues")
+    queue: str = Field(description="queue name; (others) is the sum of all omitted queues")
 
 
 class ArchiveSummary(_DocumentModel):
     """Contents of the archive."""
 
-    offset: NonNegativeCount | None = Field(None, description="last archived offset; null: none")
+    offset: NonNegativeCount | None = Field(None, description="last archived offset; null if none")
     rows: NonNegativeCount = Field(0, description="number of archived messages")
-    dates: NonNegativeCount = Field(0, description="number of days with rows")
+    dates: NonNegativeCount = Field(0, description="number of days that have rows")
     bytes: NonNegativeCount = Field(0, description="size of the archive's files in bytes")
-    outcomes: list[str] = Field([], description="archived outcomes; empty: all")
+    outcomes: list[str] = Field([], description="archived outcomes; empty if all")
     gaps: NonNegativeCount = Field(0, description="number of accepted gaps")
-    missing: NonNegativeCount = Field(0, description="maximum number of missing rows")
+    missing: NonNegativeCount = Field(0, description="upper bound on missing rows")
 
 
 class AcceptedGap(_DocumentModel):
-    """An accepted gap: rows of ``(lo, hi]`` that retention removed before they were archived."""
+    """A range of offsets ``(lo, hi]`` with rows that retention removed before archiving."""
 
     at_ms: UnixMs = Field(description="when the gap was accepted, Unix ms")
-    lo: NonNegativeCount = Field(description="offset before the first one that may be missing")
-    hi: NonNegativeCount = Field(description="last offset that may be missing")
+    lo: NonNegativeCount = Field(description="last offset before the gap")
+    hi: NonNegativeCount = Field(description="last offset of the gap")
     rows: NonNegativeCount | None = Field(
-        None, description="missing rows; null: unknown, at most hi - lo"
+        None, description="number of missing rows; null if unknown (at most hi - lo)"
     )
 
 
 class ArchiveLag(_DocumentModel):
-    """How far the archive was behind the history when the document was written."""
+    """Lag of the archive behind the history when the document was written."""
 
     offset: NonNegativeCount | None = Field(
-        None, description="last offset at finished_at; null: unknown"
+        None, description="last history offset at finished_at; null if unknown"
     )
     rows: NonNegativeCount | None = Field(
-        None, description="settled messages not yet archived; null: unknown"
+        None, description="number of settled messages not yet archived; null if unknown"
     )
 
 
 class PipelineJobState(_DocumentModel):
-    """The last run of a job."""
+    """Most recent run of a pipeline job."""
 
-    name: str = Field(description="archive, metrics, …")
+    name: str = Field(description="job name: archive, metrics, …")
     state: str = Field(description="done, running, failed or stopped")
-    started_at: UnixMs | None = Field(None, description="when it began, Unix ms; null: not known")
-    finished_at: UnixMs | None = Field(None, description="when it ended, Unix ms; null: not yet")
-    offset: NonNegativeCount | None = Field(None, description="last processed offset; null: none")
-    error: str | None = Field(None, description="why it failed; null: no failure, or hidden")
+    started_at: UnixMs | None = Field(None, description="start time, Unix ms; null if unknown")
+    finished_at: UnixMs | None = Field(None, description="end time, Unix ms; null if not ended")
+    offset: NonNegativeCount | None = Field(None, description="last processed offset; null if none")
+    error: str | None = Field(None, description="error message; null if none or hidden")
 
 
 def _wait(statistic: str) -> Any:
-    return Field(None, description=f"time from publish to dispatch in ms: {statistic}; null: none")
+    return Field(None, description=f"{statistic} ms from publish to dispatch; null if none")
 
 
 def _hold(statistic: str) -> Any:
-    return Field(None, description=f"time from dispatch to end in ms: {statistic}; null: none")
+    return Field(None, description=f"{statistic} ms from dispatch to settlement; null if none")
 
 
 class StepFigures(_DocumentModel):
-    """Figures for a period; times are None if nothing was dispatched or settled."""
+    """Figures for one period; times are None if no message was dispatched or settled."""
 
     published: NonNegativeCount = Field(0, description="messages published")
     dispatched: NonNegativeCount = Field(0, description="messages dispatched for the first time")
@@ -95,16 +95,16 @@ class StepFigures(_DocumentModel):
     expired: NonNegativeCount = Field(0, description="messages expired")
     dead: NonNegativeCount = Field(0, description="messages dead-lettered")
     deleted: NonNegativeCount = Field(0, description="messages deleted or purged")
-    redelivered: NonNegativeCount = Field(0, description="repeated deliveries")
-    bytes: NonNegativeCount = Field(0, description="size of the published bodies in bytes")
+    redelivered: NonNegativeCount = Field(0, description="deliveries after a message's first one")
+    bytes: NonNegativeCount = Field(0, description="total size of published bodies in bytes")
     wait_p50: DurationMs | None = _wait("median")
     wait_p95: DurationMs | None = _wait("p95")
     wait_p99: DurationMs | None = _wait("p99")
-    wait_max: DurationMs | None = _wait("max")
+    wait_max: DurationMs | None = _wait("maximum")
     hold_p50: DurationMs | None = _hold("median")
     hold_p95: DurationMs | None = _hold("p95")
     hold_p99: DurationMs | None = _hold("p99")
-    hold_max: DurationMs | None = _hold("max")
+    hold_max: DurationMs | None = _hold("maximum")
 
 
 class _PeriodRow(_QueueRow):
@@ -119,7 +119,7 @@ class SummaryStep(StepFigures, _PeriodRow):
 
 
 class QueueTotals(StepFigures, _QueueRow):
-    """Figures for one queue over a period; times are the maxima of its steps."""
+    """Figures for one queue over a period; each time is the maximum over the period's steps."""
 
     @property
     def settled(self) -> int:
@@ -133,18 +133,18 @@ class QueueTotals(StepFigures, _QueueRow):
 
 
 class UrnTotals(_QueueRow):
-    """Results for envelopes with one URN in one queue."""
+    """Message results for one URN in one queue."""
 
-    urn: str | None = Field(None, description="URN of the envelope; null: none")
+    urn: str | None = Field(None, description="URN of the envelope; null if none")
     acked: NonNegativeCount = Field(0, description="acknowledged messages, including retried ones")
     failed: dict[str, NonNegativeCount] = Field(
-        default_factory=dict, description="dead letters by reason"
+        default_factory=dict, description="number of dead letters by reason"
     )
     attempts: dict[str, NonNegativeCount] = Field(
-        default_factory=dict, description="messages by number of attempts"
+        default_factory=dict, description="number of messages by attempt count"
     )
     retried: NonNegativeCount = Field(
-        0, description="acknowledged, then published again with more attempts"
+        0, description="acknowledged messages published again with a higher attempt count"
     )
 
     @property
@@ -156,8 +156,8 @@ class UrnTotals(_QueueRow):
 class DeadLetterTotals(_QueueRow):
     """Number of dead letters for one queue, URN and reason."""
 
-    urn: str | None = Field(None, description="URN of the envelope; null: none")
-    reason: str | None = Field(None, description="why they were dead-lettered; null: not known")
+    urn: str | None = Field(None, description="URN of the envelope; null if none")
+    reason: str | None = Field(None, description="dead-letter reason; null if unknown")
     count: NonNegativeCount = Field(0, description="number of dead letters")
 
     @property
@@ -167,12 +167,12 @@ class DeadLetterTotals(_QueueRow):
 
 
 class TracePath(_DocumentModel):
-    """Traces that have the same steps."""
+    """Statistics for traces that share the same steps."""
 
-    path: tuple[str, ...] = Field(description="steps in order of arrival, each as queue:urn")
+    path: tuple[str, ...] = Field(description="steps as queue:urn, in order of arrival")
     traces: NonNegativeCount = Field(0, description="number of traces")
-    p50_ms: DurationMs | None = Field(None, description="duration in ms: median; null: unknown")
-    p95_ms: DurationMs | None = Field(None, description="duration in ms: p95; null: unknown")
+    p50_ms: DurationMs | None = Field(None, description="median duration in ms; null if unknown")
+    p95_ms: DurationMs | None = Field(None, description="p95 duration in ms; null if unknown")
 
 
 class ExpiryTotals(_QueueRow):
@@ -188,23 +188,23 @@ class ExpiryTotals(_QueueRow):
 
 
 class PipelineSummary(_DocumentModel):
-    """The whole document."""
+    """The complete insights document."""
 
-    version: Literal[1] = Field(description="version of this format: always 1")
-    finished_at: UnixMs = Field(description="when it was computed, Unix ms")
-    history_id: str | None = Field(None, description="id of the archived history; null: unknown")
+    version: Literal[1] = Field(description="format version, always 1")
+    finished_at: UnixMs = Field(description="when the document was computed, Unix ms")
+    history_id: str | None = Field(None, description="id of the archived history; null if unknown")
     archive: ArchiveSummary = Field(ArchiveSummary(), description="contents of the archive")
-    lag: ArchiveLag = Field(ArchiveLag(), description="how far the archive is behind the history")
+    lag: ArchiveLag = Field(ArchiveLag(), description="lag of the archive behind the history")
     gaps: tuple[AcceptedGap, ...] = Field((), description="accepted gaps, newest first")
-    jobs: tuple[PipelineJobState, ...] = Field((), description="last run of each job")
-    last24h: tuple[SummaryStep, ...] = Field((), description="last 24 hours by queue and minute")
-    last30d: tuple[SummaryStep, ...] = Field((), description="last 30 days by queue and hour")
-    urns: tuple[UrnTotals, ...] = Field((), description="last 30 days by URN and queue")
+    jobs: tuple[PipelineJobState, ...] = Field((), description="most recent run of each job")
+    last24h: tuple[SummaryStep, ...] = Field((), description="last 24 hours, by queue and minute")
+    last30d: tuple[SummaryStep, ...] = Field((), description="last 30 days, by queue and hour")
+    urns: tuple[UrnTotals, ...] = Field((), description="last 30 days, by URN and queue")
     deaths: tuple[DeadLetterTotals, ...] = Field(
-        (), description="last 30 days, most frequent first"
+        (), description="dead letters of the last 30 days, highest count first"
     )
-    paths: tuple[TracePath, ...] = Field((), description="last 30 days, most frequent first")
-    expiries: tuple[ExpiryTotals, ...] = Field((), description="last 30 days by queue")
+    paths: tuple[TracePath, ...] = Field((), description="last 30 days, highest count first")
+    expiries: tuple[ExpiryTotals, ...] = Field((), description="last 30 days, by queue")
 
     def queues(self) -> list[str]:
         """Return the names of all queues in the document, with ``OTHER_QUEUES`` last."""

@@ -1,4 +1,4 @@
-"""This installation: its build, its folders, and the command to install it again."""
+"""Details of this installation: build kind, folders, and the command to reinstall it."""
 
 import json
 import re
@@ -14,18 +14,18 @@ from urllib.request import url2pathname
 
 NAME: Final = "phpmq-lite"
 _EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
-_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # an extra that includes others
+_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # matches an extra that includes other extras
 
 
 def build_kind() -> str:
     """Return ``compiled`` or ``pure Python``."""
-    spec = find_spec("phpmq_lite.model")  # compiled if the build is; find_spec does not import it
+    spec = find_spec("phpmq_lite.model")  # located, not imported; it is compiled in compiled builds
     is_source = spec is None or (spec.origin or "").endswith(".py")
     return "pure Python" if is_source else "compiled"
 
 
 def install_command(*extras: str, flags: str = "") -> str:
-    """Return a command that installs this package again, with ``extras``, into this Python.
+    """Return a command that reinstalls this package, with ``extras``, into the running Python.
 
     The command names the checkout or wheel that the package was installed from.  If that is unknown
     or gone, it names the packages that the extras require, because no index has this package.
@@ -46,7 +46,7 @@ def install_command(*extras: str, flags: str = "") -> str:
 
 
 def _source(own: Distribution | None) -> tuple[Path | None, str]:
-    """Return the checkout or wheel (None if it is gone) and pip's options for it."""
+    """Return the checkout or wheel, or None if it is gone, and the pip options to install it."""
     if own is None:  # running in a checkout that is not installed
         checkout = Path(__file__).resolve().parent.parent
         return (checkout, "-e") if (checkout / "pyproject.toml").is_file() else (None, "")
@@ -84,15 +84,15 @@ def _find(name: str) -> Path:
 
 
 def migrations_folder() -> Path:
-    """Return the folder of the migrations, which are numbered ``.sql`` files."""
+    """Return the migrations folder, which contains numbered ``.sql`` files."""
     return _find("migrations")
 
 
 def docs_folder() -> Path:
-    """Return the folder of the documentation: Markdown pages and images."""
+    """Return the documentation folder, which contains Markdown pages and images."""
     return _find("docs")
 
 
 def templates_folder() -> Path:
-    """Return the folder of the Jinja templates and ``static/``."""
+    """Return the folder that contains the Jinja templates and ``static/``."""
     return _find("templates")

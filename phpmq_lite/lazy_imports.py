@@ -1,4 +1,4 @@
-"""Lazy imports: names of a package that are imported on first use."""
+"""Lazy imports: a package's names are imported when they are first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

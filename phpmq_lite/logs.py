@@ -1,4 +1,4 @@
-"""The log: structlog on standard error, as JSON or for a console, with a rate limit per event.
+"""Logging to standard error with structlog, as JSON or console text, rate-limited per event.
 
 A line has ``event``, ``level``, ``ts``, ``area`` and the fields of the call.  Standard fields are
 named request_id, client, queue, message_id and trace_id; a body is never logged.  Before logging an
@@ -25,8 +25,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO
 
-# If rich is installed, structlog imports all of it to draw tracebacks, which we do not use.  That
-# takes a tenth of the start time, and 5 MB.  None here makes rich appear not to be installed.
+# If rich is installed, structlog imports all of rich to draw tracebacks that we do not use.
+# A None entry hides rich, which saves a tenth of the start time and 5 MB.
 _absent = {"rich": None} if "rich" not in sys.modules else {}
 sys.modules.update(_absent)  # type: ignore[arg-type]
 try:
@@ -40,15 +40,15 @@ LINES_A_MINUTE: Final = 10
 ACCESS: Final = "access"  # area of the access log
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 RECENT_LINES: Final = 1_000
-RECENT_BYTES: Final = 1 << 20  # total size of the lines kept
-LINE_BYTES: Final = 8 << 10  # size of a text in a kept line; longer tracebacks are cut
-_ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, line ends
-_SECRET: Final = frozenset({"token"})  # shown only on a terminal, never kept
+RECENT_BYTES: Final = 1 << 20  # maximum total size of kept lines
+LINE_BYTES: Final = 8 << 10  # longer texts in kept lines, such as tracebacks, are cut
+_ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, separator
+_SECRET: Final = frozenset({"token"})  # fields shown only on a terminal, and never kept
 _MULTILINE: Final = "exception"  # tracebacks keep their line breaks
 
 
 class RateLimit:
-    """Allows ``limit`` lines of each kind per ``window_s``, and counts those above it.
+    """Limits each kind of line to ``limit`` lines per ``window_s``, and counts the excess.
 
     Kinds are never evicted, so they must be a few fixed names, never text from a peer.
     """
@@ -58,10 +58,10 @@ class RateLimit:
     def __init__(self, limit: int = LINES_A_MINUTE, window_s: float = 60.0) -> None:
         self._limit = limit
         self._window_s = window_s
-        self._kinds: dict[str, tuple[float, int]] = {}  # by kind: start of window, lines
+        self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (window start, number of lines)
 
     def count(self, kind: str, now_s: float) -> tuple[bool, int]:
-        """Count a line; return whether to write it, and how many were suppressed before.
+        """Count a line; return whether to write it, and how many lines the last window suppressed.
 
         ``now_s`` is monotonic.  The second value is above 0 only for the first line of a window.
         """
@@ -81,13 +81,13 @@ _peers = RateLimit()
 class LogLine:
     """One log line."""
 
-    number: int  # counts from 1 since the process started
+    number: int  # sequence number since process start, from 1
     ts: str
     level: str
     area: str
     event: str
-    fields: str  # all other fields: "client=12 code=bad-framing"
-    detail: str = ""  # a traceback
+    fields: str  # all other fields, such as "client=12 code=bad-framing"
+    detail: str = ""  # traceback, if any
 
     @property
     def size(self) -> int:
@@ -96,7 +96,7 @@ class LogLine:
 
 
 class RecentLogLines:
-    """The newest log lines, oldest first, limited in number and bytes.  Thread-safe."""
+    """Thread-safe buffer of the newest log lines, oldest first, limited by count and size."""
 
     def __init__(self, lines: int = RECENT_LINES, size: int = RECENT_BYTES) -> None:
         self._limit = lines
@@ -107,7 +107,7 @@ class RecentLogLines:
         self._lock = threading.Lock()
 
     def add(self, event: EventDict) -> None:
-        """Add a line, shortened if too long; evict the oldest lines."""
+        """Add a line, truncated if too long; evict the oldest lines if a limit is exceeded."""
         known = {"event", "ts", "level", "area", _MULTILINE}
         rest = " ".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
@@ -131,7 +131,7 @@ class RecentLogLines:
                 self._bytes -= self._lines.popleft().size
 
     def lines(self, least: str = "debug") -> list[LogLine]:
-        """Return the lines with this level or above, newest first."""
+        """Return the lines at level ``least`` or above, newest first."""
         wanted = _from_level(least)
         with self._lock:
             found = [line for line in self._lines if line.level in wanted]
@@ -150,7 +150,7 @@ recent: Final = RecentLogLines()
 
 
 def is_quiet(kind: str) -> bool:
-    """Count a line of this kind; return True if ten were already written this minute."""
+    """Count a line of this kind; return True if ten have already been written this minute."""
     is_written, not_shown = _peers.count(kind, time.monotonic())
     if not_shown:
         get_logger(__name__).warning("lines_not_shown", kind=kind, count=not_shown)
@@ -184,7 +184,7 @@ def _escape_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     for key, value in event.items():
         if key == _MULTILINE and isinstance(value, str):
             event[key] = "\n".join(map(escape, value.split("\n")))
-        elif not key.startswith("_"):  # belongs to structlog
+        elif not key.startswith("_"):  # names with an underscore belong to structlog
             event[key] = _escape_value(value)
     return event
 
@@ -200,7 +200,7 @@ def configure(
     style: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
 ) -> None:
-    """Send our log and the logs of libraries to ``stream``; call this once.
+    """Send our logs and those of libraries to ``stream``; call this only once.
 
     Args:
         level: lowest level to write: debug, info, warning or error.
@@ -235,7 +235,7 @@ def configure(
 
 
 def set_level(level: str) -> None:
-    """Change the lowest level to write, for existing loggers, too."""
+    """Change the lowest level to write, including for existing loggers."""
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(least))
     logging.getLogger().setLevel(max(least, logging.WARNING))
@@ -252,6 +252,6 @@ def _renderer(is_console: bool, out: TextIO) -> Processor:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Return a logger for a module (``__name__``); a later ``configure()`` affects it, too."""
+    """Return a logger for a module (``__name__``); a later ``configure()`` also affects it."""
     logger: FilteringBoundLogger = structlog.get_logger(area=name.removeprefix("phpmq_lite."))
     return logger

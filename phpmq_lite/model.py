@@ -1,4 +1,4 @@
-"""Data shared by broker, storage and server: messages, queue rows, batches and loaded rows.
+"""Data types shared by broker, storage and server, such as messages, queue rows and batches.
 
 Plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
 """
@@ -12,18 +12,18 @@ from zlib import crc32
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.writes import QuarantinedRows, Write
 
-ROW_BITS: Final = 17  # low bits of stage_row.row_id: the index of the row within its token
+ROW_BITS: Final = 17  # low bits of stage_row.row_id, which hold the row's index within its token
 
 
 class ClockReading(NamedTuple):
     """One reading of the clocks, in milliseconds."""
 
-    wall_ms: int  # Unix time to show to people: published_at, settled_at
-    steady_ms: int  # wall time without observed jumps, used for deadlines
+    wall_ms: int  # Unix time for display: published_at, settled_at
+    steady_ms: int  # wall time corrected for observed jumps; used for deadlines
 
 
 class State(IntEnum):
-    """State of a message; the database stores these numbers."""
+    """Message state; the database stores these numbers."""
 
     READY = 0
     DISPATCHED = 1
@@ -124,14 +124,14 @@ class Message:
         self.source_queue_id = source_queue_id
         self.source_reason = source_reason
         self.body: bytes | None = None
-        self.message_id = b"%016x%016x" % (seq, token)  # as on the wire
-        self.holder: Any = None  # the Consumer that holds it, or SUBSCRIPTION
-        self.held_since_ms = 0  # steady; valid while the message is held
-        self.is_sent = False  # whether it was written to its holder's connection
+        self.message_id = b"%016x%016x" % (seq, token)  # as sent on the wire
+        self.holder: Any = None  # the Consumer holding the message, or SUBSCRIPTION
+        self.held_since_ms = 0  # on the steady scale; valid while the message is held
+        self.is_sent = False  # whether the message was written to the holder's connection
 
 
 def checksum(seq: int, body: bytes) -> int:
-    """Return the CRC-32 of seq (8 bytes, big-endian) and body; it also detects a swapped body."""
+    """Return the CRC-32 of seq (8 bytes, big-endian) and body, so swapped bodies are detected."""
     return crc32(body, crc32(seq.to_bytes(8, "big")))
 
 
@@ -146,11 +146,11 @@ class QueueRow:
     live_count: int = 0
     live_bytes: int = 0
     stored: tuple[int, int] = (0, 0)  # live_count and live_bytes as last passed to the writer
-    created_by: str = ""  # an actor, or the address of a connection; empty: unknown
+    created_by: str = ""  # an actor or a connection's address; empty if unknown
 
 
 def has_room(own: int, total: int, more: int, limit: int) -> bool:
-    """Return whether an owner that has ``own`` out of ``total`` may have ``more``.
+    """Return whether an owner that uses ``own`` of ``total`` may use ``more`` in addition.
 
     A single owner may have all of ``limit``.  So that other owners still get a share, an owner that
     has little may exceed the limit by up to a quarter.  Each must leave at least as much of that
@@ -161,19 +161,19 @@ def has_room(own: int, total: int, more: int, limit: int) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Limits on what is accepted and kept in memory; see ``docs/operate/security.md`` 9."""
+    """Limits on accepted input and memory use; see section 9 of ``docs/operate/security.md``."""
 
     queues: int = 10_000
-    window: int = 3_000  # ready messages in memory, per queue with consumers
-    window_bytes: int = 4 << 20  # total size of their bodies in memory, per queue
-    bodies_bytes: int = 64 << 20  # total size of bodies in memory, for all queues
+    window: int = 3_000  # ready messages kept in memory for each queue with consumers
+    window_bytes: int = 4 << 20  # total size of ready bodies in memory, per queue
+    bodies_bytes: int = 64 << 20  # total size of bodies in memory, across all queues
     credit: int = 1_000  # unacknowledged messages per consumer
-    credit_bytes: int = 16 << 20  # their total size; the first message is always dispatched
-    held: int = 50_000  # dispatched messages, for all consumers together
+    credit_bytes: int = 16 << 20  # total size of these; the first message is always dispatched
+    held: int = 50_000  # dispatched messages, across all consumers
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
     batch_bytes: int = 4 << 20
-    write_bytes: int = 4 << 20  # per connection and batch; the last message may exceed it
+    write_bytes: int = 4 << 20  # per connection and batch; the last message may exceed this
     receipts: int = 100_000
     receipt_window_ms: int = 600_000
 
@@ -188,97 +188,97 @@ class AuditEntry:
     actor: str  # user, "token NAME", "local" (loopback, no login) or "control" (control socket)
     source: str  # ui, http or cli
     address: str
-    action: str  # name of the action, such as "queue.purge"
+    action: str  # action name, such as "queue.purge"
     target: str = ""  # queue, message id, user name, …
     reason: str = ""  # as typed by the user
     request_id: str = ""
     detail: str = ""  # JSON: settings before and after; never bodies, passwords or tokens
-    count: int = 0  # affected messages or other items
+    count: int = 0  # number of affected messages or other items
     result: str = "done"  # done, running, cancelled, or a refusal code
-    audit_id: int | None = None  # row number, once the row is written
+    audit_id: int | None = None  # row number, set when the row is written
 
 
 @dataclass(slots=True, frozen=True)
 class RowsRequest:
-    """Load messages by seq, in the order given, live or settled; skip missing messages."""
+    """Request to load live or settled messages by seq, in order, skipping missing messages."""
 
-    on_rows: Callable[[list[Message], bool], None]  # called once per page: rows, is_last
+    on_rows: Callable[[list[Message], bool], None]  # called for each page: rows, is_last
     seqs: tuple[int, ...]
     bodies: bool = False
-    settled: bool = False  # load them from the history, with the outcome as ``state``
+    settled: bool = False  # load settled messages, with the outcome as ``state``
 
 
-# The indexed fields of a message: URN, trace id, meta.id, attempts.  A plain tuple, because a named
-# tuple costs 0.2 µs more per message.
+# The indexed fields of a message: URN, trace id, meta.id, attempts.
+# This is a plain tuple, because a named tuple costs 0.2 µs more per message.
 Indexed = tuple[str | None, str | None, str | None, int | None]
 
 
 class EnvelopeInspection(NamedTuple):
-    """The indexed fields of a message body, and why the body is invalid, if it is."""
+    """Indexed fields of a message body, and the reason if the body is invalid."""
 
     indexed: Indexed
-    reason: str | None = None  # code: why the body must not reach a consumer
-    detail: str = ""  # the reason as readable text
-    record: tuple[bytes, bytes] | None = None  # if made ahead: its placeholder id and content
+    reason: str | None = None  # code that says why the body must not reach a consumer
+    detail: str = ""  # the reason in readable form
+    record: tuple[bytes, bytes] | None = None  # record built in advance: placeholder id, content
 
 
 class ValidatedPublish(NamedTuple):
-    """The result of validating large content before its batch."""
+    """Result of validating large content ahead of its batch."""
 
-    settings: QueueSettings  # the settings used; if the queue's have changed, ignore the result
+    settings: QueueSettings  # settings used; ignore the result if the queue's have changed
     inspection: EnvelopeInspection
 
 
 class RecordSource(NamedTuple):
-    """What a client's dead-letter record says about its message."""
+    """The original message that a client's dead-letter record describes."""
 
     message_id: bytes
-    reason: str  # the exact cause, as in the history
+    reason: str  # exact cause, as stored in the history
     error: str | None
 
 
 class DeadLetterCause(NamedTuple):
-    """What a dead-letter record says about the dead-lettered message."""
+    """Details of a dead-lettered message, as stored in its dead-letter record."""
 
     queue: str
     message_id: bytes
-    reason: str  # client, max_deliveries, expired, or the reason of a verdict
+    reason: str  # client, max_deliveries, expired or a validation reason
     detail: str
     at_ms: int  # Unix time
 
 
 class EnvelopeInspector(Protocol):
-    """The functions that the core calls to inspect contents; all are pure."""
+    """Pure functions that the core calls to inspect message contents."""
 
     def index(self, content: bytes) -> Indexed | None:
-        """Return the indexed fields without validating, or None if there are none."""
+        """Return the indexed fields, or None if there are none, without validating the content."""
 
     def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
-        """Return the verdict, with the indexed fields."""
+        """Validate the content; return the result and the indexed fields."""
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Return why an envelope must not be changed, not even by adding a block, or None."""
+        """Return why an envelope must not be changed, even by adding a block; None if it may be."""
 
     def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         """Return the content of a dead-letter record."""
 
     def record_source(self, content: bytes) -> RecordSource | None:
-        """Return what a record says about its message, or None."""
+        """Return the original message that a record describes; None if it describes none."""
 
     def redrive_content(self, content: bytes) -> bytes:
         """Return the content to publish when a record is redriven."""
 
     def origin_queue(self, content: bytes) -> str | None:
-        """Return the queue that a record or an envelope names as its origin."""
+        """Return the origin queue named in a record or an envelope."""
 
 
 class Peer(Protocol):
-    """The side of a connection that the engine calls after a commit."""
+    """Connection interface that the engine calls after a commit."""
 
     def send(
         self, dispatches: list[Message], receipts: list["Receipt"], now_ms: int
     ) -> list[Message]:
-        """Send everything from one batch in one write; ``now_ms`` is on the steady scale.
+        """Send all output of one batch in one write; ``now_ms`` is on the steady scale.
 
         Returns the messages that were not sent because their deadlines have passed.
         """
@@ -292,7 +292,7 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Receipt:
-    """Replies to consecutive confirmed publishes: stored if ``reason`` is None, else refused."""
+    """Reply to consecutive confirmed publishes; ``reason`` is None if they were stored."""
 
     queue: str
     keys: Sequence[bytes]
@@ -301,7 +301,7 @@ class Receipt:
 
 @dataclass(slots=True, frozen=True)
 class WindowRequest:
-    """Load the next ready messages of a queue, in order, after a position (exclusive)."""
+    """Request to load a queue's next ready messages, in order, after a position (exclusive)."""
 
     queue_id: int
     after: int
@@ -310,16 +310,16 @@ class WindowRequest:
 
 
 class PageKind(Enum):
-    """Which messages a page contains."""
+    """The kind of messages that a page contains."""
 
-    ALL = 1  # ready and dispatched messages of a queue, by position
-    READY = 2  # only the ready messages of a queue, by position
+    ALL = 1  # a queue's ready and dispatched messages, by position
+    READY = 2  # only a queue's ready messages, by position
     CLAIMED = 3  # messages claimed by a subscription, by claim number
 
 
 @dataclass(slots=True, frozen=True)
 class PageRequest:
-    """Load live messages with ``after`` < position <= ``upto``.
+    """Request to load live messages with ``after`` < position <= ``upto``.
 
     For ``PageKind.CLAIMED``, ``queue_id`` is a subscription_id and positions are claim numbers.
     """
@@ -334,7 +334,7 @@ class PageRequest:
 
 
 class CopiedRows(NamedTuple):
-    """New messages that the writer creates from staged rows; the core does not know them.
+    """Messages that the writer creates from staged rows, without the core loading them.
 
     Their seqs are between ``first`` (inclusive) and ``end`` (exclusive), in the order of the rows.
     """
@@ -342,12 +342,12 @@ class CopiedRows(NamedTuple):
     first: int
     end: int
     publisher: int  # client number
-    counts: dict[int, int]  # queue_id -> number of messages; other seqs stay unused
+    counts: dict[int, int]  # queue_id -> number of messages; remaining seqs stay unused
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one transaction stores, what is loaded right after it, and what is done afterwards.
+    """What one transaction stores, what is loaded right after the commit, and what follows.
 
     Stored in this order: queues, created, dispatched, changed, settled, events, keys, clients,
     counters, claims, staged rows, writes.  A message is either in ``created`` or already on disk;
@@ -356,18 +356,18 @@ class Batch:
 
     wall_ms: int
     first_number: int = 1  # messages with a smaller seq were already on disk
-    commands: int = 0  # number of commands so far, which is limited
-    inspected_bytes: int = 0  # bytes validated or made into records so far, which is limited
-    # -- stored
+    commands: int = 0  # number of commands so far; subject to a limit
+    inspected_bytes: int = 0  # bytes validated or turned into records so far; subject to a limit
+    # -- stored by the transaction
     new_queues: list[QueueRow] = field(default_factory=list)
-    queue_rows: dict[int, QueueRow] = field(default_factory=dict)  # counters changed
-    configured: list[QueueRow] = field(default_factory=list)  # settings changed
+    queue_rows: dict[int, QueueRow] = field(default_factory=dict)  # rows with changed counters
+    configured: list[QueueRow] = field(default_factory=list)  # rows with changed settings
     created: list[Message] = field(default_factory=list)
-    bodies: list[Any] = field(default_factory=list)  # for created messages; flat: seq, content
+    bodies: list[Any] = field(default_factory=list)  # of created messages, flat: seq, content
     created_bytes: int = 0
-    # already on disk, dispatched in this batch
+    # messages already on disk that this batch dispatches
     dispatched: list[Message] = field(default_factory=list)
-    # other changes to rows on disk, by seq
+    # messages on disk with other changes, by seq
     changed: dict[int, Message] = field(default_factory=dict)
     # (outcome, reason) -> seqs
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
@@ -383,14 +383,14 @@ class Batch:
     claims_removed: list[int] = field(default_factory=list)  # seqs
     staged_rows: list[Any] = field(default_factory=list)  # flat, see batch_sql
     writes: list[Write] = field(default_factory=list)
-    # stored by ``writes``; listed here for code that reads the batch
+    # stored by ``writes``, and listed here for code that reads the batch
     copied: list[CopiedRows] = field(default_factory=list)
     # -- loaded after the commit
     windows: list[WindowRequest] = field(default_factory=list)
     seqs: set[int] = field(default_factory=set)
     body_seqs: set[int] = field(default_factory=set)
-    # Messages for which a client may have published a record: seq -> queue_id of its dead-letter
-    # queue, queue_id of NAME.dlq, and its last holder; 0: none.
+    # Messages for which a client may have published a dead-letter record:
+    # seq -> (queue_id of the dead-letter queue, queue_id of NAME.dlq, last holder); 0 means none
     record_seqs: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     pages: list[PageRequest] = field(default_factory=list)
     rows: list[RowsRequest] = field(default_factory=list)
@@ -399,10 +399,10 @@ class Batch:
     # -- done after the commit
     # connection -> dispatches and receipts
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
-    is_partly_sent: bool = False  # part of it was sent, and clients may already be working on it
-    to_resume: set[Any] = field(default_factory=set)  # connections whose publishers can continue
+    is_partly_sent: bool = False  # clients may already be processing a part that was sent
+    to_resume: set[Any] = field(default_factory=set)  # connections whose publishers may continue
     replies: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
-    # (slow work to run outside a batch, callback that gets its result in a later batch)
+    # (slow work to run outside a batch, callback that receives the result in a later batch)
     background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
 
     @property
@@ -430,7 +430,7 @@ class Batch:
         return bool(self.claims_added or self.claims_removed or self.staged_rows or self.writes)
 
     def implies_next_number(self, next_number: int) -> bool:
-        """Return whether the next number can be derived from the rows, without a counter.
+        """Return whether the next message number can be derived from the rows without a counter.
 
         The number before it then belongs to a body.  Rows in ``writes`` may remove bodies.
         """
@@ -455,20 +455,20 @@ class Batch:
 
 @dataclass(slots=True)
 class LoadedRows:
-    """What the writer reads right after a commit, so it includes every change in the batch."""
+    """Rows that the writer reads right after a commit, including the changes from the batch."""
 
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
-    # (queue_id, messages in order, whether these are the last)
-    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None: the message is not live
-    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
+    # (queue_id, messages in order, whether they are the last)
+    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if it is no longer live
+    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
-    # seq of the message -> id and content of records that clients published, oldest first
+    # message seq -> id and content of each record that clients published, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
-    )  # (callback, messages in order, whether these are the last)
+    )  # (callback, messages in order, whether they are the last)
     query_results: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
-    due: list[Message] = field(default_factory=list)  # past their deadline, earliest first
-    next_deadline_ms: int | None = None  # earliest deadline of the other ready messages
+    due: list[Message] = field(default_factory=list)  # messages past their deadline, earliest first
+    next_deadline_ms: int | None = None  # earliest deadline of all other ready messages
     has_due: bool = False
 
 
@@ -487,14 +487,14 @@ class PipelineRows:
 
 @dataclass(slots=True)
 class RecoveredState:
-    """What the writer reads at startup: everything to keep in memory, but no messages."""
+    """State that the writer reads at startup: everything kept in memory except messages."""
 
     queues: list[QueueRow]
-    # queue_id, key, seq, at_ms; oldest first; iterate once, before storing anything
+    # (queue_id, key, seq, at_ms), oldest first; iterate only once, before storing anything
     receipts: Iterable[tuple[int, bytes, int, int]]
     counters: dict[str, int]
     next_deadline_ms: int | None
-    returned: int  # messages that were dispatched before startup and are ready again
+    returned: int  # number of messages dispatched before startup that are ready again
     pipeline: PipelineRows = field(default_factory=PipelineRows)
 
 

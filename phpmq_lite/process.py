@@ -1,4 +1,4 @@
-"""The broker's process: event loop, signals, service manager and memory."""
+"""The broker process: event loop, signals, service manager and memory."""
 
 import asyncio
 import ctypes
@@ -18,14 +18,14 @@ from phpmq_lite.service import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
 
 _NOTIFY_S: Final = 5.0  # interval between notifications without a watchdog
-_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # notifications within the watchdog's timeout
+_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # notifications per watchdog timeout
 
 
 class SystemdNotifier:
-    """Notifies, over a datagram socket, the service manager that started this process."""
+    """Notifies the service manager that started this process, over a datagram socket."""
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
-        """Send to a path or an abstract name after ``@``; ``watchdog_s`` 0 means no watchdog."""
+        """Send to a path or an abstract ``@`` name; ``watchdog_s`` is 0 without a watchdog."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.each_s = (
             min(_NOTIFY_S, watchdog_s / _NOTIFICATIONS_PER_TIMEOUT) if watchdog_s else _NOTIFY_S
@@ -33,7 +33,7 @@ class SystemdNotifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], pid: int) -> Self | None:
-        """Return a notifier if the environment names a socket; ignore a foreign watchdog."""
+        """Return a notifier if the environment names a socket; ignore another process's timeout."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None
@@ -49,7 +49,7 @@ class SystemdNotifier:
             sender.sendto("\n".join(lines).encode(), self._address)
 
 
-# From glibc's malloc.h.  Setting either threshold stops the automatic growth of both.
+# Constants from glibc's malloc.h.  Setting either threshold stops both from growing automatically.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
@@ -57,7 +57,7 @@ _ARENA_MAX: Final = -8
 TRIM_S: Final = 60.0  # interval between trims
 
 _CHOICES: Final = {
-    _ARENA_MAX: 2,  # all other threads share one heap and reuse its freed memory
+    _ARENA_MAX: 2,  # all but the main thread share one heap and reuse its freed memory
     _MMAP_THRESHOLD: 1 << 20,  # larger blocks are mapped, and returned to the system when freed
     _TRIM_THRESHOLD: 4 << 20,  # free memory kept at the end of a heap for the next batch
 }
@@ -69,7 +69,7 @@ def limit_malloc() -> None:
     By default, it has a heap for each of 16 threads and allocates blocks of up to 32 MiB there once
     a block of that size was freed.  Each time the table of keys was moved, it left a hole of 5 MiB.
     """
-    with suppress(AttributeError, OSError):  # another C library
+    with suppress(AttributeError, OSError):  # a C library other than glibc
         choose = ctypes.CDLL(None).mallopt
         for name, value in _CHOICES.items():
             choose(name, value)
@@ -85,22 +85,22 @@ def trim_malloc() -> None:
 
 
 def reduce_garbage_collection() -> None:
-    """Collect garbage rarely, and exclude the objects that exist now.
+    """Run garbage collection less often, and exclude all objects that exist now.
 
     A start creates 150,000 permanent objects, and each scan of them took 60 ms.  A message creates
     a few objects but no cycles; a scan every 700 objects cost about 6 % of the throughput.  A page
     leaves 200 objects in cycles.  While a page is in progress, its objects may be promoted to the
-    oldest generation, so that generation is collected, too.
+    oldest generation, so that generation is also collected.
     """
     gc.freeze()
     gc.set_threshold(10_000, 5, 5)
     gc.enable()
 
 
-STOP_S: Final = 10.0  # longest clean stop; then the process exits after its last commit
-START_STEP_S: Final = 60.0  # each notification during a start extends its timeout by this
-# How long the event loop waits after a system call for a thread that has the GIL.  With Python's
-# default of 5 ms, p99 of confirmed publishes amid refused bodies of 3 MiB was 29 ms, not 10 ms.
+STOP_S: Final = 10.0  # longest clean stop; after it, the process exits with all commits kept
+START_STEP_S: Final = 60.0  # each startup notification extends the start timeout by this
+# After a system call, the event loop waits up to this long for a thread that holds the GIL.
+# Amid refused 3 MiB bodies, p99 of confirmed publishes was 29 ms with Python's 5 ms, not 10 ms.
 SWITCH_S: Final = 0.0005
 _log = logs.get_logger(__name__)
 
@@ -148,7 +148,7 @@ async def _until_signal(
             reporting.cancel()
             manager.notify(STOPPING=1, STATUS="draining")
         if service.handle.status().is_draining:
-            os._exit(0)  # second signal: no data depends on a clean stop
+            os._exit(0)  # exit on the second signal; no data depends on a clean stop
         loop.call_later(STOP_S, os._exit, 0)
         service.stop()
 
@@ -175,9 +175,9 @@ async def _until_signal(
 
 
 async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
-    """Notify the service manager of the start, then regularly that the broker is alive.
+    """Report startup to the service manager, then report regularly that the broker is alive.
 
-    During the start, only the event loop must respond, because threads may take long to check and
+    During startup, only the event loop must respond, because threads may take long to check and
     migrate a large database.
     """
     starting = asyncio.ensure_future(service.wait_ready())
@@ -192,12 +192,12 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
             status = service.handle.summary()
             reason = status.write_problem or (status.shortage and status.shortage.detail)
             text = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
-            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # READY each time, as one may get lost
+            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # repeat READY in case it gets lost
         await asyncio.sleep(manager.each_s)
 
 
 async def _manage_garbage_collection(service: Service) -> None:
-    """Disable garbage collection during the start, and collect rarely after it."""
+    """Disable garbage collection during startup, then run it only rarely."""
     gc.disable()
     await service.wait_ready()
     reduce_garbage_collection()

@@ -9,7 +9,7 @@ _PROC: Final = Path("/proc")
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return how much memory a process has in RAM (VmRSS); 0 if it cannot be read.
+    """Return a process's resident memory in bytes (VmRSS), or 0 if it cannot be read.
 
     ``pid`` None means this process.
     """
@@ -21,7 +21,7 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 def peak_resident_bytes(pid: int | None = None) -> int:
-    """Return the most memory a process has ever had in RAM (VmHWM); 0 if it cannot be read."""
+    """Return a process's peak resident memory in bytes (VmHWM), or 0 if it cannot be read."""
     try:
         lines = (_PROC / str(pid or "self") / "status").read_text("ascii").splitlines()
     except OSError:
@@ -32,4 +32,4 @@ def peak_resident_bytes(pid: int | None = None) -> int:
     for line in lines:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
-    return 0  # a zombie has no memory
+    return 0  # a zombie process has no memory

@@ -1,4 +1,4 @@
-"""Queue settings, each defined once, and the rules for queue names.
+"""Queue settings, each defined in one place, and the rules for queue names.
 
 The broker, the SQL columns, the configuration section ``[queues]``, the API models, the form and
 the command line derive from ``DEFINITIONS``.  To add a setting, add a field to ``QueueSettings``
@@ -15,18 +15,17 @@ from phpmq_lite.errors import RefusedError
 DEAD_LETTER_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
 NAME_BYTES: Final = 255
-LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # for a name with this suffix
+LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # limit for names with this suffix
 NAME_RULE: Final = (
     f"1 to {NAME_BYTES} bytes of UTF-8 (up to {LONGEST_NAME} with suffix {DEAD_LETTER_SUFFIX}), "
     "without control characters except line feeds"
 )
 LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years, so that no time overflows 63 bits
 FORWARD: Final = "forward:"
-_CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # the wire allows line feeds
-HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # used by .retry, too
+_CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # the protocol allows line feeds
+HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # .retry uses these
 _COUNT_MAX: Final = 10**12
 _SECONDS_MAX: Final = 10**9
-
 
 ABOUT: Final = "About this queue"
 MESSAGES: Final = "Messages"
@@ -36,23 +35,23 @@ ALERTS: Final = "Alerts on the overview"
 
 @dataclass(slots=True, frozen=True)
 class SettingDefinition:
-    """The definition of one setting: texts, bounds and where it is stored."""
+    """Definition of one setting: its texts, bounds and storage."""
 
     label: str
     help: str
-    group: str = ""  # section of the form; empty if the form does not show it
-    maximum: int = 0  # for numbers; the minimum is 0
-    max_length: int = 0  # for text, in characters
+    group: str = ""  # form section; empty if the form omits the setting
+    maximum: int = 0  # upper bound of a number; the minimum is 0
+    max_length: int = 0  # of a text, in characters
     choices: Mapping[str, str] = field(default_factory=dict)  # value -> label
-    column: bool = False  # whether it has a column in the table ``queue``
-    broker_default: bool = False  # whether ``[queues]`` can set its default
-    # -- taken from the field of ``QueueSettings``
+    column: bool = False  # whether the table ``queue`` has a column for it
+    broker_default: bool = False  # whether ``[queues]`` can change the default
+    # -- copied from the ``QueueSettings`` field
     name: str = ""
     type: type = str  # bool, int or str
     default: Any = None
 
     def problem(self, queue: str, value: Any) -> str | None:
-        """Return what is wrong with a value, as a phrase to follow the name, or None."""
+        """Describe what is wrong with a value, worded to follow the setting name; None if valid."""
         if self.type is bool:
             return None if isinstance(value, bool) else "must be true or false"
         if self.type is int:
@@ -83,7 +82,7 @@ class SettingDefinition:
 
 @dataclass(slots=True)
 class QueueSettings:
-    """The settings that an operator can change for one queue, with defaults filled in."""
+    """Settings that an operator can change for one queue, with defaults filled in."""
 
     on_expire: str = field(default="history", metadata={"definition": SettingDefinition(
         "When a message expires", "What happens to a message when its TTL has passed.",
@@ -94,25 +93,25 @@ class QueueSettings:
         },
     )})  # fmt: skip
     max_deliveries: int = field(default=20, metadata={"definition": SettingDefinition(
-        "Deliveries", "Dead-letter a message after this many counted deliveries. 0: no limit.",
+        "Deliveries", "Dead-letter a message after this many counted deliveries. 0 means no limit.",
         group=MESSAGES, maximum=_COUNT_MAX, column=True, broker_default=True,
     )})  # fmt: skip
     ack_timeout_s: int = field(default=1_800, metadata={"definition": SettingDefinition(
         "Acknowledgement timeout",
-        "Seconds until an unacknowledged message returns to the queue. 0: never.",
+        "Seconds until an unacknowledged message returns to the queue. 0 means never.",
         group=MESSAGES, maximum=_SECONDS_MAX, column=True, broker_default=True,
     )})  # fmt: skip
     default_ttl_s: int = field(default=0, metadata={"definition": SettingDefinition(
         "Time to live",
-        "TTL in seconds for messages published without one and for forwarded ones. 0: no expiry.",
+        "TTL in seconds for forwarded messages and messages published without a TTL. 0 means none.",
         group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
     )})  # fmt: skip
     max_messages: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Messages", "Refuse publishes above this many messages. 0: no limit.",
+        "Messages", "Refuse publishes above this many messages. 0 means no limit.",
         group=LIMITS, maximum=_COUNT_MAX, column=True, broker_default=True,
     )})  # fmt: skip
     max_bytes: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Bytes", "Refuse publishes above this total body size in bytes. 0: no limit.",
+        "Bytes", "Refuse publishes above this total body size in bytes. 0 means no limit.",
         group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
     )})  # fmt: skip
     payload_policy: str = field(default="observe", metadata={"definition": SettingDefinition(
@@ -124,7 +123,7 @@ class QueueSettings:
         },
     )})  # fmt: skip
     schema_mode: str = field(default="off", metadata={"definition": SettingDefinition(
-        "Schemas", "What happens in envelope queues to data that its schema rejects.",
+        "Schemas", "How envelope queues handle data that its schema rejects.",
         group=MESSAGES, broker_default=True, choices={
             "off": "Off: do not check",
             "warn": "Warn: count it",
@@ -133,13 +132,13 @@ class QueueSettings:
     )})  # fmt: skip
     dead_letter_queue: str = field(default="", metadata={"definition": SettingDefinition(
         "Dead-letter queue",
-        "Queue that receives dead-letter records. Empty: this queue's name followed by .dlq.",
+        "Queue that receives dead-letter records. If empty, this queue's name followed by .dlq.",
         group=MESSAGES, max_length=LONGEST_NAME,
     )})  # fmt: skip
     empty_list_data: str = field(default="php", metadata={"definition": SettingDefinition(
-        "Empty list as data", "When to read the data [] in an envelope as {}.",
+        "Empty list as data", "When to read the data [] of an envelope as {}.",
         group=MESSAGES, broker_default=True, choices={
-            "php": "In envelopes made by PHP",
+            "php": "In envelopes created by PHP",
             "never": "Never",
             "always": "Always",
         },
@@ -161,14 +160,15 @@ class QueueSettings:
         "Owner", "Who is responsible for the queue.", group=ABOUT, max_length=200
     )})  # fmt: skip
     link: str = field(default="", metadata={"definition": SettingDefinition(
-        "Link", "URL of a runbook or dashboard, https:// or http://.", group=ABOUT, max_length=2_000
+        "Link", "Runbook or dashboard URL, http:// or https://.", group=ABOUT, max_length=2_000
     )})  # fmt: skip
     alert_messages: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Ready messages", "Alert above this many ready messages. 0: never.",
+        "Ready messages", "Alert above this many ready messages. 0 means never.",
         group=ALERTS, maximum=_COUNT_MAX,
     )})  # fmt: skip
     alert_age_s: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Oldest ready message", "Alert if the oldest ready message is older (seconds). 0: never.",
+        "Oldest ready message",
+        "Alert if the oldest ready message is older than this many seconds. 0 means never.",
         group=ALERTS, maximum=_SECONDS_MAX,
     )})  # fmt: skip
 
@@ -183,12 +183,12 @@ def _definitions() -> dict[str, SettingDefinition]:
     return found
 
 
-DEFINITIONS: Final = _definitions()  # by name, in the order of the fields
+DEFINITIONS: Final = _definitions()  # by name, in field order
 COLUMNS: Final = tuple(name for name, each in DEFINITIONS.items() if each.column)
 
 
 def to_dict(settings: QueueSettings) -> dict[str, Any]:
-    """Return settings by name; ``asdict`` takes 35 µs, and definitions set 10,000 queues."""
+    """Return settings as a dict; ``asdict`` takes 35 µs, which adds up for 10,000 queues."""
     return {name: getattr(settings, name) for name in DEFINITIONS}
 
 
@@ -202,7 +202,7 @@ def home_of(name: str) -> str | None:
 
 
 def name_problem(name: str) -> str | None:
-    """Return what is wrong with a queue name, or None."""
+    """Describe what is wrong with a queue name, or return None."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -220,7 +220,7 @@ def check_name(name: str) -> None:
         RefusedError: ``bad_name``.
     """
     if (problem := name_problem(name)) is not None:
-        raise RefusedError("bad_name", f"the name of the queue {problem}")
+        raise RefusedError("bad_name", f"the queue name {problem}")
 
 
 def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
@@ -232,13 +232,13 @@ def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         definition = DEFINITIONS.get(name)
         if definition is None:
-            raise RefusedError("unknown_setting", f"there is no queue setting {name!r}")
+            raise RefusedError("unknown_setting", f"unknown queue setting {name!r}")
         if value is not None and (problem := definition.problem(queue, value)) is not None:
             raise RefusedError("bad_setting", f"{name} {problem}")
 
 
 def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | None]) -> None:
-    """Refuse a dead-letter queue whose own dead letters would come back to ``queue``.
+    """Refuse a dead-letter queue whose own dead letters would return to ``queue``.
 
     ``configured`` returns a queue's ``dead_letter_queue`` setting; empty or None if not set.
 
@@ -254,7 +254,7 @@ def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | No
         at = following or at + DEAD_LETTER_SUFFIX
     raise RefusedError(
         "bad_setting",
-        f"dead_letter_queue {target!r} would send dead letters in a circle through {at!r}",
+        f"dead_letter_queue {target!r} would form a cycle of dead-letter queues through {at!r}",
     )
 
 
@@ -265,16 +265,16 @@ def _on_expire_problem(queue: str, value: str) -> str | None:
     if target == value:
         return "must be history, dead_letter or forward:QUEUE"
     if target == queue:
-        return "cannot forward to the same queue"
+        return "must not forward to the queue itself"
     problem = name_problem(target)
-    return None if problem is None else f"forwards to a queue whose name {problem}"
+    return None if problem is None else f"forwards to an invalid queue name, which {problem}"
 
 
 def _dead_letter_queue_problem(queue: str, value: str) -> str | None:
-    """Return what is wrong with the value, or None; ``check_no_cycle`` finds longer cycles."""
+    """Describe what is wrong with the value; ``check_no_cycle`` finds longer cycles."""
     if not value:
         return None
     if value == queue:
-        return "cannot be the queue itself"
+        return "must not be the queue itself"
     problem = name_problem(value)
-    return None if problem is None else f"is a queue whose name {problem}"
+    return None if problem is None else f"is not a valid queue name: it {problem}"

@@ -1,4 +1,4 @@
-"""The composition root: builds, starts and stops all parts of the broker."""
+"""Composition root, which builds, starts and stops all parts of the broker."""
 
 import asyncio
 import errno
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 
 def broker_limits(settings: Settings) -> Limits:
-    """Return the limits for the core."""
+    """Return the core's limits as configured."""
     limits, receipts = settings.limits, settings.receipts
     return Limits(
         queues=limits.max_queues,
@@ -88,7 +88,7 @@ def broker_limits(settings: Settings) -> Limits:
 
 
 def set_limits(core: Broker, limits: Limits) -> None:
-    """Change the limits of a running core, except those on windows and receipts, fixed at start.
+    """Change a running core's limits, except the window and receipt limits, fixed at startup.
 
     If more messages are held than the new limit allows, dispatching stops until fewer are held.
     """
@@ -96,12 +96,12 @@ def set_limits(core: Broker, limits: Limits) -> None:
 
 
 def queue_defaults(settings: Settings) -> QueueSettings:
-    """Return the settings of a queue that overrides none of them."""
+    """Return the settings of a queue that overrides no defaults."""
     return QueueSettings(**settings.queues.model_dump())
 
 
 def retention_bounds(settings: Settings) -> RetentionBounds:
-    """Return how much history, how many receipts and how much of the audit log to keep."""
+    """Return how much of the history, the receipts and the audit log to keep."""
     history, receipts = settings.history, settings.receipts
     return RetentionBounds(
         age_ms=int(history.days * 86_400_000),
@@ -116,9 +116,9 @@ def retention_bounds(settings: Settings) -> RetentionBounds:
 
 
 def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
-    """Return the disk space at which publishing stops, and the size of the reserve."""
+    """Return the disk-space limits beyond which publishing stops, and the reserve's size."""
     limits, storage = settings.limits, settings.storage
-    # One batch needs its size twice: in the write-ahead log, and then in the database.
+    # A batch takes its size twice: first in the write-ahead log, then in the database.
     least = 2 * (limits.batch_bytes + limits.max_content)
     return DiskSpaceBounds(
         free_bytes=storage.free_bytes,
@@ -128,13 +128,13 @@ def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
 
 
 DRAIN_S: Final = 5.0  # how long to wait for acknowledgements of held messages
-_COMMAND_CHARS: Final = 80  # length at which the command that uses our port is cut
-CLOSE_S: Final = 2.0  # how long sockets may take to send what was written
+_COMMAND_CHARS: Final = 80  # longest command shown for the process that uses our port
+CLOSE_S: Final = 2.0  # how long sockets may take to send pending data
 _log = logs.get_logger(__name__)
 
 
 class Service:
-    """One broker, from lock to last checkpoint.  ``announce`` receives a line per listener."""
+    """One broker, from lock to last checkpoint; ``announce`` is called with a line per listener."""
 
     def __init__(
         self,
@@ -143,22 +143,22 @@ class Service:
         sources: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
-        self._sources = sources or {}  # source of each setting, keyed by name
+        self._sources = sources or {}  # setting name -> source
         self.handle = BrokerHandle(ConnectionCounters())
         self.rollups = Rollups()
         self.schemas = ActiveSchemas(settings.envelopes.schemas)
-        self.sampler: RollupSampler  # set once the broker serves
+        self.sampler: RollupSampler  # set when the broker starts serving
         self.phpmq: list[str] = []  # addresses of the open PHPMQ listeners
         self.admin: list[str] = []
-        self.drain: Callable[[], None] = self.stop  # called by the button on the system page
+        self.drain: Callable[[], None] = self.stop  # called by a button on the system page
         self._announce = announce
-        self._context: Context | None = None  # context of the admin
-        self._first_password: str | None = None  # for the first user, if there is none
+        self._context: Context | None = None  # the admin's context
+        self._first_password: str | None = None  # for the first user, if no users exist
         self._upkeep: WriterMaintenance | None = None
-        self._watchdog: EngineWatchdog | None = None  # set once there is an engine
+        self._watchdog: EngineWatchdog | None = None  # set when the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
-        self._session_context: SessionContext  # shared by the sessions; set once the broker serves
-        self._needs_structure_check = False  # the start did not check the database structure
+        self._session_context: SessionContext  # shared by all sessions; set when serving
+        self._needs_structure_check = False  # startup skipped the structure check
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
 
@@ -167,9 +167,9 @@ class Service:
         self._stop.set()
 
     def reload(self, effective: EffectiveSettings) -> None:
-        """Apply the settings that can change while the broker runs; all others keep their values.
+        """Apply the settings that can change at runtime; all other settings keep their values.
 
-        Certificates and keys are reloaded from the files that were configured at the start.
+        Certificates and keys are reloaded from the files that were configured at startup.
 
         Raises:
             SettingsError: a certificate or a key cannot be used; nothing has changed.
@@ -199,7 +199,7 @@ class Service:
         await self._ready.wait()
 
     def has_progressed(self) -> bool:
-        """Return whether engine and writer have made progress since the last call."""
+        """Return whether the engine and the writer have made progress since the last call."""
         return self._watchdog is not None and self._watchdog.probe()
 
     async def run(self) -> None:
@@ -244,8 +244,8 @@ class Service:
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
-            # Import the pages (CPU) and recover (disk) at the same time.  Clients wait for both,
-            # because under load the import takes seconds, and a fifth of the throughput.
+            # Import the pages (CPU) and recover the state (disk) concurrently.
+            # Clients wait for both: under load, the import takes seconds and 20 % of throughput.
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
@@ -268,7 +268,7 @@ class Service:
                 TlsListener(section, context, files.tls_cert, files.tls_key, client_ca)
             )
 
-    # -- start, in order
+    # -- startup steps, in order
 
     async def _open_pages(
         self,
@@ -277,7 +277,7 @@ class Service:
         bound: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Import the admin in a thread, then answer the requests that have arrived meanwhile."""
+        """Import the admin in a thread, then answer the requests that arrived in the meantime."""
         await asyncio.to_thread(_import_admin)
         from phpmq_lite.admin.app import create_app
         from phpmq_lite.admin.base.context import CONTEXT
@@ -337,7 +337,7 @@ class Service:
     ) -> Engine:
         """Create the core from the stored state; from here on, the folder counts as in use."""
         settings = self.settings
-        # After writer.close:
+        # The next callback runs after writer.close.
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
         live_seal = LiveSeal(folder.database, writer.files)
         stack.callback(live_seal.close)
@@ -348,7 +348,7 @@ class Service:
             lambda store: starting.read_database(store.connection, clock.now().steady_ms)
         )
         folder.record(is_running=True, has_messages=True)
-        stack.push(partial(record_stop, folder, writer))  # before writer.close
+        stack.push(partial(record_stop, folder, writer))  # runs before writer.close
         core = Broker(
             stored,
             broker_limits(settings),
@@ -366,7 +366,7 @@ class Service:
         self._watchdog = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
-        clock.take_disturbance()  # a start may take long; its gap is stored below
+        clock.take_disturbance()  # startup may take long, and its gap is stored below
         doubt = clock.pending_decision_counters(core.state.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
         if doubt:
@@ -393,7 +393,7 @@ class Service:
     ) -> None:
         """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
         monitor = self._open_sessions(engine, gate)
-        readers = Readers(folder.database, count=1)  # own readers, so that pages do not wait
+        readers = Readers(folder.database, count=1)  # separate, so that pages do not wait
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:
@@ -426,7 +426,7 @@ class Service:
         await engine.end()
 
     def _open_sessions(self, engine: Engine, gate: Admission) -> SessionMonitor:
-        """Create the context that all sessions share; return their monitor."""
+        """Create the context shared by all sessions; return the session monitor."""
         limits = self.settings.limits
         context = self._session_context = SessionContext(
             engine,
@@ -455,7 +455,7 @@ class Service:
         return maintenance
 
     async def _prepare_login(self) -> None:
-        """Load the users; if there are none, prepare the creation of the first one."""
+        """Load the users; if there are none, prepare to create the first user."""
         if self._context is None:
             return
         token = await self._context.auth.prepare(_now_ms(), self._first_password)
@@ -490,13 +490,13 @@ def _now_ms() -> int:
 
 
 def _import_admin() -> None:
-    """Import the admin, half of all modules, which takes 200 ms; call this in a thread."""
+    """Import the admin (200 ms, half of all modules); call this in a thread."""
     import phpmq_lite.admin.app
     import phpmq_lite.admin.serving  # noqa: F401 - both are imported by name later
 
 
 def _admin_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context of the admin, or None for plain http.
+    """Return the admin's TLS context, or None for plain HTTP.
 
     Raises:
         SettingsError: the certificate or key cannot be used; the message names the setting.
@@ -514,12 +514,12 @@ def _initial_password(file: Path) -> str:
 
 
 async def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Wait until a task ends; its errors are raised where it is awaited."""
+    """Wait until a task ends; its errors are raised elsewhere, where the task is awaited."""
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def _close_after(recovering: asyncio.Task[Any], writer: Writer) -> None:
-    """Close the database once recovery has ended; a no-op if the start succeeded."""
+    """Close the database after recovery ends; a no-op if startup succeeded."""
     await _wait_for(recovering)
     await writer.close()
 

@@ -1,4 +1,4 @@
-"""The two ways to end a broker: a clean stop and the fail-stop.
+"""The two ways to stop a broker: a clean stop and a fail-stop.
 
 If the outcome of a commit is unknown or the engine fails, the process exits here with code 74 and
 closes nothing.
@@ -18,13 +18,13 @@ from phpmq_lite.storage.integrity.seal import seal
 from phpmq_lite.storage.write.writer import Writer
 
 EX_IOERR: Final = 74
-LOG_REASON_S: Final = 0.5  # how long writing the reason for a fail-stop may take
-_LAST_WORDS: Final = b"stopped at once: not enough memory to write the reason\n"
+LOG_REASON_S: Final = 0.5  # time limit for writing the reason for a fail-stop
+_LAST_WORDS: Final = b"stopped immediately: not enough memory to write the reason\n"
 _log = logs.get_logger(__name__)
 
 
 async def run_engine(engine: Engine, folder: DataFolder) -> None:
-    """Run the engine; fail-stop if it fails, because its state in memory cannot be trusted.
+    """Run the engine; fail-stop if it fails, because its in-memory state cannot be trusted.
 
     The cause is a defect or a lack of memory.  No client has been notified of the open batch, and
     the next start reads the database.
@@ -38,7 +38,7 @@ async def run_engine(engine: Engine, folder: DataFolder) -> None:
 def record_stop(
     folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
 ) -> None:
-    """Record that no WAL will remain; if that fails, exit without removing the WAL.
+    """Record a clean stop, which leaves no WAL; if recording fails, exit and keep the WAL.
 
     ``failure`` is the error that ended the broker, or None if it was asked to stop.  If another
     database has replaced this one, the process exits here: closing would remove the other's log.
@@ -49,15 +49,15 @@ def record_stop(
         folder.record(is_running=False)
     except OSError as error:
         if failure is not None:
-            _log.error("stopped at once", reason=str(failure))
-        _log.warning("stopped as if killed: the stop cannot be recorded", reason=str(error))
+            _log.error("stopped immediately", reason=str(failure))
+        _log.warning("stopped as if killed: a clean stop could not be recorded", reason=str(error))
         sys.stderr.flush()
         # Everything is stored, but closing the database would remove the WAL.
         os._exit(0 if failure is None else EX_IOERR)
 
 
 def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
-    """Seal the closed database; without a seal, the next start checks its structure."""
+    """Seal the closed database; without a seal, the next start checks the database structure."""
     try:
         seal(folder, files)
     except DatabaseReplacedError as error:
@@ -75,9 +75,9 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     """
     try:
         threading.Thread(target=_exit_after_timeout, daemon=True).start()
-        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # a defect: say where
+        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # locate a defect
         reason = str(error) or type(error).__name__
-        _log.error("stopped at once: nothing can be stored safely", reason=reason, **trace)
+        _log.error("stopped immediately: nothing can be stored safely", reason=reason, **trace)
         folder.write_last_error(error, time.time_ns() // 1_000_000)
         sys.stderr.flush()
     except MemoryError:

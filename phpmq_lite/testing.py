@@ -1,4 +1,4 @@
-"""Test helpers for us and for users: a fake clock, and a broker in this or its own process."""
+"""Test helpers for us and our users: a fake clock, and brokers in this or another process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -54,10 +54,10 @@ class RunningBroker:
 
 
 def settings_for(data: Path, **sections: Any) -> Settings:
-    """Return settings for a broker on free loopback ports; ``sections`` overrides them."""
+    """Return settings for a broker on free loopback ports; ``sections`` override the defaults."""
     tcp = {"listen": ["127.0.0.1:0"], "legacy_listen": ["127.0.0.1:0"]} | sections.pop("tcp", {})
     admin = {"listen": ["127.0.0.1:0"]} | sections.pop("admin", {})
-    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # many brokers share one disk
+    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # tests share one disk
     return Settings(data=data, tcp=tcp, admin=admin, storage=storage, **sections)
 
 

@@ -1,4 +1,4 @@
-"""Rows that a batch writes occasionally, one type for each kind: ``Batch.writes``, in order.
+"""Types of the rows in ``Batch.writes``, which a batch writes only occasionally, in order.
 
 The name of a type states its effect and selects a statement in ``storage/sql/batch.sql``; the
 fields are its parameters.  Times are Unix milliseconds unless marked as steady.
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Write(Protocol):
-    """A row to write: any type in this module."""
+    """Protocol of the row types in this module."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -23,7 +23,7 @@ class EraseBody(NamedTuple):
 
 
 class LinkMessages(NamedTuple):
-    """Record an event for a message made from another message, with the id of the other."""
+    """Record an event for a message made from another, including the other message's id."""
 
     seq: int
     at_ms: int
@@ -35,7 +35,7 @@ class ShiftDeadlines(NamedTuple):
     """Shorten deadlines by the time that the broker was down."""
 
     away_ms: int
-    first_number: int  # first number since that start: messages from there on keep their deadline
+    first_number: int  # messages with this number or a higher one keep their deadlines
     excluded: str  # JSON list of seqs
 
 
@@ -52,7 +52,7 @@ class CreateStage(NamedTuple):
 
 
 class UpdateStage(NamedTuple):
-    """Store the size of a stage."""
+    """Store a stage's size."""
 
     rows: int
     bytes: int
@@ -61,7 +61,7 @@ class UpdateStage(NamedTuple):
 
 
 class UpdateStageQueue(NamedTuple):
-    """Store the size of a stage's part for one queue."""
+    """Store the size of a stage's rows for one queue."""
 
     stage_id: int
     queue_id: int
@@ -74,7 +74,7 @@ class UpdateStageQueue(NamedTuple):
 
 
 class SealStage(NamedTuple):
-    """Rename a stage that remains from a partial publish."""
+    """Rename the stage left over from a partial publish."""
 
     token: str
     until_ms: int  # steady
@@ -88,7 +88,7 @@ class DropStage(NamedTuple):
 
 
 class CopyStagedRows(NamedTuple):
-    """Turn the valid rows of a stage into messages."""
+    """Create messages from a stage's valid rows."""
 
     offset: int  # row_id + offset is the message number
     at_ms: int
@@ -119,7 +119,7 @@ class RecordAppIdUse(NamedTuple):
 
 
 class ForgetPublishedVersion(NamedTuple):
-    """Forget an app_id."""
+    """Delete the record of an app_id."""
 
     app_id: str
 
@@ -137,7 +137,7 @@ class CreateSubscription(NamedTuple):
 
 
 class UpdateSubscription(NamedTuple):
-    """Store the state of a subscription."""
+    """Store a subscription's state."""
 
     queue_id: int
     next_claim: int
@@ -152,7 +152,7 @@ class DeleteSubscription(NamedTuple):
 
 
 class RecordHistoryReader(NamedTuple):
-    """Store the progress of a history reader, and delete the readers that reported longest ago."""
+    """Store a history reader's progress; delete the readers that have not reported for longest."""
 
     name: str
     offset: int
@@ -181,7 +181,7 @@ class InsertAudit(NamedTuple):
 
 
 class AdvanceAudit(NamedTuple):
-    """Add to the count of an audit row, and set its result."""
+    """Increase an audit row's count and set its result."""
 
     more: int
     result: str
@@ -296,7 +296,7 @@ class DeleteUserSessions(NamedTuple):
     user_id: int
 
 
-# -- other tables of the admin
+# -- other admin tables
 
 
 class SaveItem(NamedTuple):
@@ -324,7 +324,7 @@ class DismissStartReport(NamedTuple):
 
 
 class TrimRollups(NamedTuple):
-    """Delete the oldest rollups with a given span length."""
+    """Delete the oldest rollups of a given span length."""
 
     span_s: int
     before_s: int  # Unix seconds, exclusive
@@ -332,7 +332,7 @@ class TrimRollups(NamedTuple):
 
 
 class PutRollup(NamedTuple):
-    """Store a queue's rollup: the fields of ``storage.read.rollups.Point``, and the queue."""
+    """Store a queue's rollup, with the fields of ``storage.read.rollups.Point``."""
 
     at_s: int  # Unix seconds
     span_s: int
@@ -359,4 +359,4 @@ class PutRollup(NamedTuple):
 class QuarantinedRows(NamedTuple):
     """Read the invalid staged rows."""
 
-    spans: str  # spans of row ids: a JSON list of [from (inclusive), to (exclusive)]
+    spans: str  # JSON list of row id ranges: [from (inclusive), to (exclusive)]

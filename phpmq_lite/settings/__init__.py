@@ -1,4 +1,4 @@
-"""Settings: their definitions, how they are loaded, and which ones a running broker reloads."""
+"""Settings: definitions, loading, and reloading in a running broker."""
 
 from phpmq_lite.settings.loading import FOLDER_FILE, SYSTEM_FILE, EffectiveSettings, find_file, load
 from phpmq_lite.settings.model import Settings

@@ -1,9 +1,9 @@
-"""Reads settings from flags, the environment, credentials and a TOML file.
+"""Loading of settings from flags, the environment, credentials and a TOML file.
 
 A flag overrides the environment, which overrides the TOML file, which overrides the default.
 
 ``PHPMQ_LIMITS__CREDIT`` contains a value.  ``PHPMQ_LIMITS__CREDIT_FILE`` names a file that contains
-the value.  A systemd credential, ``$CREDENTIALS_DIRECTORY/limits.credit``, is such a file, too.  If
+the value.  A systemd credential, ``$CREDENTIALS_DIRECTORY/limits.credit``, is also such a file.  If
 the setting is itself a path, such as that of a private key, its value is the path of the file.
 """
 
@@ -30,7 +30,7 @@ _FILE_SUFFIX: Final = "_FILE"
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSettings:
-    """The settings in use, and the source of each value."""
+    """The effective settings, and the source of each value."""
 
     settings: Settings
     # keyed by setting: "flag", "environment VARIABLE", "credential NAME", "file PATH" or "default"
@@ -79,18 +79,18 @@ def load(
 
 def find_file() -> Path | None:
     """Return the TOML file to read if ``--config`` is not given, or None if there is none."""
-    folder = os.environ.get("CONFIGURATION_DIRECTORY")  # set by systemd, separated by colons
+    folder = os.environ.get("CONFIGURATION_DIRECTORY")  # systemd separates folders by colons
     places = [Path(piece) / "config.toml" for piece in folder.split(":")] if folder else []
     return next((path for path in [*places, FOLDER_FILE, SYSTEM_FILE] if path.is_file()), None)
 
 
 def _check_name(name: str, source: str) -> None:
-    """Refuse an unknown setting, and suggest the one with the most similar name."""
+    """Reject an unknown setting, and suggest the most similar name."""
     if name in SETTINGS:
         return
     if name in SECTIONS:
         raise SettingsError(
-            f"{name} in {source} is a section. Name one of its settings: {name}.NAME."
+            f"{name} in {source} is a section, not a setting. Use one of its settings, {name}.NAME."
         )
     near = get_close_matches(name, SETTINGS, n=1, cutoff=0.7)
     near = near or [s for s in SETTINGS if s.partition(".")[2] == name.rpartition(".")[2]][:1]
@@ -102,7 +102,7 @@ def _read_file(path: Path) -> dict[str, object]:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read the settings in {path}: {error}") from None
+        raise SettingsError(f"cannot read settings from {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
     found = _flatten(tree)
@@ -114,7 +114,7 @@ def _read_file(path: Path) -> dict[str, object]:
                 raise
             raise SettingsError(
                 f"{error} (PHPMQ Lite reads its settings from ./config.toml. If this file belongs"
-                " to another program, name yours with --config.)"
+                " to another program, select yours with --config.)"
             ) from None
     return found
 
@@ -143,13 +143,13 @@ def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
     lines = []
     for detail in error.errors(include_url=False):
         name = ".".join(map(str, detail["loc"][:2]))
-        if name not in SETTINGS:  # a rule for a whole section
+        if name not in SETTINGS:  # the error concerns a whole section
             lines.append(describe_error(name, detail))
             continue
         problem = describe_error("it", detail).removeprefix("it: ")
         if BOUNDS.keys() & detail.get("ctx", {}).keys():
             problem = f"it must be {SETTINGS[name].bounds}"
-        lines.append(f"{name} is {detail['input']!r}, {problem} (from {sources[name]})")
+        lines.append(f"{name} is {detail['input']!r}: {problem} (from {sources[name]})")
     return "; ".join(lines)
 
 
@@ -157,7 +157,7 @@ def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
 
 
 def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
-    """Return values by setting, and a warning for each unknown variable or credential.
+    """Return values keyed by setting, and a warning for each unknown variable or credential.
 
     Empty variables are ignored.  A variable overrides a file, which overrides a credential.  An
     unknown variable only causes a warning, because Kubernetes sets ``PHPMQ_PORT`` for a service
@@ -197,7 +197,8 @@ def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        raise SettingsError(f"CREDENTIALS_DIRECTORY {folder}: {error.strerror}") from None
+        reason = f"cannot list CREDENTIALS_DIRECTORY {folder}: {error.strerror}"
+        raise SettingsError(reason) from None
     for name in names:
         if name not in SETTINGS:
             warnings.append(f"credential {name} is not a setting and is ignored")
@@ -222,7 +223,7 @@ def _file_value(name: str, path: Path, source: str) -> str:
 
 
 def check_private(name: str, path: Path) -> None:
-    """Refuse a file that other users can read; ``name`` is the setting that names it.
+    """Reject a file that other users can read; ``name`` is the setting that refers to the file.
 
     Unless we are root, the group may read a file owned by root, as systems share keys this way.
 

@@ -77,7 +77,7 @@ ContentSize = Annotated[ByteSize, Field(ge=1, le=512 * MIB)]
 
 
 def field(default: Any, help_text: str, *, reload: bool = False) -> Any:
-    """Return a field with its help; with ``reload``, SIGHUP applies a new value."""
+    """Return a field with help text; with ``reload``, SIGHUP applies a changed value."""
     return Field(default, description=help_text, json_schema_extra={"reload": reload})
 
 
@@ -92,7 +92,7 @@ def _check_tls_pair(certificate: Path | None, key: Path | None) -> None:
 
 
 class Section(BaseModel):
-    """One table of the TOML file; unknown keys are rejected."""
+    """One TOML table; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,24 +102,24 @@ class TcpSettings(Section):
 
     listen: Texts = field(
         ["127.0.0.1:9100"],
-        "Listeners for clients that use the newer revision, with TTL: HOST:PORT, unix:PATH or none."
-        " Port 0 selects a free port.",
+        "Listeners for the newer protocol revision, which supports TTLs: HOST:PORT, unix:PATH or"
+        " none. Port 0 selects a free port.",
     )
     legacy_listen: Texts = field(
-        ["127.0.0.1:9102"], "Listeners for clients that use the older revision, without TTL."
+        ["127.0.0.1:9102"], "Listeners for the older protocol revision, which has no TTLs."
     )
-    allow: Networks = field([], "Networks from which clients may connect. Empty: any.")
+    allow: Networks = field([], "Networks from which clients may connect. If empty, any.")
     open: bool = field(False, "Allow listeners beyond loopback without tcp.allow or TLS.")
     http_guard: bool = field(
-        True, "Hold back the first bytes while they could be an HTTP request from a browser."
+        True, "Hold back a connection's first bytes while they could be a browser's HTTP request."
     )
     packet_header: Annotated[Literal["auto", "32", "36"], BeforeValidator(_number_as_text)] = field(
-        "auto", "Size of a packet header in bytes: auto, 32 or 36."
+        "auto", "Packet header size in bytes: auto, 32 or 36."
     )
     tls_cert: PathOrNone = field(
-        None, "Certificate chain (PEM). With tls_key, listeners accept TLS only."
+        None, "Certificate chain (PEM). If set with tls_key, listeners accept only TLS."
     )
-    tls_key: PathOrNone = field(None, "Private key (PEM), readable by its owner only.")
+    tls_key: PathOrNone = field(None, "Private key (PEM), readable only by its owner.")
     tls_client_ca: PathOrNone = field(
         None, "Require client certificates signed by this certificate authority (PEM)."
     )
@@ -128,7 +128,7 @@ class TcpSettings(Section):
     def _check_tls(self) -> "TcpSettings":
         _check_tls_pair(self.tls_cert, self.tls_key)
         if self.tls_client_ca and not self.tls_cert:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+            raise ValueError("tls_client_ca requires tls_cert and tls_key")
         return self
 
 
@@ -139,26 +139,26 @@ class AdminSettings(Section):
         ["127.0.0.1:9101"], "HOST:PORT, unix:PATH or none. Port 0 selects a free port."
     )
     hosts: Texts = field([], "Host names that browsers may use, in addition to loopback names.")
-    plaintext: bool = field(False, "Allow unencrypted http beyond loopback.")
+    plaintext: bool = field(False, "Allow unencrypted HTTP beyond loopback.")
     trusted_proxies: Networks = field([], "Networks whose X-Forwarded-* headers are trusted.")
     public_url: Annotated[str, AfterValidator(_public_url)] = field(
         "", "URL at which browsers reach the pages through a proxy, such as https://mq.example."
     )
     login: Literal["auto", "always"] = field(
         "auto",
-        "auto: require a login beyond loopback, and everywhere once a user exists; always: require"
-        " it on loopback, too.",
+        "auto requires a login beyond loopback, and everywhere once a user exists; always also"
+        " requires a login on loopback.",
     )
     initial_password_file: PathOrNone = field(
         None,
-        "File with the password for the user admin, which is created if there are no users. It must"
-        " be readable by its owner only.",
+        "File with the password for the user admin, who is created if there are no users. The file"
+        " must be readable only by its owner.",
     )
     tls_cert: PathOrNone = field(
-        None, "Certificate chain (PEM). With tls_key, listeners accept https only."
+        None, "Certificate chain (PEM). If set with tls_key, listeners accept only HTTPS."
     )
-    tls_key: PathOrNone = field(None, "Private key (PEM), readable by its owner only.")
-    hsts: bool = field(False, "With TLS, tell browsers to use only https from now on (HSTS).")
+    tls_key: PathOrNone = field(None, "Private key (PEM), readable only by its owner.")
+    hsts: bool = field(False, "With TLS, tell browsers to use only HTTPS from now on (HSTS).")
     base_path: Annotated[str, AfterValidator(_base_path)] = field(
         "", "Path under which a proxy serves the pages, such as /broker."
     )
@@ -177,7 +177,7 @@ class UiSettings(Section):
     )
     colour: Literal["", "grey", "blue", "green", "amber", "red", "violet"] = field(
         "",
-        "Colour of that name: grey, blue, green, amber, red or violet. Empty: depends on the name.",
+        "Colour of the name: grey, blue, green, amber, red or violet. If empty, the name decides.",
         reload=True,
     )
     confirm_count: Number = field(
@@ -196,78 +196,78 @@ class MetricSettings(Section):
     """Metrics for Prometheus."""
 
     max_queues: Number = field(
-        200, "Queues that have their own label; other queues are counted as ~other.", reload=True
+        200, "Number of queues with their own label; others are counted as ~other.", reload=True
     )
 
 
 class LimitSettings(Section):
-    """Limits on what one client, or all clients together, may use."""
+    """Limits on what a single client, or all clients together, may use."""
 
     max_content: ContentSize = size(
-        8 * MIB, "Largest message body. A larger one closes the connection or gets HTTP 413."
+        8 * MIB, "Largest message body. A larger body closes the connection or returns HTTP 413."
     )
     max_queues: Number = field(
         10_000,
-        "Number of queues. Above it, new queues are refused; users, tokens and addresses that have"
-        " created few may exceed it by a quarter.",
+        "Maximum number of queues. Users, tokens and addresses that have created only a few queues"
+        " may exceed it by a quarter.",
         reload=True,
     )
-    connections: Number = field(500, "PHPMQ connections in total.")
-    connections_per_address: Number = field(100, "PHPMQ connections from one address.")
+    connections: Number = field(500, "Maximum number of PHPMQ connections.")
+    connections_per_address: Number = field(100, "Maximum PHPMQ connections from one address.")
     connections_per_loopback_address: Number = field(500, "PHPMQ connections from this machine.")
-    http_connections: Number = field(100, "Admin connections in total.")
+    http_connections: Number = field(100, "Maximum number of admin connections.")
     http_connections_per_address: Number = field(
         32,
-        "Admin connections from one address. This machine and trusted proxies are exempt.",
+        "Maximum admin connections from one address; this machine and trusted proxies are exempt.",
     )
     http_memory: HttpMemorySize = size(
         128 * MIB,
-        "Memory for large admin requests and responses. Above it, the reply is HTTP 429 or 503.",
+        "Memory for large admin requests and responses. Further requests get HTTP 429 or 503.",
     )
     frame_timeout_s: Seconds = field(
-        60, "Seconds within which a frame must arrive completely, unless it keeps frame_rate_bytes."
+        60, "Seconds within which a frame must arrive completely, unless frame_rate_bytes is met."
     )
     frame_rate_bytes: Size = size(
-        64 * KIB, "Bytes per second at which a frame may take longer than frame_timeout_s."
+        64 * KIB, "Minimum bytes per second for a frame that takes longer than frame_timeout_s."
     )
     write_buffer: Size = size(
         MIB,
-        "Bytes waiting to be sent on one connection. Above it, no messages are dispatched there.",
+        "Bytes waiting to be sent on one connection. Above this, no messages are dispatched to it.",
     )
     write_timeout_s: Seconds = field(
         30, "Seconds after which a connection that reads nothing is closed."
     )
-    credit: Number = field(1_000, "Unacknowledged messages per consumer.", reload=True)
+    credit: Number = field(1_000, "Maximum unacknowledged messages per consumer.", reload=True)
     credit_bytes: Size = size(
         16 * MIB,
-        "Unacknowledged bytes per consumer. One message is always dispatched.",
+        "Maximum unacknowledged bytes per consumer. One message is always dispatched.",
         reload=True,
     )
     held: Number = field(
         50_000,
-        "Unacknowledged messages of all consumers, shared by their queues. Queues that use little"
-        " of it may exceed it by a quarter.",
+        "Maximum unacknowledged messages of all consumers, shared among queues. Queues that use"
+        " little of this limit may exceed it by a quarter.",
         reload=True,
     )
     held_bytes: Size = size(
-        256 * MIB, "Unacknowledged bytes of all consumers, shared in the same way.", reload=True
+        256 * MIB, "Maximum unacknowledged bytes of all consumers, shared like held.", reload=True
     )
     window: Number = field(
         3_000, "Ready messages kept in memory for each queue that has consumers."
     )
-    body_cache: Size = size(64 * MIB, "Message bodies kept in memory for all queues.")
-    unstored_frames: Number = field(2_000, "Frames read from one connection but not stored yet.")
+    body_cache: Size = size(64 * MIB, "Total size of message bodies kept in memory.")
+    unstored_frames: Number = field(2_000, "Frames read from one connection but not yet stored.")
     unstored_bytes: Size = size(
-        2 * MIB, "Bytes read from one connection but not stored yet, plus one message."
+        2 * MIB, "Bytes read from one connection but not yet stored, plus one message."
     )
-    unstored_total: Size = size(64 * MIB, "Bytes read from all connections but not stored yet.")
+    unstored_total: Size = size(64 * MIB, "Bytes read from all connections but not yet stored.")
     memory: Size = size(
         512 * MIB,
         "Memory of the process, at most 60 % of a container's limit. Above it, publishers wait.",
         reload=True,
     )
     batch_commands: Number = field(5_000, "Maximum number of commands in one transaction.")
-    batch_bytes: Size = size(4 * MIB, "Total size of message bodies in one transaction.")
+    batch_bytes: Size = size(4 * MIB, "Maximum total size of message bodies in one transaction.")
 
 
 def _queue_field(setting: SettingDefinition) -> tuple[Any, Any]:
@@ -301,18 +301,18 @@ class EnvelopeSettings(Section):
 
 
 class ReceiptSettings(Section):
-    """Keys of confirmed publishes.  Repeating a key within the window stores nothing again."""
+    """Keys of confirmed publishes.  Publishing a key again within the window stores nothing."""
 
     window_s: Seconds = field(600, "Seconds for which a key is remembered.")
-    limit: Number = field(100_000, "Maximum number of keys that are remembered.")
+    limit: Number = field(100_000, "Maximum number of remembered keys.")
 
 
 class HistorySettings(Section):
-    """Retention of settled messages; above any of these limits, the oldest are removed."""
+    """Retention of settled messages; the oldest are removed when any limit is exceeded."""
 
     days: Annotated[float, Field(gt=0, le=36_500)] = field(7, "Maximum age in days.", reload=True)
     rows: Number = field(5_000_000, "Maximum number of messages.", reload=True)
-    bytes: Size = size(2 * GIB, "Maximum size of their bodies.", reload=True)
+    bytes: Size = size(2 * GIB, "Maximum total size of bodies.", reload=True)
     deleted_share: Annotated[float, Field(ge=0, le=1)] = field(
         0.1, "Fraction of rows and bytes that deleted messages may use.", reload=True
     )
@@ -330,30 +330,28 @@ class StorageSettings(Section):
     )
     free_bytes: SizeOrOff = size(
         512 * MIB,
-        "Free disk space below which publishing stops. 0: only when the disk is full.",
+        "Free disk space below which publishing stops. 0 means only when the disk is full.",
         reload=True,
     )
     max_bytes: SizeOrOff = size(
-        10 * GIB, "Size of the database above which publishing stops. 0: no limit.", reload=True
+        10 * GIB, "Database size above which publishing stops. 0 means no limit.", reload=True
     )
     ballast_bytes: SizeOrOff = size(
         32 * MIB,
-        "Size of the file released when the disk is full, at least two transactions. 0: none.",
+        "Size of a file deleted when the disk is full, at least two transactions. 0 means none.",
     )
-    accept_loss: bool = field(
-        False, "Start once despite damaged files, with the data that is left."
-    )
+    accept_loss: bool = field(False, "Start once despite damaged files, with the remaining data.")
 
 
 class BackupSettings(Section):
     """Copies of the database, made while the broker runs."""
 
-    folder: PathOrNone = field(None, "Folder for backups. Default: backups in the data folder.")
+    folder: PathOrNone = field(None, "Folder for backups. Defaults to backups in the data folder.")
     keep: Number = field(
         7, "Number of backups to keep; older ones are removed when a new one is made.", reload=True
     )
     every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
-        0, "Hours between backups. 0: only on demand."
+        0, "Hours between backups. 0 means only on demand."
     )
 
 
@@ -361,24 +359,24 @@ class ScrubSettings(Section):
     """Checks for damaged data while the broker runs."""
 
     every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
-        24, "Hours between checks of all bodies. 0: only on demand."
+        24, "Hours between checks of all bodies. 0 means only on demand."
     )
     bytes_per_s: Size = size(
         5 * MIB, "Bytes read per second while idle; a tenth of that while busy.", reload=True
     )
     structure_days: Annotated[float, Field(ge=0, le=365)] = field(
-        7, "Days between checks of the database structure and its indexes. 0: never."
+        7, "Days between checks of the database structure and its indexes. 0 means never."
     )
 
 
 class LogSettings(Section):
-    """The log, on standard error."""
+    """Logging to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = field(
         "info", "Lowest level to write: debug, info, warning or error.", reload=True
     )
     format: Literal["auto", "json", "console"] = field(
-        "auto", "json, console, or auto: console on a terminal, otherwise json."
+        "auto", "json, console or auto. auto means console on a terminal and json otherwise."
     )
     access: bool = field(False, "Log each HTTP request.", reload=True)
 
@@ -388,7 +386,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    data: Path = field(Path("phpmq-data"), "Folder for database, lock and control socket.")
+    data: Path = field(Path("phpmq-data"), "Folder for the database, lock and control socket.")
     tcp: TcpSettings = TcpSettings()
     admin: AdminSettings = AdminSettings()
     limits: LimitSettings = LimitSettings()

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from phpmq_lite.settings.model import GIB, KIB, MIB, TIB, Section, Settings
 
-BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names and our words
+BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names -> our words
 ENVIRONMENT_PREFIX: Final = "PHPMQ_"
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 _WIDTH: Final = 80
@@ -29,23 +29,23 @@ _HEAD: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting, as ``config show`` and the reference page show it."""
+    """A setting as shown by ``config show`` and the reference page."""
 
     name: str  # section.name
     help: str
     default: object
-    bounds: str  # empty if there are none beyond the type
+    bounds: str  # empty if only the type limits the value
     is_path: bool
-    is_reloadable: bool  # SIGHUP applies a new value; otherwise a restart is needed
+    is_reloadable: bool  # SIGHUP applies a new value; otherwise a restart is required
 
     @property
     def environment(self) -> str:
-        """Return the name of its environment variable."""
+        """Return the name of the setting's environment variable."""
         return ENVIRONMENT_PREFIX + self.name.replace(".", "__").upper()
 
 
 def as_text(value: object) -> str:
-    """Return a value as text for the environment: ``8 MiB``, ``a, b``, ``true``.
+    """Format a value as environment text, such as ``8 MiB``, ``a, b`` or ``true``.
 
     pydantic's SecretStr masks secrets here and in ``as_json``.
     """
@@ -61,12 +61,12 @@ def as_text(value: object) -> str:
 
 
 def as_json(value: object) -> object:
-    """Return a value for JSON, with sizes in bytes."""
+    """Convert a value to JSON types, with sizes in bytes."""
     return _JSON.dump_python(value, mode="json")
 
 
 def as_toml(value: object) -> str:
-    """Return a value as TOML; None becomes an empty string."""
+    """Format a value as TOML; None becomes an empty string."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     if isinstance(value, bool | int | float) and not isinstance(value, ByteSize):
@@ -119,7 +119,7 @@ SECTIONS: Final = frozenset(name.partition(".")[0] for name in SETTINGS if "." i
 
 
 def settings_by_section() -> dict[str, list[Setting]]:
-    """Group the settings by section in the order of the model; "" is the top level."""
+    """Group the settings by section, in model order; "" is the top level."""
     groups: dict[str, list[Setting]] = {}
     for name, setting in SETTINGS.items():
         groups.setdefault(name.partition(".")[0] if "." in name else "", []).append(setting)
@@ -143,7 +143,7 @@ def all_values(settings: Settings) -> dict[str, object]:
 
 
 def config_file(given: Mapping[str, object] | None = None) -> str:
-    """Return a TOML file for ``load`` that explains all settings.
+    """Return the text of a TOML file for ``load`` that documents all settings.
 
     ``given`` contains values keyed by setting.  All other settings are commented out and show their
     defaults: ``#name = value``.

@@ -1,4 +1,4 @@
-"""Settings that a running broker changes when they are reloaded (SIGHUP)."""
+"""Reloading of settings in a running broker (SIGHUP)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from phpmq_lite.settings.reference import SETTINGS, all_values
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """The settings in use after a reload, and what happened to those that differ."""
+    """Settings in use after a reload, and the names of changed and pending settings."""
 
     settings: Settings
-    changed: tuple[str, ...]  # already in use
-    pending: tuple[str, ...]  # used after a restart
+    changed: tuple[str, ...]  # names of settings already applied
+    pending: tuple[str, ...]  # names of settings that require a restart
 
 
 def reload_settings(current: Settings, wanted: Settings) -> ReloadResult:
-    """Return ``current`` with those values of ``wanted`` that a running broker can change.
+    """Return ``current`` with the values from ``wanted`` that a running broker can change.
 
-    All other values are built into listeners, connections and the core at the start.
+    All other values are built into listeners, connections and the core at startup.
     """
     before, after = all_values(current), all_values(wanted)
     different = [name for name in before if before[name] != after[name]]

@@ -1,4 +1,4 @@
-"""Messages for pydantic's validation errors."""
+"""Readable messages for pydantic's validation errors."""
 
 import re
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ _BY_TYPE: Final = {  # https://docs.pydantic.dev/latest/errors/validation_errors
     "ip_any_network": "must be a network, such as 10.0.0.0/8",
     "byte_size": "must be a size, such as 512 MiB",
     "byte_size_unit": "must be a size, such as 512 MiB",
-    "json_invalid": "is not JSON",
+    "json_invalid": "is not valid JSON",
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be at most {le}",
     "less_than": "must be below {lt}",
-    "string_too_long": "has more than {max_length} characters",
-    "string_too_short": "needs at least {min_length} characters",
-    "too_long": "has more than {max_length} entries",
-    "too_short": "needs at least {min_length} entries",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entries",
     "literal_error": "must be {expected}",
     "enum": "must be {expected}",
 }
@@ -43,7 +43,7 @@ _SUBJECT: Final = re.compile(r"^(Value error, |Assertion failed, )|^(Input|[A-Z]
 
 
 def describe_error(name: str, detail: Mapping[str, Any]) -> str:
-    """Return a sentence about the value ``name``; ``detail`` is an item of ``errors()``.
+    """Describe what is wrong with the value ``name``; ``detail`` is an item of ``errors()``.
 
     Errors from our own validators keep their text.  Without a name, the sentence says "the value".
     """

@@ -272,7 +272,7 @@ def test_config_toml_of_another_program_is_named(folder: Path) -> None:
     result = CliRunner().invoke(root_command, ["queue", "list"])
     assert result.exit_code == 78
     assert "baseURL in config.toml is not a setting" in result.stderr
-    assert "name yours with --config" in result.stderr
+    assert "select yours with --config" in result.stderr
 
 
 def test_publish_asks_for_a_token_where_there_are_users(tmp_path: Path) -> None:

@@ -105,12 +105,12 @@ def test_broker_that_is_down_is_named_with_what_to_do(path: tuple[str, ...]) -> 
 
 
 BAD_VALUES = [
-    (["backup", "list", "--set", "limits.credit=x"], 78, "limits.credit is 'x', it must be"),
+    (["backup", "list", "--set", "limits.credit=x"], 78, "limits.credit is 'x': it must be"),
     (["backup", "list", "--set", "limits.memory=blah"], 78, "it must be a size, such as 512 MiB"),
     (["backup", "list", "--set", "tcp.open=perhaps"], 78, "it must be true or false"),
     (["backup", "list", "--set", "tcp.allow=x"], 78, "it must be a network, such as 10.0.0.0/8"),
     (["queue", "list", "--config", __file__], 78, "is not valid TOML"),
-    (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "it does not speak TLS"),
+    (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "the server does not speak TLS"),
     (["queue", "list", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not speak HTTP"),
     (["queue", "list", "--url", "http://127.0.0.1:{admin}/no"], 3, "--url does not seem"),
     (["queue", "list", "--url", "http://nowhere.invalid"], 1, "no broker answers on http://nowhere"),
@@ -125,7 +125,7 @@ BAD_VALUES = [
     (["queue", "set", "q", "max_deliveries=-1", "{here}"], 4, "max_deliveries must be at least 0"),
     (["queue", "set", "q", "no_such=1", "{here}"], 4, "no_such is unknown"),
     (["queue", "set", "q", "on_expire=x", "{here}"], 4, "on_expire must be history, dead_letter"),
-    (["message", "search", "x" * 3000, "{here}"], 4, "Error: q has more than 2000 characters.\n"),
+    (["message", "search", "x" * 3000, "{here}"], 4, "q must have at most 2000 characters.\n"),
     (["message", "requeue", "0" * 32, "--ttl", "9999999999", "{here}"], 4, "ttl_s must be at most"),
     (["bench", "--url", "127.0.0.1:1"], 2, "use phpmq://HOST:PORT"),
 ]  # fmt: skip

@@ -127,7 +127,7 @@ def test_setting_is_taken(name: str, value: Any) -> None:
         ("dead_letter_queue", "x" * 256, "256 bytes long; it must be 1 to 255"),
         ("dead_letter_queue", "x" * 250 + ".retry", "256 bytes long; it must be 1 to 255"),
         ("dead_letter_queue", "x" * 252 + ".dlq.dlq", "260 bytes long; it must be 1 to 259"),
-        ("on_expire", "forward:orders", "the same queue"),
+        ("on_expire", "forward:orders", "the queue itself"),
         ("note", "x" * 2_001, "the limit is 2000"),
         ("note", "\ud800", "UTF-8"),
         ("owner", None.__class__, "text"),

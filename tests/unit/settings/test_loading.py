@@ -124,7 +124,7 @@ def test_unknown_variable_warns_and_disturbs_nothing(
          "Did you mean limits.max_content?"),
         ("max_content = 1", "max_content in {} is not a setting. Did you mean limits.max_content?"),
         ("xyzzy = 1", "xyzzy in {} is not a setting"),
-        ("tcp = 1", "tcp in {} is a section. Name one of its settings: tcp.NAME."),
+        ("tcp = 1", "tcp in {} is a section, not a setting. Use one of its settings, tcp.NAME."),
         ("[tcp.listen]\na = 1", "tcp.listen.a in {} is not a setting. Did you mean tcp.listen?"),
     ],
 )  # fmt: skip
@@ -150,21 +150,21 @@ def test_broken_file_is_refused_with_its_name(tmp_path: Path) -> None:
 
 def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "no.toml"
-    assert refusal(config=path).startswith(f"cannot read the settings in {path}: ")
+    assert refusal(config=path).startswith(f"cannot read settings from {path}: ")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("limits.credit", "0", "limits.credit is '0', it must be at least 1, at most 1000000000"),
-        ("limits.max_content", "1 GiB", "limits.max_content is '1 GiB', "
+        ("limits.credit", "0", "limits.credit is '0': it must be at least 1, at most 1000000000"),
+        ("limits.max_content", "1 GiB", "limits.max_content is '1 GiB': "
          "it must be at least 1, at most 512 MiB"),
-        ("history.days", 0, "history.days is 0, it must be above 0, at most 36500"),
-        ("queues.on_expire", "forward:", "queues.on_expire is 'forward:', "
+        ("history.days", 0, "history.days is 0: it must be above 0, at most 36500"),
+        ("queues.on_expire", "forward:", "queues.on_expire is 'forward:': "
          "it must be history, dead_letter or forward:QUEUE"),
-        ("queues.on_expire", "history:x", "queues.on_expire is 'history:x', "
+        ("queues.on_expire", "history:x", "queues.on_expire is 'history:x': "
          "it must be history, dead_letter or forward:QUEUE"),
-        ("log.level", "loud", "log.level is 'loud', "
+        ("log.level", "loud", "log.level is 'loud': "
          "it must be 'debug', 'info', 'warning' or 'error'"),
     ],
 )  # fmt: skip
@@ -186,7 +186,7 @@ def test_all_wrong_values_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     ("flags", "expected"),
     [
         ({"tcp.tls_cert": "a.pem"}, "tcp: tls_cert and tls_key must be set together"),
-        ({"tcp.tls_client_ca": "a.pem"}, "tcp: tls_client_ca needs tls_cert and tls_key"),
+        ({"tcp.tls_client_ca": "a.pem"}, "tcp: tls_client_ca requires tls_cert and tls_key"),
     ],
 )
 def test_half_of_tls_is_refused(flags: dict[str, object], expected: str) -> None:
