@@ -1,4 +1,4 @@
-"""Spark data source for the history and queues of a broker.
+"""Spark data source for a broker's history and queues.
 
 ::
 

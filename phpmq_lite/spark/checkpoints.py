@@ -1,4 +1,4 @@
-"""Committed batches in the checkpoints of streaming queries, and the final acknowledgement."""
+"""Committed batches in streaming-query checkpoints, and their final acknowledgement."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def final_ack(
     checkpoint: str,
     spark: "SparkSession | None" = None,
 ) -> int:
-    """Acknowledge the last committed batch of a query; return the number of messages in it.
+    """Acknowledge a query's last committed batch; return the number of messages acknowledged.
 
     Call this after the query has stopped and before it restarts. The call is safe to repeat.
 
@@ -63,7 +63,7 @@ def _open_checkpoint(checkpoint: str, spark: "SparkSession | None") -> ResultsFo
 
         spark = SparkSession.getActiveSession()
         if spark is None:
-            raise PipelineError(f"reading {checkpoint} needs a Spark session; pass spark")
+            raise PipelineError(f"reading {checkpoint} requires a Spark session; pass spark")
     return open_results(spark, checkpoint)
 
 
@@ -89,7 +89,7 @@ def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
         return None
     sources = _read_sources(files, "", batch)
     if sources is None:
-        raise PipelineError(f"the checkpoint has commits/{batch} but not offsets/{batch}")
+        raise PipelineError(f"the checkpoint contains commits/{batch} but lacks offsets/{batch}")
     return sources
 
 
@@ -98,7 +98,7 @@ class CommittedBatch:
     """A batch in a checkpoint, with its end offset."""
 
     batch: int
-    history_id: str | None  # None: the stream does not read the history
+    history_id: str | None  # None if the stream does not read the history
     offset: int | None
 
 
@@ -129,7 +129,7 @@ def _parse_json(line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError:
-        return None  # the source uses another format
+        return None  # the source uses a different format
 
 
 def query_id(files: ResultsFolder, checkpoint: str) -> str | None:
@@ -139,7 +139,7 @@ def query_id(files: ResultsFolder, checkpoint: str) -> str | None:
 
 
 def offset_of(written: Any) -> tuple[str | None, int | None]:
-    """Return the history id and number in a stream's offset, given as JSON text or parsed."""
+    """Return the history id and offset from a stream's offset, given as JSON text or parsed."""
     if isinstance(written, str):
         return offset_of(_parse_json(written))
     if not isinstance(written, dict):

@@ -1,4 +1,4 @@
-"""Spark schemas of the history, queues and archive; helpers for batches, days and tables."""
+"""Spark schemas for the history, queues and archive; helpers for batches, days and tables."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -95,7 +95,7 @@ def check_read_schema(requested: StructType, offered: StructType) -> None:
     kinds = {field.name: field.dataType for field in offered}
     for field in requested:
         if field.name not in kinds:
-            raise OptionError(f"there is no column {field.name!r}{suggestion(field.name, kinds)}")
+            raise OptionError(f"unknown column {field.name!r}{suggestion(field.name, kinds)}")
         if field.dataType != kinds[field.name]:
             raise OptionError(
                 f"column {field.name!r} is {kinds[field.name].simpleString()},"
@@ -137,14 +137,14 @@ def utc_day(at: "Column | str") -> "Column":
     return sf.date_from_unix_date(days.cast("int"))
 
 
-_MARK: Final = "provider"  # a property of every table but not an option
-_PREFIX: Final = "option."  # marks the properties that are options
+_MARK: Final = "provider"  # a property that every table has; it is not an option
+_PREFIX: Final = "option."  # prefix of the properties that are options
 _KEY: Final = "phpmq.options"
 _TOKEN: Final = "token"  # noqa: S105 - the name of the option
 
 
 def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
-    """Return a table's options while it is being created; None otherwise.
+    """Return the options of a table that is being created; None in any other case.
 
     Properties without the prefix belong to Spark (``owner``, ``location``) or to the table.
     """
@@ -158,7 +158,7 @@ def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def add_table_options(columns: StructType, options: Mapping[str, str]) -> StructType:
-    """Return the columns with their table's options stored in them, except the token."""
+    """Return the columns with the table's options, except the token, stored in their metadata."""
     kept = {name: value for name, value in options.items() if name.lower() != _TOKEN}
     first, *others = columns
     marked = StructField(first.name, first.dataType, first.nullable, {_KEY: kept})
@@ -166,7 +166,7 @@ def add_table_options(columns: StructType, options: Mapping[str, str]) -> Struct
 
 
 def read_table_options(columns: StructType) -> dict[str, str]:
-    """Return the options stored in a table's columns; empty for other columns."""
+    """Return the options stored in a table's columns, or an empty dict if there are none."""
     found: dict[str, str] = {}
     for field in columns:
         found |= (field.metadata or {}).get(_KEY, {})

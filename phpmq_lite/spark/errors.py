@@ -1,8 +1,8 @@
-"""Errors of the Spark data source and its jobs.
+"""Errors raised by the Spark data source and its jobs.
 
 PipelineError
 ├── OptionError      an option is unknown, malformed or not applicable: correct the call
-├── BrokerError      the broker refused a request or is unreachable; has status and code
+├── BrokerError      the broker refused a request or is unreachable; carries status and code
 ├── DataLossError    requested rows are gone: set ``failOnDataLoss=false`` to skip them
 ├── ShortReadError   the number of received rows is not the declared one: read again
 └── JavaError        Spark found no usable Java: install one as the message explains
@@ -35,7 +35,7 @@ class BrokerError(PipelineError):
 
 
 class DataLossError(PipelineError):
-    """Rows in the range are gone, or the broker's history has changed since the last read."""
+    """Requested rows are gone, or the broker's history was replaced since the last read."""
 
 
 class ShortReadError(PipelineError):

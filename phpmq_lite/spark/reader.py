@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 OFFSETS_PER_PARTITION: Final = 1_000_000
 OFFSETS_WORTH_A_TASK: Final = 50_000
-EXPORTS: Final = 2  # exports that a broker runs at a time
+EXPORTS: Final = 2  # number of exports that a broker runs at a time
 
 Offset = dict[str, Any]
 
 
 @dataclass
 class OffsetRange(InputPartition):
-    """Offsets or claims ``(lo, hi]``; ``history_id`` and ``machine`` come from the planner.
+    """A range ``(lo, hi]`` of offsets or claims, with the planner's ``history_id`` and ``machine``.
 
     Empty ``queues`` and ``outcomes`` mean all. They are part of the range, not of the reader,
     because Spark pickles the reader for the executors before it asks for partitions.
@@ -64,7 +64,7 @@ class OffsetRange(InputPartition):
 
 
 def cut_range(whole: OffsetRange, partitions: int | None) -> Sequence[OffsetRange]:
-    """Cut a range into non-empty ranges of similar length, in order.
+    """Split a range into non-empty ranges of similar length, in order.
 
     If ``partitions`` is None, a range worth splitting is cut in two, because a broker runs two
     exports at a time, or into more if the parts would be long.
@@ -85,7 +85,7 @@ def _read_history(
 ) -> Iterator["pa.RecordBatch"]:
     if options.connection.path is not None and part.machine != node():
         raise OptionError(
-            f"path needs a local master: this executor is on {node()}, but the database is on"
+            f"path requires a local master: this executor is on {node()}, but the database is on"
             f" {part.machine}; set url, which every executor can reach"
         )
     request = HistoryRequest(
@@ -102,13 +102,13 @@ def _read_history(
     try:
         for batch in open_history(options.connection).rows(request):
             yield conform_batch(batch, wanted)
-    except DataLossError:  # raised before the first row; a later end is a ShortReadError
+    except DataLossError:  # raised before the first row; later, a ShortReadError is raised
         if options.fails_on_data_loss:
             raise
 
 
 def _check_gap(lo: int, bounds: HistoryBounds, options: HistoryOptions) -> int:
-    """Return the offset to read from, which skips a gap if gaps are allowed.
+    """Return the offset to read from, skipping a gap if gaps are allowed.
 
     Retention removes rows of deleted messages separately, before other rows. If only those rows
     are gone, the remaining rows are still read.
@@ -118,13 +118,13 @@ def _check_gap(lo: int, bounds: HistoryBounds, options: HistoryOptions) -> int:
     """
     if options.fails_on_data_loss and lo < bounds.lo:
         raise DataLossError(
-            f"rows from offset {lo + 1} were requested, but retention removed all up to"
+            f"rows from offset {lo + 1} were requested, but retention removed all rows up to"
             f" {bounds.lo}; set failOnDataLoss to false to continue with the remaining rows"
         )
     needs_deleted = not options.outcomes or DELETED in options.outcomes
     if options.fails_on_data_loss and needs_deleted and lo < bounds.lo_deleted:
         raise DataLossError(
-            f"rows from offset {lo + 1} were requested, but retention removed those of deleted"
+            f"rows from offset {lo + 1} were requested, but retention removed rows of deleted"
             f" messages up to {bounds.lo_deleted}; set failOnDataLoss to false to continue without"
             f" them, or outcomes to {','.join(name for name in OUTCOMES if name != DELETED)}"
         )
@@ -137,13 +137,13 @@ class HistoryReader(DataSourceReader):
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._min_lo = 0  # lower bound of lo, from pushed filters
+        self._min_lo = 0  # lowest allowed lo, from pushed filters
         self._most = 1 << 62
         self._only: frozenset[str] | None = None
         self._outcomes: frozenset[str] = frozenset(options.outcomes or OUTCOMES)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Read the bounds of the history and cut the range."""
+        """Clamp the requested range to the bounds of the history, and split it."""
         options = self._options
         history = open_history(options.connection)
         bounds = history.bounds()
@@ -162,14 +162,14 @@ class HistoryReader(DataSourceReader):
         return cut_range(whole, options.partitions)
 
     def _restricted_queues(self, known: list[str]) -> tuple[str, ...]:
-        """Return the queues allowed by option and filters, which may name unknown queues."""
+        """Return the queues allowed by options and filters, which may name unknown queues."""
         only = (self._only or frozenset()) & set(known)
         if self._options.queues:
             only &= set(self._options.queues)
         return tuple(sorted(only))
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows of one range; without ranges, Spark calls this once for no rows."""
+        """Yield the rows of a range; if there are no ranges, Spark calls this once for no rows."""
         if isinstance(partition, OffsetRange):
             yield from _read_history(self._options, self._schema, partition)
 
@@ -182,7 +182,7 @@ class FilteringHistoryReader(HistoryReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Apply filters that narrow the range, queues or outcomes; return the others."""
+        """Apply filters that narrow the range, queues or outcomes; return all other filters."""
         return [each for each in filters if not self._apply_filter(each)]
 
     def _apply_filter(self, condition: Filter) -> bool:
@@ -217,13 +217,13 @@ class FilteringHistoryReader(HistoryReader):
 
 
 class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream reader for the history; ``{"history": id, "offset": n}`` means processed up to n."""
+    """Stream reader for the history; offsets are ``{"history": id, "offset": last_read}``."""
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._history = open_history(options.connection)
-        self._target: int | None = None  # with availableNow: the last offset to read
+        self._target: int | None = None  # last offset to read with availableNow
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
         """Return the offset at which a new query starts; Spark calls this twice."""
@@ -232,11 +232,11 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"history": bounds.history_id, "offset": _check_gap(start, bounds, self._options)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end of this run; messages settled later are left to the next run."""
+        """Fix the end of this run; the next run reads messages that are settled later."""
         self._target = self._history.bounds().hi
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the batch limit in offsets."""
+        """Return the maximum number of offsets per batch."""
         most = self._options.offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -252,14 +252,14 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"history": bounds.history_id, "offset": max(lo, hi)}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
-        """Return the last available offset, for the query's progress."""
+        """Return the last available offset for the query's progress report."""
         bounds = self._history.bounds()
         return {"history": bounds.history_id, "offset": bounds.hi}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Cut a batch's offsets into ranges; repeated planning produces the same ranges."""
+        """Split a batch's offsets into ranges; repeated planning produces the same ranges."""
         lo = start["offset"]
-        if start["history"] != end["history"]:  # allowed by latestOffset: read from the start
+        if start["history"] != end["history"]:  # latestOffset allowed this; read from the beginning
             lo = 0
         options = self._options
         whole = OffsetRange(
@@ -301,19 +301,19 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._broker = PipelineClient(options.connection)
-        self._target: int | None = None  # with availableNow: the last claim of this run
+        self._target: int | None = None  # last claim to read with availableNow
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
-        """Start after the acknowledged claims; unacknowledged claims are read again."""
+        """Return the last acknowledged claim, so that unacknowledged claims are read again."""
         return self._offset(self._broker.claimed(self._options.subscription).acked)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the messages to read in this run: those claimed and those ready now."""
+        """Fix the end of this run, which reads messages that are now claimed or ready."""
         claimed = self._broker.claimed(self._options.subscription).hi
         self._target = claimed + self._broker.ready(self._options.queue)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the batch limit in messages."""
+        """Return the maximum number of messages per batch."""
         return ReadMaxRows(self._options.messages_per_trigger)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
@@ -336,7 +336,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, "claim": min(hi, after + most)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Cut a batch's claims into ranges; repeated planning produces the same ranges."""
+        """Split a batch's claims into ranges; repeated planning produces the same ranges."""
         self._check(end)
         whole = OffsetRange(start["claim"], end["claim"], end["history"], node())
         return cut_range(whole, self._options.partitions)

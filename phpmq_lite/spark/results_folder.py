@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NO_CLASS: Final = ("ClassNotFoundException", "NoClassDefFoundError", "No FileSystem for scheme")
 _AZURE: Final = "org.apache.hadoop:hadoop-azure:{hadoop}"
-_JARS: Final = {  # scheme -> package of its file system; pip's PySpark includes none
+_JARS: Final = {  # URI scheme -> file system package; pip's PySpark includes none of them
     "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
     "abfs": _AZURE,
     "abfss": _AZURE,
@@ -62,7 +62,7 @@ class ResultsFolder(Protocol):
         """Sync all files in a folder to disk, unless the storage does so itself."""
 
     def lock(self, name: str, *, is_shared: bool = False) -> AbstractContextManager[None]:
-        """Hold a lock; shared locks only exclude exclusive ones.
+        """Hold a lock within the context; a shared lock excludes only exclusive locks.
 
         Raises:
             RefusedError: ``is_locked``: another run holds the lock.
@@ -86,7 +86,7 @@ def local_folder_of(out: str) -> Path | None:
 
 
 def _is_data(name: str) -> bool:
-    """Return whether Spark reads the file, because it is neither hidden nor a marker."""
+    """Return whether Spark reads the file, which it does unless it is hidden or a marker."""
     return not name.startswith((".", "_"))
 
 
@@ -191,7 +191,7 @@ def missing_jar(root: str, error: str, hadoop: str) -> PipelineError | None:
         )
     name = package.split(":")[1]
     return PipelineError(
-        f"{root}: {scheme}:// needs the package {name}; add --conf"
+        f"{root}: {scheme}:// requires the package {name}; add --conf"
         f" spark.jars.packages={package.format(hadoop=hadoop)}"
     )
 
@@ -257,7 +257,7 @@ class HadoopResultsFolder:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Write a temporary file, then rename it. The target may briefly not exist."""
+        """Write a temporary file, then rename it. The target may be missing for a moment."""
         temporary = self._path(f"{path}.new")
         stream = self._fs.create(temporary, True)
         try:
@@ -303,8 +303,8 @@ JOBS: Final = "jobs.json"
 SUMMARY: Final = "summary.json"
 
 _NAME_MAX: Final = 255  # file name limit of common file systems, including HDFS
-_KEPT_BYTES: Final = 128  # bytes kept from a longer name
-_TEMPORARY_BYTES: Final = len("..json.4194304.new")  # added to the name while the file is written
+_KEPT_BYTES: Final = 128  # number of bytes kept of a longer name
+_TEMPORARY_BYTES: Final = len("..json.4194304.new")  # suffix added while the file is written
 _LOCK: Final = len(".consume-.lock")
 
 
@@ -329,7 +329,7 @@ def replay_plan_file(name: str) -> str:
 
 
 def replay_progress_file(name: str) -> str:
-    """Return the file that stores how many of a replay's pieces are published."""
+    """Return the file that stores the number of published pieces of a replay."""
     return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.done"
 
 

@@ -1,4 +1,4 @@
-"""Spark session in UTC, without progress bars and with the data source registered."""
+"""Spark session that uses UTC, hides progress bars and has the data source registered."""
 
 import os
 import shlex
@@ -22,13 +22,13 @@ ALWAYS: Final[Mapping[str, str]] = {
     "spark.sql.python.filterPushdown.enabled": "true",  # required by the option pushFilters
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # no statistics for INT96
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 columns have no statistics
 }
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 SPARK_SHUFFLES: Final = "200"  # Spark's default
 ROWS_PER_PARTITION: Final = 500_000
 _FITTED: Final = "phpmq.shuffle.partitions"  # the value we set last; any other value is the user's
-LOCAL: Final[Mapping[str, str]] = {  # listen only on loopback
+LOCAL: Final[Mapping[str, str]] = {  # settings that make Spark listen only on loopback
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -38,7 +38,7 @@ LOCAL: Final[Mapping[str, str]] = {  # listen only on loopback
 def settings_of(
     name: str, master: str, conf: Mapping[str, str], py_files: Sequence[Path] = ()
 ) -> dict[str, str]:
-    """Return the settings for a session; ``conf`` takes precedence."""
+    """Return the Spark settings for a session; values in ``conf`` take precedence."""
     settings = {"spark.app.name": name, "spark.master": master, **ALWAYS}
     if is_local(master):
         settings |= LOCAL
@@ -48,7 +48,7 @@ def settings_of(
 
 
 def python_of(master: str, conf: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """Return the Python for workers: this one if they are local, the configured one on a cluster.
+    """Return the workers' Python: this process's if they are local, or a cluster's configured one.
 
     Driver and workers must have the same minor version. ``spark.pyspark.python`` takes precedence
     over ``PYSPARK_PYTHON``, as in spark-submit.
@@ -102,7 +102,7 @@ def session(
 
 
 def shuffle_partitions(cores: int, rows: int) -> int:
-    """Return the number of shuffle partitions: one per core, or more if they would be large."""
+    """Return the number of shuffle partitions: one per core, or more if there are many rows."""
     return max(cores, -(-rows // ROWS_PER_PARTITION))
 
 
@@ -135,7 +135,7 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
         streams: dict[str, Any] = {}
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(log.open("ab"))  # Java inherits its own descriptor
+            file = stack.enter_context(log.open("ab"))  # Java inherits a copy of the descriptor
             streams = {"stdout": file, "stderr": file}
         try:
             gateway = launch_gateway(start, streams)  # type: ignore[no-untyped-call]

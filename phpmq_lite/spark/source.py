@@ -51,7 +51,7 @@ def register(spark: "SparkSession") -> None:
 
 
 class PhpmqSource(DataSource):
-    """A broker's history or one of its queues; options are in ``source_options.py``."""
+    """Data source for a broker's history or one of its queues; see ``source_options.py``."""
 
     options: MutableMapping[str, str]
 
@@ -61,7 +61,7 @@ class PhpmqSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Return the columns; Spark calls this before it chooses between batch and stream."""
+        """Return the columns; Spark calls this before it decides between batch and stream."""
         given = table_options(self.options)
         made = self._columns(self.options if given is None else given)
         return made if given is None else add_table_options(made, given)
@@ -82,8 +82,8 @@ class PhpmqSource(DataSource):
         given = read_table_options(schema) | dict(self.options)
         if read_mode(given) == "queue":
             raise OptionError(
-                "a batch read cannot consume; use mode=queue with readStream. To view messages"
-                " without consuming them, use the admin UI or the HTTP API"
+                "a batch read cannot consume a queue; use mode=queue with readStream. To view"
+                " messages without consuming them, use the admin UI or the HTTP API"
             )
         options = history_options(given, SourceMode.BATCH_READ)
         columns.check_read_schema(schema, columns.history_columns(body=True))

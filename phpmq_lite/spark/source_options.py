@@ -1,4 +1,4 @@
-"""Options of the data source: names, where each applies, and suggestions for misspelled names.
+"""Data source options: their names, where they apply, and suggestions for misspelled names.
 
 Spark passes options as strings with lower-case names. Names and meanings follow Kafka's source
 (``docs/guides/pipeline.md``, Options). This module does not import pyspark.
@@ -16,7 +16,7 @@ from phpmq_lite.spark.errors import OptionError
 
 
 class SourceMode(StrEnum):
-    """A way to use the data source; each has its own options."""
+    """Modes of the data source, which differ in their options."""
 
     BATCH_READ = "a batch read"
     HISTORY_STREAM = "a stream read of the history"
@@ -61,7 +61,7 @@ OPTIONS: Final[Mapping[str, frozenset[SourceMode]]] = {
     "txnVersion": _BATCH_WRITE,
     "checkpointLocation": _STREAM_WRITE,  # Spark's own option
 }
-KAFKA_NAMES: Final[Mapping[str, str]] = {  # name in Kafka's source -> name here
+KAFKA_NAMES: Final[Mapping[str, str]] = {  # option name in Kafka's source -> our option name
     "kafka.bootstrap.servers": "url",
     "subscribe": "queue or queues",
     "subscribePattern": "queuePattern",
@@ -83,7 +83,7 @@ DELETED: Final = "deleted"
 OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
-MESSAGES_MAX: Final = 100_000  # this and BYTES_MAX are the broker's limits per claim request
+MESSAGES_MAX: Final = 100_000  # MESSAGES_MAX and BYTES_MAX are the broker's limits per claim
 BYTES_MAX: Final = 1 << 30
 
 
@@ -94,10 +94,10 @@ def is_local(master: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SourceConnection:
-    """The location of the history: a broker's admin address, or its database file.
+    """Location of the history: a broker's admin address or its database file.
 
     ``url`` is the admin address without ``/api``, as in ``http://127.0.0.1:9101``; ``token`` is the
-    API token to send there. ``path`` needs a local master, because SQLite over a network file
+    API token to send there. ``path`` requires a local master, because SQLite over a network file
     system is unsafe.
 
     Raises:
@@ -117,7 +117,7 @@ class SourceConnection:
             )
         if self.url is not None:
             _check_url(self.url)
-        # checked here because http.client would show the token in its error
+        # checked here because an error from http.client would show the token
         if self.token is not None and not all("!" <= letter <= "~" for letter in self.token):
             raise OptionError(
                 "the token contains an invalid character, possibly a space or a line break"
@@ -136,7 +136,7 @@ class SourceConnection:
         """
         if self.path is not None and not is_local(master):
             raise OptionError(
-                f"path needs a local master, not {master}: SQLite over a network file system is"
+                f"path requires a local master, not {master}: SQLite over a network file system is"
                 " unsafe; set url, which every executor can reach"
             )
 
@@ -146,7 +146,7 @@ def _check_url(url: str) -> None:
         raise OptionError(f"url is {url!r}, but it must begin with http:// or https://")
     parts = urlsplit(url)
     if "@" in parts.netloc:  # the URL is not shown because it may contain a password
-        raise OptionError(f"url has a user name for {parts.hostname}; remove it and set a token")
+        raise OptionError(f"url has a user name for {parts.hostname}; remove it, and set a token")
     try:
         is_fine = parts.hostname is not None and (parts.port is None or parts.port > 0)
     except ValueError:
@@ -202,7 +202,7 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Options for a write: the queue (None if a column names it) and the key against repeats."""
+    """Options for a write: the queue (None if a column names it) and the deduplication key."""
 
     connection: SourceConnection
     queue: str | None = None
@@ -258,7 +258,7 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
 
 
 def queues_text(names: Sequence[str]) -> str:
-    """Return the value of the option ``queues``: JSON, so names may contain commas and spaces."""
+    """Encode names as JSON for the option ``queues``, so they may contain commas and spaces."""
     return json.dumps(list(names), ensure_ascii=False)
 
 
@@ -284,7 +284,7 @@ def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
 
 
 def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
-    """Return whether the history or a queue is read.
+    """Return the ``mode`` option, which selects the history or a queue.
 
     Raises:
         OptionError: ``mode`` is invalid, or an option is unknown.
@@ -295,7 +295,7 @@ def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
         return "history"
     if mode == "queue":
         return "queue"
-    raise OptionError(f"mode is {mode!r}, not history or queue{suggestion(mode, _MODES)}")
+    raise OptionError(f"unknown mode {mode!r}{suggestion(mode, _MODES)}")
 
 
 def check_option_names(options: Mapping[str, str], use: SourceMode | None = None) -> None:
@@ -308,7 +308,7 @@ def check_option_names(options: Mapping[str, str], use: SourceMode | None = None
         lower = given.lower()
         if lower in _KAFKAS_BY_LOWER:
             kafka_name = _KAFKAS_BY_LOWER[lower]
-            raise OptionError(f"option {kafka_name!r} is from Kafka; use {KAFKA_NAMES[kafka_name]}")
+            raise OptionError(f"option {kafka_name!r} is for Kafka; use {KAFKA_NAMES[kafka_name]}")
         if lower not in _BY_LOWER:
             raise OptionError(f"unknown option {given!r}{suggestion(given, OPTIONS)}")
         name = _BY_LOWER[lower]
@@ -327,22 +327,22 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 class _OptionParser:
-    """Parser for the options of one call."""
+    """Parser for one call's options."""
 
     def __init__(self, options: Mapping[str, str], use: SourceMode) -> None:
         check_option_names(options, use)
         self._values = {name.lower(): value for name, value in options.items()}
 
     def connection(self) -> SourceConnection:
-        """Return the connection; a write has no option ``path``, so it needs ``url``."""
+        """Return the connection; a write has no option ``path``, so it requires ``url``."""
         return SourceConnection(self.text("url"), self.text("token"), self.text("path"))
 
     def text(self, name: str) -> str | None:
-        """Return a string; an empty one counts as missing."""
+        """Return a string option, or None if it is missing or empty."""
         return self._values.get(name.lower()) or None
 
     def required(self, name: str) -> str:
-        """Return a required string."""
+        """Return a required string option."""
         value = self.text(name)
         if value is None:
             raise OptionError(f"option {name!r} is missing")
@@ -369,7 +369,7 @@ class _OptionParser:
             )
         if "" in found:
             raise OptionError(
-                f"option 'queues' is {text!r}, a JSON list of names that has an empty name"
+                f"option 'queues' is {text!r}; a JSON list of names must not contain an empty name"
             )
         return tuple(dict.fromkeys(found))
 
@@ -379,7 +379,7 @@ class _OptionParser:
         for name in names:
             if name not in OUTCOMES:
                 raise OptionError(
-                    f"option 'outcomes' contains {name!r}, not one of {', '.join(OUTCOMES)}"
+                    f"option 'outcomes' contains the unknown outcome {name!r}"
                     f"{suggestion(name, OUTCOMES)}"
                 )
         return names
@@ -398,7 +398,7 @@ class _OptionParser:
             return None
         if not value.isascii() or not value.isdigit() or not minimum <= int(value) <= maximum:
             raise OptionError(
-                f"option {name!r} is {value!r}, not an integer from {minimum} to {maximum}"
+                f"option {name!r} is {value!r}; it must be an integer from {minimum} to {maximum}"
             )
         return int(value)
 

@@ -24,8 +24,8 @@ from phpmq_lite.spark.source_options import WriteOptions, suggestion
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECE_BYTES: Final = 16 << 20  # per request; the broker's limit is 64 MiB
-PIECE_ROWS: Final = 50_000  # per request; two requests fill one broker transaction
+PIECE_BYTES: Final = 16 << 20  # maximum bytes per request; the broker's limit is 64 MiB
+PIECE_ROWS: Final = 50_000  # maximum rows per request; two requests fill one broker transaction
 WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
     "body": (BinaryType, StringType),
     "queue": (StringType,),
@@ -35,7 +35,7 @@ WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """Rows staged by one task: their tokens and number, and the id of the query."""
+    """Rows staged by one task: tokens, row count and query id."""
 
     tokens: tuple[str, ...]
     rows: int
@@ -43,7 +43,7 @@ class StagedRows(WriterCommitMessage):
 
 
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
-    """Check that rows can become messages.
+    """Check that rows with this schema can be published as messages.
 
     Raises:
         OptionError: a column is missing, unknown or of another type.
@@ -61,7 +61,7 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     if "body" not in schema.names:
         raise OptionError("column 'body' is missing")
     if "queue" not in schema.names and options.queue is None:
-        raise OptionError("set the option queue, or add a column queue")
+        raise OptionError("no queue is set: set the option queue, or add a column named queue")
 
 
 def stage_rows(
@@ -128,7 +128,7 @@ def _all_staged(messages: list[WriterCommitMessage | None]) -> list[StagedRows]:
 
 
 def drop_staged(messages: list[WriterCommitMessage | None], options: WriteOptions) -> None:
-    """Drop staged rows; never raises, because Spark calls it while handling another error."""
+    """Drop staged rows; never raise, because Spark calls this while handling another error."""
     tokens = [t for message in messages if isinstance(message, StagedRows) for t in message.tokens]
     _drop(PipelineClient(options.connection), tokens)
 
@@ -147,7 +147,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Publish the rows of all tasks."""
         app_id, version = self._options.app_id, self._options.version
         if app_id is None or version is None:
-            app_id = f"batch-{uuid.uuid4().hex}"  # unique, so it never repeats another write
+            app_id = f"batch-{uuid.uuid4().hex}"  # unique, so it never matches another write
             publish_staged(messages, self._options, app_id, 0, is_single=True)
         else:
             publish_staged(messages, self._options, app_id, version)
@@ -179,7 +179,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not ids:
             return
         if len(ids) > 1 or None in ids:
-            raise PipelineError(f"the batch has rows from several queries: {ids}")
+            raise PipelineError(f"the batch contains rows from several queries: {ids}")
         publish_staged(messages, self._options, str(ids.pop()), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -217,7 +217,7 @@ def _pieces(
 
 
 def _cut(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
-    """Yield a batch halved until each part fits or is a single row; skip an empty batch."""
+    """Yield a batch, halved until each part fits or is one row; yield nothing if it is empty."""
     if batch.num_rows == 0:
         return
     if batch.num_rows == 1 or (batch.nbytes <= PIECE_BYTES and batch.num_rows <= PIECE_ROWS):

@@ -190,7 +190,7 @@ def test_replay_refuses_a_plan_that_selects_otherwise(
     spark: "SparkSession", out: str, broker: Broker
 ) -> None:
     replay.run(spark, asked(out, name="n", queues=("mail",)))
-    with pytest.raises(RefusedError, match="has another selection"):
+    with pytest.raises(RefusedError, match="has a different selection"):
         replay.run(spark, asked(out, name="n"))
 
 

@@ -88,7 +88,7 @@ def test_filters_are_left_to_spark_when_not_asked_for(
     ("options", "words"),
     [
         ({"startingOffset": 5}, "unknown option 'startingoffset': did you mean 'startingOffsets'"),
-        ({"subscribe": "orders"}, "'subscribe' is from Kafka; use queue or queues"),
+        ({"subscribe": "orders"}, "'subscribe' is for Kafka; use queue or queues"),
         ({"columns": "ofset"}, "no column 'ofset': did you mean 'offset'"),
         ({"mode": "queue", "queue": "work", "subscription": "s"}, "a batch read cannot consume"),
         ({"maxOffsetsPerTrigger": 5}, "is for a stream read of the history, but this"),
@@ -109,7 +109,7 @@ def test_gap_is_an_error_unless_told_otherwise(spark: SparkSession, broker: Fake
     broker.lo = 40
     with pytest.raises(PySparkException) as caught:
         offsets(spark, broker, startingOffsets=10)
-    assert "retention removed all up to 40" in str(caught.value)
+    assert "retention removed all rows up to 40" in str(caught.value)
     left = offsets(spark, broker, startingOffsets=10, failOnDataLoss=False)
     assert left == list(range(41, 101))
     assert offsets(spark, broker) == left  # earliest is what there is
@@ -125,7 +125,7 @@ def test_rows_of_deleted_messages_that_left_are_a_gap(
     broker.settle(80, outcome="deleted")
     broker.settle(10)
     broker.lo_deleted = 70  # a purge of more than deleted rows may take: 60 of them are gone
-    with pytest.raises(PySparkException, match="removed those of deleted messages up to 70"):
+    with pytest.raises(PySparkException, match="removed rows of deleted messages up to 70"):
         run(spark, tmp_path, sink, **options)
     with pytest.raises(PySparkException, match="from offset 1 were requested"):
         offsets(spark, broker)
@@ -230,7 +230,7 @@ def test_stream_fails_on_a_gap_unless_told_otherwise(
     run(spark, tmp_path, sink, **options)
     broker.settle(30)
     broker.lo = 20
-    with pytest.raises(PySparkException, match="retention removed all up to 20"):
+    with pytest.raises(PySparkException, match="retention removed all rows up to 20"):
         run(spark, tmp_path, sink, **options)
     run(spark, tmp_path, sink, failOnDataLoss=False, **options)
     assert sink.all == [*range(1, 11), *range(21, 41)]

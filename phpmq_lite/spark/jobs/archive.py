@@ -1,4 +1,4 @@
-"""Archive job: writes the history to Parquet, each row exactly once.
+"""Archive job, which writes each row of the history to Parquet exactly once.
 
 Batches are written to ``archive/date=…/batch=…`` by dynamic partition overwrite: a repeated batch
 replaces itself. Spark's own file sink ignores files that it did not write, so compacted files would
@@ -61,8 +61,8 @@ def run(
             raise RefusedError(
                 "other_history",
                 f"the broker's history is {bounds.history_id}, but the archive in "
-                f"{options.out} has {committed.history_id}: the broker was restored or replaced. "
-                "Archive to another folder",
+                f"{options.out} belongs to {committed.history_id}: the broker was restored or "
+                "replaced. Archive to another folder",
             )
         begin = first_offset(options, bounds, committed)
         control.report(TARGET.name, begin, end)
@@ -139,7 +139,7 @@ class _GapRecorder:
 def first_offset(
     options: ArchiveOptions, bounds: HistoryBounds, committed: CommittedBatch | None
 ) -> int:
-    """Return the offset that a run starts after: the last archived one, or the configured one."""
+    """Return the offset after which a run starts: the last archived or the configured offset."""
     if committed is not None and committed.offset is not None:
         return committed.offset
     word = options.starting_offsets
@@ -169,7 +169,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
 
 
 def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
-    """Store the selection of queues and outcomes, or check it: one offset fits one selection.
+    """Store the selection, or check that it is unchanged: one offset fits only one selection.
 
     Raises:
         RefusedError: ``other_selection``: the archive selects other queues or outcomes.

@@ -1,4 +1,4 @@
-"""Accepted gaps: offsets whose rows retention removed before they were archived.
+"""Accepted gaps: ranges with rows that retention removed before they were archived.
 
 Each batch has a file, ``gaps/<batch>.json``, written before Spark commits the batch; a repeated
 batch replaces its own file. Files are never appended to, because object stores do not support it.
@@ -15,18 +15,18 @@ from phpmq_lite.spark.results_folder import ResultsFolder, read_json_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveGap:
-    """A range of offsets ``(lo, hi]`` in one batch from which rows are missing."""
+    """A range of offsets ``(lo, hi]`` in one batch that lacks rows."""
 
     at_ms: int  # when the gap was accepted
     history_id: str
     lo: int
     hi: int
-    rows: int | None  # missing rows; None if unknown, because queues or outcomes are left out
+    rows: int | None  # missing rows; None if unknown because queues or outcomes are excluded
     batch: str
 
     @property
     def rows_at_most(self) -> int:
-        """The maximum number of missing rows."""
+        """Maximum number of missing rows."""
         return self.hi - self.lo if self.rows is None else self.rows
 
 

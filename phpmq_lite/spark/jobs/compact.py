@@ -1,4 +1,4 @@
-"""Compact job: merges small files in the archive's closed dates into a few large ones.
+"""Compact job, which merges small files in the archive's closed dates into a few large files.
 
 A date is closed once all its batches precede the last committed batch in the archive's checkpoint,
 so that none of them can be repeated. A crash is safe at each step for a date:
@@ -49,7 +49,7 @@ def transform(rows: "DataFrame", files: int) -> "DataFrame":
 def run(
     spark: "SparkSession", options: CompactOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Compact each closed date that has too many files; a stop takes effect between two dates."""
+    """Compact each closed date that has too many files; a stop takes effect between dates."""
     files = open_results(spark, options.out)
     rows = compacted = before = after = 0
     is_stopped = False
@@ -75,7 +75,7 @@ def run(
 
 
 def closed_dates(files: ResultsFolder) -> list[str]:
-    """Return the folders ``date=…`` to which no more batches will be written."""
+    """Return the ``date=…`` folders to which no more batches will be written."""
     committed = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
     query = query_id(files, results_folder.ARCHIVE_CHECKPOINT)
     if committed is None or query is None:

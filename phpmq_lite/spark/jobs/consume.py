@@ -1,4 +1,4 @@
-"""Consume job: writes messages from a queue to Parquet, then acknowledges them.
+"""Consume job, which writes messages from a queue to Parquet and then acknowledges them.
 
 Delivery is at least once; a repeated batch replaces itself, so each message is stored once.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run(
     spark: "SparkSession", options: ConsumeOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Consume the messages that are in the queue now."""
+    """Consume all messages that are currently in the queue."""
     stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
     end: int | None = None
     notes: tuple[str, ...] = ()

@@ -11,8 +11,8 @@ from phpmq_lite.spark.columns import DAY_MS, utc_day
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-MAX_STEPS: Final = 50  # per path
-MAX_PATHS: Final = 1_000  # per day
+MAX_STEPS: Final = 50  # maximum steps per path
+MAX_PATHS: Final = 1_000  # maximum paths per day
 BUCKET_BASE: Final = 1.01  # durations in a bucket differ by at most 1 %
 
 
@@ -38,13 +38,13 @@ def urn_counts(rows: "DataFrame") -> "DataFrame":
 
 
 def attempt_counts(rows: "DataFrame") -> "DataFrame":
-    """Return settlement date, queue, urn, attempts in the envelope, and message count."""
+    """Return the message count by settlement date, queue, urn and the envelope's attempts."""
     counted = rows.where(sf.col("urn").isNotNull() & sf.col("attempts").isNotNull())
     return _count_by(counted, "queue", "urn", "attempts")
 
 
 def death_counts(rows: "DataFrame") -> "DataFrame":
-    """Return settlement date, queue, urn (null without envelope), reason and dead-letter count."""
+    """Return the dead-letter count by settlement date, queue, urn (may be null) and reason."""
     return _count_by(rows.where(sf.col("outcome") == "dead"), "queue", "urn", "reason")
 
 
@@ -55,7 +55,7 @@ def _count_by(rows: "DataFrame", *keys: str) -> "DataFrame":
 
 
 def expiry_counts(rows: "DataFrame") -> "DataFrame":
-    """Return settlement date, queue and expired messages: ``dispatched`` before or ``never``."""
+    """Return expired-message counts (``dispatched``, ``never``) by settlement date and queue."""
     expired = rows.where(sf.col("outcome") == "expired")
     return expired.groupBy(utc_day("settled_at").alias("date"), "queue").agg(
         sf.count_if(sf.col("deliveries") > 0).alias("dispatched"),
@@ -98,7 +98,7 @@ def trace_paths(rows: "DataFrame") -> "DataFrame":
 
 
 def _sum_by_path(traces: "DataFrame") -> "DataFrame":
-    """Return the traces (date, path, ms) summed by date and path."""
+    """Aggregate traces (date, path, ms) by date and path."""
     bucket = sf.ceil(sf.log(sf.greatest(sf.col("ms"), sf.lit(1))) / math.log(BUCKET_BASE)).cast(
         "int"
     )
@@ -134,19 +134,19 @@ HOUR_MS: Final = 3_600_000
 
 OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 COUNTS: Final = (
-    "published",  # messages
-    "bytes",  # size of the published bodies
-    "dispatched",  # messages, counted at the first dispatch
-    "redelivered",  # deliveries after the first; counted at the last dispatch
+    "published",  # number of messages
+    "bytes",  # total size of published bodies
+    "dispatched",  # number of messages, counted at the first dispatch
+    "redelivered",  # deliveries after the first, counted at the last dispatch
     *OUTCOMES,
     "redelivered_messages",  # settled messages with more than one delivery
-    "retried",  # acked messages whose envelope was published again with more attempts: failed
+    "retried",  # acked messages that were republished with more attempts, so they failed
     "expired_dispatched",  # expired messages that had been dispatched
     "expired_never",
 )
 SPANS: Final = (
-    "wait",  # published to first dispatch; counted at that dispatch
-    "hold",  # last dispatch to settlement of acked and dead messages; counted at settlement
+    "wait",  # time from publish to first dispatch, counted at that dispatch
+    "hold",  # time from last dispatch to settlement (acked and dead), counted at settlement
 )
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 SPAN_FIGURES: Final = tuple(f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max"))

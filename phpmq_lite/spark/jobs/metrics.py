@@ -1,4 +1,4 @@
-"""Metrics job: computes ``metrics/<table>/date=…`` from the archive and finds retried rows."""
+"""Metrics job, which computes ``metrics/<table>/date=…`` from the archive, with retried rows."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -32,18 +32,18 @@ _ROWS_AT_ONCE: Final = 10_000
 
 
 class RetryEvent(NamedTuple):
-    """An acked row, or a row that may retry one (``offset`` is None); times in microseconds."""
+    """An acked row, or a row that may retry one (``offset`` None), with microsecond times."""
 
     meta_id: str
     seq: int
     attempts: int
     offset: int | None
-    since: int  # first dispatch of an acked row, otherwise the publish time
-    until: int  # settlement of an acked row, otherwise the publish time
+    since: int  # first dispatch if the row is acked, otherwise the publish time
+    until: int  # settlement if the row is acked, otherwise the publish time
 
 
 def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
-    """Add the BOOLEAN ``retried`` to ``rows`` by looking for retries in ``archive``."""
+    """Add a BOOLEAN column ``retried`` to ``rows``, based on retries found in ``archive``."""
     has_id = sf.col("meta_id").isNotNull()
     again = archive.where((sf.col("attempts") > 0) & has_id)
     held = rows.where((sf.col("outcome") == "acked") & has_id)
@@ -99,7 +99,7 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
     times = sorted({event.since for event in events if event.offset is None})
     tree = [0] * (2 * len(times))
     found = []
-    for _, group in groupby(events, itemgetter(1)):  # a row may be both but cannot retry itself
+    for _, group in groupby(events, itemgetter(1)):  # a row may be a retry, but never of itself
         at_once = list(group)
         for event in at_once:
             if event.offset is not None:
@@ -113,7 +113,7 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
 
 
 def _raise(tree: list[int], at: int, value: int) -> None:
-    """Raise one leaf to ``value``, and the maxima above it."""
+    """Raise one leaf to ``value``, and update the maxima above it."""
     node = at + len(tree) // 2
     while node and tree[node] < value:
         tree[node] = value
@@ -145,26 +145,26 @@ TABLES: Final[dict[str, Callable[["DataFrame"], "DataFrame"]]] = {
     "paths": metric_tables.trace_paths,
 }
 
-VERSION: Final = 1  # of the tables; a new version recomputes all dates
+VERSION: Final = 1  # table version; a new version recomputes all dates
 
 _EPOCH: Final = date(1970, 1, 1)
-_MAX_RANGES: Final = 50  # ranges of dates in one condition; more are merged into one
+_MAX_RANGES: Final = 50  # maximum date ranges in one condition; more are merged into one
 
 
 def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataFrame":
-    """Compute ``dates`` for one table from the whole archive."""
+    """Compute one table for ``dates`` from the whole archive."""
     return keep_dates(TABLES[table](rows_of_dates(archive, dates)), dates)
 
 
 def run(
     spark: "SparkSession", options: MetricsOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Compute the dates affected by new rows; a run stopped between two tables starts over."""
+    """Compute the dates affected by new rows; after a stop between tables, a run starts over."""
     files = open_results(spark, options.out)
     with files.lock("metrics"), block_swaps(files):
         done = last_committed_batch(
             files, results_folder.ARCHIVE_CHECKPOINT
-        )  # before the archive is listed
+        )  # read before the archive is listed
         try:
             archive = read_archive(spark, files)
         except RefusedError as nothing:
@@ -188,7 +188,7 @@ def run(
 
 
 def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | None":
-    """Return the condition for rows that earlier runs have not included; None if all rows are new.
+    """Return the condition for rows not included by earlier runs; None if all rows are new.
 
     Rows above the offset may have been included if their batch was written but not committed.
     Counting them as new again changes nothing. Offsets from another history are ignored.
@@ -248,7 +248,7 @@ def touched_dates(new: "DataFrame") -> set[date]:
 
 
 def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
-    """Return the dates of older rows that new rows show to be retried.
+    """Return the dates of older rows that are now known to be retried.
 
     A retry may be settled and archived after the row that it repeats, usually on the same date.
     """
@@ -300,5 +300,5 @@ def _is_in(first: int, end: int) -> "Column":
 
 
 def keep_dates(table: "DataFrame", dates: Iterable[date]) -> "DataFrame":
-    """Drop rows of other dates, because those dates are incomplete."""
+    """Drop the rows of all other dates, because those dates are incomplete."""
     return table.where(sf.col("date").isin(*sorted(set(dates))))

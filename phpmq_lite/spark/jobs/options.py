@@ -1,4 +1,4 @@
-"""Options and results of jobs, without pyspark so that errors appear before a JVM starts."""
+"""Job options and results, without pyspark so that errors appear before a JVM starts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ UNCONTROLLED: Final = JobControl()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """The result of one run, not including earlier runs."""
+    """Result of one run, excluding earlier runs."""
 
     job: str
     rows: int
-    offset: int | None = None  # last offset of the history that was processed
+    offset: int | None = None  # last processed history offset
     batches: int = 0
-    is_stopped: bool = False  # incomplete: run it again
+    is_stopped: bool = False  # if True, the run is incomplete and must be repeated
     notes: tuple[str, ...] = ()
     details: Mapping[str, int | str] = field(default_factory=dict)
 
@@ -41,18 +41,18 @@ class JobResult:
 class JobOptions:
     """Options common to all jobs; ``out`` is a folder or a URI that Hadoop supports."""
 
-    connection: "SourceConnection | None"  # None: the job does not contact a broker
+    connection: "SourceConnection | None"  # None if the job does not contact a broker
     out: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions(JobOptions):
-    """Options for archiving; each selection of queues and outcomes needs its own ``out``."""
+    """Options for archiving; each selection of queues and outcomes requires its own ``out``."""
 
     bodies: bool = False
-    queues: tuple[str, ...] = ()  # all if empty and there is no pattern
+    queues: tuple[str, ...] = ()  # all queues if empty and there is no pattern
     queue_pattern: str | None = None
-    outcomes: tuple[str, ...] = ()  # empty: all
+    outcomes: tuple[str, ...] = ()  # empty means all
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int = 1_000_000
     num_partitions: int | None = None
@@ -70,12 +70,12 @@ class MetricsOptions(JobOptions):
 class CompactOptions(JobOptions):
     """Options for merging the small files of closed dates into a few large ones."""
 
-    target_bytes: int = 128 << 20  # per file
+    target_bytes: int = 128 << 20  # intended size of each file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(JobOptions):
-    """Options for a replay. Values of one filter are alternatives; all filters must match.
+    """Options for a replay. A message must match all filters, and any one value of each filter.
 
     ``name`` is the name of the stored plan, which a run with the same name continues. If None, it
     is derived from the selection, so the same selection is sent only once; another name sends it
@@ -87,15 +87,15 @@ class ReplayOptions(JobOptions):
     goes_on: bool = False
     queues: tuple[str, ...] = ()
     queue_pattern: str | None = None
-    since_ms: int | None = None  # settled_at, [since, until)
+    since_ms: int | None = None  # limits settled_at to [since, until)
     until_ms: int | None = None
     outcomes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     urns: tuple[str, ...] = ()
     traces: tuple[str, ...] = ()
     where: str | None = None  # SQL condition on the history's columns
-    to_queue: str | None = None  # None: the original queue
-    ttl_s: int | None = None  # None: the queue's default
+    to_queue: str | None = None  # None means the original queue
+    ttl_s: int | None = None  # None means the queue's default
     rate: float | None = None  # messages per second
     dry_run: bool = False
 
@@ -106,6 +106,6 @@ class ConsumeOptions(JobOptions):
 
     queue: str
     subscription: str
-    max_messages: int = 10_000  # per batch
-    max_bytes: int = 64 << 20  # per batch
+    max_messages: int = 10_000  # maximum messages per batch
+    max_bytes: int = 64 << 20  # maximum total body size per batch
     fail_on_data_loss: bool = True  # fail if claims of this batch were released manually

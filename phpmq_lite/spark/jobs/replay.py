@@ -1,4 +1,4 @@
-"""Replay job: publishes messages from the archive or the history to queues again.
+"""Replay job, which publishes messages from the archive or the history again.
 
 A run has a plan, stored under a name, that cuts the selected offsets into pieces. Each piece is
 published under its number in one broker transaction, so an interrupted run can be repeated without
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_ROWS: Final = 10_000  # per piece
-MAX_BYTES: Final = 32 << 20  # per piece, which the driver holds and stages as one stream
+MAX_ROWS: Final = 10_000  # maximum rows per piece
+MAX_BYTES: Final = 32 << 20  # maximum size of a piece, held by the driver and staged as one stream
 
-_REPORT_EVERY: Final = 10_000  # selected rows
+_REPORT_EVERY: Final = 10_000  # report progress after this many selected rows
 
 
 def transform(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
@@ -77,7 +77,7 @@ def _select(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
 def run(
     spark: "SparkSession", options: ReplayOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Publish the selection, or only count it (``dry_run``); stop only between two pieces.
+    """Publish the selection, or only count it (``dry_run``); a stop takes effect between pieces.
 
     Raises:
         RefusedError: ``no_bodies``: none of the selected messages has its body;
@@ -107,7 +107,7 @@ def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions
         **connection,
         "includeBody": "true",
         "pushFilters": "true",  # each piece reads only its own rows
-        "failOnDataLoss": "false",  # read the rows that remain; pieces are counted
+        "failOnDataLoss": "false",  # read the remaining rows; pieces are counted
     }
     return spark.read.format("phpmq").options(**given).load()
 
@@ -214,7 +214,7 @@ def _describe_end(plan: ReplayPlan, sent: int, now: int) -> tuple[str, ...]:
         return (f"{sent} of {plan.rows} messages were sent; continue with --name {plan.name}",)
     if plan.rows and not now:
         return (
-            f"all {sent} messages of {plan.name} were already sent; to repeat, use another --name",
+            f"all {sent} messages of {plan.name} were already sent; to repeat, use a new --name",
         )
     return ()
 
@@ -234,7 +234,7 @@ def _piece(rows: "DataFrame", first: int, last: int, expected: int) -> "pyarrow.
     if table.num_rows != expected:
         raise RefusedError(
             "count_differs",
-            f"offsets {first} to {last} have {table.num_rows} messages, but {expected} were"
+            f"offsets {first} to {last} contain {table.num_rows} messages, but {expected} were"
             " planned; create a new plan with another --name",
         )
     return redriven_rows(table)

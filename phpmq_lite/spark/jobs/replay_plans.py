@@ -1,4 +1,4 @@
-"""Replay plans: named selections, cut into pieces. This module does not import pyspark.
+"""Replay plans, which are named selections cut into pieces; does not import pyspark.
 
 A plan is stored before its first message is published. The same selection has the same name, so
 repeating a command continues its plan. With relative times, the selection differs each time, so a
@@ -24,26 +24,26 @@ _SELECTION: Final = [f.name for f in fields(ReplayOptions) if f.name not in _NOT
 
 @dataclass(slots=True)
 class ReplayPlan:
-    """What to publish, as selected by the first run."""
+    """A plan of what to publish, as selected by the first run."""
 
     name: str
-    app_id: str  # key for the broker, unique per plan
+    app_id: str  # publish key, unique per plan
     selection: dict[str, Any]
     pieces: list[list[int]] = field(default_factory=list)  # [first offset, last offset, rows]
-    without_body: int = 0  # selected, but the body was removed or not archived
+    without_body: int = 0  # selected messages whose body was removed or not archived
 
     @property
     def rows(self) -> int:
-        """The number of messages in all pieces."""
+        """Number of messages in all pieces."""
         return sum(rows for _, _, rows in self.pieces)
 
     def rows_of(self, pieces: int) -> int:
-        """Return the number of messages in the first pieces."""
+        """Return the number of messages in the first ``pieces`` pieces."""
         return sum(rows for _, _, rows in self.pieces[:pieces])
 
 
 def plan_name(options: ReplayOptions) -> str:
-    """Return the plan's name: the given one, or one derived from the selection."""
+    """Return the plan's name, which is either given or derived from the selection."""
     if options.name is not None:
         return options.name
     text = json.dumps(selection_of(options), sort_keys=True)
@@ -57,7 +57,7 @@ def selection_of(options: ReplayOptions) -> dict[str, Any]:
 
 
 def with_planned_selection(plan: ReplayPlan, options: ReplayOptions) -> ReplayOptions:
-    """Return the options with a plan's selection."""
+    """Return a copy of the options with the selection taken from the plan."""
     selection: dict[str, Any] = {
         n: tuple(v) if isinstance(v, list) else v for n, v in plan.selection.items()
     }
@@ -81,7 +81,7 @@ def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None
     if plan is not None and plan.selection != selection_of(options):
         raise RefusedError(
             "other_plan",
-            f"the replay {name} has another selection: {_describe_plan(plan)}. To continue it, "
+            f"the replay {name} has a different selection: {_describe_plan(plan)}. To continue it, "
             f"use --name {name} and no selection; to send something else, use another name",
         )
     if plan is None and options.name is None:
@@ -90,7 +90,7 @@ def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None
 
 
 def _refuse_unfinished(files: ResultsFolder, options: ReplayOptions) -> None:
-    """Refuse to repeat an interrupted run with other times: most messages would be sent twice."""
+    """Refuse to repeat an interrupted run with new times, which would send most messages twice."""
     asked = _without_times(selection_of(options))
     for plan in _all(files):
         sent = sent_pieces(files, plan)
@@ -123,7 +123,7 @@ def time_text(at_ms: int) -> str:
 
 
 def sent_pieces(files: ResultsFolder, plan: ReplayPlan) -> int:
-    """Return the number of published pieces; the next one may have been published, too."""
+    """Return the number of published pieces; the next piece may also have been published."""
     return int(files.read(results_folder.replay_progress_file(plan.name)) or 0)
 
 

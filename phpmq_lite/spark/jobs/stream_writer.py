@@ -1,4 +1,4 @@
-"""Stream writer for Parquet: each batch has its own folders and replaces itself if repeated.
+"""Stream writer for Parquet: each batch has its own folders, which a repetition replaces.
 
 Appending would duplicate the rows of a batch whose commit was lost. A batch's folder name contains
 the checkpoint's id, so that a new checkpoint, which counts from 0, overwrites nothing.
@@ -26,9 +26,9 @@ _POLL_S: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTarget:
-    """Where a stream is written: folder, checkpoint, and partition columns before ``batch``."""
+    """Target of a stream: folder, checkpoint, and partition columns before ``batch``."""
 
-    name: str  # of the query and the reported phase
+    name: str  # name of the query and of the reported phase
     folder: str
     checkpoint: str
     partitions: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class StreamTarget:
 
 @dataclass(slots=True)
 class StreamResult:
-    """What a stream query has written."""
+    """Totals of what a stream query has written."""
 
     rows: int = 0
     batches: int = 0
@@ -92,7 +92,7 @@ def write_stream(
 
 
 def remove_staged(files: ResultsFolder, folder: str) -> None:
-    """Remove what killed runs left in a folder; no process may be writing to it."""
+    """Remove files that killed runs left in a folder; no process may be writing to the folder."""
     for name in files.names(folder):
         if name.startswith(".spark-staging"):
             files.remove(f"{folder}/{name}")

@@ -53,7 +53,7 @@ def test_source_of_another_kind_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_commit_without_its_offsets_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="commits/0 but not offsets/0"):
+    with pytest.raises(PipelineError, match="commits/0 but lacks offsets/0"):
         last_committed_offsets(checkpoint(tmp_path, {"commits/0": ""}))
 
 

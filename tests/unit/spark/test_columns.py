@@ -44,7 +44,7 @@ def test_schema_of_the_caller_must_be_a_selection() -> None:
     columns.check_read_schema(
         StructType([StructField("queue", StringType())]), columns.HISTORY_COLUMNS
     )
-    with pytest.raises(OptionError, match="no column 'queu': did you mean 'queue'"):
+    with pytest.raises(OptionError, match="unknown column 'queu': did you mean 'queue'"):
         columns.check_read_schema(
             StructType([StructField("queu", StringType())]), columns.HISTORY_COLUMNS
         )

@@ -85,7 +85,7 @@ def test_error_says_what_was_found_and_both_ways() -> None:
 
 
 def test_error_says_so_when_nothing_was_found() -> None:
-    with pytest.raises(JavaError, match="JAVA_HOME is not set; nothing on the PATH"):
+    with pytest.raises(JavaError, match="JAVA_HOME is not set; no Java on the PATH"):
         java.find_java(environ=NONE, folders=(), ask=asked({}), runtime=lambda: None)
 
 

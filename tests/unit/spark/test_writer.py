@@ -22,7 +22,7 @@ def test_batch_is_not_published_when_a_task_does_not_say_what_it_staged(
 
 def test_stream_publishes_no_rows_of_two_queries_under_one_key() -> None:
     messages = [StagedRows(("a",), 1, "first"), StagedRows(("b",), 1, "second")]
-    with pytest.raises(PipelineError, match="the batch has rows from several queries"):
+    with pytest.raises(PipelineError, match="the batch contains rows from several queries"):
         StreamWriter(OPTIONS).commit([*messages], 0)
 
 

@@ -1,4 +1,4 @@
-"""Entry point for ``format("phpmq")``: Spark imports ``DefaultSource`` from ``pyspark_*``."""
+"""Entry point for ``format("phpmq")``; Spark imports ``DefaultSource`` from ``pyspark_*``."""
 
 from phpmq_lite.spark.source import PhpmqSource as DefaultSource
 

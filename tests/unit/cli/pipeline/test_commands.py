@@ -145,7 +145,7 @@ def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
     ("arguments", "message"),
     [
         (["--name", "none"], "there is no replay none; available: NAME"),
-        (["--name", "NAME", "--queue", "b"], "the replay NAME has another selection"),
+        (["--name", "NAME", "--queue", "b"], "the replay NAME has a different selection"),
         (["--queue", "a", "--since", "2h"], "sent 10 of 15 messages"),
         (["--queue", "a", "--until", "2026-11-22"], '"since": "2026-01-31T07:00:00Z"'),
     ],
