@@ -23,7 +23,7 @@ JUMP_MS: Final = 2_000  # the wall clock was set if it deviates by more than thi
 GAP_MS: Final = 3_000  # the clock is read every second; a longer gap means a stopped process
 DOUBT_MS: Final = 7 * 86_400_000
 
-_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # continues during suspend
+_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also runs during suspend
 
 
 class ClockDisturbance(NamedTuple):
@@ -52,8 +52,8 @@ class Clock:
         self._boot = boot_id() if boot is None else boot
         stored = stored or {}
         wall_ms, running_ms = self._read()
-        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # either downtime or a clock jump
-        self.doubt_number = stored.get("clock_doubt_number", 0)  # next message number then
+        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # this time was downtime or a clock jump
+        self.doubt_number = stored.get("clock_doubt_number", 0)  # first unaffected message number
         self.is_doubt_new = False
         steady_ms = self._resume(stored, wall_ms, running_ms)
         jump_ms = wall_ms - stored.get("clock_step_ms", 0) - steady_ms if stored else 0
@@ -62,7 +62,7 @@ class Clock:
         self.last_jump_ms = self.start_jump_ms
         self.is_disturbed = False
         self._base_ms = steady_ms - running_ms
-        self._wall_offset_ms = wall_ms - running_ms  # expected distance between the clocks
+        self._wall_offset_ms = wall_ms - running_ms  # expected difference of the clocks
         self._seen_ms = running_ms
         self._gap_ms = self._jump_ms = 0
 
@@ -104,7 +104,7 @@ class Clock:
         return happened
 
     def pending_decision_counters(self, next_number: int) -> dict[str, int]:
-        """Return the counters that record a new, undecided gap, or an empty dict without one."""
+        """Return counters that record a new, undecided gap, or an empty dict if there is none."""
         if not self.is_doubt_new:
             return {}
         self.doubt_number = next_number
@@ -126,7 +126,7 @@ def read_clocks() -> tuple[int, int]:
 
 
 def boot_id() -> int:
-    """Return a number that identifies this boot of the machine, or 0 if the system has none.
+    """Return a number that identifies this boot of the machine, or 0 if it is unavailable.
 
     The number also covers the time namespace, because each has its own start of the running clock.
     """

@@ -32,7 +32,7 @@ _TLS: Final = {"WRONG_VERSION_NUMBER": "the server does not speak TLS"}
 
 def os_reason(error: OSError) -> str:
     """Describe a system or TLS error, without error numbers or Python's own wording."""
-    if verify := getattr(error, "verify_message", None):  # only TLS errors have this
+    if verify := getattr(error, "verify_message", None):  # an attribute of TLS errors only
         return f"the server's certificate is not trusted: {verify}"
     if reason := getattr(error, "reason", None):
         return _TLS.get(reason, f"TLS failed: {reason.replace('_', ' ').lower()}")

@@ -85,7 +85,6 @@ def add_packed(counts: list[int], packed: bytes) -> None:
 
 
 def _long(first: int, rest: Iterator[int]) -> int:
-    """Decode a multi-byte number."""
     number, shift = first & 127, 7
     for byte in rest:
         number |= (byte & 127) << shift

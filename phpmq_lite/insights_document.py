@@ -38,11 +38,11 @@ class ArchiveSummary(_DocumentModel):
 
     offset: NonNegativeCount | None = Field(None, description="last archived offset; null if none")
     rows: NonNegativeCount = Field(0, description="number of archived messages")
-    dates: NonNegativeCount = Field(0, description="number of days that have rows")
+    dates: NonNegativeCount = Field(0, description="number of days with archived messages")
     bytes: NonNegativeCount = Field(0, description="size of the archive's files in bytes")
-    outcomes: list[str] = Field([], description="archived outcomes; empty if all")
+    outcomes: list[str] = Field([], description="archived outcomes; an empty list means all")
     gaps: NonNegativeCount = Field(0, description="number of accepted gaps")
-    missing: NonNegativeCount = Field(0, description="upper bound on missing rows")
+    missing: NonNegativeCount = Field(0, description="maximum number of rows that may be missing")
 
 
 class AcceptedGap(_DocumentModel):
@@ -73,17 +73,17 @@ class PipelineJobState(_DocumentModel):
     name: str = Field(description="job name: archive, metrics, …")
     state: str = Field(description="done, running, failed or stopped")
     started_at: UnixMs | None = Field(None, description="start time, Unix ms; null if unknown")
-    finished_at: UnixMs | None = Field(None, description="end time, Unix ms; null if not ended")
+    finished_at: UnixMs | None = Field(None, description="end time, Unix ms; null if not finished")
     offset: NonNegativeCount | None = Field(None, description="last processed offset; null if none")
     error: str | None = Field(None, description="error message; null if none or hidden")
 
 
 def _wait(statistic: str) -> Any:
-    return Field(None, description=f"{statistic} ms from publish to dispatch; null if none")
+    return Field(None, description=f"{statistic} time from publish to dispatch in ms, or null")
 
 
 def _hold(statistic: str) -> Any:
-    return Field(None, description=f"{statistic} ms from dispatch to settlement; null if none")
+    return Field(None, description=f"{statistic} time from dispatch to settlement in ms, or null")
 
 
 class StepFigures(_DocumentModel):
@@ -95,7 +95,7 @@ class StepFigures(_DocumentModel):
     expired: NonNegativeCount = Field(0, description="messages expired")
     dead: NonNegativeCount = Field(0, description="messages dead-lettered")
     deleted: NonNegativeCount = Field(0, description="messages deleted or purged")
-    redelivered: NonNegativeCount = Field(0, description="deliveries after a message's first one")
+    redelivered: NonNegativeCount = Field(0, description="redeliveries of messages")
     bytes: NonNegativeCount = Field(0, description="total size of published bodies in bytes")
     wait_p50: DurationMs | None = _wait("median")
     wait_p95: DurationMs | None = _wait("p95")
@@ -203,7 +203,7 @@ class PipelineSummary(_DocumentModel):
     deaths: tuple[DeadLetterTotals, ...] = Field(
         (), description="dead letters of the last 30 days, highest count first"
     )
-    paths: tuple[TracePath, ...] = Field((), description="last 30 days, highest count first")
+    paths: tuple[TracePath, ...] = Field((), description="last 30 days, most traces first")
     expiries: tuple[ExpiryTotals, ...] = Field((), description="last 30 days, by queue")
 
     def queues(self) -> list[str]:

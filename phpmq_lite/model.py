@@ -168,7 +168,7 @@ class Limits:
     window_bytes: int = 4 << 20  # total size of ready bodies in memory, per queue
     bodies_bytes: int = 64 << 20  # total size of bodies in memory, across all queues
     credit: int = 1_000  # unacknowledged messages per consumer
-    credit_bytes: int = 16 << 20  # total size of these; the first message is always dispatched
+    credit_bytes: int = 16 << 20  # unacknowledged bytes per consumer; one message is always allowed
     held: int = 50_000  # dispatched messages, across all consumers
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
@@ -225,7 +225,7 @@ class EnvelopeInspection(NamedTuple):
 class ValidatedPublish(NamedTuple):
     """Result of validating large content ahead of its batch."""
 
-    settings: QueueSettings  # settings used; ignore the result if the queue's have changed
+    settings: QueueSettings  # ignore the result if the queue's settings have since changed
     inspection: EnvelopeInspection
 
 
@@ -363,7 +363,7 @@ class Batch:
     queue_rows: dict[int, QueueRow] = field(default_factory=dict)  # rows with changed counters
     configured: list[QueueRow] = field(default_factory=list)  # rows with changed settings
     created: list[Message] = field(default_factory=list)
-    bodies: list[Any] = field(default_factory=list)  # of created messages, flat: seq, content
+    bodies: list[Any] = field(default_factory=list)  # flat: seq and content of each created message
     created_bytes: int = 0
     # messages already on disk that this batch dispatches
     dispatched: list[Message] = field(default_factory=list)
@@ -381,7 +381,7 @@ class Batch:
     # flat: subscription_id, claim, seq, claimed_at
     claims_added: list[Any] = field(default_factory=list)
     claims_removed: list[int] = field(default_factory=list)  # seqs
-    staged_rows: list[Any] = field(default_factory=list)  # flat, see batch_sql
+    staged_rows: list[Any] = field(default_factory=list)  # flat; the fields are listed in batch_sql
     writes: list[Write] = field(default_factory=list)
     # stored by ``writes``, and listed here for code that reads the batch
     copied: list[CopiedRows] = field(default_factory=list)
@@ -399,7 +399,7 @@ class Batch:
     # -- done after the commit
     # connection -> dispatches and receipts
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
-    is_partly_sent: bool = False  # clients may already be processing a part that was sent
+    is_partly_sent: bool = False  # part of the batch was sent, and clients may be processing it
     to_resume: set[Any] = field(default_factory=set)  # connections whose publishers may continue
     replies: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
     # (slow work to run outside a batch, callback that receives the result in a later batch)
@@ -459,7 +459,7 @@ class LoadedRows:
 
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
     # (queue_id, messages in order, whether they are the last)
-    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if it is no longer live
+    by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     # message seq -> id and content of each record that clients published, oldest first

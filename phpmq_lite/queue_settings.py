@@ -15,7 +15,7 @@ from phpmq_lite.errors import RefusedError
 DEAD_LETTER_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
 NAME_BYTES: Final = 255
-LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # limit for names with this suffix
+LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # limit for .dlq names
 NAME_RULE: Final = (
     f"1 to {NAME_BYTES} bytes of UTF-8 (up to {LONGEST_NAME} with suffix {DEAD_LETTER_SUFFIX}), "
     "without control characters except line feeds"
@@ -23,7 +23,7 @@ NAME_RULE: Final = (
 LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years, so that no time overflows 63 bits
 FORWARD: Final = "forward:"
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # the protocol allows line feeds
-HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # .retry uses these
+HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # also used by .retry
 _COUNT_MAX: Final = 10**12
 _SECONDS_MAX: Final = 10**9
 
@@ -41,7 +41,7 @@ class SettingDefinition:
     help: str
     group: str = ""  # form section; empty if the form omits the setting
     maximum: int = 0  # upper bound of a number; the minimum is 0
-    max_length: int = 0  # of a text, in characters
+    max_length: int = 0  # maximum text length, in characters
     choices: Mapping[str, str] = field(default_factory=dict)  # value -> label
     column: bool = False  # whether the table ``queue`` has a column for it
     broker_default: bool = False  # whether ``[queues]`` can change the default
@@ -87,9 +87,9 @@ class QueueSettings:
     on_expire: str = field(default="history", metadata={"definition": SettingDefinition(
         "When a message expires", "What happens to a message when its TTL has passed.",
         group=MESSAGES, column=True, broker_default=True, choices={
-            "history": "Move it to the history as expired",
-            "dead_letter": "Dead-letter it",
-            "forward:QUEUE": "Forward it to another queue",
+            "history": "Move the message to the history as expired",
+            "dead_letter": "Dead-letter the message",
+            "forward:QUEUE": "Forward the message to another queue",
         },
     )})  # fmt: skip
     max_deliveries: int = field(default=20, metadata={"definition": SettingDefinition(
@@ -125,9 +125,9 @@ class QueueSettings:
     schema_mode: str = field(default="off", metadata={"definition": SettingDefinition(
         "Schemas", "How envelope queues handle data that its schema rejects.",
         group=MESSAGES, broker_default=True, choices={
-            "off": "Off: do not check",
-            "warn": "Warn: count it",
-            "quarantine": "Quarantine: dead-letter it",
+            "off": "Off: do not check data",
+            "warn": "Warn: count rejected data",
+            "quarantine": "Quarantine: dead-letter the message",
         },
     )})  # fmt: skip
     dead_letter_queue: str = field(default="", metadata={"definition": SettingDefinition(
@@ -136,7 +136,7 @@ class QueueSettings:
         group=MESSAGES, max_length=LONGEST_NAME,
     )})  # fmt: skip
     empty_list_data: str = field(default="php", metadata={"definition": SettingDefinition(
-        "Empty list as data", "When to read the data [] of an envelope as {}.",
+        "Empty list as data", "When to read empty-list data ([]) in an envelope as {}.",
         group=MESSAGES, broker_default=True, choices={
             "php": "In envelopes created by PHP",
             "never": "Never",

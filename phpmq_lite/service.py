@@ -88,7 +88,7 @@ def broker_limits(settings: Settings) -> Limits:
 
 
 def set_limits(core: Broker, limits: Limits) -> None:
-    """Change a running core's limits, except the window and receipt limits, fixed at startup.
+    """Change a running core's limits, except window and receipt limits, which are fixed at startup.
 
     If more messages are held than the new limit allows, dispatching stops until fewer are held.
     """
@@ -153,7 +153,7 @@ class Service:
         self.drain: Callable[[], None] = self.stop  # called by a button on the system page
         self._announce = announce
         self._context: Context | None = None  # the admin's context
-        self._first_password: str | None = None  # for the first user, if no users exist
+        self._first_password: str | None = None  # password for the first user, if no users exist
         self._upkeep: WriterMaintenance | None = None
         self._watchdog: EngineWatchdog | None = None  # set when the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
@@ -213,7 +213,7 @@ class Service:
         settings = self.settings
         database = settings.data / DATABASE
         check_exposed_listeners(settings, lambda: has_admin(database))
-        tls = _admin_tls(settings)  # refuses an invalid certificate before anything is created
+        tls = _admin_tls(settings)  # rejects an invalid certificate before anything is created
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
@@ -393,7 +393,7 @@ class Service:
     ) -> None:
         """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
         monitor = self._open_sessions(engine, gate)
-        readers = Readers(folder.database, count=1)  # separate, so that pages do not wait
+        readers = Readers(folder.database, count=1)  # separate reader, so that pages do not wait
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:

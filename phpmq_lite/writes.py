@@ -48,7 +48,7 @@ class CreateStage(NamedTuple):
     stage_id: int
     token: str
     created_at: int
-    until_ms: int  # steady
+    until_ms: int  # on the steady scale
 
 
 class UpdateStage(NamedTuple):
@@ -77,7 +77,7 @@ class SealStage(NamedTuple):
     """Rename the stage left over from a partial publish."""
 
     token: str
-    until_ms: int  # steady
+    until_ms: int  # on the steady scale
     stage_id: int
 
 
@@ -106,7 +106,7 @@ class RecordPublishedVersion(NamedTuple):
     at_ms: int
     rows: int
     owner: str | None
-    used_ms: int  # steady
+    used_ms: int  # on the steady scale
     is_single: int
 
 
@@ -114,7 +114,7 @@ class RecordAppIdUse(NamedTuple):
     """Store an app_id's owner and the time of its last use."""
 
     owner: str | None
-    used_ms: int  # steady
+    used_ms: int  # on the steady scale
     app_id: str
 
 

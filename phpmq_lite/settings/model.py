@@ -108,7 +108,7 @@ class TcpSettings(Section):
     legacy_listen: Texts = field(
         ["127.0.0.1:9102"], "Listeners for the older protocol revision, which has no TTLs."
     )
-    allow: Networks = field([], "Networks from which clients may connect. If empty, any.")
+    allow: Networks = field([], "Allowed client networks. An empty list allows all networks.")
     open: bool = field(False, "Allow listeners beyond loopback without tcp.allow or TLS.")
     http_guard: bool = field(
         True, "Hold back a connection's first bytes while they could be a browser's HTTP request."
@@ -173,7 +173,7 @@ class UiSettings(Section):
     """Appearance of the web pages, and when they ask for confirmation."""
 
     environment: Annotated[str, Field(max_length=40)] = field(
-        "", "Name shown on each page, such as staging.", reload=True
+        "", "Environment name shown on each page, such as staging.", reload=True
     )
     colour: Literal["", "grey", "blue", "green", "amber", "red", "violet"] = field(
         "",
@@ -250,7 +250,7 @@ class LimitSettings(Section):
         reload=True,
     )
     held_bytes: Size = size(
-        256 * MIB, "Maximum unacknowledged bytes of all consumers, shared like held.", reload=True
+        256 * MIB, "Maximum unacknowledged bytes of all consumers; see limits.held.", reload=True
     )
     window: Number = field(
         3_000, "Ready messages kept in memory for each queue that has consumers."
@@ -258,7 +258,7 @@ class LimitSettings(Section):
     body_cache: Size = size(64 * MIB, "Total size of message bodies kept in memory.")
     unstored_frames: Number = field(2_000, "Frames read from one connection but not yet stored.")
     unstored_bytes: Size = size(
-        2 * MIB, "Bytes read from one connection but not yet stored, plus one message."
+        2 * MIB, "Bytes read from one connection but not yet stored. One message may exceed this."
     )
     unstored_total: Size = size(64 * MIB, "Bytes read from all connections but not yet stored.")
     memory: Size = size(
@@ -326,7 +326,7 @@ class StorageSettings(Section):
     )
     cache_bytes: Size = size(8 * MIB, "Size of SQLite's page cache.")
     wal_bytes: Size = size(
-        64 * MIB, "Size above which the write-ahead log is truncated; twice this while busy."
+        64 * MIB, "Size above which the write-ahead log is truncated; doubled while busy."
     )
     free_bytes: SizeOrOff = size(
         512 * MIB,
@@ -338,7 +338,7 @@ class StorageSettings(Section):
     )
     ballast_bytes: SizeOrOff = size(
         32 * MIB,
-        "Size of a file deleted when the disk is full, at least two transactions. 0 means none.",
+        "Size of the reserve freed when the disk is full, at least two transactions. 0 means none.",
     )
     accept_loss: bool = field(False, "Start once despite damaged files, with the remaining data.")
 

@@ -1,4 +1,4 @@
-"""Zip file of this package for executors that lack it, for ``--py-files`` or ``addPyFile``."""
+"""Zip file that ships this package to executors, with ``--py-files`` or ``addPyFile``."""
 
 import hashlib
 import zipfile

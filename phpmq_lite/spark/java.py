@@ -62,7 +62,7 @@ class JavaRuntime:
 
 
 def version_of(home: Path) -> int | None:
-    """Return the major version of a Java; None if it is missing or does not respond."""
+    """Return the major version of the Java in a folder; None if missing or unresponsive."""
     try:
         done = subprocess.run(
             [str(home / "bin" / "java"), "-version"],

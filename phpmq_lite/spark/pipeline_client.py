@@ -246,7 +246,7 @@ class PipelineClient:
         raise AssertionError  # the last attempt returns or raises
 
     def _send(self, request: _Request) -> tuple[HTTPConnection, HTTPResponse]:
-        """Send the request, repeating it while the broker is busy; return after the headers."""
+        """Send the request, repeating it while the broker is busy; return once headers arrive."""
         query = "?" + urlencode(request.query) if request.query else ""
         target, headers = self._prefix + request.path + query, {**self._headers, **request.head}
         waited_s = 0.0

@@ -169,7 +169,7 @@ class HistoryReader(DataSourceReader):
         return tuple(sorted(only))
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows of a range; if there are no ranges, Spark calls this once for no rows."""
+        """Yield the rows of a range; without ranges, Spark calls this once and gets no rows."""
         if isinstance(partition, OffsetRange):
             yield from _read_history(self._options, self._schema, partition)
 
@@ -259,7 +259,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Split a batch's offsets into ranges; repeated planning produces the same ranges."""
         lo = start["offset"]
-        if start["history"] != end["history"]:  # latestOffset allowed this; read from the beginning
+        if start["history"] != end["history"]:  # latestOffset accepted the new history; read it all
             lo = 0
         options = self._options
         whole = OffsetRange(

@@ -16,7 +16,7 @@ from phpmq_lite.spark.errors import OptionError
 
 
 class SourceMode(StrEnum):
-    """Modes of the data source, which differ in their options."""
+    """Ways to use the data source, which accept different options."""
 
     BATCH_READ = "a batch read"
     HISTORY_STREAM = "a stream read of the history"
@@ -152,7 +152,7 @@ def _check_url(url: str) -> None:
     except ValueError:
         is_fine = False
     if not is_fine:
-        raise OptionError(f"url is {url!r}, but it needs a host and a port from 1 to 65535")
+        raise OptionError(f"url is {url!r}; it must have a host and a port from 1 to 65535")
 
 
 @dataclass(frozen=True, slots=True)

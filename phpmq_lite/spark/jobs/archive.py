@@ -96,7 +96,7 @@ def archive_stream(
 
 
 class _GapRecorder:
-    """Recorder of gaps, called with the number of each batch after the batch is written."""
+    """Records gaps; called with each batch number after the batch is written."""
 
     def __init__(
         self, spark: "SparkSession", files: ResultsFolder, options: ArchiveOptions, begin: int

@@ -78,6 +78,6 @@ def gap_text(gap: ArchiveGap) -> str:
     """Describe an accepted gap for the output of a run."""
     rows = f"{'up to ' if gap.rows is None else ''}{gap.rows_at_most:,} rows"
     return (
-        f"offsets {gap.lo + 1} to {gap.hi} lack {rows} that retention removed; the gap is accepted"
-        " and recorded (phpmq-lite pipeline status --gaps)"
+        f"offsets {gap.lo + 1} to {gap.hi} lack {rows}, which retention removed; the gap was"
+        " accepted and recorded (phpmq-lite pipeline status --gaps)"
     )

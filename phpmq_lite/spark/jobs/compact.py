@@ -108,7 +108,7 @@ def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) 
     found = _sums(_read(spark, [files.url(_STAGED)]))
     if found != expected:
         raise RefusedError(
-            "count_differs", f"{date}: wrote {found} (rows, sum of offsets) but read {expected}"
+            "count_differs", f"{date}: read {expected} (rows, sum of offsets), but wrote {found}"
         )
     files.sync(_STAGED)  # Spark does not sync, and the originals are about to be removed
     plan = {"date": date, "batches": batches, "merged": f"batch=merged-{merged}"}

@@ -140,7 +140,7 @@ COUNTS: Final = (
     "redelivered",  # deliveries after the first, counted at the last dispatch
     *OUTCOMES,
     "redelivered_messages",  # settled messages with more than one delivery
-    "retried",  # acked messages that were republished with more attempts, so they failed
+    "retried",  # acked messages republished with more attempts, which counts as failed
     "expired_dispatched",  # expired messages that had been dispatched
     "expired_never",
 )

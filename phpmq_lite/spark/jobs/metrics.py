@@ -1,4 +1,4 @@
-"""Metrics job, which computes ``metrics/<table>/date=…`` from the archive, with retried rows."""
+"""Metrics job, which finds retried rows in the archive and computes ``metrics/<table>/date=…``."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -159,7 +159,7 @@ def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataF
 def run(
     spark: "SparkSession", options: MetricsOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Compute the dates affected by new rows; after a stop between tables, a run starts over."""
+    """Compute the dates affected by new rows; after a stop between tables, start over."""
     files = open_results(spark, options.out)
     with files.lock("metrics"), block_swaps(files):
         done = last_committed_batch(

@@ -123,7 +123,7 @@ def _count(rows: "DataFrame") -> JobResult:
     gone = sum(row["all"] - row["rows"] for row in found)
     details: dict[str, int | str] = {row["queue"]: row["rows"] for row in found}
     together = "bytes"
-    while together in details:  # a queue may have this name
+    while together in details:  # a queue may have the same name
         together = f"({together})"
     details[together] = sum(row["bytes"] or 0 for row in found)
     total = sum(row["rows"] for row in found)

@@ -109,7 +109,7 @@ def _without_times(selection: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_plan(plan: ReplayPlan) -> str:
-    """Describe what a plan selects, with readable times; omits empty members."""
+    """Describe what a plan selects, with readable times; omit empty members."""
     given = {name: value for name, value in plan.selection.items() if value}
     times = {
         name.removesuffix("_ms"): time_text(given.pop(name)) for name in _TIMES if name in given

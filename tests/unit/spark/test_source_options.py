@@ -191,7 +191,7 @@ def test_connection_is_one_of_two() -> None:
 def test_address_without_host_or_port_is_told_before_it_is_used(url: str) -> None:
     with pytest.raises(OptionError) as caught:
         SourceConnection(url)
-    assert str(caught.value) == f"url is {url!r}, but it needs a host and a port from 1 to 65535"
+    assert str(caught.value) == f"url is {url!r}; it must have a host and a port from 1 to 65535"
 
 
 def test_secrets_in_the_wrong_place_are_refused_and_not_shown() -> None:
