@@ -173,7 +173,7 @@ class Limits:
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
     batch_bytes: int = 4 << 20
-    write_bytes: int = 4 << 20  # per connection and batch; the last message may exceed this
+    write_bytes: int = 4 << 20  # sent per connection and batch; the last message may exceed this
     receipts: int = 100_000
     receipt_window_ms: int = 600_000
 

@@ -54,7 +54,7 @@ _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 
-TRIM_S: Final = 60.0  # interval between trims
+TRIM_S: Final = 60.0  # interval between calls of trim_malloc
 
 _CHOICES: Final = {
     _ARENA_MAX: 2,  # all but the main thread share one heap and reuse its freed memory

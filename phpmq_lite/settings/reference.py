@@ -21,8 +21,8 @@ _HEAD: Final = """\
 # Settings of PHPMQ Lite.
 #
 # A line like "#name = value" is a setting with its default: remove the # and
-# change the value. Sizes have units, such as "512 MiB". Names of times end with
-# their unit: _s means seconds, _h means hours.
+# change the value. Sizes have units, such as "512 MiB". Names of durations end
+# with their unit: _s means seconds, _h means hours.
 # A flag or a variable (PHPMQ_LIMITS__CREDIT for credit in [limits]) overrides
 # this file. `phpmq-lite config show --config FILE` shows the values in use."""
 

@@ -1,12 +1,12 @@
 """Compact job, which merges small files in the archive's closed dates into a few large files.
 
 A date is closed once all its batches precede the last committed batch in the archive's checkpoint,
-so that none of them can be repeated. A crash is safe at each step for a date:
+so that none of them can be repeated. A date takes four steps, and a crash is safe at each:
 
-1. its batches are written to ``compact/date=…`` as one, and the rows are counted; 2.
-``compact/plan.json`` is written, after which the swap can only be completed; 3. the old batches
-named in the plan are moved away, and the new one is moved in; 4. the plan is removed, then the old
-batches.
+1. Merge the date's batches into ``compact/staged``, and check the number of rows.
+2. Write ``compact/plan.json``; from then on, the swap can only be completed.
+3. Move the old batches named in the plan away, and move the merged batch in.
+4. Remove the plan, then the old batches.
 
 ``finish_swap`` completes an interrupted swap. Readers of the archive use ``block_swaps``, which
 calls it.

@@ -100,7 +100,7 @@ def _refuse_unfinished(files: ResultsFolder, options: ReplayOptions) -> None:
                 f"the replay {plan.name} has the same selection except for the times, and sent "
                 f"{plan.rows_of(sent)} of {plan.rows} messages: {_describe_plan(plan)}. To "
                 f"continue it, use --name {plan.name} and no selection; to send the new selection, "
-                "and some messages possibly twice, give it another --name",
+                "which may send some messages twice, use another --name",
             )
 
 
@@ -144,7 +144,7 @@ def _all(files: ResultsFolder) -> list[ReplayPlan]:
 def cut_pieces(
     rows: Iterable[tuple[int, int]], *, max_rows: int, max_bytes: int
 ) -> list[list[int]]:
-    """Cut ordered (offset, size) pairs into pieces: first offset, last offset, rows.
+    """Group ordered (offset, size) pairs into pieces of [first offset, last offset, rows].
 
     A piece has at least one row, whatever its size. Rows with equal offsets stay together.
     """
