@@ -1,6 +1,6 @@
 """PHPMQ clients: :func:`connect` for asyncio, :func:`connect_blocking` for threads and scripts.
 
-Names are loaded when they are first used.
+Names are loaded on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -8,7 +8,7 @@ DEFAULT_PORT: Final = 9100
 
 @dataclass(slots=True, frozen=True)
 class BrokerAddress:
-    """A TCP endpoint, or a Unix socket if ``path`` is given."""
+    """A TCP address, or a Unix socket if ``path`` is set."""
 
     host: str = ""
     port: int = 0
@@ -23,7 +23,7 @@ class BrokerAddress:
 def parse_address(
     address: str, port: int | None = None, default: int = DEFAULT_PORT
 ) -> BrokerAddress:
-    """Parse an address; use the default port if neither argument has one.
+    """Parse a broker address, using the default port if none is given.
 
     Raises:
         ValueError: the address or port is invalid.
@@ -31,16 +31,16 @@ def parse_address(
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         if not path or port is not None:
-            raise ValueError(f"{address!r} is not an address: use unix:PATH, without a port")
+            raise ValueError(f"{address!r} is not a valid address; use unix:PATH, without a port")
         return BrokerAddress(path=path)
     host, given = _split(address)
     if given and port is not None:
         raise ValueError(f"{address!r} already has a port; remove port {port}")
     if not host or (given and not (given.isascii() and given.isdigit())):
-        raise ValueError(f"{address!r} is not an address: use HOST:PORT or unix:PATH")
+        raise ValueError(f"{address!r} is not a valid address; use HOST:PORT or unix:PATH")
     number = int(given) if given else port if port is not None else default
     if not 0 < number < 65_536:
-        raise ValueError(f"{number} is not a port: use 1 to 65535")
+        raise ValueError(f"{number} is not a valid port; use 1 to 65535")
     return BrokerAddress(host, number)
 
 

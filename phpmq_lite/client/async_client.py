@@ -1,4 +1,4 @@
-"""The asyncio client: I/O around ``session.py``."""
+"""The asyncio client, which adds I/O to ``session.py``."""
 
 import asyncio
 import ssl as tls
@@ -17,8 +17,8 @@ from phpmq_lite.client.session import (
     PublishBatch,
 )
 
-_WRITE_BYTES: Final = 65_536  # written at once; smaller writes wait until the loop iteration ends
-_CLOSE_S: Final = 5.0  # time for the broker to read the remaining bytes
+_WRITE_BYTES: Final = 65_536  # smaller writes wait until the loop iteration ends
+_CLOSE_S: Final = 5.0  # how long the broker may take to read the remaining bytes
 
 
 def connect(
@@ -41,8 +41,8 @@ def connect(
         server_hostname: name in the broker's certificate, if it differs from the host.  Required
             for TLS over a Unix socket.
         max_content: maximum size of a body in bytes, in both directions; use the broker's
-            ``limits.max_content``.  A larger message from the broker ends the client, and is
-            delivered again; a larger message is not sent.
+            ``limits.max_content``.  If the broker sends a larger message, the client ends and the
+            message is delivered again; publishing a larger message fails.
         reconnect: reconnect after a lost connection, with delays from 0.1 s to 10 s.
         connect_timeout_s: timeout of each connection attempt.
         backoff: delays between connection attempts, instead of the default.
@@ -54,11 +54,11 @@ def connect(
 
 
 class Client(ClientBase):
-    """A reconnecting connection to a broker; created by :func:`connect`.
+    """Reconnecting client of a broker; created by :func:`connect`.
 
-    All tasks of an event loop may use it concurrently: publishes are pipelined.  After a lost
-    connection, the client consumes its queues again and repeats unanswered confirmed publishes.
-    Plain publishes may be lost.
+    All tasks of an event loop may use the client concurrently, because publishes are pipelined.
+    After a lost connection, the client consumes its queues again and repeats unanswered confirmed
+    publishes.  Plain publishes may be lost.
     """
 
     def __init__(self, options: ConnectionOptions, connect_timeout_s: float) -> None:
@@ -66,7 +66,7 @@ class Client(ClientBase):
         self._connect_timeout_s = connect_timeout_s
         self._connection: _Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()  # set when the socket accepts data, or the client has ended
+        self._ready = asyncio.Event()  # set while the socket accepts data or the client has ended
         self.is_closing = False
 
     async def __aenter__(self) -> Self:
@@ -78,7 +78,7 @@ class Client(ClientBase):
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the client is connected now."""
+        """Return whether the client is currently connected."""
         return self.session.is_connected
 
     # -- opening and closing
@@ -87,7 +87,7 @@ class Client(ClientBase):
         """Connect to the broker.
 
         Raises:
-            ConnectionLostError: cannot connect.  Only a connection lost later is reconnected.
+            ConnectionLostError: cannot connect.  The first connection is not retried.
         """
         try:
             link = await self._connect()
@@ -95,12 +95,12 @@ class Client(ClientBase):
             raise self._connect_error(error) from error
         self._ended = None
         self.is_closing = False
-        if self._connection is None:  # the connection is already lost
+        if self._connection is None:  # it is already lost again
             self._ready.clear()
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
     async def close(self) -> None:
-        """Send buffered data, then close; publishes without an answer fail."""
+        """Send buffered data, then close; unanswered publishes fail."""
         self.is_closing = True
         if self._keeper is not None:
             self._keeper.cancel()
@@ -154,12 +154,12 @@ class Client(ClientBase):
     # -- publishing
 
     async def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
-        """Send a message without waiting for a receipt; wait only if the socket accepts no data.
+        """Send a message without waiting for a receipt; wait only while the socket is full.
 
         The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
 
         Raises:
-            LocalProtocolError: the queue's name, the body or the TTL is not allowed.
+            LocalProtocolError: the queue name, the body or the TTL is invalid.
             ConnectionLostError: the client has ended.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
@@ -178,7 +178,7 @@ class Client(ClientBase):
 
         Raises:
             PublishRefusedError: the broker refused the message; ``reason`` says why.
-            LocalProtocolError: as :meth:`publish`, or a publish with this key is unanswered.
+            LocalProtocolError: as for :meth:`publish`, or a publish with this key is unanswered.
             ConnectionLostError: the client ended, or gave up repeating the publish.
         """
         answered = asyncio.Event()
@@ -198,14 +198,14 @@ class Client(ClientBase):
         ttl_s: int = 0,
         window: int = 1_000,
     ) -> int:
-        """Publish all bodies with confirmation, at most ``window`` unanswered at a time.
+        """Publish all bodies with confirmation, keeping at most ``window`` publishes unanswered.
 
         Returns the number of stored messages, which is the number of bodies.
 
         Raises:
             PublishRefusedError: the broker refused a body; no more bodies are sent, and all bodies
                 already sent have been answered.
-            ConnectionLostError: as :meth:`publish_confirmed`.
+            ConnectionLostError: as for :meth:`publish_confirmed`.
         """
         progress = asyncio.Event()
         batch = PublishBatch(progress.set)
@@ -257,14 +257,14 @@ class Client(ClientBase):
         self.raise_if_ended()
 
     def write(self, frame: bytes) -> None:
-        """Send a frame if connected; the session keeps what must not be lost."""
+        """Send a frame if connected; the session keeps any data that must not be lost."""
         if self._connection is not None:
             self._connection.write(frame)
 
     # -- consuming
 
     def consume(self, queue: str, credit: int = 100) -> "Consumer":
-        """Return an iterator over a queue's messages, with at most ``credit`` unsettled.
+        """Return an iterator over a queue's messages, with at most ``credit`` unsettled messages.
 
         ::
 
@@ -274,7 +274,7 @@ class Client(ClientBase):
 
         The iterator continues after a lost connection and ends when the client is closed.  When
         your code leaves the loop, unsettled messages return to the queue; use ``async with`` to
-        control when.
+        control when that happens.
 
         Raises:
             LocalProtocolError: this client already consumes the queue, or the name or credit is
@@ -290,9 +290,9 @@ class Client(ClientBase):
         callback: Callable[[Delivery], Awaitable[None] | None],
         credit: int = 100,
     ) -> None:
-        """Call ``callback`` for each message, one at a time, until cancelled or closed.
+        """Call ``callback`` for one message at a time, until cancelled or closed.
 
-        The callback must settle the delivery.  If it raises an exception, this call raises it, and
+        The callback must settle the delivery.  An exception from the callback ends this call, and
         unsettled messages return to the queue.
         """
         async with self.consume(queue, credit) as deliveries:
@@ -302,14 +302,14 @@ class Client(ClientBase):
                     await done
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send the settlement for a delivery; called by :class:`Delivery`."""
+        """Send a delivery's settlement; called by :class:`Delivery`."""
         self.raise_if_ended()
         self.write(self.session.settlement_to_send(frame, generation))
 
     # -- called by the connection
 
     def connection_made(self, link: "_Connection") -> None:
-        """Use a new connection."""
+        """Start using a new connection."""
         self._connection = link
         if opening := self.session.connected():
             link.write(opening)
@@ -355,7 +355,7 @@ class Consumer:
         """Return the next message.
 
         Raises:
-            ConnectionLostError: the client has ended without being closed.
+            ConnectionLostError: the client ended without being closed.
         """
         window = self._window
         while window is not None:
@@ -371,7 +371,7 @@ class Consumer:
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Stop consuming; unsettled messages return to the queue.  May be called twice."""
+        """Stop consuming; unsettled messages return to the queue.  Safe to call twice."""
         if self._window is not None:
             window, self._window = self._window, None
             self._client.write(self._client.session.stop_consuming(window))
@@ -396,7 +396,7 @@ class _Connection(asyncio.Protocol):
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
-        self._size = 0  # total size of the parts
+        self._size = 0  # total size of `_parts`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -434,14 +434,14 @@ class _Connection(asyncio.Protocol):
     async def close(self) -> None:
         """Close after the broker has read everything.
 
-        The broker closes first: closing our socket with unread data would send a reset, which may
-        overtake the last acknowledgements.
+        The broker closes first, because closing our socket with unread data would send a reset,
+        which may overtake the last acknowledgements.
         """
         self._flush()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 if self._transport.can_write_eof():
-                    with suppress(OSError):  # closed by the broker, as the loop will notice next
+                    with suppress(OSError):  # the broker has already closed
                         self._transport.write_eof()
                 else:
                     self._transport.close()

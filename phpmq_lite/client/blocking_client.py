@@ -1,6 +1,6 @@
-"""The blocking client: plain sockets around ``session.py``, without threads.
+"""The blocking client: ``session.py`` over plain sockets, without threads.
 
-All I/O happens inside calls: a call that waits also reads and writes for the whole client.
+All I/O happens inside calls; while a call waits, it reads and writes for the whole client.
 """
 
 import selectors
@@ -32,8 +32,8 @@ from phpmq_lite.errors import (
 
 _READ_BYTES: Final = 65_536
 _WRITE_BYTES: Final = 262_144
-# Longest system call: a signal that arrives just before the call, or in another thread, does not
-# interrupt it, and the handler runs only after the call.
+# A signal just before a system call, or in another thread, does not interrupt that system call.
+# Its Python handler runs only after the system call, so no system call may take longer than this.
 _SIGNAL_S: Final = 1.0
 _WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
 
@@ -44,7 +44,7 @@ def open_stream(
     server_hostname: str | None,
     timeout_s: float | None,
 ) -> "BufferedSocket":
-    """Connect a socket.
+    """Connect a socket to a broker.
 
     Raises:
         OSError: the broker did not answer in time, or TLS failed.
@@ -72,7 +72,7 @@ def open_stream(
 
 
 class BufferedSocket:
-    """A socket with buffers.  Each method raises OSError if the connection is lost.
+    """A non-blocking socket with buffers.  Each method raises OSError if the connection is lost.
 
     ``unsent`` counts the bytes that the socket has not accepted yet.
     """
@@ -105,7 +105,7 @@ class BufferedSocket:
             self.unsent -= sent
 
     def receive(self) -> Iterator[bytes]:
-        """Yield received data without blocking.
+        """Yield the data received so far, without blocking.
 
         Raises:
             ConnectionError: the broker has closed the connection.
@@ -120,7 +120,7 @@ class BufferedSocket:
             yield data
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait at most 1 s until there is data to read, or room to send buffered data."""
+        """Wait up to 1 s until data can be read or, if some is buffered, sent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
         self._selector.modify(self._socket, events)
         self._selector.select(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
@@ -130,14 +130,14 @@ class BufferedSocket:
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close immediately.  May be called twice."""
+        """Close immediately.  Safe to call twice."""
         self._selector.close()
         self._socket.close()
 
 
-_CLOSE_S: Final = 5.0  # time for the broker to read the remaining bytes
-_GATHER_S: Final = 0.005  # a settlement waits this long for others
-_PUT_BYTES: Final = 65_536  # more buffered data than this is sent at once
+_CLOSE_S: Final = 5.0  # how long the broker may take to read the remaining bytes
+_GATHER_S: Final = 0.005  # how long a settlement may wait for other settlements
+_PUT_BYTES: Final = 65_536  # more buffered data than this is sent immediately
 
 
 def connect_blocking(
@@ -160,10 +160,10 @@ def connect_blocking(
         server_hostname: name in the broker's certificate, if it differs from the host.  Required
             for TLS over a Unix socket.
         max_content: maximum size of a body in bytes, in both directions; use the broker's
-            ``limits.max_content``.  A larger message from the broker ends the client, and is
-            delivered again; a larger message is not sent.
+            ``limits.max_content``.  If the broker sends a larger message, the client ends and the
+            message is delivered again; publishing a larger message fails.
         reconnect: reconnect after a lost connection, with delays from 0.1 s to 10 s.
-        timeout_s: default timeout of calls that wait for the broker; None: no timeout.
+        timeout_s: default timeout of calls that wait for the broker; None means no timeout.
         backoff: delays between connection attempts, instead of the default.
     """
     options = ConnectionOptions(
@@ -173,7 +173,7 @@ def connect_blocking(
 
 
 class BlockingClient(ClientBase):
-    """A reconnecting connection to a broker; created by :func:`connect_blocking`.
+    """Reconnecting, blocking client of a broker; created by :func:`connect_blocking`.
 
     Not thread-safe.  After a lost connection, the next call consumes the queues again and repeats
     unanswered confirmed publishes.
@@ -181,7 +181,7 @@ class BlockingClient(ClientBase):
 
     def __init__(self, options: ConnectionOptions, timeout_s: float | None) -> None:
         super().__init__(options)
-        self.timeout_s = timeout_s  # default for all calls; may be changed
+        self.timeout_s = timeout_s  # default timeout of all calls; may be changed
         self._stream: BufferedSocket | None = None
         self._opened_at = 0.0
         self._sent_at = 0.0
@@ -195,7 +195,7 @@ class BlockingClient(ClientBase):
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the client is connected, as far as the last call noticed."""
+        """Return whether the client was still connected when last used."""
         return self._stream is not None
 
     # -- opening and closing
@@ -204,7 +204,7 @@ class BlockingClient(ClientBase):
         """Connect to the broker.
 
         Raises:
-            ConnectionLostError: cannot connect.  Only a connection lost later is reconnected.
+            ConnectionLostError: cannot connect.  The first connection is not retried.
         """
         try:
             self._connect(self.timeout_s)
@@ -215,8 +215,8 @@ class BlockingClient(ClientBase):
     def close(self) -> None:
         """Send buffered data, then close; unsettled messages return to their queues.
 
-        The broker closes first: closing our socket with unread data would send a reset, which may
-        overtake the last acknowledgements.
+        The broker closes first, because closing our socket with unread data would send a reset,
+        which may overtake the last acknowledgements.
         """
         stream, self._stream = self._stream, None
         if stream is not None:
@@ -232,7 +232,7 @@ class BlockingClient(ClientBase):
         return stream
 
     def _reconnect(self, deadline: float | None) -> BufferedSocket:
-        """Try to reconnect until ``deadline``; the next call may continue."""
+        """Try to reconnect until ``deadline``; the next call may keep trying."""
         while True:
             left_s = _seconds_left(deadline)
             if left_s == 0:
@@ -304,16 +304,16 @@ class BlockingClient(ClientBase):
         The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
 
         Raises:
-            LocalProtocolError: the queue's name, the body or the TTL is not allowed.
+            LocalProtocolError: the queue name, the body or the TTL is invalid.
             ConnectionLostError: the connection was lost during sending; the message may be stored.
-            TimeoutError: the broker accepts no data; the message may still be sent later.
+            TimeoutError: the broker is not reading; the message may still be sent later.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
-        self.pump(lambda: True, self.timeout_s)  # notices if the connection is already lost
+        self.pump(lambda: True, self.timeout_s)  # detects a connection that is already lost
         generation = self.session.generation
         self._put(frame)
         if not self.pump(self._is_sent, self.timeout_s):
-            raise TimeoutError(f"{self.target} accepts no more data")
+            raise TimeoutError(f"{self.target} stopped reading; the message may be sent later")
         if self.session.generation != generation:
             raise ConnectionLostError("the connection ended while a message was being sent")
 
@@ -328,7 +328,7 @@ class BlockingClient(ClientBase):
 
         Raises:
             PublishRefusedError: the broker refused the message; ``reason`` says why.
-            LocalProtocolError: as :meth:`publish`.
+            LocalProtocolError: as for :meth:`publish`.
             ConnectionLostError: the client has ended, or could not reconnect in time.
             TimeoutError: the broker did not answer; the message may be stored.
         """
@@ -345,14 +345,14 @@ class BlockingClient(ClientBase):
     def publish_many(
         self, queue: str, bodies: Iterable[bytes], ttl_s: int = 0, window: int = 1_000
     ) -> int:
-        """Publish all bodies with confirmation, at most ``window`` unanswered at a time.
+        """Publish all bodies with confirmation, keeping at most ``window`` publishes unanswered.
 
         Returns the number of stored messages, which is the number of bodies.
 
         Raises:
             PublishRefusedError: the broker refused a body; no more bodies are sent.
-            ConnectionLostError: as :meth:`publish_confirmed`.
-            TimeoutError: too few publishes of a window were answered in time.
+            ConnectionLostError: as for :meth:`publish_confirmed`.
+            TimeoutError: too few publishes were answered in time.
         """
         self.raise_if_ended()
         batch = PublishBatch()
@@ -372,7 +372,7 @@ class BlockingClient(ClientBase):
         return batch.stored
 
     def _wait_below(self, batch: PublishBatch, bound: int) -> None:
-        """Wait for answers; if one is a refusal, wait for the others too, then raise the first."""
+        """Wait for answers; after a refusal, wait for all answers and raise the first refusal."""
         if not self.pump(lambda: batch.unanswered < bound, self.timeout_s):
             raise TimeoutError(f"{batch.unanswered} publishes were not answered in time")
         if batch.error is not None:
@@ -384,7 +384,7 @@ class BlockingClient(ClientBase):
     def consume(
         self, queue: str, credit: int = 100, timeout_s: float | None = None
     ) -> "BlockingConsumer":
-        """Return an iterator over a queue's messages, with at most ``credit`` unsettled.
+        """Return an iterator over a queue's messages, with at most ``credit`` unsettled messages.
 
         ::
 
@@ -394,7 +394,7 @@ class BlockingClient(ClientBase):
 
         The iterator continues after a lost connection and ends if no message arrives for
         ``timeout_s`` (None: never).  When your code leaves the loop, unsettled messages return to
-        the queue; use ``with`` to control when.
+        the queue; use ``with`` to control when that happens.
 
         Raises:
             LocalProtocolError: this client already consumes the queue, or the name or credit is
@@ -413,7 +413,7 @@ class BlockingClient(ClientBase):
     ) -> None:
         """Call ``callback`` for each message until no message arrives for ``timeout_s``.
 
-        The callback must settle the delivery.  If it raises an exception, this call raises it, and
+        The callback must settle the delivery.  An exception from the callback ends this call, and
         unsettled messages return to the queue.
         """
         with self.consume(queue, credit, timeout_s) as deliveries:
@@ -421,10 +421,10 @@ class BlockingClient(ClientBase):
                 callback(delivery)
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send the settlement for a delivery; called by :class:`Delivery`.
+        """Send a delivery's settlement; called by :class:`Delivery`.
 
-        If more received messages are waiting, settlements within 5 ms are sent together: otherwise
-        the broker would need one read for each.
+        If more received messages are waiting, settlements within 5 ms are sent together; otherwise,
+        the broker would have to read each of them separately.
         """
         self.raise_if_ended()
         self.send_now(
@@ -433,7 +433,7 @@ class BlockingClient(ClientBase):
         )
 
     def send_now(self, frame: bytes, *, may_wait: bool = False) -> None:
-        """Send a frame without waiting until the broker accepts it; do nothing if not connected."""
+        """Send a frame if connected, without waiting until the broker accepts the data."""
         stream = self._stream
         if stream is None or not frame:
             return
@@ -479,7 +479,7 @@ class BlockingConsumer:
         return Delivery(client, dispatches.popleft(), client.session.generation)
 
     def close(self) -> None:
-        """Stop consuming; unsettled messages return to the queue.  May be called twice."""
+        """Stop consuming; unsettled messages return to the queue.  Safe to call twice."""
         if self._window is not None:
             window, self._window = self._window, None
             self._client.send_now(self._client.session.stop_consuming(window))
@@ -491,12 +491,12 @@ class BlockingConsumer:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(AttributeError, ConnectionLostError):  # never opened, or lost
+        with suppress(AttributeError, ConnectionLostError):  # never opened, or already lost
             self.close()
 
 
 def _do_nothing() -> None:
-    """Do nothing, because a waiting caller is inside the pump and needs no wake-up."""
+    """Do nothing, because a waiting caller runs the pump itself and needs no wake-up."""
 
 
 def _seconds_left(deadline: float | None) -> float | None:
@@ -514,7 +514,7 @@ def _finish(stream: BufferedSocket) -> None:
                 stream.half_close()
                 is_open = False
             for _ in stream.receive():
-                pass  # no caller waits for this data
+                pass  # no caller is waiting for this data
             stream.wait(_seconds_left(deadline))
     except OSError:
         pass  # the broker has closed, as expected
@@ -551,7 +551,8 @@ def client_from_url(
     scheme, sign, rest = url.partition("://")
     if sign:
         if scheme not in _SCHEMES or urlsplit(url).path not in ("", "/"):
-            raise ValueError(f"{url!r} is not a broker address: use phpmq://HOST:PORT or unix:PATH")
+            forms = "phpmq://HOST:PORT or unix:PATH"
+            raise ValueError(f"{url!r} is not a valid broker address; use {forms}")
         address = rest.rstrip("/")
         if _SCHEMES[scheme] and ssl is None:
             ssl = tls.create_default_context()
@@ -562,7 +563,7 @@ def client_from_url(
 
 @dataclass(slots=True, frozen=True)
 class KeyedMessage:
-    """One message to publish."""
+    """A message to publish, with its key."""
 
     queue: str
     content: bytes
@@ -571,20 +572,20 @@ class KeyedMessage:
 
 
 class NoReplyError(ClientError):
-    """The broker did not answer; the message may or may not be stored.  Repeat it with its key."""
+    """The broker did not answer, so the message may be stored.  Publish it again with its key."""
 
 
-PublishOutcome = PhpmqError | None  # None: stored
+PublishOutcome = PhpmqError | None  # None if stored
 Send = Callable[[Sequence[KeyedMessage]], list[PublishOutcome]]
 
 
 def publish_each(
     client: BlockingClient, messages: Sequence[KeyedMessage], timeout_s: float | None = 30.0
 ) -> list[PublishOutcome]:
-    """Publish all messages, in order and pipelined; return the outcome of each.
+    """Publish all messages in order, without waiting between them; return the outcome of each.
 
     ``PublishRefusedError``: the queue does not accept the message now.  ``LocalProtocolError``: the
-    message is not allowed and was not sent.  ``ConnectionLostError``: several connections ended
+    message is invalid and was not sent.  ``ConnectionLostError``: several connections ended
     without an answer, so the message may be the cause.  ``NoReplyError``: the outcome is unknown.
     """
     outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
@@ -610,7 +611,7 @@ def publish_each(
             waiting.add(place)
             client.send_now(frame, may_wait=True)
         client.pump(lambda: not waiting, timeout_s)
-    except ConnectionLostError as error:  # ending the client has answered all waiting publishes
+    except ConnectionLostError as error:  # which has already answered all waiting publishes
         gone = NoReplyError(str(error))
         for place, outcome in enumerate(outcomes):
             if isinstance(outcome, ConnectionLostError | NoReplyError):

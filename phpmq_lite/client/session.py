@@ -1,4 +1,4 @@
-"""The state that a client keeps across connections, without I/O; both clients build on it."""
+"""Client state that outlives connections, without I/O; shared by both clients."""
 
 import random
 import secrets
@@ -22,12 +22,12 @@ from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
 if TYPE_CHECKING:
     from ssl import SSLContext  # slow to import
 
-AnswerCallback = Callable[[ClientError | None], None]  # None: the message is stored
+AnswerCallback = Callable[[ClientError | None], None]  # called with None if the message is stored
 
 
 @dataclass(slots=True)
 class UnansweredPublish:
-    """One publish with its key; ``sent`` counts the connections that it was sent on."""
+    """An unanswered publish; ``sent`` counts the connections on which it was sent."""
 
     queue: str
     content: bytes
@@ -38,7 +38,7 @@ class UnansweredPublish:
 
 
 class PendingPublishes:
-    """Unanswered publishes by queue and key, in order.
+    """Unanswered publishes by queue and key, in publishing order.
 
     The broker stores each key only once, so all publishes can be repeated on the next connection.
     The client gives up on a publish after ``max_sends`` connections have ended without an answer,
@@ -68,7 +68,7 @@ class PendingPublishes:
         return entry
 
     def answered(self, queue: str, key: bytes, reason: str | None) -> bool:
-        """Answer a publish as stored, or refused for a ``reason``; return False if unknown."""
+        """Report a publish as stored, or as refused for ``reason``; return False if unknown."""
         entry = self._waiting.pop((queue, key), None)
         if entry is None:
             return False
@@ -80,12 +80,12 @@ class PendingPublishes:
         self._waiting.pop((queue, key), None)
 
     def forget_all(self, answer: AnswerCallback) -> None:
-        """Forget all publishes with this ``answer``."""
+        """Forget all publishes whose callback is ``answer``."""
         for place in [at for at, entry in self._waiting.items() if entry.answer == answer]:
             del self._waiting[place]
 
     def to_repeat(self) -> list[UnansweredPublish]:
-        """Return the publishes to send on a new connection, oldest first; give up on some."""
+        """Return the publishes to resend, oldest first; fail those already sent too often."""
         hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
         for entry in hopeless:
             del self._waiting[entry.queue, entry.key]
@@ -101,7 +101,7 @@ class PendingPublishes:
 
 
 class PublishBatch:
-    """Counts the answers to many publishes; ``answered`` is the callback for each of them.
+    """Counts the answers to a batch of publishes; ``answered`` is the callback of each publish.
 
     ``notify`` is called after each answer.
     """
@@ -123,7 +123,7 @@ class PublishBatch:
 
 
 class DeliveryOwner(Protocol):
-    """The part of a client that a delivery needs."""
+    """The part of a client that a delivery uses."""
 
     session: "ClientSession"
 
@@ -132,7 +132,7 @@ class DeliveryOwner(Protocol):
 
 
 class Delivery:
-    """One message; settle it once with :meth:`ack`, :meth:`requeue` or :meth:`dead_letter`.
+    """A received message, to be settled with :meth:`ack`, :meth:`requeue` or :meth:`dead_letter`.
 
     Further settlements are ignored.  A delivery from an earlier connection can still be settled:
     the broker has returned the message to its queue, and accepts the settlement if no other client
@@ -144,7 +144,7 @@ class Delivery:
     def __init__(self, client: DeliveryOwner, frame: Dispatch, generation: int) -> None:
         self.queue = frame.queue
         self.body = frame.content
-        self.ttl_s = frame.ttl_s  # seconds left when the broker sent it; 0: never expires
+        self.ttl_s = frame.ttl_s  # seconds left when the broker sent it; 0 means no expiry
         self.is_settled = False
         self._id = frame.message_id
         self._client = client
@@ -152,7 +152,7 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
-        """Return the message id, 32 hex digits, which stays the same when redelivered."""
+        """Return the message id (32 hex digits), which redelivery does not change."""
         return self._id.decode("latin-1")
 
     def ack(self) -> None:
@@ -160,7 +160,7 @@ class Delivery:
         self._end(self._client.session.side.acknowledge(self.queue, self._id))
 
     def requeue(self, ttl_s: int = 0) -> None:
-        """Move the message to the end of its queue, with a TTL of ``ttl_s`` (0: never expires)."""
+        """Move the message to the end of its queue with a new TTL in seconds (0: no expiry)."""
         self._end(self._client.session.side.requeue(self.queue, self._id, ttl_s))
 
     def dead_letter(self) -> None:
@@ -177,7 +177,7 @@ class Delivery:
 
 
 class ConsumedQueue:
-    """A consumed queue: its credit, and received messages that are not handed out yet."""
+    """A consumed queue, with its credit and the messages received but not yet handed out."""
 
     def __init__(self, queue: str, credit: int, wake: Callable[[], None]) -> None:
         self.queue = queue
@@ -187,9 +187,9 @@ class ConsumedQueue:
 
 
 class ClientSession:
-    """Consumed queues, unanswered publishes, and the protocol of the current connection.
+    """Consumed queues, unanswered publishes, and the current connection's protocol state.
 
-    For each connection: :meth:`connected` once, :meth:`receive` per read, :meth:`lost` at the end.
+    Each connection calls :meth:`connected` first, :meth:`receive` per read and :meth:`lost` last.
     """
 
     def __init__(self, max_content: int) -> None:
@@ -199,20 +199,20 @@ class ClientSession:
         self.side = ClientSide(self._limits)
         self.is_connected = False
         self.generation = 0  # number of connections so far
-        self.has_received = False  # the broker has sent something on this connection
+        self.has_received = False  # whether the broker has sent anything on this connection
         self.pending = PendingPublishes()
         self.windows: dict[str, ConsumedQueue] = {}
         self.late_settlements: list[bytes] = []  # settlements to send on the next connection
         self.late_settlement_count = 0  # settlements made after the delivery's connection ended
 
     def protocol_problem(self, peer: object) -> str | None:
-        """Return the problem with the bytes from the broker, and its remedy, or None."""
+        """Return what is wrong with the bytes from the broker and the remedy, or None."""
         if (error := self.side.error) is None:
             return None
         if error.code == TOO_LARGE and error.detail.startswith(f"packet {CONTENT:02} "):
             return (
-                f"{peer} sent a message that is too large for this client: {error.detail}. Set "
-                "max_content of the client, or limits.max_content on the command line (--set), "
+                f"{peer} sent a message that is too large for this client: {error.detail}. Set the "
+                "client's max_content, or limits.max_content on the command line (--set), "
                 "to the broker's limits.max_content."
             )
         return f"{peer} does not speak PHPMQ: {error}"
@@ -220,8 +220,8 @@ class ClientSession:
     def connected(self) -> bytes:
         """Start a connection; return the frames to send first.
 
-        The frames are late settlements, so that finished messages are not delivered again, then the
-        credits for consumed queues, then unanswered publishes with their keys.
+        The frames are, in this order: late settlements, so that finished messages are not delivered
+        again; the credits of consumed queues; and unanswered publishes with their keys.
         """
         self.side = ClientSide(self._limits)
         self.is_connected = True
@@ -235,7 +235,7 @@ class ClientSession:
         return b"".join(parts)
 
     def lost(self) -> None:
-        """End a connection and drop messages not handed out, which will be delivered again."""
+        """End a connection and drop messages not yet handed out; the broker redelivers them."""
         self.is_connected = False
         for window in self.windows.values():
             window.dispatches.clear()
@@ -252,7 +252,7 @@ class ClientSession:
                 if filled is not None:
                     filled.wake()
                 filled = self.windows.get(frame.queue)
-            if filled is not None:  # None: no longer consumed, so the broker takes it back
+            if filled is not None:  # otherwise the broker takes the message back
                 filled.dispatches.append(frame)
         if filled is not None:
             filled.wake()
@@ -260,7 +260,7 @@ class ClientSession:
     def confirm(
         self, queue: str, content: bytes, ttl_s: int, key: bytes | None, answer: AnswerCallback
     ) -> tuple[bytes, bytes]:
-        """Begin a confirmed publish; return its key, and its frame to send if connected."""
+        """Begin a confirmed publish; return its key and the frame to send if connected."""
         if key is None:
             key = b"%s%016x" % (self._prefix, next(self._keys))
         frame = self.side.publish(queue, content, ttl_s, key)
@@ -278,7 +278,7 @@ class ClientSession:
             raise LocalProtocolError(f"this client already consumes {queue!r}")
         if credit < 1:
             raise LocalProtocolError(f"credit must be at least 1, not {credit}")
-        self.side.consume(queue, credit)  # raises if the grammar does not allow the name or credit
+        self.side.consume(queue, credit)  # raises if the name or credit is invalid
         window = self.windows[queue] = ConsumedQueue(queue, credit, wake)
         return window
 
@@ -288,7 +288,7 @@ class ClientSession:
         return self.side.consume(window.queue, 0)
 
     def settlement_to_send(self, frame: bytes, generation: int) -> bytes:
-        """Return the settlement to send now; if not connected, keep it and return no bytes."""
+        """Return the settlement to send now, or keep it for the next connection."""
         self.late_settlement_count += generation != self.generation or not self.is_connected
         if self.is_connected:
             return frame
@@ -297,7 +297,7 @@ class ClientSession:
 
 
 class Backoff:
-    """Delays that double from ``first_s`` to ``longest_s``, each shortened by up to half.
+    """Delays that double from ``first_s`` to ``longest_s``, each randomly cut by up to half.
 
     The random part keeps many clients from reconnecting at the same moment.  ``roll`` returns a
     number from 0 (inclusive) to 1 (exclusive).
@@ -321,7 +321,7 @@ class Backoff:
         return min(doubled, self._longest_s) * (1 - self._roll() / 2)
 
     def reset(self) -> None:
-        """Start again with the first delay, after a connection that worked."""
+        """Restart from the first delay, after a successful connection."""
         self._tries = 0
 
 
@@ -330,7 +330,7 @@ _STABLE_S: Final = 10.0  # a connection that lasts longer resets the reconnect d
 
 @dataclass(slots=True, frozen=True)
 class ConnectionOptions:
-    """How a client connects; see ``connect``."""
+    """Connection options of a client; see ``connect``."""
 
     address: BrokerAddress
     ssl: "SSLContext | None"
@@ -350,7 +350,7 @@ class ClientBase:
         self._server_hostname = options.server_hostname
         self._reconnects = options.reconnect
         self._backoff = options.backoff or Backoff()
-        self._ended: str | None = "the client is not open"  # why calls fail, or None
+        self._ended: str | None = "the client is not open"  # why calls fail; None while open
 
     def raise_if_ended(self) -> None:
         """Raise ConnectionLostError if the client has ended."""
@@ -367,6 +367,6 @@ class ClientBase:
         return ConnectionLostError(f"cannot connect to {self.target}: {os_reason(error)}")
 
     def _reset_backoff(self, connected_s: float) -> None:
-        """Start again with the first delay if the last connection worked."""
+        """Restart from the first delay if the last connection was successful."""
         if self.session.has_received or connected_s > _STABLE_S:
             self._backoff.reset()

@@ -62,7 +62,7 @@ _MODULES: Final = {  # module -> names
     "validation": ("EnvelopeProblem", "Verdict", "validate", "lint"),
 }
 
-if not TYPE_CHECKING:  # type checkers read the imports above
+if not TYPE_CHECKING:  # type checkers use the imports above instead
     __getattr__, __dir__ = names_of(
         __name__, {name: module for module, names in _MODULES.items() for name in names}
     )

@@ -10,7 +10,7 @@ from phpmq_lite.envelopes import indexed_fields, strict_json, validation
 from phpmq_lite.envelopes.validation import EmptyListData
 from phpmq_lite.errors import EnvelopeError as EnvelopeError
 
-POINTER_CHARACTERS: Final = 200  # maximum length of a pointer in an error message
+POINTER_CHARACTERS: Final = 200  # maximum length of a JSON pointer in an error message
 
 
 def make(
@@ -21,7 +21,7 @@ def make(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return an envelope with a new ``meta.id``, and a new trace unless ``trace_id`` is given.
+    """Return an envelope with a new ``meta.id``; start a new trace unless ``trace_id`` is given.
 
     Raises:
         EnvelopeError: the URN is blank, or ``meta`` has a reserved member.
@@ -31,9 +31,9 @@ def make(
 
     for name, text in (("urn", urn), ("queue", queue), ("trace_id", trace_id)):
         if not isinstance(text, str) and not (name == "trace_id" and text is None):
-            raise EnvelopeError(f"{name} is a {type(text).__name__}, not a string")
+            raise EnvelopeError(f"{name} must be a string, not {type(text).__name__}")
     if not isinstance(data, Mapping):
-        raise EnvelopeError(f"/data is a {type(data).__name__}, not an object")
+        raise EnvelopeError(f"/data must be a mapping, not {type(data).__name__}")
     try:
         return EnvelopeCodec.make(urn, data, queue=queue, trace_id=trace_id, meta=meta)
     except BabelQueueError as error:
@@ -45,7 +45,7 @@ def from_message(
 ) -> dict[str, Any]:
     """Return an envelope for an object that has ``get_babel_urn`` and ``to_payload``.
 
-    It continues the trace from ``get_babel_trace_id`` if there is one, or else the inherited trace.
+    The envelope continues the trace from ``get_babel_trace_id``, or else the inherited trace.
 
     Raises:
         EnvelopeError: as in ``make``, or a method is missing.
@@ -63,14 +63,14 @@ def from_message(
 def encode(envelope: Mapping[str, Any]) -> bytes:
     """Encode an envelope as compact UTF-8.
 
-    NaN, lone surrogates and values without a JSON form are errors, and so are envelopes that no
-    consumer would handle or that a producer must not write (outdated members, ``urn``).
+    NaN, lone surrogates and values that JSON cannot represent are errors. So are envelopes that no
+    consumer would handle and members that a producer must not write (outdated ones and ``urn``).
 
     Raises:
         EnvelopeError: the message names the member by its JSON pointer.
     """
     if not isinstance(envelope, Mapping):
-        raise EnvelopeError(f"the envelope is a {type(envelope).__name__}, not an object")
+        raise EnvelopeError(f"the envelope must be a mapping, not {type(envelope).__name__}")
     copy = dict(envelope)
     _check_values(copy)
     for container, name in (*validation.OUTDATED, ("", "urn")):
@@ -85,24 +85,25 @@ def encode(envelope: Mapping[str, Any]) -> bytes:
     return content
 
 
-_Path = tuple["_Path", object] | None  # the path to the container, and the name in it
+_Path = tuple["_Path", object] | None  # path to the container, then the name or index within it
 
 
 def _check_values(root: dict[str, Any]) -> None:
-    """Raise for values that JSON cannot represent or some parsers cannot read; not recursive."""
+    """Raise if JSON cannot represent a value or some parsers would reject it; iterative."""
     pending: list[tuple[Any, _Path, int]] = [(root, None, 1)]
     while pending:
         value, path, level = pending.pop()
         if isinstance(value, str):
             _check_surrogates(value, path)
         elif isinstance(value, dict | list | tuple):
-            if level > validation.DEPTH_LIMIT:  # also stops at a value that contains itself
-                raise EnvelopeError(f"{_pointer(path)}: more than {validation.DEPTH_LIMIT} levels")
+            if level > validation.DEPTH_LIMIT:  # also ends the loop if a value contains itself
+                detail = f"nested more than {validation.DEPTH_LIMIT} levels deep"
+                raise EnvelopeError(f"{_pointer(path)} is {detail}")
             for name, item in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(value, dict):
                     if not isinstance(name, str):
                         raise EnvelopeError(
-                            f"{_pointer(path)} has the member name {name!r}, which is not a string"
+                            f"{_pointer(path)} has a member name that is not a string: {name!r}"
                         )
                     _check_surrogates(name, (path, name))
                 pending.append((item, (path, name), level + 1))
@@ -122,7 +123,7 @@ def _check_surrogates(text: str, path: _Path) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise EnvelopeError(f"{_pointer(path)} has a lone surrogate") from None
+        raise EnvelopeError(f"{_pointer(path)} contains a lone surrogate") from None
 
 
 def _pointer(path: _Path) -> str:
@@ -136,13 +137,13 @@ def _pointer(path: _Path) -> str:
 
 
 def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict[str, Any]:
-    """Decode an envelope that passes layers A and B; ``urn`` becomes ``job``.
+    """Decode an envelope after validating layers A and B; rename ``urn`` to ``job``.
 
-    Outdated members are dropped, and a tolerated ``data: []`` is read as ``{}``. All other members
-    are kept.
+    Outdated members are dropped, and ``data: []`` becomes ``{}`` if ``empty_list_data`` accepts it.
+    All other members are kept.
 
     Raises:
-        EnvelopeError: the message contains the reason from the validation.
+        EnvelopeError: the envelope is invalid; the message contains the reason.
     """
     from babelqueue.codec import EnvelopeCodec
 
@@ -166,7 +167,7 @@ def urn(envelope: Mapping[str, Any]) -> str:
         EnvelopeError: ``envelope`` is not a mapping; decode the body first.
     """
     if not isinstance(envelope, Mapping):
-        raise EnvelopeError(f"the envelope is a {type(envelope).__name__}, not an object")
+        raise EnvelopeError(f"the envelope must be a mapping, not {type(envelope).__name__}")
     for name in ("job", "urn"):
         value = envelope.get(name)
         if isinstance(value, str) and not indexed_fields.is_blank(value):
@@ -179,9 +180,9 @@ _current: ContextVar[str | None] = ContextVar("phpmq_lite_trace_id", default=Non
 
 @contextmanager
 def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
-    """Continue the envelope's trace when publishing within the block, unless another is given.
+    """Within the block, publish envelopes that continue this envelope's trace by default.
 
-    The trace is stored in a context variable, which tasks and ``run_coroutine_threadsafe`` inherit
+    The trace id is kept in a context variable: tasks and ``run_coroutine_threadsafe`` inherit it,
     but new threads do not.
     """
     trace_id = envelope.get("trace_id")
@@ -193,5 +194,5 @@ def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
 
 
 def current_trace_id() -> str | None:
-    """Return the ``trace_id`` of the envelope that is being handled; None outside a handler."""
+    """Return the ``trace_id`` of the envelope being handled, or None outside a handler."""
     return _current.get()

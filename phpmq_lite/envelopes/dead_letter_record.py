@@ -1,4 +1,4 @@
-"""Dead-letter records: the failed content with a block that says why. Pure, and never raises."""
+"""Dead-letter records: failed content plus a block that gives the reason. Pure functions."""
 
 import base64
 import binascii
@@ -24,15 +24,15 @@ class DeadLetterBlock:
     error: str | None = None  # message of the last exception
     exception: str | None = None  # class of that exception
     failed_at: int  # Unix ms
-    original_queue: str  # where the message failed
-    attempts: int  # runs by workers
+    original_queue: str  # queue in which the message failed
+    attempts: int  # number of times workers ran it
     lang: str = "python"  # language of the program that gave up
     detail: str | None = None  # exact cause: a verdict's reason, max_deliveries, expired …
     message_id: str | None = None  # wire id of the failed message
 
 
 class _ReadBlock(msgspec.Struct):
-    """The block as other SDKs write it; a block with a number such as 1.0 is ignored."""
+    """A block as other SDKs write it; a block that contains a float such as 1.0 is ignored."""
 
     reason: str
     original_queue: str
@@ -53,9 +53,9 @@ _RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool = False) -> bytes:
-    """Return the record for failed content: add or replace the block, or wrap the content.
+    """Return failed content with its block added or replaced, or wrapped together with the block.
 
-    The content is returned unchanged with ``keeps_content``, which is for opaque queues, or if its
+    The content is returned unchanged if ``keeps_content`` is set (for opaque queues) or its
     ``schema_version`` is unsupported.
     """
     if keeps_content or block.detail == _UNSUPPORTED:
@@ -74,7 +74,7 @@ def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool 
 
 
 def _encode_block(block: DeadLetterBlock) -> bytes:
-    """Encode a block, without ``detail`` and ``message_id`` (our additions) if they are None."""
+    """Encode a block, omitting ``detail`` and ``message_id`` (our additions) if they are None."""
     members = asdict(block)
     for name in ("detail", "message_id"):
         if members[name] is None:
@@ -83,13 +83,13 @@ def _encode_block(block: DeadLetterBlock) -> bytes:
 
 
 def _encode_json(value: object) -> bytes:
-    """Encode as compact UTF-8; lone surrogates, as in exception messages, become ``?``."""
+    """Encode as compact UTF-8; lone surrogates from exception messages become ``?``."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", "replace")
 
 
 def _members_for_block(content: bytes) -> list[JsonMember] | None:
-    """Return the members if a block can be added; None if the content must be wrapped."""
+    """Return the members, or None if no block can be added and the content must be wrapped."""
     try:
         found = find_members(content)
     except ValueError:
@@ -98,7 +98,7 @@ def _members_for_block(content: bytes) -> list[JsonMember] | None:
 
 
 def _resembles_wrapper(found: list[JsonMember]) -> bool:
-    """Return whether a redrive would mistake the record with an added block for a wrapper."""
+    """Return whether a redrive would mistake these members plus a block for a wrapper."""
     names = sorted(member.name for member in found if member.name != "dead_letter")
     return names in (["raw"], ["raw", "raw_encoding"])
 
@@ -114,7 +114,7 @@ def _wrap(content: bytes, block: bytes) -> bytes:
 
 
 def read_block(content: bytes) -> DeadLetterBlock | None:
-    """Return a record's block; None if it is missing or its members have the wrong types.
+    """Return a record's block, or None if it is missing or a member has the wrong type.
 
     ``reason`` and ``original_queue`` are required; other missing members are 0 or empty.
     """
@@ -165,9 +165,9 @@ def redrive_content(content: bytes) -> bytes:
 
 
 def with_attempts(content: bytes, attempts: int) -> bytes:
-    """Set ``attempts`` if it is an integer, leaving all other bytes unchanged.
+    """Return the content with ``attempts`` replaced and all other bytes unchanged.
 
-    Content that already has the value, or has no integer there, is returned unchanged.
+    Content whose ``attempts`` already has the value or is not an integer is returned unchanged.
 
     Raises:
         ValueError: the content is not one JSON object.
@@ -179,7 +179,7 @@ def with_attempts(content: bytes, attempts: int) -> bytes:
 
 
 def _has_other_attempts(content: bytes, found: list[JsonMember], written: bytes) -> bool:
-    """Return whether the last ``attempts`` is an integer with another value."""
+    """Return whether the last ``attempts`` member is an integer other than ``written``."""
     for member in reversed(found):
         if member.name == "attempts":
             value = content[member.value_start : member.end]
@@ -192,7 +192,7 @@ def _is_64_bits(digits: bytes) -> bool:
 
 
 def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:
-    """Return the wrapped content; None if ``content`` is not a wrapper."""
+    """Return the wrapped content, or None if ``content`` is not a wrapper."""
     names = sorted(member.name for member in found)
     if names not in (["dead_letter", "raw"], ["dead_letter", "raw", "raw_encoding"]):
         return None
@@ -202,7 +202,7 @@ def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:
         if member.name != "dead_letter"
     }
     if not all(text.startswith(b'"') for text in texts.values()):
-        return None  # tested as text: int() raises ValueError for 5,000 digits
+        return None  # checked as text, because int() raises ValueError for 5,000 digits
     values: dict[str, str] = {name: json.loads(text) for name, text in texts.items()}
     raw = values["raw"]
     try:

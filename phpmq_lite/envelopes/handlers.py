@@ -1,4 +1,4 @@
-"""Execution of handlers: middleware, a copy of the data, and an event loop for coroutines."""
+"""Handler execution: middleware, a private copy of the data, and an event loop for coroutines."""
 
 import asyncio
 import inspect
@@ -13,14 +13,14 @@ from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
 
-_CANCEL_S: Final = 5.0  # time for an interrupted coroutine to clean up
+_CANCEL_S: Final = 5.0  # how long an interrupted coroutine may clean up
 
 Handler = Callable[..., Any]
 
 
 @dataclass(slots=True)
 class JobContext:
-    """The message that is being handled; ``data`` and ``meta`` are members of ``envelope``.
+    """Context of the message being handled; ``data`` and ``meta`` come from ``envelope``.
 
     The data belongs to this run: a handler's changes do not reach retries or dead-letter records.
     Middleware can pass values in ``extra``.
@@ -28,7 +28,7 @@ class JobContext:
 
     envelope: dict[str, Any]
     queue: str
-    message_id: str  # the broker's, 32 hex digits
+    message_id: str  # assigned by the broker, 32 hex digits
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,20 +55,20 @@ class JobContext:
 
     @property
     def attempts(self) -> int:
-        """The number of failed runs, at least 0."""
+        """The number of failed runs so far, at least 0."""
         return int(self.envelope["attempts"])
 
 
 NextHandler = Callable[[JobContext], None]
 Middleware = Callable[[JobContext, NextHandler], None]
-"""``fn(context, next)`` calls ``next(context)`` once, or not at all to count the job as handled."""
+"""``fn(context, next)`` calls ``next(context)`` once, or skips it to treat the job as handled."""
 
 
 class CurrentJob(Protocol):
     """Tracker of the current job, implemented by the transport."""
 
     def begin(self) -> JobContext:
-        """Record that the handler starts; return its context."""
+        """Record that the handler is starting and return its context."""
 
     def done(self) -> None:
         """Record that the handler has returned."""
@@ -80,7 +80,7 @@ class CurrentJob(Protocol):
 class HandlerLoop:
     """An event loop in its own thread, started by the first coroutine.
 
-    It also runs between jobs, so that handlers' sessions and connection pools stay open.
+    It keeps running between jobs, so that handlers' sessions and connection pools stay open.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class HandlerLoop:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Wait for the result; if the wait is interrupted, cancel the coroutine first."""
+        """Run an awaitable and return its result; cancel it if the wait is interrupted."""
         ended = threading.Event()
         future = asyncio.run_coroutine_threadsafe(
             _run_and_signal(awaitable, ended), self._started_loop()
@@ -152,7 +152,7 @@ async def _cancel_others() -> None:
 def wrap_handlers(
     app: BabelQueue, current: CurrentJob, middleware: Sequence[Middleware]
 ) -> Iterator[None]:
-    """Within the block, wrap every handler of an app with middleware, trace and loop.
+    """Within the block, wrap an app's handlers with middleware, tracing and the event loop.
 
     Handlers registered within the block are not wrapped and receive the SDK's own arguments.
     """
@@ -185,7 +185,7 @@ def _wrap_handler(
         chain = partial(_step, one, chain)
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
-        """Run the chain on a copy, because the SDK encodes its own envelope again for a retry."""
+        """Run the chain on a copy, because the SDK re-encodes its own envelope for a retry."""
         context = current.begin()
         try:
             with codec.continue_trace(context.envelope):
@@ -203,7 +203,7 @@ def _step(one: Middleware, next_handler: NextHandler, context: JobContext) -> No
 
 
 def takes_envelope(handler: Handler) -> bool:
-    """Return whether a handler takes the whole envelope as a third positional argument."""
+    """Return whether a handler accepts the whole envelope as a third positional argument."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):  # some builtins have no signature

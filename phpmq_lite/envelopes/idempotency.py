@@ -1,7 +1,8 @@
 """Idempotency: each envelope is claimed before its handler runs and marked as done afterwards.
 
 The SDK's store records only "seen", so two workers that receive the same envelope at the same time
-both handle it. Here, the first claims it, and the second learns that it is in flight.
+both handle it. Here, the first worker claims the envelope, and the second learns that it is in
+flight.
 """
 
 import os
@@ -15,10 +16,10 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
 
-LEASE_S: Final = 300  # after this, the claim of a process that died expires
-KEEP_S: Final = 7 * 86_400  # as long as the broker keeps history by default
-PURGE_ROWS: Final = 1_000  # per transaction, so that other writers do not wait long
-_PURGE_EVERY: Final = 1_000  # claims between two purges
+LEASE_S: Final = 300  # a dead process's claim expires after this time
+KEEP_S: Final = 7 * 86_400  # the broker's default history retention
+PURGE_ROWS: Final = 1_000  # limit per transaction, so that other writers do not wait long
+_PURGE_EVERY: Final = 1_000  # expired rows are purged after this many claims
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS claim (
@@ -45,16 +46,16 @@ DELETE FROM claim WHERE key IN (SELECT key FROM claim WHERE until_ms <= ? LIMIT 
 
 
 class IdempotencyDecision(Enum):
-    """What to do with an envelope."""
+    """What a worker must do with an envelope."""
 
-    RUN = "run"  # claimed: handle it, then remember or forget it
-    DONE = "done"  # already handled: acknowledge it
-    IN_FLIGHT = "in flight"  # another worker is handling it: release it with a delay
+    RUN = "run"  # claimed: run the handler, then call remember or forget
+    DONE = "done"  # already handled: acknowledge the message
+    IN_FLIGHT = "in flight"  # claimed by another worker: release the message with a delay
 
 
 @runtime_checkable
 class IdempotencyStore(Protocol):
-    """The store that a worker requires; keys come from :func:`idempotency_key`."""
+    """Interface of a worker's store of claims; keys come from :func:`idempotency_key`."""
 
     def claim(self, key: str) -> IdempotencyDecision:
         """Claim a key for a few minutes, unless it is done or in flight."""
@@ -63,16 +64,16 @@ class IdempotencyStore(Protocol):
         """Mark a key as done. Call this before the message is acknowledged."""
 
     def forget(self, key: str) -> None:
-        """Release this process's claim after a failure; other claims and done keys stay."""
+        """Release this process's claim after a failure; leave other claims and done keys alone."""
 
 
 def idempotency_key(
     envelope: Mapping[str, Any], by: Literal["meta.id", "trace_id"] = "meta.id"
 ) -> str | None:
-    """Return the key by which to claim an envelope; None if it has none and needs no claim.
+    """Return the key for claiming an envelope, or None if it lacks that member.
 
-    With ``trace_id``, all envelopes of a trace count as the same, so use it only for queues that
-    receive one envelope per trace.
+    With ``trace_id``, all envelopes of a trace count as one, so use it only for queues that receive
+    one envelope per trace.
     """
     meta = envelope.get("meta")
     found = envelope.get("trace_id") if by == "trace_id" else (
@@ -82,11 +83,11 @@ def idempotency_key(
 
 
 class SqliteIdempotencyStore:
-    """Store of claims in an SQLite file, safe for threads, for processes and after a fork.
+    """Claim store in an SQLite file; safe across threads, processes and forks.
 
     A key counts as done for ``keep_s``. Times are wall-clock milliseconds, which processes can
-    compare. Expired rows are removed from time to time. Each call commits (``synchronous=FULL``),
-    so a done key survives a power failure.
+    compare. Expired rows are purged periodically. Each call commits (``synchronous=FULL``), so a
+    done key survives a power failure.
 
     ``seen``, ``remember`` and ``forget`` implement the SDK's ``IdempotencyStore``.
     """
@@ -105,12 +106,12 @@ class SqliteIdempotencyStore:
         self._now_ms = now_ms
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self._process = 0  # process that opened the connection
-        self._owners: dict[str, str] = {}  # key -> owner, for claims of this process
+        self._process = 0  # id of the process that opened the connection
+        self._owners: dict[str, str] = {}  # key -> owner, for this process's claims
         self._count = 0
 
     def open(self) -> None:
-        """Open the file now, to detect a wrong path before the first claim.
+        """Open the file now, so that a wrong path is reported before the first claim.
 
         Raises:
             sqlite3.Error: the file cannot be opened or is not a database.
@@ -153,13 +154,13 @@ class SqliteIdempotencyStore:
                 connection.execute(_FORGET, (key, owner))
 
     def seen(self, key: str) -> bool:
-        """Return whether a key is done."""
+        """Return whether a key is marked as done."""
         with self._transaction() as connection:
             row = connection.execute(_SELECT, (key, self._now_ms())).fetchone()
         return row is not None and row[0] is None
 
     def purge(self) -> int:
-        """Remove expired rows; return their number."""
+        """Remove expired rows and return how many were removed."""
         removed = 0
         while True:
             with self._transaction() as connection:
@@ -182,7 +183,7 @@ class SqliteIdempotencyStore:
             yield connection
 
     def _connect(self) -> sqlite3.Connection:
-        if self._connection is None or self._process != os.getpid():  # a fork must not share it
+        if self._connection is None or self._process != os.getpid():  # forks must not share it
             connection = open_file(self._path, is_wal=True)
             with transaction(connection):
                 connection.execute(_TABLE)

@@ -1,4 +1,4 @@
-"""Content inspector for the broker: index, verdict, dead-letter records and their originals."""
+"""The broker's content inspector: indexing, validation, dead-letter records and redrives."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Indexed, Recor
 from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # also bidi controls
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # with bidi controls
 _KNOWN: Final = frozenset(validation.REASONS)
 _UNSUPPORTED: Final = "unsupported_schema_version"
 _NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
@@ -23,8 +23,6 @@ class _Meta(msgspec.Struct):
 
 
 class _Origin(msgspec.Struct):
-    """The queue to which an envelope was published."""
-
     meta: _Meta | None = None
 
 
@@ -37,16 +35,16 @@ _DATA: Final = msgspec.json.Decoder(_Data)
 
 
 class BabelQueueInspector:
-    """The ``model.EnvelopeInspector``, whose methods never raise and may run in a thread.
+    """BabelQueue's ``model.EnvelopeInspector``; its methods never raise and may run in any thread.
 
-    ``schemas`` are the payload schemas by URN; None if there are none.
+    ``schemas`` holds the payload schemas by URN; None disables schema checks.
     """
 
     def __init__(self, schemas: ActiveSchemas | None = None) -> None:
         self._schemas = schemas
 
     def index(self, content: bytes) -> Indexed | None:
-        """Return the indexed fields; None if the content is too long or not a JSON object."""
+        """Return the indexed fields, or None if the content is too long or not a JSON object."""
         return indexed_fields.read_indexed(content)
 
     def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
@@ -78,7 +76,7 @@ class BabelQueueInspector:
         return schemas.check(urn, {} if is_empty else _data_of(content))
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Return ``unsupported_schema_version`` if it is the verdict; that record has no block."""
+        """Return ``unsupported_schema_version`` if that is the verdict, or else None."""
         problem = validation.validate(content).problem
         is_unsupported = problem is not None and problem.reason == _UNSUPPORTED
         return _UNSUPPORTED if is_unsupported else None
@@ -100,7 +98,7 @@ class BabelQueueInspector:
         )
 
     def record_source(self, content: bytes) -> RecordSource | None:
-        """Return the message id and cause from a record's block; None if it names no message."""
+        """Return the message id and cause from a record's block, or None without a message id."""
         block = dead_letter_record.read_block(content)
         if block is None or not block.message_id:
             return None
@@ -109,11 +107,11 @@ class BabelQueueInspector:
         return RecordSource(block.message_id.encode(), cause, block.error)
 
     def redrive_content(self, content: bytes) -> bytes:
-        """Return the content to redrive: unwrapped, without the block and with attempts 0."""
+        """Return the content to redrive: unwrapped, without its block, and with attempts at 0."""
         return dead_letter_record.redrive_content(content)
 
     def origin_queue(self, content: bytes) -> str | None:
-        """Return ``dead_letter.original_queue``, or ``meta.queue`` if it is missing."""
+        """Return ``dead_letter.original_queue``, falling back to ``meta.queue``."""
         block = dead_letter_record.read_block(content)
         if block is not None and block.original_queue:
             return block.original_queue
@@ -125,7 +123,6 @@ class BabelQueueInspector:
 
 
 def _data_of(content: bytes) -> object:
-    """Return ``data`` from valid content."""
     try:
         return _DATA.decode(content).data
     except (ValueError, RecursionError):  # msgspec rejects some valid numbers

@@ -1,4 +1,4 @@
-"""Edit members of a JSON object in its bytes without rewriting other members.
+"""Edit members of a serialized JSON object and leave the bytes of all other members unchanged.
 
 All functions take linear time. Offsets are in bytes.
 """
@@ -16,15 +16,15 @@ _COMMA: Final = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 
 
 class JsonMember(NamedTuple):
-    """Byte offsets of a top-level member; ends are exclusive."""
+    """Byte offsets of a top-level member; ``end`` is exclusive."""
 
     name: str
-    start: int  # opening quote of the name
+    start: int  # position of the name's opening quote
     value_start: int
-    end: int  # end of the value
+    end: int  # where the value ends
 
 
-# Values are only skipped: objects are discarded, numbers are not converted.
+# Values are skipped, not built: objects are discarded and numbers are not converted.
 _SKIPPER: Final = json.JSONDecoder(
     object_pairs_hook=len,
     parse_constant=strict_json.refuse_constant,
@@ -40,7 +40,7 @@ def find_members(content: bytes) -> list[JsonMember]:
         ValueError: the content is not one JSON object, is not UTF-8, or has more than 256 levels.
     """
     if strict_json.is_too_deep(content):
-        raise ValueError(f"more than {strict_json.DEPTH_LIMIT} levels of nesting")
+        raise ValueError(f"nested more than {strict_json.DEPTH_LIMIT} levels deep")
     text = content.decode()
     try:
         members = _scan(text)
@@ -50,7 +50,7 @@ def find_members(content: bytes) -> list[JsonMember]:
 
 
 def _scan(text: str) -> list[JsonMember]:
-    """Return the members with offsets in characters."""
+    """Return the members with character offsets."""
     members: list[JsonMember] = []
     read = _SKIPPER.raw_decode
     at = _skip(_SPACE, text, 0)
@@ -68,7 +68,7 @@ def _scan(text: str) -> list[JsonMember]:
         members.append(JsonMember(name, at, value_start, end))
         at = end if text.startswith(",", end) else _skip(_SPACE, text, end)
     if _skip(_SPACE, text, at + 1) != len(text):
-        raise ValueError(f"data after the object at character {at + 1}")
+        raise ValueError(f"unexpected data after the object, at character {at + 1}")
     return members
 
 
@@ -99,7 +99,7 @@ def _in_bytes(text: str, members: list[JsonMember]) -> list[JsonMember]:
 def edit_members(
     content: bytes, members: list[JsonMember], changes: Mapping[str, bytes | None]
 ) -> bytes:
-    """Replace members, add them before the last brace, or remove those with value None.
+    """Return the content with members replaced, added before the last brace, or removed if None.
 
     ``members`` is the result of ``find_members``. If a changed name is repeated, the last member
     receives the value and the others are removed, so that every parser reads the new value.
@@ -130,8 +130,8 @@ def _encode_name(name: str) -> bytes:
 
 
 def _removals(content: bytes, members: list[JsonMember], removed: list[int]) -> list[_Cut]:
-    """Return the cuts that remove the members at the ascending indices ``removed``."""
-    leading = 0  # number of removed members at the start
+    """Return the cuts that remove the members at ``removed``, a list of ascending indices."""
+    leading = 0  # number of members removed from the start of the object
     while leading < len(removed) and removed[leading] == leading:
         leading += 1
     cuts = []
@@ -146,7 +146,7 @@ def _removals(content: bytes, members: list[JsonMember], removed: list[int]) -> 
 
 
 def _apply_cuts(content: bytes, cuts: list[_Cut]) -> bytes:
-    """Replace ascending byte ranges that do not overlap."""
+    """Replace non-overlapping byte ranges, given in ascending order."""
     pieces: list[bytes] = []
     at = 0
     for start, end, value in cuts:

@@ -23,32 +23,32 @@ from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import EnvelopeError
 
 TABLE: Final = "phpmq_outbox"
-LEASE_S: Final = 30.0  # after this, another relay takes over a dead relay's queues
-RETRY_FIRST_S: Final = 5.0  # doubles each time the row fails
+LEASE_S: Final = 30.0  # another relay takes over a dead relay's queues after this time
+RETRY_FIRST_S: Final = 5.0  # first retry delay; doubles each time the row fails
 RETRY_MAX_S: Final = 300.0
-PURGE_ROWS: Final = 1_000  # rows per transaction
+PURGE_ROWS: Final = 1_000  # maximum rows deleted per transaction
 ERROR_CHARACTERS: Final = 500
-_ENCODER: Final = ClientSession(1).side  # only encodes, to validate arguments
+_ENCODER: Final = ClientSession(1).side  # used only to validate arguments, by encoding them
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS {table} (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, -- commit order
-    id TEXT NOT NULL UNIQUE,               -- the receipt key
+    id TEXT NOT NULL UNIQUE,               -- also the publish key
     queue TEXT NOT NULL,
     body BLOB NOT NULL,
-    ttl_s INTEGER NOT NULL DEFAULT 0,      -- counts from arrival at the broker; 0: never expires
+    ttl_s INTEGER NOT NULL DEFAULT 0,      -- from arrival at the broker; 0 means no expiry
     written_ms INTEGER NOT NULL,
     attempts INTEGER NOT NULL DEFAULT 0,   -- failed attempts
-    error TEXT,                            -- of the last attempt
+    error TEXT,                            -- from the last attempt
     next_ms INTEGER NOT NULL DEFAULT 0,    -- earliest next attempt
-    sent_ms INTEGER                        -- null: not sent yet
+    sent_ms INTEGER                        -- null until sent
 );
 CREATE INDEX IF NOT EXISTS {table}_waiting ON {table} (queue, seq) WHERE sent_ms IS NULL;
 CREATE INDEX IF NOT EXISTS {table}_sent ON {table} (sent_ms) WHERE sent_ms IS NOT NULL;
 CREATE TABLE IF NOT EXISTS {table}_lease (
     queue TEXT PRIMARY KEY,
-    relay TEXT NOT NULL,      -- owner of the queue
+    relay TEXT NOT NULL,      -- holder of the lease
     until_ms INTEGER NOT NULL
 )
 """
@@ -84,10 +84,10 @@ FROM {table} WHERE sent_ms IS NULL GROUP BY queue ORDER BY queue
 
 
 def check_table_name(table: str) -> str:
-    """Return a valid table name.
+    """Return the table name if it is valid.
 
     Raises:
-        ValueError: it contains characters other than letters, digits and underscores.
+        ValueError: the name contains characters other than letters, digits and underscores.
     """
     if _IDENTIFIER.fullmatch(table) is None:
         raise ValueError(f"{table!r} is not a valid table name; use letters, digits and _")
@@ -95,7 +95,7 @@ def check_table_name(table: str) -> str:
 
 
 def create_tables(connection: sqlite3.Connection, table: str = TABLE) -> None:
-    """Create missing tables, inside a transaction if one is open."""
+    """Create the outbox tables that are missing, within the open transaction if there is one."""
     for statement in schema(table):
         connection.execute(statement)
 
@@ -109,7 +109,7 @@ def schema(table: str = TABLE) -> tuple[str, ...]:
 def insert(
     envelope: Mapping[str, Any], *, queue: str | None = None, ttl_s: int = 0, table: str = TABLE
 ) -> tuple[str, tuple[str, str, bytes, int, int]]:
-    """Return the INSERT statement for an envelope and its values, for any SQLite driver.
+    """Return an envelope's INSERT statement and the statement's values, for any SQLite driver.
 
     The first value is the row's id.
 
@@ -125,7 +125,7 @@ def _insert(
     table: str, queue: str, content: bytes, ttl_s: int
 ) -> tuple[str, tuple[str, str, bytes, int, int]]:
     row_id = secrets.token_hex(16)
-    _ENCODER.publish(queue, b"", ttl_s)  # raises for invalid arguments
+    _ENCODER.publish(queue, b"", ttl_s)  # raises if an argument is invalid
     return (
         _INSERT.format(table=check_table_name(table)),
         (row_id, queue, content, ttl_s, wall_ms()),
@@ -133,7 +133,7 @@ def _insert(
 
 
 class Outbox:
-    """Writer of outbox rows on the caller's connection, in the caller's transaction.
+    """Writes outbox rows on the caller's connection, within the caller's transaction.
 
     ::
 
@@ -148,7 +148,7 @@ class Outbox:
     def __init__(
         self, connection: sqlite3.Connection, *, queue: str = "default", table: str = TABLE
     ) -> None:
-        self.queue = queue  # default for envelopes without a queue
+        self.queue = queue  # used if ``publish`` gets no queue
         self._connection = connection
         self._table = check_table_name(table)
 
@@ -162,7 +162,7 @@ class Outbox:
         ttl_s: int = 0,
         meta: Mapping[str, Any] | None = None,
     ) -> str:
-        """Write a new envelope; return its ``meta.id``.
+        """Write a new envelope and return its ``meta.id``.
 
         The arguments are those of ``Producer.publish``; ``ttl_s`` counts from arrival at the
         broker.
@@ -179,42 +179,42 @@ class Outbox:
     def write(
         self, envelope: Mapping[str, Any], *, queue: str | None = None, ttl_s: int = 0
     ) -> str:
-        """Write an existing envelope to ``queue`` or its ``meta.queue``; return the row's id."""
+        """Write an existing envelope for ``queue`` or its ``meta.queue``; return the row's id."""
         statement, values = insert(envelope, queue=queue, ttl_s=ttl_s, table=self._table)
         self._connection.execute(statement, values)
         return values[0]
 
 
 class OutboxRow(NamedTuple):
-    """A row to publish."""
+    """An outbox row to publish."""
 
     seq: int
     row_id: str
     queue: str
     body: bytes
     ttl_s: int
-    attempts: int  # failed attempts
+    attempts: int  # number of failed attempts
 
 
 class OutboxQueueStatus(NamedTuple):
-    """The unsent rows of one queue."""
+    """Summary of a queue's unsent rows."""
 
     queue: str
     waiting: int
     failing: int  # number of rows with an error
     oldest_ms: int  # when the oldest row was written, Unix ms
-    attempts: int  # highest number for any row
-    error: str | None  # error of the first row that has one
+    attempts: int  # highest number of failed attempts of any row
+    error: str | None  # error of the oldest row that has one
 
 
 class SqliteOutboxStore:
-    """The SDK's ``OutboxStore``, to which the SDK's ``Outbox`` writes and from which a relay sends.
+    """SQLite implementation of the SDK's ``OutboxStore``, for the SDK's ``Outbox`` and for relays.
 
-    ``save`` runs in the caller's transaction. All other methods are for relays and commit by
-    themselves, so a relay needs its own connection (``sqlite_file.open_file``).
+    ``save`` runs in the caller's transaction. All other methods are for relays and commit their own
+    transactions, so a relay requires its own connection (``sqlite_file.open_file``).
 
-    With several relays, each *queue* is leased to one of them for ``lease_s``; each read
-    renews the lease. This preserves the order of each queue.
+    With several relays, each *queue* is leased to one relay for ``lease_s``, and each read renews
+    the lease. This preserves the order within each queue.
     """
 
     def __init__(
@@ -237,13 +237,13 @@ class SqliteOutboxStore:
         """Write an encoded envelope in the caller's transaction; return the row's id.
 
         Raises:
-            EnvelopeError: no consumer could handle it (the SDK's codec writes NaN, for example).
+            EnvelopeError: no consumer could handle the envelope (the SDK's codec may write NaN).
             LocalProtocolError: the queue name is invalid.
         """
         try:
             content = encoded.encode()
         except UnicodeEncodeError as error:
-            raise EnvelopeError(f"/: a lone surrogate at character {error.start}") from None
+            raise EnvelopeError(f"/: lone surrogate at character {error.start}") from None
         problem = validate(content, "never").problem
         if problem is not None:
             raise EnvelopeError(f"{problem.pointer or '/'}: {problem.reason}: {problem.detail}")
@@ -252,7 +252,7 @@ class SqliteOutboxStore:
         return values[0]
 
     def fetch_unpublished(self, limit: int) -> list[OutboxRecord]:
-        """Return up to ``limit`` rows of the queues leased by this relay, oldest first.
+        """Return up to ``limit`` rows from the queues leased by this relay, oldest first.
 
         Bodies that are not UTF-8 are skipped and marked as failed, because the SDK's relay sends
         text.
@@ -271,13 +271,13 @@ class SqliteOutboxStore:
         return records
 
     def mark_published(self, ids: Sequence[str]) -> None:
-        """Mark rows as sent; rows already marked do not change."""
+        """Mark rows as sent; rows that are already marked stay unchanged."""
         now_ms = self._now_ms()
         with transaction(self._connection):
             self._connection.executemany(self._sql(_SENT), [(now_ms, row_id) for row_id in ids])
 
     def mark_failed(self, id: str, error: str, *, delays_row: bool = True) -> None:
-        """Record an error; ``delays_row`` postpones the row's next attempt by 5 to 300 s."""
+        """Record a row's error; ``delays_row`` postpones its next attempt by 5 to 300 s."""
         values = {
             "id": id, "error": error[:ERROR_CHARACTERS], "delays_row": delays_row,
             "now_ms": self._now_ms(), "first_ms": round(RETRY_FIRST_S * 1_000),
@@ -289,7 +289,7 @@ class SqliteOutboxStore:
     # -- for our relay
 
     def queues(self) -> list[str]:
-        """Return the queues with unsent rows, each found in O(log n)."""
+        """Return the queues that have unsent rows; finding each takes O(log n)."""
         found: list[str] = []
         row = self._connection.execute(self._sql(_FIRST_QUEUE)).fetchone()
         while row[0] is not None:
@@ -298,7 +298,7 @@ class SqliteOutboxStore:
         return found
 
     def lease_rows(self, queue: str, limit: int, max_bytes: int = 4 << 20) -> list[OutboxRow]:
-        """Lease a queue and return its oldest due rows; empty if another relay holds the lease.
+        """Lease a queue and return its oldest due rows, or none if another relay holds the lease.
 
         Returns at most ``limit`` rows, and stops after ``max_bytes`` of bodies.
         """
@@ -330,7 +330,7 @@ class SqliteOutboxStore:
             )
 
     def purge(self, keep_s: float) -> int:
-        """Remove rows that were sent more than ``keep_s`` ago; return their number."""
+        """Remove rows sent more than ``keep_s`` seconds ago; return how many were removed."""
         before_ms = self._now_ms() - round(keep_s * 1_000)
         removed = 0
         while True:
@@ -343,7 +343,7 @@ class SqliteOutboxStore:
                 return removed
 
     def status(self) -> list[OutboxQueueStatus]:
-        """Return the status of unsent rows by queue, ordered by name."""
+        """Return the status of each queue that has unsent rows, ordered by queue name."""
         cursor = self._connection.execute(self._sql(_STATUS))
         return [OutboxQueueStatus(*row) for row in cursor]
 

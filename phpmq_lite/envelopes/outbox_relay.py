@@ -1,4 +1,4 @@
-"""Outbox relay: publishes rows unchanged and in queue order, with the row's id as the key.
+"""Outbox relay: publishes rows unchanged and in order, using each row's id as its publish key.
 
 What happens to a row::
 
@@ -20,8 +20,8 @@ from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, Publis
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 
-BATCH_ROWS: Final = 500  # sent without waiting for a reply
-PAUSE_FIRST_S: Final = 1.0  # pause of a queue that refuses messages; doubles
+BATCH_ROWS: Final = 500  # number of rows sent before waiting for replies
+PAUSE_FIRST_S: Final = 1.0  # first pause of a queue that refuses messages; doubles
 PAUSE_MAX_S: Final = 30.0
 
 Report = Callable[[OutboxRow, str], None]
@@ -29,19 +29,19 @@ Report = Callable[[OutboxRow, str], None]
 
 @dataclass(slots=True)
 class RelayPass:
-    """The result of one pass over all queues."""
+    """Result of one pass over all queues."""
 
     sent: int = 0
-    failed: int = 0  # rows that remain with an error
-    is_unreachable: bool = False  # the broker did not reply; the other rows were not tried
-    refused: set[str] = field(default_factory=set)  # queues that refuse messages
+    failed: int = 0  # number of rows kept with an error
+    is_unreachable: bool = False  # the broker did not reply, so other rows were not tried
+    refused: set[str] = field(default_factory=set)  # queues that are refusing messages
 
 
 class Relay:
-    """Sender of the unsent rows in a store, for use by one thread.
+    """Sends the unsent rows of a store; for use by a single thread.
 
-    ``send`` is ``publish_each`` with its client. ``report`` is called with each failed row and the
-    reason. ``now_s`` is monotonic. ``is_stopped`` is checked between batches.
+    ``send`` is ``publish_each`` bound to a client. ``report`` is called with each failed row and
+    the reason. ``now_s`` is a monotonic clock. ``is_stopped`` is checked between batches.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Relay:
         self._batch = batch
         self._report = report
         self._is_stopped = is_stopped
-        self._pauses: dict[str, tuple[float, float]] = {}  # queue -> end, duration
+        self._pauses: dict[str, tuple[float, float]] = {}  # queue -> (end, length)
 
     def run(self) -> RelayPass:
         """Send due rows until none are left or the broker is unreachable.
@@ -85,7 +85,7 @@ class Relay:
         """Send one batch; return whether the queue accepts more."""
         outcomes = self._send([_keyed_message(row) for row in rows])
         if len(rows) > 1 and any(_is_lost(outcome) for outcome in outcomes):
-            # One row makes the broker close the connection: send rows one by one to find it.
+            # Send rows one by one to find the one that makes the broker close the connection.
             self._settle(rows, outcomes, result, is_blamed=False)
             lost = [row for row, outcome in zip(rows, outcomes, strict=True) if _is_lost(outcome)]
             return all(self._send_rows(queue, [row], result) for row in lost)
@@ -108,7 +108,7 @@ class Relay:
         *,
         is_blamed: bool,
     ) -> None:
-        """Record the result of each row; ``is_blamed`` includes rows that lost the connection."""
+        """Record each row's result; lost connections count as failures only if ``is_blamed``."""
         sent = [row.row_id for row, out in zip(rows, outcomes, strict=True) if out is None]
         self._store.mark_published(sent)
         result.sent += len(sent)

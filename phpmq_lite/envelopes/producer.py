@@ -1,9 +1,9 @@
 """Envelope producers: each publish is confirmed and returns the ``meta.id``.
 
 The publish key is the ``meta.id``, with ``attempts`` appended unless they are 0, so an envelope
-that is sent again after a lost connection or an error is stored only once while the broker has the
-key. ``publish`` creates a new envelope on each call. To retry yourself, create the envelope once
-with ``make`` and pass it to ``publish_envelope`` on each attempt.
+that is sent again after a lost connection or an error is stored only once while the broker
+remembers the key. ``publish`` creates a new envelope on each call. To retry in your own code,
+create the envelope once with ``make`` and pass it to ``publish_envelope`` on each attempt.
 """
 
 import hashlib
@@ -31,12 +31,12 @@ class EnvelopeSource(Protocol):
 
 
 class PreparedEnvelope(NamedTuple):
-    """An envelope that is ready to be sent."""
+    """An encoded envelope that is ready to be sent."""
 
     queue: str
     content: bytes
     key: bytes
-    meta_id: str  # empty if the envelope has none
+    meta_id: str  # empty if the envelope has no meta.id
 
 
 def envelope_for(
@@ -48,14 +48,14 @@ def envelope_for(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the envelope of a URN with its data, or of a job; it continues the current trace.
+    """Return an envelope for a URN and data, or for a job object, continuing the current trace.
 
     ``trace_id`` and the job's ``get_babel_trace_id`` take precedence over the current trace. With a
-    job the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
+    job, the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
 
     Raises:
-        EnvelopeError: as in ``codec.make`` and ``codec.from_message``; the data is missing, or was
-            passed along with a job.
+        EnvelopeError: as in ``codec.make`` and ``codec.from_message``; or the data is missing or
+            was passed along with a job.
     """
     if isinstance(job, str):
         if data is None:
@@ -79,7 +79,7 @@ def envelope_for(
 def prepare_publish(
     envelope: Mapping[str, Any], queue: str | None = None, key: bytes | str | None = None
 ) -> PreparedEnvelope:
-    """Encode an envelope for ``queue``, or for its ``meta.queue`` if none is given.
+    """Encode an envelope for ``queue``, or for its ``meta.queue`` if no queue is given.
 
     Raises:
         EnvelopeError: the envelope is invalid, or it has no queue and none was given.
@@ -92,12 +92,12 @@ def prepare_publish(
         raise EnvelopeError("/meta/queue is missing; set it or pass a queue")
     meta_id = meta.get("id") or ""
     attempts = envelope["attempts"]
-    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a retry needs another key
+    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # retries need new keys
     return PreparedEnvelope(target, content, receipt_key(content, own, key), meta_id)
 
 
 def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -> bytes:
-    """Return the publish key: ``key``, or the identity, or a hash of the content.
+    """Return the publish key: ``key`` if given, else ``identity``, else a hash of the content.
 
     An identity that is too long is hashed.
 
@@ -112,11 +112,11 @@ def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -
     own = identity.encode()
     if 0 < len(own) <= KEY_BYTES:
         return own
-    return hashlib.sha256(own or content).hexdigest().encode()  # 64 digits
+    return hashlib.sha256(own or content).hexdigest().encode()  # 64 hex digits
 
 
 class Producer:
-    """Producer for threads and scripts; only one thread at a time may use it.
+    """Blocking producer; only one thread may use it at a time.
 
     ::
 
@@ -130,9 +130,9 @@ class Producer:
         """Publish over an open client, or connect to an address.
 
         Args:
-            client: a client, which the caller closes; or an address to connect to in ``with``.
+            client: an open client, which the caller closes, or the address to connect to.
             queue: default queue.
-            options: options of ``connect_blocking`` for an address.
+            options: passed to ``connect_blocking`` if ``client`` is an address.
         """
         self.queue = queue
         self._is_owner = isinstance(client, str)
@@ -170,11 +170,11 @@ class Producer:
                 ``to_payload``.
             data: the payload for the URN; with an object, the queue may be passed here.
             queue: replaces the producer's queue.
-            trace_id: the trace to continue; default: the object's trace, the trace of the envelope
-                being handled, or a new one.
-            ttl_s: seconds to live; 0 never expires.
+            trace_id: the trace to continue; defaults to the object's trace, the trace of the
+                envelope being handled, or a new one.
+            ttl_s: time to live in seconds; 0 means no expiry.
             meta: additional members of ``meta``.
-            key: the publish key, 1 to 64 bytes; default: the ``meta.id``.
+            key: the publish key, 1 to 64 bytes; defaults to the ``meta.id``.
 
         Raises:
             EnvelopeError: the envelope is invalid; nothing was sent. The message names the member.
@@ -191,11 +191,11 @@ class Producer:
         ttl_s: int = 0,
         key: bytes | str | None = None,
     ) -> str:
-        """Publish an existing envelope to ``queue``, or to its ``meta.queue`` if none is given.
+        """Publish an existing envelope to ``queue``, or to its ``meta.queue`` if no queue is given.
 
         An envelope that is published again after an error or a restart is stored only once while
-        the broker has its key. To store it twice on purpose, pass another ``key``. Errors are
-        those of :meth:`publish`.
+        the broker remembers its key. To store it twice on purpose, pass a different ``key``. Raises
+        the same errors as :meth:`publish`.
         """
         prepared = prepare_publish(envelope, queue, key)
         self.client.publish_confirmed(prepared.queue, prepared.content, ttl_s, prepared.key)
@@ -203,14 +203,14 @@ class Producer:
 
 
 class AsyncProducer:
-    """Producer for asyncio; tasks in one event loop may use it concurrently.
+    """Asyncio producer; all tasks of one event loop may share it.
 
     ::
 
         async with AsyncProducer("127.0.0.1:9100", queue="orders") as orders:
             await orders.publish("urn:babel:orders:created", {"order_id": 1042})
 
-    The arguments are those of :class:`Producer`.
+    Takes the same arguments as :class:`Producer`.
     """
 
     def __init__(

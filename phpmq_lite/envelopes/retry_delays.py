@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-DEFAULT_DELAYS_S: Final = (1.0, 5.0, 15.0)  # seconds
+DEFAULT_DELAYS_S: Final = (1.0, 5.0, 15.0)
 _MOST_DOUBLINGS: Final = 1_000  # a float overflows near 2^1024
 
 
@@ -14,8 +14,8 @@ class RetryDelays:
     """Seconds to wait before the second run, the third run and so on.
 
     If ``steps`` is set, its last value repeats. Otherwise the delay is ``base_s * multiplier^(n -
-    1)``, at most ``max_s`` (0: unlimited). With jitter, it is a random part of that, so that
-    messages that failed together do not return together.
+    1)``, at most ``max_s`` (0 means unlimited). With jitter, the delay is random, up to that value,
+    so that messages that failed together do not return together.
     """
 
     steps: tuple[float, ...] = ()
@@ -27,7 +27,7 @@ class RetryDelays:
     def after(
         self, attempt: int, uniform: Callable[[float, float], float] = random.uniform
     ) -> float:
-        """Return the delay after failure number ``attempt``, starting at 1."""
+        """Return the delay in seconds after failure ``attempt``, counting from 1."""
         if self.steps:
             return self.steps[min(attempt, len(self.steps)) - 1]
         try:

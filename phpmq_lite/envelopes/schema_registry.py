@@ -1,8 +1,8 @@
 """Schema registry: a folder whose ``registry.json`` maps URNs to payload schemas.
 
-It has the format of the BabelQueue SDKs: ``{"schemas": [{"urn", "schema", "owner", "status"}]}``,
-where ``schema`` is a file in the folder. ``read_registry`` reads the folder. ``ActiveSchemas``
-keeps the last valid version and reloads the folder when a file changes.
+The file has the format of the BabelQueue SDKs: ``{"schemas": [{"urn", "schema", "owner",
+"status"}]}``, where ``schema`` is a file in the folder. ``read_registry`` reads the folder.
+``ActiveSchemas`` keeps the last valid version and reloads the folder when a file changes.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
 MANIFEST: Final = "registry.json"
-FILE_BYTES: Final = 1 << 20  # per file
+FILE_BYTES: Final = 1 << 20  # maximum size of one file
 WATCH_S: Final = 2.0  # interval between checks for changed files
 _VERSION: Final = re.compile(r"[.:]v([0-9]{1,6})")
 _SHOWN_FAULTS: Final = 3
-Stamp = dict[str, tuple[int, int, int]]  # file -> time, size and inode
+Stamp = dict[str, tuple[int, int, int]]  # file -> (modification time, size, inode)
 
 
 @dataclass(slots=True, frozen=True)
 class RegistryFault:
-    """An error in one file of the folder; ``pointer`` is empty for the whole file."""
+    """An error in a file of the schema folder; an empty ``pointer`` means the whole file."""
 
     file: str
     pointer: str
@@ -47,31 +47,31 @@ class RegistryFault:
 
 @dataclass(slots=True, frozen=True)
 class RegisteredSchema:
-    """A registered ``urn``, with ``owner`` and ``status`` from ``registry.json``."""
+    """The schema registered for a URN, with ``owner`` and ``status`` from ``registry.json``."""
 
     urn: str
-    file: str  # name in the folder
-    schema: PayloadSchema  # schema of the payloads
+    file: str  # name of the schema file within the folder
+    schema: PayloadSchema
     owner: str = ""
     status: str = ""
 
     @property
     def version(self) -> int:
-        """The N of a URN that ends in ``.vN`` or ``:vN``; 1 for other URNs."""
+        """The version number N of a URN that ends in ``.vN`` or ``:vN``, or 1 for other URNs."""
         found = _VERSION.search(self.urn)
         return int(found[1]) if found and found.end() == len(self.urn) else 1
 
 
 @dataclass(slots=True, frozen=True)
 class SchemaRegistry:
-    """The result of reading the folder; ``faults`` is empty if it is valid."""
+    """The contents of the schema folder; ``faults`` is empty if the folder is valid."""
 
-    entries: Mapping[str, RegisteredSchema] = field(default_factory=dict)  # by URN
+    entries: Mapping[str, RegisteredSchema] = field(default_factory=dict)  # keyed by URN
     faults: tuple[RegistryFault, ...] = ()
-    stamp: Stamp = field(default_factory=dict)  # taken before the files were read
+    stamp: Stamp = field(default_factory=dict)  # read before the schema files
 
     def check(self, urn: str, data: Any, *, is_on_wire: bool = False) -> EnvelopeProblem | None:
-        """Return the first violation in a payload; None also for a URN without a schema.
+        """Return the first violation in a payload, or None if it is valid or has no schema.
 
         ``is_on_wire`` is explained in ``PayloadSchema.check``.
         """
@@ -80,7 +80,7 @@ class SchemaRegistry:
 
 
 class RegistryError(PhpmqError):
-    """The folder is invalid and was not loaded. The message names file and pointer."""
+    """The schema folder is invalid and was not loaded. The message names the file and pointer."""
 
     def __init__(self, folder: Path, faults: tuple[RegistryFault, ...]) -> None:
         shown = "; ".join(map(str, faults[:_SHOWN_FAULTS]))
@@ -93,7 +93,7 @@ class RegistryError(PhpmqError):
 
 
 def read_registry(folder: Path) -> SchemaRegistry:
-    """Read the folder from disk; errors are collected, not raised."""
+    """Read the schema folder from disk, collecting errors instead of raising them."""
     faults: list[RegistryFault] = []
     before = _stamp(folder, [MANIFEST])
     rows = list(_rows(folder, faults))
@@ -121,7 +121,7 @@ def read_file(path: Path) -> PayloadSchema:
     """Read a schema from a file.
 
     Raises:
-        SchemaError: the file cannot be read or is invalid; the pointer is the location.
+        SchemaError: the file cannot be read or is invalid; the pointer locates the error.
     """
     return read_schema(read_json(_content(path)))
 
@@ -129,7 +129,7 @@ def read_file(path: Path) -> PayloadSchema:
 def _content(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
-            raise SchemaError("it is not a regular file")
+            raise SchemaError("not a regular file")
         with path.open("rb") as file:
             content = file.read(FILE_BYTES + 1)
     except OSError as error:
@@ -137,7 +137,7 @@ def _content(path: Path) -> bytes:
     except ValueError as error:  # the name contains a NUL
         raise SchemaError(str(error)) from None
     if len(content) > FILE_BYTES:
-        raise SchemaError(f"it is larger than {FILE_BYTES} bytes")
+        raise SchemaError(f"larger than the limit of {FILE_BYTES} bytes")
     return content
 
 
@@ -153,17 +153,17 @@ def _rows(folder: Path, faults: list[RegistryFault]) -> Iterator[dict[str, Any]]
         fault(error.pointer, error.detail)
         return
     if not isinstance(manifest, dict):
-        fault("", f"it is {type_name(manifest)}, not an object")
+        fault("", f"must be an object, not {type_name(manifest)}")
         return
     rows = manifest.get("schemas", [])
     if not isinstance(rows, list):
-        fault("/schemas", f"it is {type_name(rows)}, not an array")
+        fault("/schemas", f"must be an array, not {type_name(rows)}")
         return
     seen: set[str] = set()
     for number, row in enumerate(rows):
         at = f"/schemas/{number}"
         if not isinstance(row, dict):
-            fault(at, f"it is {type_name(row)}, not an object")
+            fault(at, f"must be an object, not {type_name(row)}")
             continue
         problem = _urn_error(row.get("urn"), seen)
         if problem:
@@ -179,15 +179,15 @@ def _rows(folder: Path, faults: list[RegistryFault]) -> Iterator[dict[str, Any]]
 
 def _urn_error(urn: object, seen: set[str]) -> str:
     if not isinstance(urn, str) or not urn.strip():
-        return "the URN of the schema must not be blank"
+        return "the schema's URN must not be blank"
     if len(urn) >= INDEX_CHARACTERS:
-        return f"it has {len(urn)} characters; the limit is {INDEX_CHARACTERS - 1}"
+        return f"the URN has {len(urn)} characters; the limit is {INDEX_CHARACTERS - 1}"
     return f"{urn} is already registered" if urn in seen else ""
 
 
 def _file_error(name: object) -> str:
     if not isinstance(name, str) or not name:
-        return "it must be the name of a file in this folder"
+        return "must be the name of a file in this folder"
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         return f"{name} is outside the folder"
@@ -216,7 +216,7 @@ def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
 
 @dataclass(slots=True)
 class ValidationCounts:
-    """Numbers of payloads for one URN that ``passed`` and ``failed`` since the start."""
+    """Counts of one URN's payloads that ``passed`` and ``failed`` since startup."""
 
     passed: int = 0
     failed: int = 0
@@ -224,7 +224,7 @@ class ValidationCounts:
 
 
 class ActiveSchemas:
-    """The active registry; if the folder is None, there are no schemas and every payload passes.
+    """The active schema registry; if the folder is None, every payload passes.
 
     ``check`` and ``is_registered`` may be called from any thread. ``watch`` runs on the event loop
     and reads in a thread. After an invalid change, the previous version stays in use.
@@ -233,10 +233,10 @@ class ActiveSchemas:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.registry = SchemaRegistry()
-        self.faults: tuple[RegistryFault, ...] = ()  # from the latest read
-        self._read = SchemaRegistry()  # the latest read, valid or not
+        self.faults: tuple[RegistryFault, ...] = ()  # found by the latest read
+        self._read = SchemaRegistry()  # result of the latest read, even if invalid
         self._counts: dict[str, ValidationCounts] = {}
-        self._lock = threading.Lock()  # guards the counts
+        self._lock = threading.Lock()  # guards `_counts`
 
     def load(self) -> None:
         """Read the folder from disk.
@@ -253,7 +253,7 @@ class ActiveSchemas:
         self.registry = read
 
     def refresh(self) -> bool:
-        """Load the folder if a file has changed; return whether it was loaded.
+        """Reload the folder if a file has changed; return whether it was reloaded.
 
         Raises:
             RegistryError: the folder is invalid; the previous version stays in use.
@@ -284,7 +284,7 @@ class ActiveSchemas:
         return urn in self.registry.entries
 
     def check(self, urn: str, data: Any) -> EnvelopeProblem | None:
-        """Check a payload as received and count the result; None if it passes or has no schema."""
+        """Check a received payload and count the result; return the violation or None."""
         if urn not in self.registry.entries:
             return None
         problem = self.registry.check(urn, data, is_on_wire=True)

@@ -1,4 +1,4 @@
-"""Helpers for SQLite files that belong to clients and are shared by several processes."""
+"""Helpers for clients' SQLite files, which several processes may share."""
 
 import sqlite3
 import time
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-BUSY_S: Final = 10.0  # time to wait for other writers
+BUSY_S: Final = 10.0  # how long to wait for other writers
 _RETRY_S: Final = 0.01
 
 
 def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
-    """Open a file for reading and writing in autocommit mode with ``synchronous=FULL``.
+    """Open an SQLite file for reading and writing in autocommit mode with ``synchronous=FULL``.
 
     ``is_wal`` switches to WAL mode, for files that only this package uses. Close the connection
-    before a fork, or do not use it afterwards.
+    before a fork, or do not use it after the fork.
 
     Raises:
         sqlite3.Error: the file is not a database, or is locked for more than 10 s.
@@ -34,7 +34,7 @@ def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to WAL mode, waiting for concurrent switches because SQLite does not."""
+    """Switch to WAL mode, retrying because SQLite does not wait for concurrent switches."""
     deadline = time.monotonic() + BUSY_S
     while True:
         try:
@@ -49,7 +49,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Lock the file for writing, then commit, or roll back on an error.
+    """Lock the file for writing during the block; commit at its end, or roll back on an error.
 
     Raises:
         sqlite3.Error: the file stays locked, the disk is full, or a transaction is already open.
@@ -59,7 +59,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite rolls back by itself if the disk is full
+        if connection.in_transaction:  # SQLite has already rolled back if the disk is full
             connection.execute("ROLLBACK")
         raise
 

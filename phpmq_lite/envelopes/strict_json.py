@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from phpmq_lite.errors import EnvelopeError
 
-DEPTH_LIMIT: Final = 256  # levels, counting the root
-DIGITS_LIMIT: Final = 4300  # digits of one integer, as in CPython's int()
+DEPTH_LIMIT: Final = 256  # maximum nesting levels, including the root
+DIGITS_LIMIT: Final = 4300  # maximum digits of an integer, as for CPython's int()
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the last may be unterminated
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the last one may be open
 _STEPS: Final = bytes(
     1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256)
-)  # bytes read as signed: 1 and -1
+)  # as signed bytes: 1 opens a level, -1 closes one
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITHOUT_LONE: Final = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F])*+", re.DOTALL
 )
-# Map digits to 0, e and E to e, + to itself and all else to a space, to find long numbers.
+# To find long numbers, map digits to 0, e and E to e, + to itself and everything else to a space.
 _NUMBER_SIGNS: Final = bytes(
     48 if byte in b"0123456789" else 101 if byte in b"eE" else 43 if byte == 43 else 32
     for byte in range(256)
@@ -33,7 +33,7 @@ _LONG_NUMBERS: Final = (b"0" * 200, b"e000", b"e+000")
 
 def refuse_constant(name: str) -> Any:
     """Raise ValueError for NaN and Infinity, which ``json`` would accept."""
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _read_integer(literal: str) -> int:
@@ -49,7 +49,7 @@ _CHECKED: Final = json.JSONDecoder(
 
 
 def to_bytes(content: object) -> bytes:
-    """Return a body as bytes; a string is encoded as UTF-8, and lone surrogates stay invalid.
+    """Return a body as bytes; encode a string as UTF-8, in which lone surrogates stay invalid.
 
     Raises:
         EnvelopeError: the body is neither bytes nor a string.
@@ -67,7 +67,7 @@ def to_bytes(content: object) -> bytes:
 
 
 def is_too_deep(content: bytes) -> bool:
-    """Return whether more than ``DEPTH_LIMIT`` brackets are open at once; accept any bytes."""
+    """Return whether any bytes have more than ``DEPTH_LIMIT`` brackets open at the same time."""
     if content.count(b"[") + content.count(b"{") <= DEPTH_LIMIT:
         return False
     steps = _STRING.sub(b"", content).translate(_STEPS, _NO_BRACKETS)
@@ -84,7 +84,7 @@ def has_long_numbers(content: bytes) -> bool:
 
 
 def parse_json(text: str, *, may_overflow: bool) -> Any:
-    """Parse one value. Call ``is_too_deep`` first; ``has_long_numbers`` returns ``may_overflow``.
+    """Parse one JSON value that is not too deep, with ``may_overflow`` from ``has_long_numbers``.
 
     Raises:
         ValueError: the text is not exactly one value, or an integer has too many digits.
@@ -96,7 +96,7 @@ def parse_json(text: str, *, may_overflow: bool) -> Any:
 
 
 def has_lone_surrogate(content: bytes) -> bool:
-    """Return whether valid JSON has an escape that is a lone surrogate."""
+    """Return whether valid JSON contains an escaped lone surrogate."""
     if _SURROGATE.search(content) is None:
         return False
     found = _WITHOUT_LONE.match(content)

@@ -35,10 +35,10 @@ EventName = Literal[
     "job.ack",  # handled and acknowledged
     "job.retry",  # failed; a copy waits for the next run
     "job.released",  # requeued unchanged; reason: unknown_urn, in_flight, shutdown …
-    "job.dead_letter",  # failed for good, unknown or malformed: a record was written
-    "job.dropped",  # acknowledged unhandled, as configured
-    "job.duplicate",  # already handled; acknowledged without a run
-    "job.warning",  # outdated members of an envelope; once per warning
+    "job.dead_letter",  # failed permanently, unknown or malformed; a record was written
+    "job.dropped",  # acknowledged without being handled, as configured
+    "job.duplicate",  # already handled; acknowledged without running again
+    "job.warning",  # an envelope has outdated members; reported once per warning
     "reserve.failed",  # no message could be received; the worker retries
     "process.failed",  # a job could not be settled, or its handler stopped the worker
     "worker.started",
@@ -50,29 +50,29 @@ _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": log
 
 
 def log_event(level: EventLevel, event: str, context: Mapping[str, Any]) -> None:
-    """Log an event to the logger ``phpmq_lite.worker``; the default hook."""
+    """Log an event to the ``phpmq_lite.worker`` logger; the default hook."""
     details = " ".join(f"{name}={value}" for name, value in context.items())
     _log.log(_LEVELS[level], "%s %s", event, details)
 
 
 ATTEMPTS_LIMIT: Final = 1 << 31
-RELEASE_S: Final = 5.0  # delay before messages that cannot be handled now return
+RELEASE_S: Final = 5.0  # delay before a message that cannot be handled now is retried
 DEAD_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
-QUEUE_BYTES: Final = 255  # limit of a name with .retry; longer names are retried without a delay
-_SETTLED_LIMIT: Final = 10_000  # remembered message ids
-_ERROR_CHARACTERS: Final = 2_000  # limit of an exception message in a record
+QUEUE_BYTES: Final = 255  # longest name of a .retry queue; beyond it, retries have no delay
+_SETTLED_LIMIT: Final = 10_000  # number of message ids to remember
+_ERROR_CHARACTERS: Final = 2_000  # longer exception messages are truncated in records
 _TRACEBACK_LINES: Final = 20
 _UNSUPPORTED: Final = "unsupported_schema_version"
 
 
 @dataclass(slots=True)
 class WorkerJob:
-    """A message from ``pop`` until it is settled."""
+    """The state of a message from its arrival until it is settled."""
 
     delivery: Delivery
     verdict: Verdict
-    attempts: int  # clamped for the attempt limits
+    attempts: int  # between 0 and ATTEMPTS_LIMIT
     received_s: float  # monotonic time
     claim: str | None = None  # None if the job is not claimed
     is_started: bool = False
@@ -82,18 +82,18 @@ class WorkerJob:
 
     @property
     def message_id(self) -> str:
-        """The broker's message id."""
+        """The message id assigned by the broker."""
         return self.delivery.message_id
 
 
 class PhpmqTransport(Transport):
-    """Transport that feeds an SDK app from a queue, one message at a time on one connection.
+    """Transport that feeds an SDK app from a queue, one message at a time over one connection.
 
-    ``delays`` replaces the app's retry delays. ``must_stop`` is called with False before each
-    job, and with True when the queue is empty; if it returns True, no job follows.
+    ``delays`` replaces the app's retry delays. ``must_stop`` is called with False before each job
+    and with True when the queue is empty; if it returns True, no job follows.
     """
 
-    classifies_poison = True  # the app only receives valid bodies
+    classifies_poison = True  # the app receives only valid bodies
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class PhpmqTransport(Transport):
         self.hook = hook
         self.delays = delays
         self.idempotency_store = idempotency_store
-        self.dead_letter_queue = dead_letter_queue  # None: QUEUE.dlq
+        self.dead_letter_queue = dead_letter_queue  # None means QUEUE.dlq
         self.must_stop: Callable[[bool], bool] = lambda is_empty: False
-        self.jobs = 0  # received so far, including malformed ones
+        self.jobs = 0  # number received so far, including malformed ones
         self._idempotency_by = idempotency_by
         self._empty_list_data: EmptyListData = empty_list_data
         self._release_s = release_s
@@ -124,9 +124,9 @@ class PhpmqTransport(Transport):
         self._monotonic = monotonic
         self._sleep = sleep
         self._job: WorkerJob | None = None  # the last job returned by pop
-        # Settled messages, oldest first, to settle them again if the settlement was lost.
+        # Messages settled recently, oldest first, in case a lost settlement must be repeated.
         self._settled: OrderedDict[str, Settlement] = OrderedDict()
-        self._pause = Backoff(0.5, 10.0)  # grows after failed settlements
+        self._pause = Backoff(0.5, 10.0)  # grows with each failed settlement
         self._warned: set[tuple[str, str]] = set()
         self._is_unreachable = False
 
@@ -136,14 +136,14 @@ class PhpmqTransport(Transport):
         """Publish an envelope and wait for its receipt.
 
         Raises:
-            EnvelopeError: no consumer would handle it; nothing was sent.
+            EnvelopeError: no consumer would handle the envelope; nothing was sent.
             PublishRefusedError, ConnectionLostError, TimeoutError: as in ``link.publish``.
         """
         try:
             content = body.encode()
         except UnicodeEncodeError as error:
             raise EnvelopeError(f"lone surrogate at character {error.start}") from error
-        codec.decode(content, "never")  # only to validate; the original bytes are sent
+        codec.decode(content, "never")  # validates only; the original bytes are sent
         self.link.publish(queue, content)
 
     def pop(self, queue: str, timeout: float = 1.0) -> ReceivedMessage | None:
@@ -174,7 +174,7 @@ class PhpmqTransport(Transport):
             self._emit_for("warning", "job.dropped", job, reason=reason)
 
     def redeliver(self, message: ReceivedMessage, body: str, delay: float) -> None:
-        """Retry a job if ``attempts`` grew; otherwise requeue it unchanged."""
+        """Retry a job if ``attempts`` was increased; otherwise requeue it unchanged."""
         job = _job_of(message)
         if job.is_handled:  # the shutdown timeout expired just as the handler returned
             self.ack(message)
@@ -212,7 +212,7 @@ class PhpmqTransport(Transport):
     # -- handler context
 
     def begin(self) -> JobContext:
-        """Record that the last job's handler starts; return the handler's own copy of the data."""
+        """Record that the handler is starting; return a context with its own copy of the data."""
         job = self._job
         if job is None:
             raise RuntimeError("no message is being handled")
@@ -232,7 +232,7 @@ class PhpmqTransport(Transport):
         if job is None:
             return
         job.error = error
-        if isinstance(error, SystemExit):  # ends the worker; the message is requeued
+        if isinstance(error, SystemExit):  # ends the worker and requeues the message
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
 
     # -- receiving
@@ -242,7 +242,7 @@ class PhpmqTransport(Transport):
         while True:
             if self.must_stop(False):
                 return None
-            # Wait for the full time even after malformed messages: None must mean an empty queue.
+            # Wait the full timeout even after malformed messages: None must mean an empty queue.
             delivery = self.link.receive(queue, timeout_s)
             self._is_unreachable = False
             if delivery is None:
@@ -253,9 +253,9 @@ class PhpmqTransport(Transport):
                 return message
 
     def _validate(self, delivery: Delivery) -> ReceivedMessage | None:
-        """Return a message that can be handled; settle all others."""
+        """Return a message that can be handled; settle any other message and return None."""
         how = self._settled.get(delivery.message_id)
-        if how is not None:  # the settlement was lost with a connection
+        if how is not None:  # the earlier settlement was lost with its connection
             self.link.settle(delivery, how)
             self.emit(
                 "info", "job.duplicate", delivery.queue,
@@ -275,7 +275,7 @@ class PhpmqTransport(Transport):
         if not self._may_run(job):
             return None
         self._job = job
-        # The SDK continues counting from these attempts.
+        # The SDK counts further attempts from this value.
         content = dead_letter_record.with_attempts(delivery.body, attempts)
         return ReceivedMessage(content.decode(), delivery.queue, job)
 
@@ -287,7 +287,7 @@ class PhpmqTransport(Transport):
         )
         if key is None:
             return True
-        # The key includes the queue, because copies in several queues may share one store.
+        # The key includes the queue, because one store may serve several queues.
         key = f"{job.delivery.queue}\0{key}"
         decision = self.idempotency_store.claim(key)
         if decision is IdempotencyDecision.DONE:
@@ -305,7 +305,7 @@ class PhpmqTransport(Transport):
                 self._warned.add((queue, warning))
                 self.emit("warning", "job.warning", queue, reason=warning)
 
-    # -- settling; each may raise ClientError
+    # -- settling; all of these may raise ClientError
 
     def _retry(self, job: WorkerJob, delay_s: float) -> None:
         attempt = job.attempts + 1
@@ -323,7 +323,7 @@ class PhpmqTransport(Transport):
         self._emit_for("warning", "job.released", job, delay_s=delay_s, reason=reason)
 
     def _publish_copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
-        """Publish a deduplicated copy for a later run, then acknowledge the message."""
+        """Publish a copy for a later run, stored only once, then acknowledge the message."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
         if delay_s > 0 and len((queue + RETRY_SUFFIX).encode()) <= QUEUE_BYTES:
             self.link.publish(queue + RETRY_SUFFIX, content, ceil(delay_s), key)
@@ -358,9 +358,9 @@ class PhpmqTransport(Transport):
     ) -> None:
         """Publish the record, wait for the receipt, then settle the message as dead.
 
-        The broker writes the record if this method does not: for an unsupported version, whose
-        bytes must not change, and if the content with its block is too long. Messages in a
-        dead-letter queue get no record.
+        The broker writes the record instead if the version is unsupported, because those bytes must
+        not change, or if the content with its block is too long. Messages in a dead-letter queue
+        get no record.
         """
         writes_record = block.detail != _UNSUPPORTED and not job.delivery.queue.endswith(
             DEAD_SUFFIX
@@ -397,7 +397,7 @@ class PhpmqTransport(Transport):
                 self._settled.popitem(last=False)
 
     def _remaining_ttl_s(self, job: WorkerJob) -> int:
-        """Return the remaining time to live, at least 1 s; 0 means no expiration."""
+        """Return the remaining time to live in seconds, at least 1; 0 means no expiry."""
         if not job.delivery.ttl_s:
             return 0
         return max(1, ceil(job.delivery.ttl_s - (self._monotonic() - job.received_s)))
@@ -406,7 +406,7 @@ class PhpmqTransport(Transport):
         """Run ``action``; if it fails, requeue the message after an increasing pause."""
         try:
             action()
-        except Exception as error:  # full queue, lost connection: the SDK's loop must continue
+        except Exception as error:  # such as a full queue; the SDK's loop must continue
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
             if not job.is_settled:
                 self._sleep(self._pause.next_s())
@@ -415,7 +415,7 @@ class PhpmqTransport(Transport):
             self._pause.reset()
 
     def _finish_claim(self, job: WorkerJob, *, is_done: bool) -> None:
-        """Release or complete a job's claim; errors from the store do not prevent settling."""
+        """Complete or release a job's claim; a store error does not prevent settling."""
         if self.idempotency_store is None or job.claim is None:
             return
         key, job.claim = job.claim, None
@@ -424,7 +424,7 @@ class PhpmqTransport(Transport):
                 self.idempotency_store.remember(key)
             else:
                 self.idempotency_store.forget(key)
-        except Exception as error:  # a user's store may raise anything
+        except Exception as error:  # a custom store may raise any exception
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
 
     # -- events
@@ -436,12 +436,12 @@ class PhpmqTransport(Transport):
             self.emit("error", "reserve.failed", queue, reason=_format_error(error))
 
     def emit(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
-        """Pass an event to the hook without values that are None; log exceptions from the hook."""
+        """Pass an event to the hook, omitting None values; log any exception from the hook."""
         known = {name: value for name, value in context.items() if value is not None}
         try:
             self.hook(level, event, {"queue": queue} | known)
         except Exception:
-            _log.exception("the event hook failed at %s", event)
+            _log.exception("the event hook failed for %s", event)
 
     def _emit_for(
         self, level: EventLevel, event: EventName, job: WorkerJob, **context: Any

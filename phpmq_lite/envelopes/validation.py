@@ -1,4 +1,4 @@
-"""Validation of envelopes, with the reason if one is invalid. Pure; any bytes have a verdict."""
+"""Envelope validation: every body gets a verdict, with the reason if it is invalid. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -24,9 +24,8 @@ from phpmq_lite.envelopes.indexed_fields import (
 )
 from phpmq_lite.model import Indexed
 
-EmptyListData = Literal["php", "never", "always"]  # when ``data: []`` is accepted as ``{}``
-
-REASONS: Final = (  # for layers A and B; the first that applies is reported
+EmptyListData = Literal["php", "never", "always"]  # whether ``data: []`` is read as ``{}``
+REASONS: Final = (  # for layers A and B; only the first that applies is reported
     "poison",
     "too_deep",
     "missing_meta",
@@ -36,10 +35,10 @@ REASONS: Final = (  # for layers A and B; the first that applies is reported
     "invalid_attempts",
     "schema_mismatch",
 )
-CONVENTION: Final = "convention"  # a hint from lint about the URN, never an error
-DEPTH_LIMIT: Final = strict_json.DEPTH_LIMIT  # nesting levels
-LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # values of meta.lang
-OUTDATED: Final = (  # (container, name): consumers drop them, producers must not write them
+CONVENTION: Final = "convention"  # only a hint about the URN, reported by lint
+DEPTH_LIMIT: Final = strict_json.DEPTH_LIMIT  # maximum nesting levels
+LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # known values of meta.lang
+OUTDATED: Final = (  # (container, name) pairs that consumers drop and producers must not write
     ("", "timestamp"),
     ("meta", "max_retries"),
     ("meta", "attempts"),
@@ -75,31 +74,31 @@ _NESTED: Final = {
 _WANTED: Final = {"text": "a string", "integer": "an integer", "object": "an object"}
 _URN: Final = re.compile(r"urn:babel:[a-z0-9]+(?:[._-][a-z0-9]+)*:[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _CLASS: Final = re.compile(r"\\|^[A-Z]\w*(?:::\w+)*$")
-_SHOWN_CHARACTERS: Final = 80  # limit of a URN in a hint
-_Pairs = tuple[tuple[str, Any], ...]  # an object, including repeated members
+_SHOWN_CHARACTERS: Final = 80  # longer URNs are truncated in hints
+_Pairs = tuple[tuple[str, Any], ...]  # a JSON object, including repeated members
 
 
 @dataclass(slots=True, frozen=True)
 class EnvelopeProblem:
-    """A violation of a rule."""
+    """A rule that an envelope violates."""
 
-    reason: str  # one of REASONS, or a reason of layer C
-    detail: str  # readable: "attempts is true, not an integer"
+    reason: str  # one of REASONS, or a layer C reason
+    detail: str  # readable text, such as "attempts is true, not an integer"
     pointer: str = ""  # RFC 6901; empty for the whole document
 
 
 @dataclass(slots=True, frozen=True)
 class Verdict:
-    """The result of layers A and B."""
+    """The result of checking layers A and B."""
 
-    problem: EnvelopeProblem | None  # None: a consumer can handle it
-    index: IndexedFields | None  # None: not a JSON object
+    problem: EnvelopeProblem | None  # None if a consumer can handle the envelope
+    index: IndexedFields | None  # None if the body is not a JSON object
     is_tolerated: bool = False  # ``data: []`` was read as ``{}``
-    warnings: tuple[str, ...] = ()  # outdated members or a job that is not a string
+    warnings: tuple[str, ...] = ()  # about members that are ignored
 
 
 class _Body:
-    """A body that is one strict JSON object; the last one of repeated members counts."""
+    """A body that is one strict JSON object; the last value of a repeated member counts."""
 
     __slots__ = ("has_long_numbers", "last", "meta", "pairs", "tolerates_empty_list")
 
@@ -133,27 +132,27 @@ class _Body:
 
 
 def _read(content: bytes, mode: EmptyListData) -> _Body | EnvelopeProblem:
-    """Parse a body without checking types: reasons 1, 2 and the first part of 3."""
+    """Parse a body without checking member types; return a problem if it cannot be parsed."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        return EnvelopeProblem("poison", f"byte {error.start} is not UTF-8")
+        return EnvelopeProblem("poison", f"byte {error.start} is not valid UTF-8")
     if strict_json.is_too_deep(content):
-        return EnvelopeProblem("too_deep", f"more than {DEPTH_LIMIT} levels")
+        return EnvelopeProblem("too_deep", f"nested more than {DEPTH_LIMIT} levels deep")
     may_overflow = strict_json.has_long_numbers(content)
     try:
         root = strict_json.parse_json(text, may_overflow=may_overflow)
     except ValueError as error:
-        return EnvelopeProblem("poison", f"not one JSON value: {error}")
+        return EnvelopeProblem("poison", f"not a single JSON value: {error}")
     if type(root) is not tuple:
         return EnvelopeProblem("poison", f"the root is {_describe(root)}, not an object")
     if strict_json.has_lone_surrogate(content):
-        return EnvelopeProblem("poison", "an escape is a lone surrogate")
+        return EnvelopeProblem("poison", "an escape sequence is a lone surrogate")
     return _Body(root, may_overflow, mode)
 
 
 def _describe(value: Any) -> str:
-    """Describe a value in readable form; name only the type of long values."""
+    """Return a readable description of a value, or of its type if the value may be long."""
     if value is None:
         return "null"
     if type(value) is bool:
@@ -179,7 +178,7 @@ def _type_problem(kind: str, value: Any, pointer: str) -> EnvelopeProblem | None
 
 
 def _type_problems(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield wrong types, including those of repeated members."""
+    """Yield members of the wrong type, including repeated members."""
     for name, value in body.pairs:
         kind = _TOP.get(name)
         if kind is None or (name == "data" and value == [] and body.tolerates_empty_list):
@@ -205,7 +204,7 @@ def _has_text(value: Any) -> TypeGuard[str]:
 
 
 def _is_text_missing(value: Any) -> bool:
-    """Return whether a value is null, missing or blank; other types are layer A errors."""
+    """Return whether a value is null, missing or blank; layer A rejects other types."""
     return value is None or (type(value) is str and is_blank(value))
 
 
@@ -216,7 +215,7 @@ def _layer_a(body: _Body) -> Iterator[EnvelopeProblem]:
 
 
 def _layer_b(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield problems that a consumer cannot handle, except wrong types (layer A)."""
+    """Yield problems, other than wrong types, that keep consumers from handling the envelope."""
     last = body.last
     version = body.meta.get("schema_version")
     if last.get("meta") is None:
@@ -262,7 +261,7 @@ def _outdated(body: _Body) -> Iterator[str]:
 
 
 def validate(content: bytes | str, empty_list_data: EmptyListData = "php") -> Verdict:
-    """Return the verdict of layers A and B.
+    """Check layers A and B of an envelope and return the verdict.
 
     Raises:
         EnvelopeError: the body is neither bytes nor a string.
@@ -278,7 +277,7 @@ def validate(content: bytes | str, empty_list_data: EmptyListData = "php") -> Ve
 def lint(
     content: bytes | str, empty_list_data: EmptyListData = "php"
 ) -> tuple[EnvelopeProblem, ...]:
-    """Return all problems, including violations of producer rules (layer C).
+    """Return all problems of an envelope, including violations of producer rules (layer C).
 
     The last problem may be ``CONVENTION``, which is only a hint.
 
@@ -296,11 +295,11 @@ def _layer_c(body: _Body) -> Iterator[EnvelopeProblem]:
     last, meta = body.last, body.meta
     job = last.get("job")
     if not _has_text(job):
-        yield EnvelopeProblem("missing_job", "producers must write job; urn is only read", "/job")
+        yield EnvelopeProblem("missing_job", "producers must write a non-blank job", "/job")
     elif job != job.strip(BLANK):
-        yield EnvelopeProblem("untrimmed", "job begins or ends with blanks", "/job")
+        yield EnvelopeProblem("untrimmed", "job begins or ends with whitespace", "/job")
     if "urn" in last:
-        yield EnvelopeProblem("alias", "urn is only read; producers must write job", "/urn")
+        yield EnvelopeProblem("alias", "producers must write job instead of urn", "/urn")
     trace_id = last.get("trace_id")
     if _has_text(trace_id) and not _is_uuid(trace_id):
         yield EnvelopeProblem("not_uuid", "trace_id is not a UUID", "/trace_id")
@@ -312,7 +311,7 @@ def _layer_c(body: _Body) -> Iterator[EnvelopeProblem]:
         yield from _layer_c_of_meta(meta)
     attempts = last.get("attempts")
     if type(attempts) is int and attempts < 0:
-        yield EnvelopeProblem("negative", "attempts is below 0", "/attempts")
+        yield EnvelopeProblem("negative", "attempts is negative", "/attempts")
     if "dead_letter" in last:
         yield EnvelopeProblem("dead_letter", "producers must not write dead_letter", "/dead_letter")
     for pointer in _outdated(body):
@@ -338,11 +337,11 @@ def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[EnvelopeProblem]:
             "missing_created_at", f"meta.{_absence(meta, 'created_at')}", "/meta/created_at"
         )
     elif type(created_at) is int and created_at < 0:
-        yield EnvelopeProblem("negative", "meta.created_at is below 0", "/meta/created_at")
+        yield EnvelopeProblem("negative", "meta.created_at is negative", "/meta/created_at")
 
 
 def _repeated(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield known members that are repeated; the last one counts, but other parsers may differ."""
+    """Yield repeated members; we read the last value, but other parsers may read another one."""
     for prefix, pairs, known in (
         ("", body.pairs, _TOP.keys() | {"job", "urn"}),
         ("/meta", body.last.get("meta"), _NESTED["meta"].keys()),
@@ -366,31 +365,31 @@ def _convention(body: _Body) -> Iterator[EnvelopeProblem]:
     if _CLASS.search(urn):
         why = "looks like a class name, which changes when the class is renamed"
     elif _URN.fullmatch(urn.lower()):
-        why = "has capital letters"
+        why = "contains capital letters"
     elif not urn.startswith("urn:babel:"):
         why = "does not begin with urn:babel:"
     else:
-        why = "has a different form"
+        why = "does not follow the convention"
     shown = urn if len(urn) <= _SHOWN_CHARACTERS else f"{urn[:_SHOWN_CHARACTERS]}…"
     yield EnvelopeProblem(
         CONVENTION,
-        f"{shown} {why}; the convention is urn:babel:<context>:<event> in lowercase,"
+        f"{shown} {why}; use the form urn:babel:<context>:<event> in lowercase,"
         " with dots inside the event, such as urn:babel:orders:invoice.requested",
         f"/{name}",
     )
 
 
 def _is_uuid(text: str) -> bool:
-    """Return whether the text is a UUID as in RFC 9562; ``UUID()`` accepts other forms, too."""
+    """Return whether the text is an RFC 9562 UUID; ``UUID()`` also accepts other forms."""
     try:
         return str(UUID(text)) == text.lower()
     except ValueError:
         return False
 
 
-_SHORT_BYTES: Final = 384  # too short for 257 levels, or for a valid envelope with 309 digits
+_SHORT_BYTES: Final = 384  # too short for 257 levels or for a number with 309 digits
 
-# int alone would also accept 1.0 as 1, even in a repeated member that does not count.
+# With int alone, msgspec would also accept 1.0 as 1, even in a repeated member that is ignored.
 _NoFloat = Annotated[float, msgspec.Meta(gt=1.0, lt=1.0)]
 _Integer = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)] | _NoFloat
 
@@ -417,7 +416,7 @@ _decode = msgspec.json.Decoder(_Envelope).decode
 
 
 def fast_verdict(content: bytes) -> Indexed | None:
-    """Return the indexed fields of a valid, common envelope; None if ``validate`` must decide."""
+    """Return the indexed fields of a valid, ordinary envelope; None if ``validate`` must decide."""
     try:
         envelope = _decode(content)
     except (ValueError, RecursionError):
@@ -436,8 +435,8 @@ def fast_verdict(content: bytes) -> Indexed | None:
 
 
 def _is_plain(content: bytes) -> bool:
-    """Return whether the content is free of what msgspec accepts but ``strict_json`` rejects."""
-    if b"\\" in content and b"\\u" in content:  # the first test is ten times as fast
+    """Return whether the content has nothing that msgspec accepts and ``strict_json`` rejects."""
+    if b"\\" in content and b"\\u" in content:  # the first test is ten times faster
         return False
     return len(content) <= _SHORT_BYTES or not (
         strict_json.is_too_deep(content) or strict_json.has_long_numbers(content)

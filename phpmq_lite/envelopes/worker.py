@@ -24,9 +24,9 @@ class WorkerLimits:
 
     max_jobs: int = 0
     max_runtime_s: float = 0.0
-    memory_bytes: int = 0  # resident size
+    memory_bytes: int = 0  # maximum resident size
     stop_when_empty: bool = False
-    parent: int = 0  # process id; the worker stops when that process has exited
+    parent: int = 0  # id of a process; the worker stops once that process has exited
 
     def reached(self, jobs: int, runtime_s: float) -> str | None:
         """Return the limit that was reached (jobs, runtime, memory or orphaned), or None."""
@@ -43,15 +43,15 @@ class WorkerLimits:
         return None
 
 
-RESERVE_S = 1.0  # wait for a message; limits and signals are checked after each wait
-_ENCODER: Final = ClientSession(1).side  # only encodes, to validate names
+RESERVE_S = 1.0  # how long to wait for a message before checking limits and signals
+_ENCODER: Final = ClientSession(1).side  # used only to validate queue names
 
 
 @dataclass(slots=True, frozen=True)
 class WorkerOutcome:
-    """The result of a run."""
+    """The result of a worker run."""
 
-    jobs: int  # received, including malformed ones
+    jobs: int  # number of messages received, including malformed ones
     reason: str  # stopped, exit, jobs, runtime, memory, orphaned or empty
 
 
@@ -73,7 +73,7 @@ def run_worker(
         app: created by ``connect``, or any SDK app together with a ``transport``.
         queue: replaces the app's queue.
         transport: replaces the app's transport.
-        limits: checked between two jobs.
+        limits: limits that are checked between jobs.
         reserve_timeout_s: how long to wait for a message; ``stop_when_empty`` stops after one
             wait without a message.
         drop_exhausted: run even if dead letters are disabled in the app, and drop failed messages.
@@ -129,7 +129,7 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
     except LocalProtocolError as error:
         raise SettingsError(f"the app cannot consume {queue!r}: {error}") from None
     if app.unknown_urn_release_delay <= 0:
-        app.unknown_urn_release_delay = RELEASE_S  # without a delay, `release` would loop
+        app.unknown_urn_release_delay = RELEASE_S  # with no delay, `release` would loop
     if transport.dead_letter_queue is None:
         suffix = app.dead_letter_suffix
         transport.dead_letter_queue = app.dead_letter_queue or (queue + suffix if suffix else None)
@@ -137,7 +137,7 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
 
 
 class _RunLimits:
-    """Checker of one run's limits, which stops the SDK's loop at the first one reached."""
+    """Checks the limits of one run and stops the SDK's loop once a limit is reached."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _RunLimits:
         limits: WorkerLimits,
         monotonic: Callable[[], float],
     ) -> None:
-        self.reason = "stopped"  # by a signal or app.stop(), which the SDK does not report
+        self.reason = "stopped"  # the SDK does not report a signal or app.stop()
         self._app = app
         self._transport = transport
         self._jobs_before = transport.jobs
@@ -160,7 +160,7 @@ class _RunLimits:
         return self._transport.jobs - self._jobs_before
 
     def must_stop(self, is_empty: bool) -> bool:
-        """Stop the loop if a limit is reached, including an empty queue if that is a limit."""
+        """Stop the loop and return True if a limit is reached; an empty queue may count as one."""
         if is_empty:
             reason = "empty" if self._limits.stop_when_empty else None
         else:
@@ -185,7 +185,7 @@ def _limited_by(transport: PhpmqTransport, run_limits: _RunLimits) -> Iterator[N
 
 @contextmanager
 def _muted_codec() -> Iterator[None]:
-    """Suppress the SDK codec's warning for each decode; the transport warns once."""
+    """Suppress the SDK codec's warning on every decode, because the transport warns only once."""
     codec = logging.getLogger("babelqueue.codec")
     before = codec.level
     codec.setLevel(logging.ERROR)

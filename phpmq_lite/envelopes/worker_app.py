@@ -27,15 +27,15 @@ Unknown = Literal[
     "fail",  # retried like a failing job, then dead-lettered
     "delete",  # dropped
     "release",  # requeued unchanged after a delay
-    "dead_letter",  # dead-lettered at once
+    "dead_letter",  # dead-lettered immediately
 ]
 STRATEGIES: Final[tuple[Unknown, ...]] = get_args(Unknown)
 
 
 class App(BabelQueue):
-    """The SDK's app: ``handler``, ``register``, ``publish``, ``consume``, ``stop``; adds ``use``.
+    """The SDK's app over PHPMQ, with middleware: see :meth:`use`.
 
-    Envelopes are validated before they are published, and the broker confirms them. Use
+    Envelopes are validated before they are published, and the broker confirms each of them. Use
     :func:`connect` to create an app.
     """
 
@@ -52,12 +52,12 @@ class App(BabelQueue):
         self.middleware: list[Middleware] = []  # outermost first
 
     def use(self, middleware: Middleware) -> Middleware:
-        """Wrap all handlers in a middleware, inside the existing ones; also a decorator.
+        """Add a middleware inside the existing ones; may also be used as a decorator.
 
         Raises:
             TypeError: ``middleware`` is ``async def``.
         """
-        if inspect.iscoroutinefunction(middleware):  # would block the handlers' loop
+        if inspect.iscoroutinefunction(middleware):  # it would block the handlers' loop
             raise TypeError(f"middleware {middleware!r} is async; use a plain function")
         self.middleware.append(middleware)
         return middleware
@@ -72,8 +72,8 @@ class App(BabelQueue):
         if known is not None:
             name = getattr(known, "__qualname__", repr(known))
             raise ValueError(
-                f"{urn!r} already has the handler {name}; a URN has one handler: "
-                "call both functions from one handler, or remove one"
+                f"{urn!r} already has the handler {name}; a URN can have only one. "
+                "Call both functions from one handler, or remove one of them."
             )
         super().register(urn, fn)
 
@@ -96,8 +96,8 @@ class App(BabelQueue):
     ) -> str:
         """Publish an envelope; return its ``meta.id`` once the broker has stored it.
 
-        ``job`` is a URN with its ``data``, or an object with ``get_babel_urn`` and ``to_payload``;
-        in which case the second argument may be the queue::
+        ``job`` is a URN with its ``data``, or an object with ``get_babel_urn`` and ``to_payload``.
+        With an object, the second argument may be the queue::
 
             app.publish("urn:babel:users:registered", {"user_id": 42}, "emails")
             app.publish(UserRegistered(42), "emails")
@@ -123,7 +123,7 @@ class App(BabelQueue):
         timeout: float = 1.0,
         handle_signals: bool = True,
     ) -> int:
-        """Handle messages until stopped, like the SDK; ``run_worker`` supports more limits."""
+        """Handle messages until stopped, as the SDK does; ``run_worker`` supports more limits."""
         with wrap_handlers(self, self.transport, self.middleware):
             return super().consume(
                 queue, max_messages=max_messages, timeout=timeout, handle_signals=handle_signals
@@ -155,24 +155,24 @@ def connect(
     ssl: tls.SSLContext | None = None,
     max_content: int = 8 << 20,
 ) -> App:
-    """Create an app. It connects on the first publish or consume.
+    """Create an app, which connects on its first publish or consume.
 
     Args:
         url: ``phpmq://HOST:PORT``, ``phpmqs://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
         queue: default for publishing and consuming.
         max_attempts: runs per message, including the first, before it is dead-lettered.
-        backoff: seconds before each retry, of which the last repeats; or :class:`RetryDelays`.
+        backoff: seconds before each retry (the last value repeats), or :class:`RetryDelays`.
         on_unknown_urn: what to do with a URN without a handler, one of ``STRATEGIES``.
         release_delay_s: delay for ``release`` and for messages that another worker is handling.
         dead_letter: False drops failed messages, except malformed ones.
         dead_letter_queue: replaces ``<queue>.dlq``; configure the same name in the broker.
         shutdown_timeout_s: time a handler has after SIGTERM before its message is requeued.
-        idempotency_store: handles each envelope once, for as long as the store remembers it.
+        idempotency_store: prevents an envelope from being handled again while the store has it.
         idempotency_by: the member that identifies an envelope.
         empty_list_data: when ``data: []`` is accepted as ``{}``.
         credit: messages held at a time, including the current one.
         hook: receives worker events; see :data:`EventHook`.
-        ssl: for TLS with a private certificate authority.
+        ssl: TLS context, for a private certificate authority.
         max_content: maximum body size in bytes; must match the broker's ``limits.max_content``.
 
     Raises:

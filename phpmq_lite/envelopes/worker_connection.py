@@ -1,4 +1,4 @@
-"""A worker's connection, which reconnects with increasing delays and loses no settlement."""
+"""A worker's connection: reconnects with increasing delays and never loses a settlement."""
 
 import secrets
 import threading
@@ -12,24 +12,24 @@ from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 
-PUBLISH_TIMEOUT_S: Final = 30.0  # how long a publish is retried over lost connections
-_CLOSE_TIMEOUT_S: Final = 1.0  # time on close to send outstanding settlements
+PUBLISH_TIMEOUT_S: Final = 30.0  # how long a publish is retried after lost connections
+_CLOSE_TIMEOUT_S: Final = 1.0  # how long close may take to send outstanding settlements
 
 
 class Settlement(Enum):
     """How a held message is settled."""
 
-    ACK = "ack"  # 004
-    REQUEUE = "requeue"  # 005
-    DEAD_LETTER = "dead_letter"  # 006
+    ACK = "ack"  # message type 004
+    REQUEUE = "requeue"  # message type 005
+    DEAD_LETTER = "dead_letter"  # message type 006
 
 
 class WorkerConnection:
-    """Connection to receive, publish and settle messages, for one call at a time.
+    """Connection that receives, publishes and settles messages, one call at a time.
 
     ``client`` must not reconnect automatically. After a loss, the next call reconnects 0.1 to
-    10 s after the last attempt. Acknowledgements and dead letters that could not be sent go first
-    on the next connection. At most ``credit`` messages are held per queue.
+    10 s after the last attempt. Acknowledgements and dead letters that could not be sent are sent
+    first on the next connection. At most ``credit`` messages are held per queue.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class WorkerConnection:
         self._monotonic = monotonic
         self._sleep = sleep
         self._windows: dict[str, ConsumedQueue] = {}
-        self._next_connect_at = 0.0  # earliest monotonic time to connect
+        self._next_connect_at = 0.0  # earliest time to reconnect, on the monotonic clock
         self._lock = threading.RLock()  # a handler may publish from the handlers' event loop
 
     # -- connecting
 
     def _ensure_connected(self, timeout_s: float) -> None:
-        """Connect if necessary; raise ConnectionLostError if that fails or is not due in time."""
+        """Connect if needed; raise ConnectionLostError if that fails or must wait too long."""
         if self.client.is_connected:
             return
         self._forget_windows()
@@ -91,24 +91,24 @@ class WorkerConnection:
             dispatches = window.dispatches
             left_s = max(0.0, until - self._monotonic())
             if not dispatches and not self.client.pump(lambda: bool(dispatches), left_s):
-                self._backoff.reset()  # the connection is healthy
+                self._backoff.reset()  # the connection works
                 return None
             self._backoff.reset()
             return Delivery(self.client, dispatches.popleft(), self.client.session.generation)
 
     def _open_window(self, queue: str) -> ConsumedQueue:
         session = self.client.session
-        # No wake-up is needed: the waiting call runs the pump itself.
+        # No wake-up is needed, because the waiting call runs the pump itself.
         window = session.start_consuming(queue, self.credit, lambda: None)
         self._windows[queue] = window
         self.client.send_now(session.side.consume(queue, self.credit))
         return window
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
-        """Publish a message and wait for its receipt; it is stored once despite lost connections.
+        """Publish a message and wait for its receipt; lost connections do not store it twice.
 
         Raises:
-            PublishRefusedError: the broker refused it.
+            PublishRefusedError: the broker refused the message.
             LocalProtocolError: the queue name, the body or the TTL is invalid.
             ConnectionLostError, TimeoutError: no receipt within 30 s; the message may be stored.
         """
@@ -127,7 +127,7 @@ class WorkerConnection:
                     return
 
     def settle(self, delivery: Delivery, how: Settlement, ttl_s: int = 0) -> None:
-        """Settle a message at once, or on the next connection if there is none.
+        """Settle a message immediately, or on the next connection if not connected.
 
         A requeue without a connection is not sent, because the broker has already requeued the
         message.
@@ -144,28 +144,28 @@ class WorkerConnection:
                 try:
                     self.client.send_now(frame)
                 except ConnectionLostError:
-                    pass  # same as if the connection had been lost earlier
+                    pass  # handled as if the connection had been lost earlier
                 else:
                     return
             if how is not Settlement.REQUEUE:
                 session.late_settlements.append(frame)
 
     def return_messages(self, queue: str) -> None:
-        """Return all held messages of a queue to their positions, without charging a delivery."""
+        """Return a queue's held messages to their positions without charging a delivery."""
         with self._lock:
             window = self._windows.pop(queue, None)
             if window is not None:
                 frame = self.client.session.stop_consuming(window)
                 if self.client.is_connected:
-                    with suppress(ConnectionLostError):  # then the broker has requeued them
+                    with suppress(ConnectionLostError):  # if lost, the broker has requeued them
                         self.client.send_now(frame)
 
     def close(self, *, is_tidy: bool = True) -> None:
         """Send outstanding settlements and close. Safe to call twice.
 
         With ``is_tidy``, held messages are returned first, which charges no delivery. Otherwise,
-        the broker charges one delivery to the oldest held message, as it should if that message
-        crashed the worker. Outstanding settlements get one more attempt to connect.
+        the broker charges one delivery to the oldest held message, because that message may have
+        crashed the worker. If settlements are outstanding, one more connection attempt is made.
         """
         if is_tidy:
             for queue in list(self._windows):

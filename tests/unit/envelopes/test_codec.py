@@ -248,5 +248,5 @@ def test_urn_of_what_was_decoded() -> None:
     assert urn(decode(body(job=None, urn='"urn:babel:users:registered"'))) == (
         "urn:babel:users:registered"
     )
-    with pytest.raises(EnvelopeError, match="the envelope is a bytes, not an object"):
+    with pytest.raises(EnvelopeError, match="the envelope must be a mapping, not bytes"):
         urn(body())  # type: ignore[arg-type]

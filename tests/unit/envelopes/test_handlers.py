@@ -315,7 +315,7 @@ def test_hook_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
         raise ValueError
 
     transport_on(FakeLink(), hook).emit("info", "job.ack", "orders")
-    assert "the event hook failed at job.ack" in caplog.text
+    assert "the event hook failed for job.ack" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_trace_that_is_given_comes_before_that_of_the_job(orders: Producer, sent
     ("arguments", "text"),
     [
         ((URN,), "/data is missing"),
-        ((URN, "emails"), "/data is a str, not an object"),
+        ((URN, "emails"), "/data must be a mapping, not str"),
         ((OrderCreated(), {"n": 1}), "/data comes from the OrderCreated"),
         ((OrderCreated(), "emails", "orders"), "/data comes from the OrderCreated"),
         ((object(), "emails"), "object has no method get_babel_urn"),

@@ -41,7 +41,11 @@ def without_property(name: str) -> dict[str, Any]:
     ("new", "pointer", "words"),
     [
         (OLD | {"required": ["id", "note"]}, "/data/note", "was optional and is now required"),
-        (OLD | {"required": ["id", "new"]}, "/data/new", "was unknown and is now required"),
+        (
+            OLD | {"required": ["id", "new"]},
+            "/data/new",
+            "was not in the schema and is now required",
+        ),
         (without_property("note"), "/data/note", "removed"),
         (with_property("id", {"type": "string"}), "/data/id", "was an integer and is now a string"),
         (with_property("id", {"minimum": 1}), "/data/id", "is now anything"),
@@ -76,9 +80,9 @@ def without_property(name: str) -> dict[str, Any]:
             "/data/lines/*",
             "is now a string",
         ),
-        (with_property("note", False), "/data/note", "no value is allowed"),
+        (with_property("note", False), "/data/note", "every value is now rejected"),
         (with_property("new", False), "/data/new", "no longer allowed"),
-        (False, "/data", "no value is allowed"),
+        (False, "/data", "every value is now rejected"),
     ],
 )
 def test_what_breaks_is_named(new: Any, pointer: str, words: str) -> None:
@@ -95,7 +99,7 @@ def test_what_breaks_is_named(new: Any, pointer: str, words: str) -> None:
         (with_property("new", {"type": "string"}), "/data/new", "new and optional"),
         (OLD | {"required": []}, "/data/id", "now optional"),
         (with_property("kind", {"enum": ["a", "b", "c"]}), "/data/kind", '"c"'),
-        (with_property("kind", {"type": "string"}), "/data/kind", "may now have other values"),
+        (with_property("kind", {"type": "string"}), "/data/kind", "other values are now allowed"),
         (with_property("id", {"type": "integer"}), "/data/id", "minimum was 1 and is now none"),
         (with_property("note", {"type": "string"}), "/data/note", "minLength was 2 and is now 0"),
         (
@@ -130,7 +134,7 @@ def test_closed_schema_may_describe_more() -> None:
     opened = with_property("new", {"type": "string"}) | {"additionalProperties": False}
     breaking, notes = changed(closed, opened)
     assert breaking == []
-    assert notes == [("/data/new", "it is new and optional")]
+    assert notes == [("/data/new", "new and optional")]
     assert changed(closed, OLD)[0] == []
 
 

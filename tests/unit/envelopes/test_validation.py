@@ -247,9 +247,9 @@ def test_lint_finds_what_a_producer_owes(content: bytes, expected: list[str]) ->
         ("UserRegistered", "looks like a class name"),
         ("Users::Registered", "looks like a class name"),
         ("users.registered", "does not begin with urn:babel:"),
-        ("urn:babel:Orders:Created", "has capital letters"),
-        ("urn:babel:orders", "has a different form"),
-        ("urn:babel:orders:created:twice", "has a different form"),
+        ("urn:babel:Orders:Created", "contains capital letters"),
+        ("urn:babel:orders", "does not follow the convention"),
+        ("urn:babel:orders:created:twice", "does not follow the convention"),
         ("x" * 1_000, "x" * 80 + "… does not begin"),
     ],
 )
